@@ -1,0 +1,83 @@
+# Every target builds .venv when it has to: the first time, and when pyproject.toml or constraints.txt changed.
+
+PYTHON ?= python3
+WORKERS ?= auto
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+CHECKS := lint types imports status test slow examples
+
+# One thread per worker, and threads that sleep while they wait: workers do not compete for cores.
+TESTENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo check bench faults table clean $(CHECKS)
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+demo: $(STAMP) ## train a small Bayesian network and show what it does not know
+	$(BIN)/python examples/first_posterior.py
+
+test: $(STAMP) ## run the fast tests (ARGS="-k elbo" passes options on)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+slow: $(STAMP) ## run the slow tests
+	$(PYTEST) -m slow $(ARGS) || { code=$$?; [ $$code -eq 5 ] && echo "no slow tests selected"; }
+
+check: $(STAMP) ## run all that CI runs after set-up: style, types, imports, status table, tests, examples
+	@for stage in $(CHECKS); do \
+		echo "== $$stage"; start=$$(date +%s); \
+		$(MAKE) --no-print-directory $$stage || exit 1; \
+		echo "== $$stage passed in $$(( $$(date +%s) - start )) s"; \
+	done
+
+bench: $(STAMP) ## measure speed
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test catches it
+	$(BIN)/python scripts/faults.py $(ARGS)
+
+table: $(STAMP) ## write the status table of README.md anew
+	$(BIN)/python scripts/status.py
+
+clean: ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stages of `check`; each can be run by its name.
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+status: $(STAMP)
+	$(BIN)/python scripts/status.py --check
+
+examples: $(STAMP)
+	@for example in $(wildcard examples/*.py); do \
+		echo "$$example"; DUBIO_TINY=1 $(BIN)/python $$example || exit 1; \
+	done
+
+# The stamp is written last, so an installation that fails leaves none. Where Python comes without ensurepip, the
+# pip that is there installs another one into the environment.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
+	@echo "Installing the environment in $(VENV); the first time this downloads torch and takes some minutes."
+	@rm -f $@
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install pip; }
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	@touch $@

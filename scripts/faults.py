@@ -1,0 +1,250 @@
+"""Plant one fault at a time in a copy of the tree and see that the named tests notice it.
+
+The faults stand in ``tests/faults.toml``; its header describes the format. A fault is *caught* when one of
+its tests fails, and has *survived* when all of them pass. Anything else is an error of the entry, not a
+result: text that does not occur exactly once, tests that cannot be collected, a replacement that does not
+even compile or import.
+
+Exit status: 0 all caught, 1 some survived, 2 the faults or their tests are not in order.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path("src", "dubio")
+LIST = Path("tests", "faults.toml")
+LEFT_BEHIND = (".git", ".venv", "__pycache__", "*_cache", ".hypothesis", "*.egg-info", "build", "dist")
+KEYS = {"file": str, "find": str, "replace": str, "claim": str, "tests": list}
+SECONDS_PER_FAULT = 900
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One entry of the list."""
+
+    number: int
+    file: str
+    find: str
+    replace: str
+    claim: str
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a fault: ``verdict`` is caught, SURVIVED or error; ``detail`` says by what, or why."""
+
+    fault: Fault
+    verdict: str
+    detail: str
+    seconds: float
+
+
+def main() -> int:
+    """Run the faults asked for and return the exit status."""
+    options = _parse()
+    faults = _read(ROOT / LIST)
+    if options.only:
+        _check_numbers(options.only, len(faults))
+        faults = [fault for fault in faults if fault.number in options.only]
+    if options.list:
+        for fault in faults:
+            print(f"{fault.number:3d}  {fault.file}: {fault.claim}")
+        return 0
+    for fault in faults:
+        _planted(fault, ROOT)
+
+    with tempfile.TemporaryDirectory(prefix="dubio-faults-") as folder:
+        num_workers = min(options.workers, len(faults))
+        trees = [_copy(Path(folder, f"tree{index}")) for index in range(num_workers)]
+        print(f"dubio is imported from {_origin(trees[0])}", flush=True)
+        _check_sound(faults, trees[0], num_workers)
+        outcomes = _try_all(faults, trees)
+
+    counts = {v: sum(o.verdict == v for o in outcomes) for v in ("caught", "SURVIVED", "error")}
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()), f"of {len(faults)} faults")
+    return 2 if counts["error"] else 1 if counts["SURVIVED"] else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Plant faults in a copy of dubio; a test must notice each.")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="try these faults only (see --list)")
+    parser.add_argument("--list", action="store_true", help="print the faults and stop")
+    parser.add_argument("--workers", type=int, default=2, help="faults tried at a time (default 2)")
+    options = parser.parse_args()
+    if options.workers < 1:
+        parser.error(f"--workers must be at least 1, got {options.workers}")
+    return options
+
+
+def _read(path: Path) -> list[Fault]:
+    """Read the list; every entry has exactly the known keys, of the right types."""
+    with path.open("rb") as file:
+        entries = tomllib.load(file).get("fault", [])
+    if not entries:
+        _refuse(f"{LIST} lists no fault")
+    return [_fault(number, entry) for number, entry in enumerate(entries, start=1)]
+
+
+def _fault(number: int, entry: dict[str, Any]) -> Fault:
+    if entry.keys() != KEYS.keys():
+        _refuse(f"fault {number} must have the keys {sorted(KEYS)}, got {sorted(entry)}")
+    for key, kind in KEYS.items():
+        if not isinstance(entry[key], kind) or (key != "replace" and not entry[key]):
+            _refuse(f"fault {number}: {key} must be a {kind.__name__} that is not empty, got {entry[key]!r}")
+    if entry["find"] == entry["replace"]:
+        _refuse(f"fault {number}: find and replace are the same")
+    return Fault(**{**entry, "number": number, "tests": tuple(entry["tests"])})
+
+
+def _check_numbers(numbers: Iterable[int], count: int) -> None:
+    for number in numbers:
+        if not 1 <= number <= count:
+            _refuse(f"--only must name faults from 1 to {count}, got {number}")
+
+
+def _planted(fault: Fault, root: Path) -> str:
+    """Return the text of the file with the fault in it; refuse what does not apply or does not compile."""
+    path = root / PACKAGE / fault.file
+    if not path.is_file():
+        _refuse(f"fault {fault.number}: there is no {PACKAGE / fault.file}")
+    text = path.read_text(encoding="utf-8")
+    if (count := text.count(fault.find)) != 1:
+        _refuse(f"fault {fault.number}: {fault.find!r} must occur once in {fault.file}, occurs {count} times")
+    planted = text.replace(fault.find, fault.replace)
+    try:
+        compile(planted, fault.file, "exec")
+    except SyntaxError as error:
+        _refuse(f"fault {fault.number}: {fault.file} does not compile with the fault in it: {error}")
+    return planted
+
+
+def _copy(tree: Path) -> Path:
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
+    return tree
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    """Return the environment in which the copy wins over an installed dubio.
+
+    No bytecode is written: Python matches it to its source by size and whole seconds, too coarse for files
+    that change this fast.
+    """
+    return os.environ | {
+        "PYTHONPATH": str(tree / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def _origin(tree: Path) -> Path:
+    """Return where the tests in this tree get dubio from; refuse anything but the tree itself."""
+    command = [sys.executable, "-c", "import dubio; print(dubio.__file__)"]
+    answer = subprocess.run(
+        command, cwd=tree, env=_environment(tree), stdout=subprocess.PIPE, text=True, check=True
+    )
+    origin = Path(answer.stdout.strip())
+    if not origin.is_relative_to(tree):
+        _refuse(f"the tests would import dubio from {origin}, not from the copy in {tree}")
+    return origin
+
+
+def _pytest(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(
+        command,
+        cwd=tree,
+        env=_environment(tree),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS_PER_FAULT,
+    )
+
+
+def _check_sound(faults: Sequence[Fault], tree: Path, num_workers: int) -> None:
+    """Run all named tests without a fault: a test that fails anyway catches nothing."""
+    tests = sorted({test for fault in faults for test in fault.tests})
+    print(f"running the named tests ({len(tests)}) without a fault ...", flush=True)
+    result = _pytest(tree, "-n", str(num_workers), *tests)
+    if result.returncode != 0:
+        print(result.stdout)
+        _refuse(f"the named tests must pass without a fault; pytest ended with {result.returncode}")
+
+
+def _try_all(faults: Sequence[Fault], trees: Sequence[Path]) -> list[Outcome]:
+    """Try each fault in a tree that is free, reporting as results come in."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+
+    def attempt(fault: Fault) -> Outcome:
+        tree = free.get()
+        try:
+            return _try(fault, tree)
+        finally:
+            free.put(tree)
+
+    outcomes = []
+    with ThreadPoolExecutor(len(trees)) as pool:
+        for done in as_completed([pool.submit(attempt, fault) for fault in faults]):
+            outcome = done.result()
+            outcomes.append(outcome)
+            _report(outcome, len(outcomes), len(faults))
+    return outcomes
+
+
+def _try(fault: Fault, tree: Path) -> Outcome:
+    path = tree / PACKAGE / fault.file
+    whole = path.read_text(encoding="utf-8")
+    start = time.monotonic()
+    try:
+        path.write_text(_planted(fault, tree), encoding="utf-8")
+        result = _pytest(tree, "-x", "-n", "0", *fault.tests)
+        verdict, detail = _judge(result.returncode, result.stdout)
+    except subprocess.TimeoutExpired:
+        verdict, detail = "error", f"its tests took longer than {SECONDS_PER_FAULT} s"
+    finally:
+        path.write_text(whole, encoding="utf-8")
+    return Outcome(fault, verdict, detail, time.monotonic() - start)
+
+
+def _judge(status: int, output: str) -> tuple[str, str]:
+    """Return the verdict and its detail for pytest's exit status and output."""
+    if status == 0:
+        return "SURVIVED", "all its tests passed"
+    failed = re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", output, flags=re.MULTILINE)
+    if status == 1 and failed:
+        return "caught", f"by {failed[0]}"
+    last = "\n".join(output.strip().splitlines()[-15:])
+    return "error", f"pytest ended with {status} and no test failed:\n{last}"
+
+
+def _report(outcome: Outcome, done: int, total: int) -> None:
+    fault = outcome.fault
+    print(f"[{done}/{total}] {outcome.verdict} #{fault.number} {fault.file}: {fault.claim}")
+    print(f"      {outcome.detail} ({outcome.seconds:.1f} s)", flush=True)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"faults: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

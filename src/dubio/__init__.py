@@ -1,0 +1,45 @@
+"""dubio: stochastic neural networks, which know when they are in doubt.
+
+>>> model = dubio.Bayes(prior=dubio.Normal(0.0, 1.0)).convert(net)
+>>> pred = dubio.predict(model, inputs, num_samples=100)
+>>> pred.probs, pred.mutual_information
+"""
+
+from dubio import sampling
+from dubio.conversion import Description, Spec, Where, describe, spec
+from dubio.layers import divergence
+from dubio.likelihoods import Categorical, Gaussian
+from dubio.methods import Bayes
+from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
+from dubio.priors import CentredNormal, Normal, ScaleMixture
+from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bayes",
+    "Categorical",
+    "CentredNormal",
+    "ClassPredictive",
+    "Description",
+    "ExecutorWarning",
+    "Gaussian",
+    "Normal",
+    "Predictive",
+    "RealPredictive",
+    "ScaleMixture",
+    "Spec",
+    "Where",
+    "__version__",
+    "antithetic",
+    "checkpoint",
+    "describe",
+    "divergence",
+    "fresh",
+    "frozen",
+    "noise_off",
+    "predict",
+    "sample",
+    "sampling",
+    "spec",
+]

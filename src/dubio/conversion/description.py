@@ -1,0 +1,129 @@
+"""``describe``: what is random in a network, what is not and why, and how its draws run."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from dubio.conversion.choice import chooses
+from dubio.conversion.replacement import is_norm, own_parameters
+from dubio.conversion.spec import Spec
+from dubio.layers import BayesianLayer, GaussianPosterior, posteriors
+from dubio.sampling import plans
+
+__all__ = ["Description", "LayerDescription", "describe"]
+
+
+@dataclass(frozen=True)
+class LayerDescription:
+    """One layer that holds parameters."""
+
+    name: str
+    kind: str
+    random: tuple[str, ...]
+    """Names of the parameters that are drawn."""
+    num_random: int
+    """Weights with a posterior, counted where they first appear."""
+    num_fixed: int
+    remark: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``describe`` found; prints as a table."""
+
+    method: str
+    likelihood: str
+    layers: tuple[LayerDescription, ...]
+    executors: tuple[str, ...]
+
+    @property
+    def num_random(self) -> int:
+        """How many weights are drawn."""
+        return sum(layer.num_random for layer in self.layers)
+
+    @property
+    def num_fixed(self) -> int:
+        """How many parameters are not."""
+        return sum(layer.num_fixed for layer in self.layers)
+
+    def __str__(self) -> str:
+        rows = [("layer", "type", "random", "weights", "remark")]
+        rows += [
+            (
+                layer.name or "(root)",
+                layer.kind,
+                ", ".join(layer.random) or "-",
+                f"{layer.num_random + layer.num_fixed:,}",
+                layer.remark,
+            )
+            for layer in self.layers
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+        lines = [
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+        ]
+        return "\n".join(
+            [
+                f"method      {self.method}",
+                f"likelihood  {self.likelihood}",
+                "",
+                *(line.rstrip() for line in lines),
+                "",
+                f"{self.num_random:,} weights are random, {self.num_fixed:,} are not",
+                *self.executors,
+            ]
+        )
+
+
+def describe(model: nn.Module) -> Description:
+    """Say what is random in a network and what is not, layer by layer, and how its draws run.
+
+    >>> print(dubio.describe(model))
+    """
+    record = getattr(model, "dubio_spec", None)
+    record = record if isinstance(record, Spec) else None
+    seen: set[int] = set()
+    layers = [
+        _describe_layer(name, module, record, seen)
+        for name, module in model.named_modules()
+        if not isinstance(module, GaussianPosterior) and (own_parameters(module) or isinstance(module, BayesianLayer))
+    ]
+    return Description(
+        "none: not converted" if record is None else repr(record.method),
+        "none" if record is None else repr(record.likelihood),
+        tuple(layers),
+        _describe_executors(model),
+    )
+
+
+def _describe_layer(name: str, module: nn.Module, record: Spec | None, seen: set[int]) -> LayerDescription:
+    own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in seen]
+    seen.update(id(parameter) for parameter in own)
+    num_fixed = sum(parameter.numel() for parameter in own)
+    if not isinstance(module, BayesianLayer):
+        return LayerDescription(name, type(module).__name__, (), 0, num_fixed, _why_fixed(name, module, record))
+    names = tuple(child.removesuffix("_posterior") for child, _ in module.named_children())
+    inside = posteriors(module)
+    num_random = sum(posterior.mean.numel() for posterior in inside if id(posterior) not in seen)
+    tie = "; weights tied to a layer above" if any(id(posterior) in seen for posterior in inside) else ""
+    seen.update(id(posterior) for posterior in inside)
+    remark = f"prior {inside[0].prior}, estimator {module.estimator}{tie}"
+    return LayerDescription(name, type(module).__name__, names, num_random, num_fixed, remark)
+
+
+def _why_fixed(name: str, module: nn.Module, record: Spec | None) -> str:
+    if record is None:
+        return "not converted"
+    if is_norm(module):
+        return "fixed: normalisation layers stay deterministic"
+    where = getattr(record.method, "where", None)
+    if not chooses(where, name, module):
+        return "fixed: not chosen by where"
+    return f"fixed: there is no Bayesian form of {type(module).__name__}"
+
+
+def _describe_executors(model: nn.Module) -> tuple[str, ...]:
+    found = plans(model)
+    if not found:
+        return ("executor: chosen when several draws are first asked for",)
+    return tuple(f"executor in {situation}: {plan.executor}; {plan.reason}" for situation, plan in found.items())

@@ -1,0 +1,45 @@
+"""The variational objective on minibatches: how much of the divergence each batch carries.
+
+The optimised scalar is the free energy of the batch divided by its number of examples (E-5), so that the sum over an
+epoch, each batch weighted by its size, is the free energy of the whole data (E-1). Held by T-8 and T-20.
+
+Reference: Blundell et al. 2015, section 3.4.
+"""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["KlWeighting", "kl_share", "minibatch_cost"]
+
+KlWeighting = Literal["uniform", "geometric", "none"]
+
+
+def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_share: float | None = None) -> float:
+    """The part ``pi_i`` of the divergence that batch ``batch_index`` (from 0) of an epoch carries; the parts sum to 1.
+
+    ``uniform`` gives each batch its share of the data, ``batch_share`` (default ``1 / num_batches``, E-3);
+    ``geometric`` halves from batch to batch (E-4); ``none`` leaves the divergence out.
+    """
+    if not 0 <= batch_index < num_batches:
+        raise ValueError(f"batch_index must be in [0, num_batches = {num_batches}), got {batch_index}")
+    if scheme == "uniform":
+        return 1.0 / num_batches if batch_share is None else batch_share
+    if scheme == "geometric":
+        # 2^(M-i) / (2^M - 1) with i from 1, divided by 2^M above and below: the plain form overflows past M = 1023.
+        return float(2.0 ** -(batch_index + 1) / (1.0 - 2.0**-num_batches))
+    if scheme == "none":
+        return 0.0
+    raise ValueError(f"kl weighting must be 'uniform', 'geometric' or 'none', got {scheme!r}")
+
+
+def minibatch_cost(
+    nll_per_example: Float[Tensor, "sample batch"],
+    divergence: Float[Tensor, ""],
+    share: float,
+    beta: float = 1.0,
+) -> Float[Tensor, ""]:
+    """The batch's cost per example: the mean over draws of each draw's own cost, plus the divergence's part (E-5)."""
+    batch_size = nll_per_example.shape[1]
+    return nll_per_example.mean() + beta * share / batch_size * divergence

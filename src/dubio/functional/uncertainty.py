@@ -1,0 +1,65 @@
+"""Summaries of doubt from the class probabilities of many draws, `(sample, batch, class)`.
+
+Predictive entropy splits into the expected entropy of single draws (noise in the data) and the mutual information
+between prediction and draw (the network's own doubt): E-9 to E-14. Entropies are in nats.
+
+Invariants: mutual information is never negative and is zero for equal draws (T-68); the log of averaged probabilities
+is at least the average of their logs (T-22).
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = [
+    "class_variance",
+    "entropy",
+    "expected_entropy",
+    "mutual_information",
+    "predictive_log_probs",
+    "variation_ratio",
+    "vote_shares",
+]
+
+SMALLEST_PROBABILITY = 1e-8
+
+
+def predictive_log_probs(log_probs: Float[Tensor, "sample *batch class"]) -> Float[Tensor, "*batch class"]:
+    """Log of the mean probability over draws: probabilities are averaged, never logits (E-9, E-14)."""
+    return torch.logsumexp(log_probs, dim=0) - math.log(log_probs.shape[0])
+
+
+def entropy(probs: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch"]:
+    """Entropy in nats, ``-sum p log p`` with p clamped to [1e-8, 1] inside the logarithm (E-10)."""
+    return -(probs * probs.clamp(SMALLEST_PROBABILITY, 1.0).log()).sum(dim=-1)
+
+
+def expected_entropy(log_probs: Float[Tensor, "sample *batch class"]) -> Float[Tensor, "*batch"]:
+    """Mean over draws of each draw's entropy: the doubt that the data itself carries (E-11)."""
+    return entropy(log_probs.exp()).mean(dim=0)
+
+
+def mutual_information(
+    predictive_entropy: Float[Tensor, "*batch"], mean_entropy: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch"]:
+    """What the draws disagree about: predictive minus expected entropy, at least zero (E-12)."""
+    return (predictive_entropy - mean_entropy).clamp_min(0.0)
+
+
+def class_variance(
+    mean_square: Float[Tensor, "*batch class"], mean: Float[Tensor, "*batch class"]
+) -> Float[Tensor, "*batch class"]:
+    """Variance over draws of each class's probability, divisor S (E-13)."""
+    return (mean_square - mean.square()).clamp_min(0.0)
+
+
+def vote_shares(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Float[Tensor, "*batch class"]:
+    """Share of draws whose most probable class is each class."""
+    return torch.nn.functional.one_hot(labels, num_classes).float().mean(dim=0)
+
+
+def variation_ratio(votes: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch"]:
+    """Share of draws that do not vote for the most frequent class."""
+    return 1.0 - votes.amax(dim=-1)

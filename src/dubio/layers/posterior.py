@@ -1,0 +1,113 @@
+"""A Gaussian posterior over one tensor of weights, and the divergence of a network from its priors.
+
+``weight = mean + softplus(rho) * noise`` (E-15, E-16). The noise is the engine's; a draw belongs to the posterior, so
+every layer that shares it sees the same weights in a pass.
+
+Invariants: the divergence is a sum over weights, never a mean, in float32 at least, and equals ``torch.distributions``
+(``test_divergence.py``); the Monte Carlo form uses the noise itself (T-7).
+"""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dubio import functional
+from dubio.priors import CentredNormal, Prior
+from dubio.sampling import Pass, current_pass, name_sources, seed_tensor
+from dubio.sampling.settings import STATE
+
+__all__ = ["GaussianPosterior", "divergence", "posteriors"]
+
+
+class GaussianPosterior(nn.Module):
+    """Mean and softplus argument of a factorised Gaussian over a tensor of weights, with its prior."""
+
+    noise_key: int | None = None
+
+    def __init__(self, weight: Float[Tensor, "*shape"], prior: Prior, init_std: float) -> None:
+        super().__init__()
+        self.mean = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+        rho = functional.inverse_softplus(torch.tensor(init_std, dtype=torch.float64)).item()
+        self.rho = nn.Parameter(torch.full_like(self.mean, rho), requires_grad=self.mean.requires_grad)
+        self.prior = prior
+        self.register_buffer("centre", weight.detach().clone() if isinstance(prior, CentredNormal) else None)
+        self.centre: Tensor | None
+
+    @property
+    def std(self) -> Float[Tensor, "*shape"]:
+        """Standard deviation of each weight."""
+        return functional.softplus(self.rho)
+
+    def draw(self) -> Float[Tensor, "*shape"]:
+        """The weights of the running pass (E-16); outside any pass, and with noise off, their means."""
+        run = current_pass()
+        return self.mean if run is None or run.off else self.mean + self.perturbation(run)
+
+    def perturbation(self, run: Pass) -> Float[Tensor, "*shape"]:
+        """How far the weights of this pass lie from their means, ``sigma * eps``: drawn once in a pass.
+
+        Kept in place of the weights, from which a small perturbation could not be recovered.
+        """
+        drawn = run.drawn.get(id(self))
+        if drawn is None:
+            noise = run.noise_for_weights(self, self.mean)
+            if run.collecting and self.closed_divergence() is None:
+                run.collect("divergence", self.estimated_divergence(noise))
+            drawn = self.std * noise
+            run.drawn[id(self)] = drawn
+        return drawn
+
+    def closed_divergence(self) -> Float[Tensor, ""] | None:
+        """Divergence from the prior where it has a closed form."""
+        mean, std, centre = self._in_full_precision()
+        return self.prior.divergence(mean, std, centre)
+
+    def estimated_divergence(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
+        """One draw's Monte Carlo estimate of the divergence, from the noise that was drawn."""
+        mean, std, centre = self._in_full_precision()
+        noise = noise.to(mean.dtype)
+        return functional.monte_carlo_kl(std, noise, self.prior.log_prob(mean + std * noise, centre))
+
+    def extra_repr(self) -> str:
+        """Shape and prior, for printing."""
+        return f"shape={tuple(self.mean.shape)}, prior={self.prior}"
+
+    def _in_full_precision(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        dtype = torch.promote_types(self.mean.dtype, torch.float32)
+        centre = None if self.centre is None else self.centre.to(dtype)
+        return self.mean.to(dtype), functional.softplus(self.rho.to(dtype)), centre
+
+
+def posteriors(model: nn.Module) -> list[GaussianPosterior]:
+    """The posteriors of a network, each once however many layers share it."""
+    return [module for module in model.modules() if isinstance(module, GaussianPosterior)]
+
+
+def divergence(model: nn.Module, num_samples: int = 1, *, seed: int | Tensor | None = None) -> Float[Tensor, ""]:
+    """Divergence of the posterior from the prior, summed over all weights of the network.
+
+    Exact where the prior has a closed form; else the mean of ``num_samples`` Monte Carlo draws, frozen by ``seed`` or
+    by ``with dubio.frozen(...)`` (the draws are then those that ``dubio.sample`` uses with that seed). To be divided
+    by the number of training examples beside a mean loss; never by the number of weights or of batches.
+    """
+    if isinstance(num_samples, bool) or num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    settings = STATE.settings
+    if seed is not None:
+        settings = replace(settings, mode="frozen", seed=seed_tensor(seed))
+    if settings.seed is not None and not torch.compiler.is_compiling():
+        name_sources(model)
+    if settings.mode == "off":  # a divergence is one of distributions: it does not vanish with the noise
+        settings = replace(settings, mode="fresh")
+
+    terms = []
+    for posterior in posteriors(model):
+        closed = posterior.closed_divergence()
+        if closed is None:
+            runs = [Pass(settings, torch.tensor(draw)) for draw in range(num_samples)]
+            draws = [posterior.estimated_divergence(run.noise_for_weights(posterior, posterior.mean)) for run in runs]
+            closed = torch.stack(draws).mean()
+        terms.append(closed)
+    return torch.stack(terms).sum() if terms else torch.zeros(())

@@ -1,0 +1,69 @@
+"""Bayes by Backprop: a factorised Gaussian posterior over every weight.
+
+Reference: Blundell et al. 2015, Weight Uncertainty in Neural Networks.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+from torch import nn
+
+from dubio.conversion import Spec, Where, replace_layers
+from dubio.conversion.choice import check_where
+from dubio.conversion.spec import attach_spec
+from dubio.likelihoods import Categorical, Likelihood
+from dubio.priors import Normal, Prior
+from dubio.sampling import Estimator
+
+__all__ = ["Bayes"]
+
+
+@dataclass(frozen=True)
+class Bayes:
+    """Gaussian posterior over weights.
+
+    Args:
+        prior: ``Normal``, ``ScaleMixture`` or ``CentredNormal``.
+        estimator: how outputs are drawn: ``"local"`` (least gradient noise, the default), ``"weight"`` (one function
+        per
+            draw) or ``"flipout"``. ``dubio.predict`` uses ``"weight"`` unless told otherwise.
+        init_std: standard deviation that every weight starts with; the means start at the network's own weights.
+        bayesian_bias: whether biases are random too.
+        where: which layers; see ``dubio.Where``. All by default.
+    """
+
+    prior: Prior = Normal(0.0, 1.0)
+    estimator: Estimator = "local"
+    init_std: float = 0.05
+    bayesian_bias: bool = True
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prior, Prior):
+            raise TypeError(f"prior must be a Normal, ScaleMixture or CentredNormal, got {self.prior!r}")
+        if self.estimator not in get_args(Estimator):
+            raise ValueError(f"estimator must be 'weight', 'local' or 'flipout', got {self.estimator!r}")
+        if not (math.isfinite(self.init_std) and self.init_std > 0.0):
+            raise ValueError(f"init_std must be positive and finite, got {self.init_std}")
+        check_where(self.where)
+
+    def convert(self, net: nn.Module, likelihood: Likelihood = Categorical(), *, strict: bool = True) -> nn.Module:
+        """A stochastic copy of ``net``: same signature, its weights as posterior means; ``net`` itself is untouched.
+
+        Linear and Conv1d-3d layers become random, normalisation layers stay as they are, and any other chosen layer
+        that holds parameters is an error, or with ``strict=False`` stays deterministic and is listed by ``describe``.
+        """
+        if not isinstance(likelihood, Likelihood):
+            raise TypeError(f"likelihood must be a Categorical or a Gaussian, got {likelihood!r}")
+        model = replace_layers(
+            net,
+            prior=self.prior,
+            estimator=self.estimator,
+            init_std=self.init_std,
+            bayesian_bias=self.bayesian_bias,
+            where=self.where,
+            strict=strict,
+        )
+        attach_spec(model, Spec(self, likelihood))
+        return model

@@ -1,0 +1,129 @@
+"""Statistics over draws, gathered a few draws at a time: memory does not grow with the number of draws.
+
+Sums run in float64, so that the result does not depend on how the draws were cut into chunks beyond the last digits
+(``test_streaming_equals_all_draws_at_once``).
+"""
+
+import math
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dubio import functional
+from dubio.likelihoods import Categorical, Gaussian, Likelihood
+from dubio.prediction.predictive import ClassPredictive, Predictive, RealPredictive
+
+__all__ = ["ClassStatistics", "RealStatistics", "Statistics", "statistics_for"]
+
+
+class Statistics(Protocol):
+    """Takes outputs of more and more draws of one batch, and gives that batch's prediction."""
+
+    def update(self, outputs: Float[Tensor, "sample batch *rest"]) -> None:
+        """Take some draws in."""
+
+    def finish(self, seed: int | None) -> Predictive:
+        """The prediction from all draws so far."""
+
+
+def statistics_for(likelihood: Likelihood, keep_samples: bool) -> Statistics:
+    """Empty statistics for outputs of this meaning."""
+    if isinstance(likelihood, Categorical):
+        return ClassStatistics(likelihood, keep_samples)
+    return RealStatistics(likelihood, keep_samples)
+
+
+class ClassStatistics:
+    """Sums over draws for a distribution over classes."""
+
+    def __init__(self, likelihood: Categorical, keep_samples: bool) -> None:
+        self._likelihood = likelihood
+        self._kept: list[Tensor] | None = [] if keep_samples else None
+        self._count = 0
+        self._log_sum: Tensor | None = None
+        self._entropies: Tensor
+        self._squares: Tensor
+        self._votes: Tensor
+
+    def update(self, outputs: Float[Tensor, "sample batch *rest"]) -> None:
+        """Take some draws in."""
+        log_probs = self._likelihood.log_probs(outputs)
+        if self._kept is not None:
+            self._kept.append(log_probs)
+        exact = log_probs.double()
+        count = len(exact)
+        log_sum = functional.predictive_log_probs(exact) + math.log(count)
+        entropies = functional.expected_entropy(exact) * count
+        squares = exact.exp().square().sum(dim=0)
+        votes = functional.vote_shares(exact.argmax(dim=-1), exact.shape[-1]).double() * count
+        if self._log_sum is None:
+            self._log_sum, self._entropies, self._squares, self._votes = log_sum, entropies, squares, votes
+        else:
+            self._log_sum = torch.logaddexp(self._log_sum, log_sum)
+            self._entropies += entropies
+            self._squares += squares
+            self._votes += votes
+        self._count += count
+        self._dtype = log_probs.dtype
+
+    def finish(self, seed: int | None) -> ClassPredictive:
+        """The prediction from all draws so far."""
+        assert self._log_sum is not None
+        log_probs = self._log_sum - math.log(self._count)
+        variance = functional.class_variance(self._squares / self._count, log_probs.exp())
+        return ClassPredictive(
+            num_samples=self._count,
+            seed=seed,
+            samples=None if self._kept is None else torch.cat(self._kept),
+            log_probs=log_probs.to(self._dtype),
+            expected_entropy=(self._entropies / self._count).to(self._dtype),
+            votes=(self._votes / self._count).to(self._dtype),
+            class_variance=variance.to(self._dtype),
+        )
+
+
+class RealStatistics:
+    """Sums over draws for a distribution over real targets; means and variances are merged after Chan et al. 1983."""
+
+    def __init__(self, likelihood: Gaussian, keep_samples: bool) -> None:
+        self._likelihood = likelihood
+        self._kept: list[tuple[Tensor, Tensor]] | None = [] if keep_samples else None
+        self._count = 0
+        self._mean: Tensor | None = None
+        self._deviations: Tensor
+        self._noise: Tensor
+
+    def update(self, outputs: Float[Tensor, "sample batch *rest"]) -> None:
+        """Take some draws in."""
+        means, stds = self._likelihood.moments(outputs)
+        if self._kept is not None:
+            self._kept.append((means, stds))
+        count, exact = len(means), means.double()
+        mean = exact.mean(dim=0)
+        deviations = (exact - mean).square().sum(dim=0)
+        noise = stds.double().square().sum(dim=0)
+        if self._mean is None:
+            self._mean, self._deviations, self._noise = mean, deviations, noise
+        else:
+            total = self._count + count
+            shift = mean - self._mean
+            self._mean = self._mean + shift * (count / total)
+            self._deviations = self._deviations + deviations + shift.square() * (self._count * count / total)
+            self._noise = self._noise + noise
+        self._count += count
+        self._dtype = means.dtype
+
+    def finish(self, seed: int | None) -> RealPredictive:
+        """The prediction from all draws so far."""
+        assert self._mean is not None
+        return RealPredictive(
+            num_samples=self._count,
+            seed=seed,
+            samples=None if self._kept is None else torch.cat([means for means, _ in self._kept]),
+            mean=self._mean.to(self._dtype),
+            aleatoric_std=(self._noise / self._count).sqrt().to(self._dtype),
+            epistemic_std=(self._deviations / self._count).sqrt().to(self._dtype),
+            sample_stds=None if self._kept is None else torch.cat([stds for _, stds in self._kept]),
+        )

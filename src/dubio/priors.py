@@ -1,0 +1,126 @@
+"""Priors over weights: frozen values with a density and, where there is one, a closed form of the divergence.
+
+``CentredNormal`` is centred on the weights the network had when it was converted; the posterior keeps those weights.
+Prior widths are not trained.
+"""
+
+import math
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from dubio import functional
+
+__all__ = ["CentredNormal", "Normal", "Prior", "ScaleMixture"]
+
+
+@dataclass(frozen=True)
+class Normal:
+    """``N(mean, std^2)`` for every weight (E-17)."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_finite("mean", self.mean)
+        _check_scale("std", self.std)
+
+    def log_prob(
+        self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
+    ) -> Float[Tensor, "*shape"]:
+        """Log density, element by element."""
+        return functional.normal_log_prob(weight, self.mean, self.std)
+
+    def divergence(
+        self,
+        mean: Float[Tensor, "*shape"],
+        std: Float[Tensor, "*shape"],
+        centre: Float[Tensor, "*shape"] | None,
+    ) -> Float[Tensor, ""] | None:
+        """Divergence of ``N(mean, std^2)`` from this prior, summed over weights."""
+        return functional.gaussian_kl(mean, std, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class CentredNormal:
+    """``N(w0, std^2)``, with ``w0`` the weight the network was converted with: stay near what was learned."""
+
+    std: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_scale("std", self.std)
+
+    def log_prob(
+        self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
+    ) -> Float[Tensor, "*shape"]:
+        """Log density, element by element."""
+        assert centre is not None
+        return functional.normal_log_prob(weight, centre, self.std)
+
+    def divergence(
+        self,
+        mean: Float[Tensor, "*shape"],
+        std: Float[Tensor, "*shape"],
+        centre: Float[Tensor, "*shape"] | None,
+    ) -> Float[Tensor, ""] | None:
+        """Divergence of ``N(mean, std^2)`` from this prior, summed over weights."""
+        assert centre is not None
+        return functional.gaussian_kl(mean, std, centre, self.std)
+
+
+@dataclass(frozen=True)
+class ScaleMixture:
+    """``weight * N(0, wide_std^2) + (1 - weight) * N(0, narrow_std^2)`` for every weight (E-18).
+
+    The defaults are those of Blundell et al. 2015 as most of their experiments use them: 1/2, exp(-1), exp(-7). The
+    divergence has no closed form (but for the two cases in which the mixture is a Gaussian) and is estimated by Monte
+    Carlo.
+    """
+
+    weight: float = 0.5
+    wide_std: float = math.exp(-1)
+    narrow_std: float = math.exp(-7)
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.weight <= 1.0:
+            raise ValueError(f"weight of the wide component must be in (0, 1], got {self.weight}")
+        _check_scale("wide_std", self.wide_std)
+        _check_scale("narrow_std", self.narrow_std)
+        if self.narrow_std > self.wide_std:
+            raise ValueError(f"narrow_std must be at most wide_std = {self.wide_std}, got {self.narrow_std}")
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the mixture."""
+        return math.sqrt(self.weight * self.wide_std**2 + (1.0 - self.weight) * self.narrow_std**2)
+
+    def log_prob(
+        self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
+    ) -> Float[Tensor, "*shape"]:
+        """Log density, element by element."""
+        return functional.scale_mixture_log_prob(weight, self.weight, self.wide_std, self.narrow_std)
+
+    def divergence(
+        self,
+        mean: Float[Tensor, "*shape"],
+        std: Float[Tensor, "*shape"],
+        centre: Float[Tensor, "*shape"] | None,
+    ) -> Float[Tensor, ""] | None:
+        """The closed form where the mixture is a Gaussian, else None."""
+        if self.weight == 1.0 or self.narrow_std == self.wide_std:
+            return functional.gaussian_kl(mean, std, 0.0, self.wide_std)
+        return None
+
+
+Prior = Normal | CentredNormal | ScaleMixture
+
+
+def _check_scale(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"{name} of a prior must be positive and finite, got {value}")
+
+
+def _check_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} of a prior must be finite, got {value}")

@@ -1,0 +1,48 @@
+"""The sample axis and the noise: settings, passes, executors.
+
+A network is written for one draw. The engine draws the noise, a layer is a pure function of its input and its noise,
+and an executor gives many draws as one leading axis, ``sample``.
+"""
+
+from dubio.sampling.drawing import Drawn, Draws, Inputs, arguments
+from dubio.sampling.executors import run, sample, stream
+from dubio.sampling.passes import Pass, attach, checkpoint, current_pass, detach, joined_pass, name_sources
+from dubio.sampling.planning import ExecutorWarning, Plan, plans
+from dubio.sampling.settings import (
+    Estimator,
+    Settings,
+    Using,
+    antithetic,
+    fresh,
+    frozen,
+    noise_off,
+    seed_tensor,
+)
+
+__all__ = [
+    "Drawn",
+    "Draws",
+    "Estimator",
+    "ExecutorWarning",
+    "Inputs",
+    "Pass",
+    "Plan",
+    "Settings",
+    "Using",
+    "antithetic",
+    "arguments",
+    "attach",
+    "checkpoint",
+    "current_pass",
+    "detach",
+    "fresh",
+    "frozen",
+    "joined_pass",
+    "name_sources",
+    "noise_off",
+    "plans",
+    "run",
+    "sample",
+    "seed_tensor",
+    "stream",
+]

@@ -1,0 +1,143 @@
+"""One draw of a network, and the two ways to make many: mapped at once, or looped.
+
+These are the bare mechanisms; which one runs, and over how many draws at a time, is decided in ``planning``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dubio.sampling.passes import Pass
+from dubio.sampling.settings import STATE, Settings
+
+__all__ = [
+    "Call",
+    "Draws",
+    "Drawn",
+    "Inputs",
+    "arguments",
+    "join",
+    "loop_draws",
+    "map_draws",
+    "one_draw",
+    "repeat",
+]
+
+Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
+Drawn = dict[int, Tensor]
+"""What posteriors drew in a pass, by identity."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A network, its arguments, and how noise is drawn for it."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    settings: Settings
+    collecting: bool = False
+
+    def rows_and_device(self) -> tuple[int, torch.device]:
+        """Number of rows and device of the first tensor among the arguments."""
+        for leaf in pytree.tree_leaves((self.args, self.kwargs)):
+            if isinstance(leaf, Tensor):
+                return (leaf.shape[0] if leaf.dim() else 1), leaf.device
+        return 1, torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What a network gave for several draws."""
+
+    outputs: Any
+    """The network's outputs, with a leading sample axis."""
+    terms: dict[str, Tensor]
+    """What stochastic layers handed to the pass, `(sample, ...)` each."""
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments that ``inputs`` stands for."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    raise TypeError(
+        "inputs must be a tensor, a tuple of positional arguments or a dict of keyword arguments, "
+        f"got {type(inputs).__name__}"
+    )
+
+
+def one_draw(
+    call: Call, draw: Tensor | None = None, drawn: Drawn | None = None, mapped: bool = False
+) -> tuple[Any, dict[str, Tensor]]:
+    """Run the network once, in a pass of its own: its output, and the terms that its layers handed over."""
+    former = STATE.current
+    running = Pass(call.settings, draw, drawn, call.collecting, mapped=mapped)
+    STATE.current = running
+    try:
+        outputs = call.model(*call.args, **call.kwargs)
+    finally:
+        STATE.current = former  # also because a mapped tensor left in a global breaks the compiler
+    terms = (
+        {} if running.terms is None else {name: sum(values[1:], values[0]) for name, values in running.terms.items()}
+    )
+    return getattr(outputs, "logits", outputs), terms
+
+
+def map_draws(call: Call, draws: Tensor, map_inputs: bool = False, drawn: Drawn | None = None) -> Draws:
+    """Run the network for all ``draws`` at once.
+
+    The inputs are not mapped, so the sample axis appears where noise enters. ``map_inputs`` maps copies of them from
+    the start: needed by networks that add noise in place to what has none (``x += noisy``).
+    """
+    if not map_inputs:
+        mapped = torch.func.vmap(lambda draw: one_draw(call, draw, drawn, mapped=True), randomness="different")
+        return Draws(*mapped(draws))
+    leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+    copies = {
+        i: leaf.expand(len(draws), *leaf.shape).clone() for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)
+    }
+
+    def with_inputs(draw: Tensor, own: dict[int, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        args, kwargs = pytree.tree_unflatten([own.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
+        return one_draw(replace(call, args=args, kwargs=kwargs), draw, drawn, mapped=True)
+
+    return Draws(*torch.func.vmap(with_inputs, randomness="different")(draws, copies))
+
+
+def loop_draws(call: Call, draws: Tensor, drawn: Sequence[Drawn] | None = None) -> Draws:
+    """Run the network for one draw after another."""
+    outcomes = [one_draw(call, draw, None if drawn is None else drawn[i]) for i, draw in enumerate(draws.unbind())]
+    return Draws(*pytree.tree_map(_stack, *outcomes))
+
+
+def join(chunks: Sequence[Draws]) -> Draws:
+    """Put consecutive draws together."""
+    if len(chunks) == 1:
+        return chunks[0]
+    return Draws(*pytree.tree_map(_concatenate, *((chunk.outputs, chunk.terms) for chunk in chunks)))
+
+
+def repeat(call: Call, num_samples: int) -> Draws:
+    """Equal draws of a network without noise, computed once and not copied."""
+    return Draws(
+        *pytree.tree_map(
+            lambda leaf: leaf.expand(num_samples, *leaf.shape) if isinstance(leaf, Tensor) else leaf,
+            one_draw(call),
+        )
+    )
+
+
+def _stack(*leaves: Any) -> Any:
+    return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+
+def _concatenate(*leaves: Any) -> Any:
+    return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]

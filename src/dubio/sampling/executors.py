@@ -1,0 +1,169 @@
+"""Many draws at once: `(sample, batch, ...)` from a network written for one draw.
+
+Two executors give the same draws. ``vmap`` maps the whole network over the draw index and carries the sample axis only
+where noise has entered: what comes before the first stochastic layer runs once. ``loop`` runs one draw after another;
+it is the reference, what export uses, and the fallback for networks that cannot be mapped.
+
+Invariants: under frozen noise both agree, for any chunk size (``tests/sampling/test_agreement.py``); in training mode,
+batch statistics are pooled over draws by ``vmap`` and taken per draw by ``loop``, the one documented exception.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubio.sampling.drawing import Call, Drawn, Draws, Inputs, arguments, join, loop_draws, map_draws, repeat
+from dubio.sampling.passes import name_sources
+from dubio.sampling.planning import plan_for, remember_failure
+from dubio.sampling.settings import STATE, Settings, Using, seed_tensor
+
+__all__ = ["Executor", "run", "sample", "stream"]
+
+Executor = Literal["auto", "vmap", "loop"]
+
+
+def sample(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 1,
+    *,
+    seed: int | Tensor | None = None,
+    executor: Executor = "auto",
+    chunk: int | None = None,
+) -> Any:
+    """Draw ``num_samples`` outputs of a stochastic network: raw outputs `(sample, batch, ...)`, differentiable.
+
+    Args:
+        model: any ``nn.Module``; one without stochastic layers gives equal draws.
+        inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        num_samples: how many draws.
+        seed: freezes the noise, as ``with dubio.frozen(seed)`` does.
+        executor: ``"vmap"``, ``"loop"``, or ``"auto"`` for what suits network, estimator and device.
+        chunk: how many draws are mapped at a time; by default as many as memory allows.
+
+    Returns:
+        The network's output with a leading sample axis; of an output object with ``.logits``, the logits.
+    """
+    return run(model, inputs, num_samples, seed=seed, executor=executor, chunk=chunk).outputs
+
+
+def run(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 1,
+    *,
+    seed: int | Tensor | None = None,
+    executor: Executor = "auto",
+    chunk: int | None = None,
+    first_draw: int = 0,
+    collecting: bool = False,
+    drawn: Sequence[Drawn] | None = None,
+) -> Draws:
+    """What ``sample`` does, with the terms that the layers collected.
+
+    ``first_draw`` continues an earlier run of the same seed. ``drawn``, one dict per draw, keeps drawn weights from
+    call to call while the same frozen draws meet several batches; only the loop can use it.
+    """
+    _check(num_samples, chunk, executor)
+    call = Call(model, *arguments(inputs), _settings_for_run(seed), collecting)
+    if call.settings.mode == "off":
+        return repeat(call, num_samples)
+    if call.settings.seed is not None and not torch.compiler.is_compiling():
+        name_sources(model)
+    draws = torch.arange(first_draw, first_draw + num_samples)
+
+    mechanism, size = _choose(call, num_samples, executor, chunk)
+    failure = None
+    if mechanism != "loop":
+        try:
+            return join([map_draws(call, part, mechanism == "vmap inputs") for part in draws.split(size)])
+        except RuntimeError as error:
+            if executor == "vmap" or torch.compiler.is_compiling() or isinstance(error, torch.OutOfMemoryError):
+                raise
+            failure = error
+    looped = loop_draws(call, draws, drawn)
+    if failure is not None:  # only now: had the loop failed too, the inputs and not the map would be at fault
+        remember_failure(call, failure)
+    return looped
+
+
+def stream(
+    model: nn.Module,
+    batches: Sequence[Inputs],
+    num_samples: int,
+    *,
+    seed: int | Tensor | None = None,
+    executor: Executor = "auto",
+    chunk: int | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """The same draws on several batches of rows, a few draws at a time: batch number and `(sample, batch, ...)`.
+
+    Every batch meets every draw once. Draws come outermost, so that weights are drawn once however many batches there
+    are, and no more than a chunk of draws of one batch is in memory.
+    """
+    first_rows = [0]
+    for batch in batches:
+        first_rows.append(first_rows[-1] + Call(model, *arguments(batch), STATE.settings).rows_and_device()[0])
+    size = num_samples if STATE.settings.mode == "off" else None
+    first_draw = 0
+    while first_draw < num_samples:
+        drawn: list[Drawn] = []
+        for number, batch in enumerate(batches):
+            with Using(first_row=first_rows[number]):
+                if size is None:  # the first batch decides
+                    call = Call(model, *arguments(batch), _settings_for_run(seed))
+                    mechanism, size = _choose(call, num_samples, executor, chunk)
+                    size = 1 if mechanism == "loop" else size
+                count = min(size, num_samples - first_draw)
+                drawn = drawn or [{} for _ in range(count)]
+                draws = run(
+                    model,
+                    batch,
+                    count,
+                    seed=seed,
+                    executor=executor,
+                    chunk=size,
+                    first_draw=first_draw,
+                    drawn=drawn,
+                )
+            yield number, draws.outputs
+        first_draw += count
+
+
+def _check(num_samples: int, chunk: int | None, executor: str) -> None:
+    if isinstance(num_samples, bool) or num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    if executor not in ("auto", "vmap", "loop"):
+        raise ValueError(f"executor must be 'auto', 'vmap' or 'loop', got {executor!r}")
+
+
+def _settings_for_run(seed: int | Tensor | None) -> Settings:
+    settings = STATE.settings
+    if seed is not None and settings.mode != "off":
+        settings = replace(settings, mode="frozen", seed=seed_tensor(seed))
+    if settings.mode == "fresh" and settings.antithetic:
+        # A mirrored pair needs the same noise twice; with a seed drawn here it is a function of the draw again.
+        settings = replace(settings, seed=torch.randint(2**62, ()))
+    return settings
+
+
+def _choose(call: Call, num_samples: int, executor: Executor, chunk: int | None) -> tuple[str, int]:
+    """Mechanism and chunk size."""
+    if torch.compiler.is_exporting():  # vmap over drawn convolution weights would fix the batch size
+        return "loop", 1
+    if executor != "auto":
+        return executor, chunk or num_samples
+    if torch.compiler.is_compiling():
+        return "vmap", chunk or num_samples
+    if num_samples == 1:
+        return "loop", 1
+    plan = plan_for(call)
+    if chunk is None:
+        # With a graph to keep, chunks would save no memory.
+        chunk = num_samples if torch.is_grad_enabled() else plan.chunk(*call.rows_and_device())
+    return plan.executor, min(chunk, num_samples)

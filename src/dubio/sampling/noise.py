@@ -1,0 +1,129 @@
+"""Noise, drawn by the engine: shapes and kinds in, tensors out.
+
+Fresh noise comes from torch's global generator. Seeded noise is a pure function of (seed, key, call, draw): one
+generator per draw, so that cutting the draws into chunks, looping over them or mapping them changes nothing. Noise that
+belongs to rows (activations) is drawn in blocks of ``ROWS`` rows, each from a generator of its own, so that cutting the
+data into batches changes nothing either - ``torch.randn`` gives no such promise, since the first rows of a longer draw
+agree with a shorter one only where the number of elements is a multiple of 16.
+
+The seeded draw is a custom operator with a vmap rule: under ``vmap`` the rule receives all draw indices at once and
+draws outside the map; under ``torch.compile`` it stays one opaque call, generators included. The same seed gives other
+numbers on other devices.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["ROWS", "Kind", "fresh_noise", "noise_key", "seeded_noise"]
+
+Kind = Literal["normal", "uniform", "sign"]
+ROWS = 32
+
+
+def noise_key(name: str) -> int:
+    """A stable 63-bit number for a name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def fresh_noise(shape: Sequence[int], kind: Kind, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """New noise from torch's global generator."""
+    if kind == "normal":
+        return torch.randn(shape, dtype=dtype, device=device)
+    if kind == "uniform":
+        return torch.rand(shape, dtype=dtype, device=device)
+    return torch.randint(2, shape, device=device).to(dtype) * 2 - 1
+
+
+@torch.library.custom_op("dubio::seeded_noise", mutates_args=())
+def seeded_noise(
+    seed: Tensor,
+    draw: Tensor,
+    key: int,
+    call: int,
+    shape: Sequence[int],
+    kind: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    antithetic: bool,
+    by_row: bool,
+    first_row: int,
+) -> Tensor:
+    """Noise of ``shape`` for each draw index in ``draw``: `(*draw.shape, *shape)`, a function of the arguments alone.
+
+    ``antithetic`` gives draw 2i + 1 the mirrored noise of draw 2i (signs are shared by the pair). With ``by_row`` the
+    first axis of ``shape`` counts rows, of which the first is row ``first_row`` of the whole data.
+    """
+    out = torch.empty((draw.numel(), *shape), dtype=dtype, device=device)
+    base = f"{int(seed)}/{key}/{call}"
+    for target, index in zip(out, draw.reshape(-1).tolist(), strict=True):
+        source, mirrored = (index // 2, index % 2 == 1) if antithetic else (index, False)
+        if by_row and shape:
+            _fill_rows(target, base, source, kind, first_row)
+        else:
+            _fill(target, base, 0, source, kind)
+        if mirrored and kind == "normal":
+            target.neg_()
+        elif mirrored and kind == "uniform":
+            target.neg_().add_(1.0)
+    return out.reshape(*draw.shape, *shape)
+
+
+@seeded_noise.register_fake
+def _(
+    seed: Tensor,
+    draw: Tensor,
+    key: int,
+    call: int,
+    shape: Sequence[int],
+    kind: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    antithetic: bool,
+    by_row: bool,
+    first_row: int,
+) -> Tensor:
+    return torch.empty((*draw.shape, *shape), dtype=dtype, device=device)
+
+
+def _map_draws(
+    info: Any, in_dims: tuple[int | None, ...], seed: Tensor, draw: Tensor, *rest: Any
+) -> tuple[Tensor, int]:
+    if in_dims[0] is not None:
+        raise RuntimeError("frozen noise cannot be mapped over seeds; map over draws with dubio.sample instead")
+    assert in_dims[1] is not None
+    return seeded_noise(seed, draw.movedim(in_dims[1], 0), *rest), 0
+
+
+seeded_noise.register_vmap(_map_draws)
+
+
+def _fill_rows(target: Tensor, base: str, draw: int, kind: str, first_row: int) -> None:
+    rows, done = target.shape[0], 0
+    while done < rows:
+        block, skip = divmod(first_row + done, ROWS)
+        take = min(ROWS - skip, rows - done)
+        if take == ROWS:
+            _fill(target[done : done + take], base, block, draw, kind)
+        else:
+            whole = torch.empty((ROWS, *target.shape[1:]), dtype=target.dtype, device=target.device)
+            _fill(whole, base, block, draw, kind)
+            target[done : done + take] = whole[skip : skip + take]
+        done += take
+
+
+def _fill(target: Tensor, base: str, block: int, draw: int, kind: str) -> None:
+    digest = int.from_bytes(hashlib.blake2b(f"{base}/{block}".encode(), digest_size=8).digest(), "big")
+    # The CPU generator uses the lower 32 bits of a seed only: counting draws there keeps those of one posterior apart.
+    low = (digest + draw) & 0xFFFFFFFF
+    seed = ((digest >> 33) << 32) | low
+    generator = torch.Generator(device=target.device).manual_seed(seed)
+    if kind == "normal":
+        target.normal_(generator=generator)
+    elif kind == "uniform":
+        target.uniform_(generator=generator)
+    else:
+        target.random_(2, generator=generator).mul_(2).sub_(1)

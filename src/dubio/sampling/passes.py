@@ -1,0 +1,233 @@
+"""The pass: everything random about one forward of one draw.
+
+A stochastic layer asks the running pass for noise and computes; it calls no random function and keeps nothing. The pass
+is opened by whoever starts the forward - an executor for many draws, or the network's own hooks for a plain
+``model(inputs)`` - and is gone when the forward returns.
+
+Invariants: a draw belongs to a posterior, so tied weights and layers called twice see one draw in each pass
+(``test_tied_weights_share_their_draw``); two passes in one setting draw anew unless frozen; a pass never outlives its
+forward, also when that raises (``test_traps.py``).
+"""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
+from dubio.sampling.settings import STATE, Settings
+
+__all__ = ["Joined", "Pass", "attach", "checkpoint", "current_pass", "detach", "joined_pass", "name_sources"]
+
+
+class Pass:
+    """The noise of one draw, and what the forward hands over while it runs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        draw: Tensor | None = None,
+        drawn: dict[int, Tensor] | None = None,
+        collecting: bool = False,
+        owner: nn.Module | None = None,
+        mapped: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.draw = draw
+        self.mapped = mapped
+        """Whether the forward runs under the executor's ``vmap``, ``draw`` standing for many."""
+        self.drawn: dict[int, Tensor] = {} if drawn is None else drawn
+        """What posteriors drew in this pass, by identity."""
+        self.calls: dict[int, int] = {}
+        self.terms: dict[str, list[Tensor]] | None = {} if collecting else None
+        self.owner = owner
+
+    @property
+    def collecting(self) -> bool:
+        """Whether anyone asked for the terms that depend on the noise."""
+        return self.terms is not None
+
+    @property
+    def off(self) -> bool:
+        """Whether the mean network is asked for."""
+        return self.settings.mode == "off"
+
+    def noise_for_weights(self, source: nn.Module, like: Tensor, kind: Kind = "normal") -> Tensor:
+        """Noise that belongs to a posterior, which keeps what it makes of it in ``drawn``."""
+        return self._noise(source, 0, like.shape, kind, like.dtype, like.device, by_row=False)
+
+    def noise_for_activations(
+        self,
+        source: nn.Module,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        kind: Kind = "normal",
+    ) -> Tensor:
+        """Noise that belongs to this call of a layer; the first axis of ``shape`` counts rows."""
+        call = self.calls.get(id(source), 0) + 1
+        self.calls[id(source)] = call
+        return self._noise(source, call, shape, kind, dtype, device, by_row=True)
+
+    def collect(self, name: str, value: Tensor) -> None:
+        """Hand over a term that depends on the noise drawn; terms of one name are summed."""
+        if self.terms is not None:
+            self.terms.setdefault(name, []).append(value)
+
+    def _noise(
+        self,
+        source: nn.Module,
+        call: int,
+        shape: Sequence[int],
+        kind: Kind,
+        dtype: torch.dtype,
+        device: torch.device,
+        by_row: bool,
+    ) -> Tensor:
+        settings = self.settings
+        if settings.seed is None:
+            return fresh_noise(shape, kind, dtype, device)
+        key = getattr(source, "noise_key", None)
+        if key is None:
+            raise RuntimeError(
+                f"a {type(source).__name__} has no name to draw frozen noise for; convert the whole network, or call "
+                "dubio.sampling.attach(network) once it is complete"
+            )
+        draw = torch.zeros((), dtype=torch.int64) if self.draw is None else self.draw
+        noise: Tensor = seeded_noise(
+            settings.seed,
+            draw,
+            key,
+            call,
+            list(shape),
+            kind,
+            dtype,
+            device,
+            settings.antithetic,
+            by_row,
+            settings.first_row,
+        )
+        return noise
+
+
+def current_pass() -> Pass | None:
+    """The pass running in this thread, if any."""
+    return STATE.current
+
+
+class Joined:
+    """The running pass or, for a layer called by itself, a pass for this call alone."""
+
+    def __enter__(self) -> Pass:
+        running = STATE.current
+        self._opened = running is None
+        if running is None:
+            _refuse_recomputation()
+            running = STATE.current = Pass(STATE.settings)
+        return running
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # An interrupt (not an Exception) skips the hooks that would close the network's own pass.
+        if self._opened or (kind is not None and not issubclass(kind, Exception)):
+            STATE.current = None
+
+
+def joined_pass() -> Joined:
+    """``with joined_pass() as run:`` inside a layer's forward."""
+    return Joined()
+
+
+def attach(root: nn.Module) -> nn.Module:
+    """Make ``root`` open one pass for each of its forwards, and name its sources of noise; returns ``root``.
+
+    ``convert`` does this. Hooks keep the signature of ``forward``, compile, export, copy and pickle.
+    """
+    for module in root.modules():
+        detach(module)
+    name_sources(root)
+    root.register_forward_pre_hook(_open_pass)
+    root.register_forward_hook(_close_pass, always_call=True)
+    return root
+
+
+def detach(module: nn.Module) -> None:
+    """Take the hooks of ``attach`` off a module again."""
+    for hooks, ours in ((module._forward_pre_hooks, _open_pass), (module._forward_hooks, _close_pass)):
+        for handle in [handle for handle, hook in hooks.items() if hook is ours]:
+            del hooks[handle]
+            for flags in (module._forward_hooks_always_called, module._forward_hooks_with_kwargs):
+                flags.pop(handle, None)
+
+
+def name_sources(root: nn.Module) -> None:
+    """Give every source of noise under ``root`` the key of its qualified name, unless all keys are set and distinct."""
+    sources = [(name, module) for name, module in root.named_modules() if hasattr(module, "noise_key")]
+    keys = {module.noise_key for _, module in sources}
+    if None in keys or len(keys) < len(sources):
+        for name, module in sources:
+            module.noise_key = noise_key(name)
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Activation checkpointing that recomputes with the same draws; use it in place of torch's inside a network.
+
+    The recomputation in the backward pass happens after the forward's pass and settings are gone, on CUDA even in
+    another thread: so they are taken along here. Under ``vmap`` checkpointing is not possible; a network that uses this
+    runs looped.
+    """
+    if torch.compiler.is_compiling():  # the compiler recomputes by itself, from the same noise
+        return torch_checkpoint(function, *args, use_reentrant=False, **kwargs)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError("activation checkpointing cannot run under vmap")
+    settings, running = STATE.settings, STATE.current
+    drawn, calls = (dict(running.drawn), dict(running.calls)) if running else ({}, {})
+    first_time = [True]
+
+    def replay(*inner_args: Any, **inner_kwargs: Any) -> Any:
+        if first_time[0]:
+            first_time[0] = False
+            return function(*inner_args, **inner_kwargs)
+        former = STATE.settings, STATE.current
+        STATE.settings = settings
+        STATE.current = Pass(running.settings if running else settings, running.draw if running else None, dict(drawn))
+        STATE.current.calls = dict(calls)
+        try:
+            return function(*inner_args, **inner_kwargs)
+        finally:
+            STATE.settings, STATE.current = former
+
+    return torch_checkpoint(replay, *args, use_reentrant=False, **kwargs)
+
+
+def _open_pass(root: nn.Module, args: tuple[Any, ...]) -> None:
+    running = STATE.current
+    if running is None or _is_stale(running, root):
+        _refuse_recomputation()
+        STATE.current = Pass(STATE.settings, owner=root)
+
+
+def _close_pass(root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    running = STATE.current
+    if running is not None and running.owner is root:
+        STATE.current = None
+
+
+def _is_stale(running: Pass, root: nn.Module) -> bool:
+    """Whether a pass was left behind by an interrupted forward: a network never starts inside itself or a stranger."""
+    owner = running.owner
+    return owner is not None and (owner is root or all(module is not root for module in owner.modules()))
+
+
+def _refuse_recomputation() -> None:
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "a stochastic layer was called during the backward pass, where its draw is gone (torch.utils.checkpoint "
+            "inside a stochastic network?); use dubio.checkpoint in its place, it recomputes with the same draw"
+        )

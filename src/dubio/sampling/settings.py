@@ -1,0 +1,121 @@
+"""How noise is drawn: the settings a user opens with ``with``, one set per thread.
+
+Three modes: *fresh* (the default: new noise each time, from torch's global generator), *frozen* (noise is a function of
+seed, posterior and draw index, so the same draws come back again and again) and *off* (the mean network).
+``antithetic`` pairs each even draw with its mirror image.
+
+The settings live in a ``threading.local`` that sets its fields in ``__init__``. Neither is a matter of taste: a
+``ContextVar`` does not compile, and a class-attribute default makes a compiled network silently reuse the graph it was
+first traced with (``tests/sampling/test_traps.py``). The seed is a tensor for the same reason: a Python number would be
+a constant of the compiled graph, and each new seed a recompilation.
+"""
+
+import dataclasses
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from dubio.sampling.passes import Pass
+
+__all__ = [
+    "STATE",
+    "Estimator",
+    "Mode",
+    "Settings",
+    "Using",
+    "antithetic",
+    "fresh",
+    "frozen",
+    "noise_off",
+    "seed_tensor",
+]
+
+Mode = Literal["fresh", "frozen", "off"]
+Estimator = Literal["weight", "local", "flipout"]
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What every pass opened under it obeys."""
+
+    mode: Mode = "fresh"
+    seed: Tensor | None = None
+    """0-dimensional int64 on the CPU; None unless frozen."""
+    antithetic: bool = False
+    estimator: Estimator | None = None
+    """Overrides the estimator of every layer, where given."""
+    first_row: int = 0
+    """Where the rows at hand stand in the whole data: frozen noise of activations belongs to a row, not to a batch."""
+
+
+class _State(threading.local):
+    def __init__(self) -> None:
+        self.settings: Settings = Settings()
+        self.current: Pass | None = None
+
+
+STATE = _State()
+
+
+class Using:
+    """Context manager that puts changed settings in force in this thread and restores the former ones on leaving."""
+
+    def __init__(self, **changes: object) -> None:
+        self._changes = changes
+        self._former: list[Settings] = []
+
+    def __enter__(self) -> None:
+        self._former.append(STATE.settings)
+        STATE.settings = dataclasses.replace(STATE.settings, **self._changes)  # type: ignore[arg-type]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        STATE.settings = self._former.pop()
+
+
+def fresh() -> Using:
+    """New noise for every pass: the default, and the way back to it inside another setting."""
+    return Using(mode="fresh", seed=None)
+
+
+def frozen(seed: int | Tensor = 0) -> Using:
+    """The same draws, again and again: noise becomes a function of seed, posterior and draw index.
+
+    Chunk size and executor do not change a draw. A plain ``model(inputs)`` is draw 0.
+
+    >>> with dubio.frozen(seed=3):
+    ...     a, b = model(inputs), model(inputs)  # equal
+    """
+    return Using(mode="frozen", seed=seed_tensor(seed))
+
+
+def noise_off() -> Using:
+    """The mean network: every stochastic layer computes with its means."""
+    return Using(mode="off", seed=None)
+
+
+def antithetic() -> Using:
+    """Draws 2i and 2i + 1 mirror each other: their noise has opposite signs, so that odd errors cancel in the mean."""
+    return Using(antithetic=True)
+
+
+def seed_tensor(seed: int | Tensor) -> Tensor:
+    """The seed as the engine keeps it."""
+    if isinstance(seed, Tensor):
+        if seed.dim() != 0 or seed.dtype != torch.int64 or seed.device.type != "cpu":
+            raise ValueError(
+                f"seed must be an int or a 0-dimensional int64 tensor on the CPU, got shape {tuple(seed.shape)}, "
+                f"{seed.dtype} on {seed.device}"
+            )
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r}")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must fit into 64 bits, got {seed}")
+    return torch.tensor(seed, dtype=torch.int64)
