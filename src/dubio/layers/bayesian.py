@@ -48,7 +48,7 @@ class BayesianLayer(nn.Module, ABC):
         """The bias of the running pass; outside any pass, its mean."""
         return self._value("bias")
 
-    def forward(self, input: Float[Tensor, "*batch _"]) -> Float[Tensor, "*batch _"]:
+    def forward(self, input: Float[Tensor, "*shape"]) -> Float[Tensor, "*outputs"]:
         """The layer's output for the running pass, or for a fresh draw where there is none."""
         self._check_input(input)
         with joined_pass() as run:

@@ -66,7 +66,7 @@ def _backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor, None
 
 
 def _pool_draws(
-    info: Any, in_dims: tuple[int, None], input: Tensor, eps: float
+    info: Any, in_dims: tuple[Any, ...], input: Tensor, eps: float
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     input = input.movedim(in_dims[0], 0)
     output, *statistics = standardise(input.flatten(0, 1), eps)

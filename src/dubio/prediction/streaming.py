@@ -5,7 +5,6 @@ Sums run in float64, so that the result does not depend on how the draws were cu
 """
 
 import math
-from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -13,26 +12,9 @@ from torch import Tensor
 
 from dubio import functional
 from dubio.likelihoods import Categorical, Gaussian, Likelihood
-from dubio.prediction.predictive import ClassPredictive, Predictive, RealPredictive
+from dubio.prediction.predictive import ClassPredictive, RealPredictive
 
 __all__ = ["ClassStatistics", "RealStatistics", "Statistics", "statistics_for"]
-
-
-class Statistics(Protocol):
-    """Takes outputs of more and more draws of one batch, and gives that batch's prediction."""
-
-    def update(self, outputs: Float[Tensor, "sample batch *rest"]) -> None:
-        """Take some draws in."""
-
-    def finish(self, seed: int | None) -> Predictive:
-        """The prediction from all draws so far."""
-
-
-def statistics_for(likelihood: Likelihood, keep_samples: bool) -> Statistics:
-    """Empty statistics for outputs of this meaning."""
-    if isinstance(likelihood, Categorical):
-        return ClassStatistics(likelihood, keep_samples)
-    return RealStatistics(likelihood, keep_samples)
 
 
 class ClassStatistics:
@@ -127,3 +109,13 @@ class RealStatistics:
             epistemic_std=(self._deviations / self._count).sqrt().to(self._dtype),
             sample_stds=None if self._kept is None else torch.cat([stds for _, stds in self._kept]),
         )
+
+
+Statistics = ClassStatistics | RealStatistics
+
+
+def statistics_for(likelihood: Likelihood, keep_samples: bool) -> Statistics:
+    """Empty statistics for outputs of this meaning."""
+    if isinstance(likelihood, Categorical):
+        return ClassStatistics(likelihood, keep_samples)
+    return RealStatistics(likelihood, keep_samples)

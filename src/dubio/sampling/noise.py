@@ -69,7 +69,7 @@ def seeded_noise(
             target.neg_()
         elif mirrored and kind == "uniform":
             target.neg_().add_(1.0)
-    return out.reshape(*draw.shape, *shape)
+    return out.reshape((*draw.shape, *shape))
 
 
 @seeded_noise.register_fake
@@ -89,9 +89,7 @@ def _(
     return torch.empty((*draw.shape, *shape), dtype=dtype, device=device)
 
 
-def _map_draws(
-    info: Any, in_dims: tuple[int | None, ...], seed: Tensor, draw: Tensor, *rest: Any
-) -> tuple[Tensor, int]:
+def _map_draws(info: Any, in_dims: tuple[Any, ...], seed: Tensor, draw: Tensor, *rest: Any) -> tuple[Tensor, int]:
     if in_dims[0] is not None:
         raise RuntimeError("frozen noise cannot be mapped over seeds; map over draws with dubio.sample instead")
     assert in_dims[1] is not None
