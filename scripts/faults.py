@@ -155,9 +155,7 @@ def _environment(tree: Path) -> dict[str, str]:
 def _origin(tree: Path) -> Path:
     """Return where the tests in this tree get dubio from; refuse anything but the tree itself."""
     command = [sys.executable, "-c", "import dubio; print(dubio.__file__)"]
-    answer = subprocess.run(
-        command, cwd=tree, env=_environment(tree), stdout=subprocess.PIPE, text=True, check=True
-    )
+    answer = subprocess.run(command, cwd=tree, env=_environment(tree), stdout=subprocess.PIPE, text=True, check=True)
     origin = Path(answer.stdout.strip())
     if not origin.is_relative_to(tree):
         _refuse(f"the tests would import dubio from {origin}, not from the copy in {tree}")

@@ -1,11 +1,51 @@
-"""One thread and one seed for every test."""
+"""One thread and one seed for every test, and shape checks that step aside for the compiler."""
 
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
 import pytest
 import torch
 
 torch.set_num_threads(1)
 
+_checked = jaxtyping.jaxtyped
+
+
+def _checked_unless_compiling(target: Any = None, *, typechecker: Any) -> Any:
+    """Decorate as ``jaxtyping.jaxtyped`` does, but show the compiler the bare function: it cannot trace a check."""
+    if target is None:
+        return functools.partial(_checked_unless_compiling, typechecker=typechecker)
+    if inspect.isclass(target):
+        bare = target.__init__
+        if _checked(target, typechecker=typechecker).__init__ is not bare:  # a dataclass
+            target.__init__ = _either(bare, target.__init__)
+        return target
+    checked = _checked(target, typechecker=typechecker)
+    return _either(target, checked) if inspect.isfunction(target) else checked
+
+
+def _either(bare: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(bare)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return bare(*args, **kwargs)
+        return checked(*args, **kwargs)
+
+    return call
+
+
+jaxtyping.jaxtyped = _checked_unless_compiling
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def compiler() -> None:
+    """For tests that compile: forget what was compiled before."""
+    torch._dynamo.reset()

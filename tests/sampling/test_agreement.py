@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from networks import CASES, Case, Residual, mlp
 from torch import nn
 
 import dubio
+from networks import CASES, Case, Residual, mlp
 
 ESTIMATORS = ("weight", "local", "flipout")
 

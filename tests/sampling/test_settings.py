@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from networks import Tied, mlp
 
 import dubio
 from dubio.sampling.settings import STATE
+from networks import Tied, mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
 

@@ -17,7 +17,7 @@ class Predictive:
 
     num_samples: int
     seed: int | None
-    samples: Float[Tensor, "sample batch *rest"] | None
+    samples: Float[Tensor, "sample batch ..."] | None
     """Per draw, where samples were kept: log-probabilities for classes, means for real targets."""
 
 

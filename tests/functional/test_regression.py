@@ -1,0 +1,60 @@
+"""Quantiles of a mixture of Gaussians against SciPy."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+
+from dubio import functional
+
+
+@pytest.fixture
+def components() -> tuple[torch.Tensor, torch.Tensor]:
+    """Means and standard deviations of five draws for four inputs; the last input's draws lie far apart."""
+    means, stds = torch.randn(5, 4, dtype=torch.float64), torch.rand(5, 4, dtype=torch.float64) + 0.05
+    means[:, 3] *= 100.0
+    return means, stds
+
+
+def test_mixture_cdf_is_the_mean_of_its_components(components):
+    means, stds = components
+    value = torch.tensor([0.0, -1.0, 0.5, 20.0], dtype=torch.float64)
+
+    expected = stats.norm.cdf(value.numpy(), means.numpy(), stds.numpy()).mean(axis=0)
+
+    np.testing.assert_allclose(functional.mixture_cdf(value, means, stds).numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("level", [0.001, 0.05, 0.5, 0.9, 0.999])
+def test_mixture_quantile_equals_a_root_found_by_scipy(components, level):
+    means, stds = (part.numpy() for part in components)
+
+    def quantile(i: int) -> float:
+        return optimize.brentq(
+            lambda value: stats.norm.cdf(value, means[:, i], stds[:, i]).mean() - level,
+            means[:, i].min() - 20,
+            means[:, i].max() + 20,
+            xtol=1e-13,
+        )
+
+    found = functional.mixture_quantile(level, *components)
+
+    np.testing.assert_allclose(found.numpy(), [quantile(i) for i in range(4)], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("level", [1e-6, 0.1, 0.975])
+def test_mixture_of_one_component_has_the_quantiles_of_a_gaussian(level):
+    means, stds = torch.tensor([[1.5, -300.0]]), torch.tensor([[0.2, 40.0]])
+
+    found = functional.mixture_quantile(level, means, stds)
+
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(
+        found.numpy(), stats.norm.ppf(level, means[0].double(), stds[0].double()), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 95.0])
+def test_a_level_outside_its_range_is_refused(level):
+    with pytest.raises(ValueError, match=rf"quantile level must be in \(0, 1\), got {level}"):
+        functional.mixture_quantile(level, torch.zeros(2, 3), torch.ones(2, 3))
