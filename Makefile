@@ -21,7 +21,7 @@ help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
 demo: $(STAMP) ## train a small Bayesian network and show what it does not know
-	$(BIN)/python examples/first_posterior.py
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python examples/first_posterior.py
 
 test: $(STAMP) ## run the fast tests (ARGS="-k elbo" passes options on)
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -1,0 +1,116 @@
+"""The engine tries a network once, changes nothing by it, and remembers."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import dubio
+from dubio.sampling import planning
+from dubio.sampling.planning import Plan
+from networks import InPlace, Residual, mlp
+
+
+def test_trying_changes_neither_statistics_nor_generators() -> None:
+    model = dubio.Bayes(init_std=0.3).convert(Residual()).train()
+    inputs = torch.randn(6, 3, 8, 8)
+    state = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    generator = torch.get_rng_state()
+    call = dubio.sampling.drawing.Call(model, (inputs,), {}, dubio.sampling.Settings())
+    planning.plan_for(call)
+    assert torch.equal(generator, torch.get_rng_state())
+    torch.testing.assert_close(dict(model.named_buffers()), state, rtol=0, atol=0)
+
+
+def test_a_head_on_a_backbone_is_mapped_and_large_drawn_weights_are_looped_on_a_cpu() -> None:
+    net = nn.Sequential(nn.Linear(400, 1500), nn.ReLU(), nn.Linear(1500, 1500), nn.ReLU(), nn.Linear(1500, 10))
+    inputs = torch.randn(64, 400)
+    plans = {}
+    for where in ("4", None):
+        model = dubio.Bayes(estimator="weight", where=where).convert(net)
+        with torch.no_grad():
+            dubio.sample(model, inputs, 2)
+        (plans[where],) = dubio.sampling.plans(model).values()
+    assert plans["4"].executor == "vmap"
+    assert plans["4"].bytes_per_draw < 1e6
+    assert plans[None].executor == "loop"
+    weights = 4 * (400 * 1500 + 1500 * 1500 + 15000)
+    assert weights < plans[None].bytes_per_draw < 5 * weights
+
+
+def test_local_reparameterisation_is_mapped() -> None:
+    model = dubio.Bayes(estimator="local").convert(mlp(400, 1500, 1500, 10))
+    dubio.sample(model, torch.randn(64, 400), 2)
+    (plan,) = dubio.sampling.plans(model).values()
+    assert plan.executor == "vmap"
+
+
+def test_networks_that_add_noise_in_place_are_mapped_with_their_inputs() -> None:
+    model = dubio.Bayes().convert(InPlace())
+    inputs = torch.randn(6, 5)
+    before = inputs.clone()
+    dubio.sample(model, inputs, 3)
+    (plan,) = dubio.sampling.plans(model).values()
+    assert plan.executor == "vmap inputs"
+    assert torch.equal(inputs, before)
+
+
+def test_chunks_are_cut_by_memory() -> None:
+    """Peak of predicting grows with the chunk, not with the number of draws."""
+    model = dubio.Bayes(estimator="local").convert(mlp(50, 500, 500, 10))
+    inputs = torch.randn(200, 50)
+    seen = []
+    model[2].register_forward_hook(lambda module, args, output: seen.append(1))
+    with torch.no_grad():
+        dubio.sample(model, inputs, 4)
+        (plan,) = dubio.sampling.plans(model).values()
+        seen.clear()
+        dubio.sample(model, inputs, 1000)
+    assert len(seen) == -(-1000 // plan.chunk(200, torch.device("cpu"))) > 1
+    assert plan.chunk(200, torch.device("cpu")) * plan.bytes_per_draw <= planning.CPU_BUDGET
+
+
+def test_twice_the_rows_halve_the_chunk() -> None:
+    plan = Plan("vmap", bytes_per_draw=2**20, rows=100, reason="")
+    cpu = torch.device("cpu")
+    assert plan.chunk(100, cpu) == 256
+    assert plan.chunk(200, cpu) == 128
+    assert plan.chunk(10, cpu) == 256
+    assert plan.chunk(10**9, cpu) == 1
+
+
+def test_plans_go_with_their_network() -> None:
+    model = dubio.Bayes().convert(mlp(5, 7, 4))
+    dubio.sample(model, torch.randn(6, 5), 3)
+    before = len(planning._PLANS)
+    del model
+    gc.collect()
+    assert len(planning._PLANS) < before
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_map_that_fails_later_than_in_the_trial_falls_back_and_says_so(grad: bool) -> None:
+    class Moody(nn.Module):
+        """Refuses to be mapped over three draws, but not over one or two."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 4)
+            self.refuse = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.refuse and dubio.sampling.current_pass().mapped:
+                raise RuntimeError("not today")
+            return self.layer(x)
+
+    model = dubio.Bayes().convert(Moody())
+    inputs = torch.randn(6, 5)
+    with torch.set_grad_enabled(grad):
+        dubio.sample(model, inputs, 3)
+        model.refuse = True
+        with pytest.warns(dubio.ExecutorWarning, match="cannot be mapped: not today"):
+            draws = dubio.sample(model, inputs, 3, seed=1)
+        torch.testing.assert_close(draws, dubio.sample(model, inputs, 3, seed=1, executor="loop"))
+        with pytest.raises(RuntimeError, match="not today"):
+            dubio.sample(model, inputs, 3, executor="vmap")
