@@ -26,6 +26,11 @@ class Normal:
         _check_finite("mean", self.mean)
         _check_scale("std", self.std)
 
+    @property
+    def has_closed_divergence(self) -> bool:
+        """Yes: Gaussian against Gaussian."""
+        return True
+
     def log_prob(
         self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
     ) -> Float[Tensor, "*shape"]:
@@ -37,8 +42,8 @@ class Normal:
         mean: Float[Tensor, "*shape"],
         std: Float[Tensor, "*shape"],
         centre: Float[Tensor, "*shape"] | None,
-    ) -> Float[Tensor, ""] | None:
-        """Divergence of ``N(mean, std^2)`` from this prior, summed over weights."""
+    ) -> Float[Tensor, "*shape"]:
+        """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
         return functional.gaussian_kl(mean, std, self.mean, self.std)
 
 
@@ -50,6 +55,11 @@ class CentredNormal:
 
     def __post_init__(self) -> None:
         _check_scale("std", self.std)
+
+    @property
+    def has_closed_divergence(self) -> bool:
+        """Yes: Gaussian against Gaussian."""
+        return True
 
     def log_prob(
         self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
@@ -63,8 +73,8 @@ class CentredNormal:
         mean: Float[Tensor, "*shape"],
         std: Float[Tensor, "*shape"],
         centre: Float[Tensor, "*shape"] | None,
-    ) -> Float[Tensor, ""] | None:
-        """Divergence of ``N(mean, std^2)`` from this prior, summed over weights."""
+    ) -> Float[Tensor, "*shape"]:
+        """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
         assert centre is not None
         return functional.gaussian_kl(mean, std, centre, self.std)
 
@@ -95,6 +105,11 @@ class ScaleMixture:
         """Standard deviation of the mixture."""
         return math.sqrt(self.weight * self.wide_std**2 + (1.0 - self.weight) * self.narrow_std**2)
 
+    @property
+    def has_closed_divergence(self) -> bool:
+        """Only where the mixture is a Gaussian."""
+        return self.weight == 1.0 or self.narrow_std == self.wide_std
+
     def log_prob(
         self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
     ) -> Float[Tensor, "*shape"]:
@@ -106,11 +121,11 @@ class ScaleMixture:
         mean: Float[Tensor, "*shape"],
         std: Float[Tensor, "*shape"],
         centre: Float[Tensor, "*shape"] | None,
-    ) -> Float[Tensor, ""] | None:
-        """The closed form where the mixture is a Gaussian, else None."""
-        if self.weight == 1.0 or self.narrow_std == self.wide_std:
-            return functional.gaussian_kl(mean, std, 0.0, self.wide_std)
-        return None
+    ) -> Float[Tensor, "*shape"]:
+        """Divergence of ``N(mean, std^2)`` from this prior, weight by weight, where the mixture is a Gaussian."""
+        if not self.has_closed_divergence:
+            raise ValueError("the divergence from a scale mixture has no closed form; it is estimated from draws")
+        return functional.gaussian_kl(mean, std, 0.0, self.wide_std)
 
 
 Prior = Normal | CentredNormal | ScaleMixture

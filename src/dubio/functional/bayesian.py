@@ -69,11 +69,11 @@ def gaussian_kl(
     std: Float[Tensor, "*shape"],
     prior_mean: Float[Tensor, "*shape"] | float,
     prior_std: float,
-) -> Float[Tensor, ""]:
-    """Divergence of one factorised Gaussian from another, summed over all weights (E-7)."""
+) -> Float[Tensor, "*shape"]:
+    """Divergence of one Gaussian from another, weight by weight (E-7)."""
     ratio = std / prior_std
     distance = (mean - prior_mean) / prior_std
-    return (0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()).sum()
+    return 0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()
 
 
 def normal_log_prob(
@@ -104,6 +104,6 @@ def posterior_log_prob(std: Float[Tensor, "*shape"], noise: Float[Tensor, "*shap
 
 def monte_carlo_kl(
     std: Float[Tensor, "*shape"], noise: Float[Tensor, "*shape"], prior_log_prob: Float[Tensor, "*shape"]
-) -> Float[Tensor, ""]:
-    """One draw's estimate of the divergence, ``sum(log q - log p)`` (E-19)."""
-    return (posterior_log_prob(std, noise) - prior_log_prob).sum()
+) -> Float[Tensor, "*shape"]:
+    """One draw's estimate of the divergence, ``log q - log p``, weight by weight (E-19)."""
+    return posterior_log_prob(std, noise) - prior_log_prob

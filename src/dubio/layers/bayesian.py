@@ -13,7 +13,8 @@ With noise off, each runs its counterpart's own forward on the means.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,73 +22,71 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.layers.drawn import Drawn, drawn_property
 from dubio.layers.posterior import GaussianPosterior
-from dubio.sampling import Estimator, Pass, joined_pass
+from dubio.sampling import Pass, joined_pass
 
-__all__ = ["BAYESIAN", "BayesianLayer", "Conv1d", "Conv2d", "Conv3d", "Linear"]
+__all__ = [
+    "BAYESIAN",
+    "BayesianLayer",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "Linear",
+]
 
 
-class BayesianLayer(nn.Module, ABC):
-    """What the Bayesian layers share: posteriors in place of parameters, and the estimators."""
-
-    noise_key: int | None = None
-    estimator: Estimator
-    _plain: type[nn.Module]
+class BayesianLayer(Drawn, ABC):
+    """What the Bayesian layers share: the estimators."""
 
     def __init__(self) -> None:
-        name = self._plain.__name__
+        name = self.plain_class.__name__
         raise TypeError(f"a Bayesian {name} is made from a plain one: dubio.Bayes().convert(torch.nn.{name}(...))")
 
-    @property
-    def weight(self) -> Float[Tensor, "*shape"]:
-        """The weights of the running pass; outside any pass, their means."""
-        return self._value("weight")  # type: ignore[return-value]
-
-    @property
-    def bias(self) -> Float[Tensor, "*shape"] | None:
-        """The bias of the running pass; outside any pass, its mean."""
-        return self._value("bias")
+    weight = drawn_property("weight")
+    bias = drawn_property("bias")
 
     def forward(self, input: Float[Tensor, "*shape"]) -> Float[Tensor, "*outputs"]:
         """The layer's output for the running pass, or for a fresh draw where there is none."""
+        return self._forward(input)
+
+    def _forward(self, input: Tensor, *options: Any) -> Tensor:
         self._check_input(input)
         with joined_pass() as run:
             estimator = run.settings.estimator or self.estimator
-            if run.off or estimator == "weight":
-                return self._apply_to(input, self.weight, self.bias)
+            if run.off or self.shares_draw or estimator == "weight":
+                return self._apply_to(input, self.weight, self.bias, *options)
             if estimator == "local":
-                return self._local(input, run)
-            return self._flipout(input, run)
+                return self._local(input, run, *options)
+            return self._flipout(input, run, *options)
 
     def extra_repr(self) -> str:
         """What the plain layer prints, and the estimator."""
         return f"{super().extra_repr()}, estimator={self.estimator!r}"
 
-    def _local(self, input: Tensor, run: Pass) -> Tensor:
-        mean = self._apply_to(input, self._mean("weight"), self._mean("bias"))
+    def _local(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
+        mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
         dtype = torch.promote_types(input.dtype, torch.float32)
         # Squares under- and overflow in half precision: the variance is computed in float32 at least.
         with torch.autocast(input.device.type, enabled=False):
             square = input.to(dtype).square()
-            variance = self._apply_to(square, self._variance("weight", dtype), self._variance("bias", dtype))
+            variance = self._apply_to(
+                square, self._variance("weight", dtype), self._variance("bias", dtype), *options
+            )
             noise = run.noise_for_activations(self, mean.shape, dtype, mean.device)
             return functional.local_reparameterisation(mean, variance, noise)
 
-    def _flipout(self, input: Tensor, run: Pass) -> Tensor:
-        mean = self._apply_to(input, self._mean("weight"), self._mean("bias"))
+    def _flipout(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
+        mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
         in_shape, out_shape = self._sign_shapes(input, mean)
         in_signs = run.noise_for_activations(self, in_shape, input.dtype, input.device, kind="sign")
         out_signs = run.noise_for_activations(self, out_shape, mean.dtype, mean.device, kind="sign")
         weight, bias = self._perturbation("weight", run), self._perturbation("bias", run)
-        perturbation = self._apply_to(input * in_signs, weight, bias)
+        perturbation = self._apply_to(input * in_signs, weight, bias, *options)
         return functional.flip(mean, perturbation, out_signs)
-
-    def _posterior(self, name: str) -> GaussianPosterior | None:
-        return getattr(self, f"{name}_posterior", None)
-
-    def _value(self, name: str) -> Tensor | None:
-        posterior = self._posterior(name)
-        return self._parameters.get(name) if posterior is None else posterior.draw()
 
     def _mean(self, name: str) -> Tensor | None:
         posterior = self._posterior(name)
@@ -95,14 +94,14 @@ class BayesianLayer(nn.Module, ABC):
 
     def _variance(self, name: str, dtype: torch.dtype) -> Tensor | None:
         posterior = self._posterior(name)
-        return None if posterior is None else functional.softplus(posterior.rho.to(dtype)).square()
+        return None if posterior is None else posterior.variance(dtype)
 
     def _perturbation(self, name: str, run: Pass) -> Tensor | None:
         posterior = self._posterior(name)
         return None if posterior is None else posterior.perturbation(run)
 
     @abstractmethod
-    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any) -> Tensor:
         """The plain layer as a function."""
 
     @abstractmethod
@@ -117,7 +116,7 @@ class BayesianLayer(nn.Module, ABC):
 class Linear(BayesianLayer, nn.Linear):  # type: ignore[misc, override]
     """``nn.Linear`` with drawn weights."""
 
-    _plain = nn.Linear
+    plain_class = nn.Linear
 
     def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.linear(input, cast(Tensor, weight), bias)
@@ -136,50 +135,101 @@ class Linear(BayesianLayer, nn.Linear):  # type: ignore[misc, override]
 class _Convolution(BayesianLayer):
     in_channels: int
     weight_posterior: GaussianPosterior
+
+    def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
+        # One sign per row and channel: the perturbation must stay one filter over all positions.
+        positions = (1,) * self._num_positions
+        channels = input.dim() - self._num_positions
+        return torch.Size((*input.shape[:channels], *positions)), torch.Size((*output.shape[:channels], *positions))
+
+    def _check_input(self, input: Tensor) -> None:
+        axes = self._num_positions
+        if input.dim() not in (axes + 1, axes + 2) or input.shape[-axes - 1] != self.in_channels:
+            names = ", ".join(("batch", f"{self.in_channels} channels", *("depth", "height", "width")[3 - axes :]))
+            raise ValueError(
+                f"input of a {self.plain_class.__name__} must be ({names}), got shape {tuple(input.shape)}"
+            )
+
+    @property
+    def _num_positions(self) -> int:
+        return self.weight_posterior.mean.dim() - 2
+
+
+class _Correlation(_Convolution):
     _conv_forward: Any
 
     def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return cast(Tensor, self._conv_forward(input, weight, bias))
 
-    def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
-        # One sign per row and channel: the perturbation must stay one filter over all positions.
-        positions = (1,) * self._spatial
-        channels = input.dim() - self._spatial
-        return (
-            torch.Size((*input.shape[:channels], *positions)),
-            torch.Size((*output.shape[:channels], *positions)),
-        )
 
-    def _check_input(self, input: Tensor) -> None:
-        spatial = self._spatial
-        if input.dim() not in (spatial + 1, spatial + 2) or input.shape[-spatial - 1] != self.in_channels:
-            axes = ", ".join(("batch", f"{self.in_channels} channels", *("depth", "height", "width")[3 - spatial :]))
-            raise ValueError(f"input of a {self._plain.__name__} must be ({axes}), got shape {tuple(input.shape)}")
-
-    @property
-    def _spatial(self) -> int:
-        return self.weight_posterior.mean.dim() - 2
-
-
-class Conv1d(_Convolution, nn.Conv1d):  # type: ignore[override]
+class Conv1d(_Correlation, nn.Conv1d):  # type: ignore[override]
     """``nn.Conv1d`` with drawn weights."""
 
-    _plain = nn.Conv1d
+    plain_class = nn.Conv1d
 
 
-class Conv2d(_Convolution, nn.Conv2d):  # type: ignore[override]
+class Conv2d(_Correlation, nn.Conv2d):  # type: ignore[override]
     """``nn.Conv2d`` with drawn weights."""
 
-    _plain = nn.Conv2d
+    plain_class = nn.Conv2d
 
 
-class Conv3d(_Convolution, nn.Conv3d):  # type: ignore[override]
+class Conv3d(_Correlation, nn.Conv3d):  # type: ignore[override]
     """``nn.Conv3d`` with drawn weights."""
 
-    _plain = nn.Conv3d
+    plain_class = nn.Conv3d
+
+
+class _Transposed(_Convolution):
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    _output_padding: Any
+    _function: ClassVar[Callable[..., Tensor]]
+
+    def forward(
+        self, input: Float[Tensor, "*shape"], output_size: Sequence[int] | None = None
+    ) -> Float[Tensor, "*outputs"]:
+        """The layer's output for the running pass, or for a fresh draw where there is none."""
+        return self._forward(input, output_size)
+
+    def _apply_to(
+        self, input: Tensor, weight: Tensor | None, bias: Tensor | None, output_size: Sequence[int] | None = None
+    ) -> Tensor:
+        size = None if output_size is None else list(output_size)
+        output_padding = self._output_padding(
+            input, size, self.stride, self.padding, self.kernel_size, self._num_positions, self.dilation
+        )
+        return type(self)._function(
+            input, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation
+        )
+
+
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):  # type: ignore[override]
+    """``nn.ConvTranspose1d`` with drawn weights."""
+
+    plain_class = nn.ConvTranspose1d
+    _function = staticmethod(F.conv_transpose1d)
+
+
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):  # type: ignore[override]
+    """``nn.ConvTranspose2d`` with drawn weights."""
+
+    plain_class = nn.ConvTranspose2d
+    _function = staticmethod(F.conv_transpose2d)
+
+
+class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):  # type: ignore[override]
+    """``nn.ConvTranspose3d`` with drawn weights."""
+
+    plain_class = nn.ConvTranspose3d
+    _function = staticmethod(F.conv_transpose3d)
 
 
 BAYESIAN: dict[type[nn.Module], type[BayesianLayer]] = {
-    layer._plain: layer for layer in (Linear, Conv1d, Conv2d, Conv3d)
+    layer.plain_class: layer
+    for layer in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
 }
-"""The Bayesian layer for each plain one."""
+"""The layer with all three estimators for each plain one; any other module draws its weights."""

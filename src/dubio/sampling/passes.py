@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
 from dubio.sampling.settings import STATE, Settings
 
-__all__ = ["Joined", "Pass", "attach", "checkpoint", "current_pass", "detach", "joined_pass", "name_sources"]
+__all__ = ["Joined", "Pass", "attach", "attach_alone", "checkpoint", "current_pass", "detach", "joined_pass", "name_sources"]
 
 
 class Pass:
@@ -148,20 +148,23 @@ def attach(root: nn.Module) -> nn.Module:
     ``convert`` does this. Hooks keep the signature of ``forward``, compile, export, copy and pickle.
     """
     for module in root.modules():
-        detach(module)
+        if any(hook is _open_pass for hook in module._forward_pre_hooks.values()):
+            detach(module)
     name_sources(root)
     root.register_forward_pre_hook(_open_pass)
     root.register_forward_hook(_close_pass, always_call=True)
     return root
 
 
+def attach_alone(module: nn.Module) -> None:
+    """Make a part of a network open a pass where none runs: called by itself, it draws for that call."""
+    module.register_forward_pre_hook(_open_pass_if_none)
+    module.register_forward_hook(_close_pass, always_call=True)
+
+
 def detach(module: nn.Module) -> None:
-    """Take the hooks of ``attach`` off a module again."""
-    for hooks, ours in ((module._forward_pre_hooks, _open_pass), (module._forward_hooks, _close_pass)):
-        for handle in [handle for handle, hook in hooks.items() if hook is ours]:
-            del hooks[handle]
-            for flags in (module._forward_hooks_always_called, module._forward_hooks_with_kwargs):
-                flags.pop(handle, None)
+    """Take the hooks of ``attach`` and ``attach_alone`` off a module again."""
+    _remove_hooks(module, _open_pass, _open_pass_if_none, _close_pass)
 
 
 def name_sources(root: nn.Module) -> None:
@@ -211,10 +214,23 @@ def _open_pass(root: nn.Module, args: tuple[Any, ...]) -> None:
         STATE.current = Pass(STATE.settings, owner=root)
 
 
+def _open_pass_if_none(module: nn.Module, args: tuple[Any, ...]) -> None:
+    if STATE.current is None:
+        _refuse_recomputation()
+        STATE.current = Pass(STATE.settings, owner=module)
+
+
 def _close_pass(root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     running = STATE.current
     if running is not None and running.owner is root:
         STATE.current = None
+
+
+def _remove_hooks(module: nn.Module, *ours: Callable[..., Any]) -> None:
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for handle in [handle for handle, hook in hooks.items() if any(hook is own for own in ours)]:
+            del hooks[handle]
+            module._forward_hooks_always_called.pop(handle, None)
 
 
 def _is_stale(running: Pass, root: nn.Module) -> bool:

@@ -1,0 +1,109 @@
+"""Modules whose parameters are drawn, whatever they compute.
+
+A drawn module is an instance of a subclass of its plain class in which some parameters have become properties: read
+inside a pass, ``module.weight`` is the draw of its posterior, so the plain class's own ``forward`` computes with drawn
+weights and nothing needs to be written again. This holds for every module that reads its parameters as attributes,
+torch's and a user's own; which parameters are drawn is part of the class.
+
+Invariants: with noise off the plain forward runs on the means, so outputs are bitwise those of the source network where
+no rule at the leaf is needed; a module changes its class and back without moving a tensor.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from dubio.layers.posterior import GaussianPosterior
+from dubio.sampling import Estimator, detach
+
+__all__ = ["Drawn", "draw_parameters", "drawn_class", "drawn_names", "restore_parameters"]
+
+
+class Drawn(nn.Module):
+    """What all drawn modules share."""
+
+    noise_key: int | None = None
+    estimator: Estimator = "weight"
+    estimator_remark: str = ""
+    """Why the estimator is not the one that was asked for."""
+    shares_draw: bool = False
+    """Whether other layers or calls see the same weights: then the weights themselves must be drawn."""
+    plain_class: type[nn.Module]
+    parameter_order: tuple[str, ...]
+    """Names of the plain module's own parameters, as it had them."""
+
+    def _posterior(self, name: str) -> GaussianPosterior | None:
+        return getattr(self, f"{name}_posterior", None)
+
+    def _value(self, name: str) -> Tensor | None:
+        posterior = self._posterior(name)
+        return self._parameters.get(name) if posterior is None else posterior.draw()
+
+
+def drawn_names(module: nn.Module) -> list[str]:
+    """Names of the parameters of a module that are drawn."""
+    return [
+        name.removesuffix("_posterior")
+        for name, child in module._modules.items()
+        if isinstance(child, GaussianPosterior) and name.endswith("_posterior")
+    ]
+
+
+def drawn_property(name: str) -> property:
+    """An attribute that is the draw of its posterior in a pass, and its mean outside."""
+    return property(lambda self: self._value(name), doc=f"``{name}`` of the running pass; outside any pass, its mean.")
+
+
+_CLASSES: dict[tuple[type[nn.Module], type[nn.Module], tuple[str, ...]], type[Drawn]] = {}
+
+
+def drawn_class(plain: type[nn.Module], base: type[nn.Module], names: tuple[str, ...]) -> type[Drawn]:
+    """The subclass of ``base`` in which ``names`` are drawn; ``plain`` is the class to go back to."""
+    key = (plain, base, names)
+    if key not in _CLASSES:
+        members: dict[str, Any] = {
+            "__doc__": f"``{plain.__name__}`` with drawn parameters.",
+            "__module__": plain.__module__,
+            "__qualname__": plain.__qualname__,
+            "__reduce_ex__": _reduce,
+            "plain_class": plain,
+            **{name: drawn_property(name) for name in names},
+        }
+        _CLASSES[key] = type(plain.__name__, (Drawn, base), members)
+    return _CLASSES[key]
+
+
+def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: dict[str, GaussianPosterior]) -> None:
+    """Turn a plain module into a drawn one, in place: its class changes, posteriors take the place of parameters."""
+    order = tuple(module._parameters)
+    for name, posterior in posteriors.items():
+        del module._parameters[name]
+        module.add_module(f"{name}_posterior", posterior)
+    module.__class__ = drawn
+    module.parameter_order = order
+
+
+def restore_parameters(module: Drawn) -> None:
+    """Turn a drawn module back into a plain one, in place: its parameters are the posterior means."""
+    order, plain = module.parameter_order, module.plain_class
+    own = dict(module._parameters)
+    for name in drawn_names(module):
+        own[name] = module._modules.pop(f"{name}_posterior").mean  # type: ignore[union-attr, assignment]
+    for attribute in ("parameter_order", "estimator", "estimator_remark", "shares_draw", "noise_key"):
+        module.__dict__.pop(attribute, None)
+    detach(module)
+    module.__class__ = plain
+    module._parameters.clear()
+    module._parameters.update({name: own[name] for name in order})
+
+
+def _reduce(self: Drawn, protocol: Any) -> tuple[Any, ...]:
+    """Pickle a class made at run time by what it was made of."""
+    kind = type(self)
+    names = tuple(name for name, member in vars(kind).items() if isinstance(member, property))
+    return _rebuild, (kind.plain_class, kind.__mro__[2], names), self.__getstate__()
+
+
+def _rebuild(plain: type[nn.Module], base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    kind = drawn_class(plain, base, names)
+    return kind.__new__(kind)
