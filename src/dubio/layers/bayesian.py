@@ -34,7 +34,7 @@ class BayesianLayer(nn.Module, ABC):
     estimator: Estimator
     _plain: type[nn.Module]
 
-    def __init__(self) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self._plain.__name__
         raise TypeError(f"a Bayesian {name} is made from a plain one: dubio.Bayes().convert(torch.nn.{name}(...))")
 
@@ -64,6 +64,8 @@ class BayesianLayer(nn.Module, ABC):
         return f"{super().extra_repr()}, estimator={self.estimator!r}"
 
     def _local(self, input: Tensor, run: Pass) -> Tensor:
+        if run.collecting:  # no weight is drawn here, but a divergence without closed form needs one
+            self._collect_divergence(run)
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"))
         dtype = torch.promote_types(input.dtype, torch.float32)
         # Squares under- and overflow in half precision: the variance is computed in float32 at least.
@@ -72,6 +74,12 @@ class BayesianLayer(nn.Module, ABC):
             variance = self._apply_to(square, self._variance("weight", dtype), self._variance("bias", dtype))
             noise = run.noise_for_activations(self, mean.shape, dtype, mean.device)
             return functional.local_reparameterisation(mean, variance, noise)
+
+    def _collect_divergence(self, run: Pass) -> None:
+        for name in ("weight", "bias"):
+            posterior = self._posterior(name)
+            if posterior is not None and posterior.closed_divergence() is None:
+                posterior.perturbation(run)
 
     def _flipout(self, input: Tensor, run: Pass) -> Tensor:
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"))
