@@ -30,7 +30,7 @@ class Categorical:
         if self.class_axis == 0:
             raise ValueError("class_axis must not be 0, which is the batch axis")
 
-    def log_probs(self, outputs: Float[Tensor, "sample batch *rest"]) -> Float[Tensor, "sample batch *rest"]:
+    def log_probs(self, outputs: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch ... class"]:
         """Log-probabilities of every draw, the class axis last: `(sample, batch, ..., class)`."""
         axis = self.class_axis + 1 if self.class_axis > 0 else self.class_axis
         axes = outputs.dim()

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from reference import gaussian
 from scipy import stats
 from torch.distributions import Normal, kl_divergence
 
 from dubio import functional
+from reference import gaussian
 
 FLOAT64 = {"dtype": torch.float64}
 SOFTPLUS = {
@@ -177,9 +177,7 @@ def test_t06_autograd_of_the_estimate_equals_its_formula(prior):
 
     np.testing.assert_allclose(mu.grad.numpy(), -slope, rtol=1e-10)
     np.testing.assert_allclose(sigma.grad.numpy(), -1 / std - noise * slope, rtol=1e-9)
-    np.testing.assert_allclose(
-        r.grad.numpy(), (-1 / std - noise * slope) / (1 + np.exp(-rho)), rtol=1e-9
-    )
+    np.testing.assert_allclose(r.grad.numpy(), (-1 / std - noise * slope) / (1 + np.exp(-rho)), rtol=1e-9)
 
 
 def test_t06_log_density_from_the_noise_equals_that_of_the_drawn_weight():

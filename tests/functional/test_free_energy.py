@@ -59,6 +59,14 @@ def test_t08_uniform_cost_is_the_mean_loss_and_the_divergence_per_training_examp
     assert cost.item() == pytest.approx(nll.mean().item() + 0.5 * 70.0 / (50 * 20), rel=1e-14)
 
 
+def test_t08_a_smaller_batch_carries_less_of_the_divergence_and_so_the_same_per_example():
+    divergence = torch.tensor(70.0, dtype=torch.float64)
+    for size in (16, 5):
+        share = functional.kl_share("uniform", 3, 4, batch_share=size / 53)
+        cost = functional.minibatch_cost(torch.zeros(2, size, dtype=torch.float64), divergence, share)
+        assert cost.item() == pytest.approx(70.0 / 53, rel=1e-14)
+
+
 def test_no_weighting_leaves_the_divergence_out():
     nll = torch.rand(2, 4)
 

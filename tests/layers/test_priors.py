@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from reference import gaussian
 from scipy import stats
 
 import dubio
+from reference import gaussian
 
 INFINITE = float("inf")
 NAN = float("nan")
@@ -85,5 +85,5 @@ def test_a_mixture_weight_outside_its_range_is_refused(weight):
 
 
 def test_a_narrow_component_wider_than_the_wide_one_is_refused():
-    with pytest.raises(ValueError, match="^narrow_std must be at most wide_std = 0.1, got 0.2"):
+    with pytest.raises(ValueError, match=r"^narrow_std must be at most wide_std = 0\.1, got 0\.2"):
         dubio.ScaleMixture(0.5, 0.1, 0.2)

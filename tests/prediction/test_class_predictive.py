@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import mlp
 from torch import Tensor, nn
 
 import dubio
 from dubio.functional.uncertainty import SMALLEST_PROBABILITY
+from networks import mlp
 
 NUM_SAMPLES, ROWS, CLASSES = 23, 9, 4
 
@@ -114,7 +114,7 @@ def test_votes_of_draws_that_disagree_are_shared_out() -> None:
     log_probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]).log().unsqueeze(1)
 
     class Draws(nn.Module):
-        """One row of a table per draw, chosen by an antithetic-free weight."""
+        """The next row of the table at each call."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from networks import mlp
 from scipy import optimize, stats
 from torch import Tensor, nn
 
 import dubio
+from networks import mlp
 
 NUM_SAMPLES, ROWS = 17, 6
 

@@ -1,5 +1,7 @@
 """Gaussian posteriors and their priors in plain NumPy and SciPy, derived anew from the densities."""
 
+import itertools
+
 import numpy as np
 from scipy import integrate, stats
 
@@ -37,7 +39,7 @@ def log_ratio_moments(mean, std, prior_log_density):
             ratio = stats.norm.logpdf(w, mean, std) - prior_log_density(w)
             return stats.norm.pdf(w, mean, std) * ratio**power
 
-        pieces = zip(cuts, cuts[1:], strict=False)
+        pieces = itertools.pairwise(cuts)
         return sum(integrate.quad(integrand, a, b, epsabs=1e-11, limit=200)[0] for a, b in pieces)
 
     first = expectation(1)

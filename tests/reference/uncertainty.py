@@ -30,9 +30,7 @@ def class_variance(probs):
 def vote_shares(probs):
     _, batch, classes = probs.shape
     labels = probs.argmax(axis=-1)
-    return np.array(
-        [[np.mean([draw[i] == c for draw in labels]) for c in range(classes)] for i in range(batch)]
-    )
+    return np.array([[np.mean([draw[i] == c for draw in labels]) for c in range(classes)] for i in range(batch)])
 
 
 def variation_ratio(probs):

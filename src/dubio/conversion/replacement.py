@@ -42,7 +42,7 @@ def replace_layers(
     unconvertible = []
     for name, module in list(model.named_modules()):
         chosen = own_parameters(module) and not is_norm(module) and chooses(where, name, module)
-        bayesian = BAYESIAN.get(type(module))
+        bayesian = BAYESIAN.get(type(module)) if "weight" in module._parameters else None  # a hook may compute it
         if chosen and bayesian is None:
             unconvertible.append(f"{name or 'the network itself'} ({type(module).__name__})")
         elif chosen and bayesian is not None:

@@ -24,6 +24,8 @@ def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_shar
     """
     if not 0 <= batch_index < num_batches:
         raise ValueError(f"batch_index must be in [0, num_batches = {num_batches}), got {batch_index}")
+    if batch_share is not None and not 0.0 < batch_share <= 1.0:
+        raise ValueError(f"batch_share must be in (0, 1], got {batch_share}")
     if scheme == "uniform":
         return 1.0 / num_batches if batch_share is None else batch_share
     if scheme == "geometric":

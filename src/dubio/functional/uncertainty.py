@@ -57,7 +57,7 @@ def class_variance(
 
 def vote_shares(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Float[Tensor, "*batch class"]:
     """Share of draws whose most probable class is each class."""
-    return torch.nn.functional.one_hot(labels, num_classes).float().mean(dim=0)
+    return torch.nn.functional.one_hot(labels.long(), num_classes).float().mean(dim=0)
 
 
 def variation_ratio(votes: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch"]:

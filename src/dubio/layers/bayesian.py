@@ -42,7 +42,7 @@ __all__ = [
 class BayesianLayer(Drawn, ABC):
     """What the Bayesian layers share: the estimators."""
 
-    def __init__(self) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.plain_class.__name__
         raise TypeError(f"a Bayesian {name} is made from a plain one: dubio.Bayes().convert(torch.nn.{name}(...))")
 
@@ -68,6 +68,8 @@ class BayesianLayer(Drawn, ABC):
         return f"{super().extra_repr()}, estimator={self.estimator!r}"
 
     def _local(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
+        if run.collecting:  # no weight is drawn here, but a divergence without closed form needs one
+            self._collect_divergence(run)
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
         dtype = torch.promote_types(input.dtype, torch.float32)
         # Squares under- and overflow in half precision: the variance is computed in float32 at least.
@@ -78,6 +80,12 @@ class BayesianLayer(Drawn, ABC):
             )
             noise = run.noise_for_activations(self, mean.shape, dtype, mean.device)
             return functional.local_reparameterisation(mean, variance, noise)
+
+    def _collect_divergence(self, run: Pass) -> None:
+        for name in ("weight", "bias"):
+            posterior = self._posterior(name)
+            if posterior is not None and not posterior.has_closed_divergence:
+                posterior.perturbation(run)
 
     def _flipout(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)

@@ -32,8 +32,11 @@ def standardise(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tens
         raise ValueError(
             f"batch norm in training needs more than one value per channel, got shape {tuple(input.shape)}"
         )
-    output, mean, inverse_std = torch.native_batch_norm(input, None, None, None, None, True, 0.0, eps)
-    return output, mean, inverse_std, (inverse_std.square().reciprocal() - eps) * (count / (count - 1))
+    # Statistics in float32 at least: without weights to tell it, torch would keep them in the type of the input.
+    exact = input.to(torch.promote_types(input.dtype, torch.float32))
+    output, mean, inverse_std = torch.native_batch_norm(exact, None, None, None, None, True, 0.0, eps)
+    variance = (inverse_std.square().reciprocal() - eps).clamp_min(0.0)
+    return output.to(input.dtype), mean, inverse_std, variance * (count / (count - 1))
 
 
 @standardise.register_fake
@@ -45,10 +48,11 @@ def _(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("dubio::standardise_backward", mutates_args=())
 def _standardise_backward(gradient: Tensor, input: Tensor, mean: Tensor, inverse_std: Tensor, eps: float) -> Tensor:
+    exact_gradient, exact = gradient.to(mean.dtype), input.to(mean.dtype)
     gradients = torch.ops.aten.native_batch_norm_backward(
-        gradient, input, None, None, None, mean, inverse_std, True, eps, [True, False, False]
+        exact_gradient, exact, None, None, None, mean, inverse_std, True, eps, [True, False, False]
     )
-    return cast(Tensor, gradients[0])
+    return cast(Tensor, gradients[0]).to(input.dtype)
 
 
 @_standardise_backward.register_fake
@@ -85,12 +89,11 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(input)
         channels = (-1, *(1 for _ in input.shape[2:]))
         output: Tensor
-        if self.training or self.running_mean is None or self.running_var is None:
+        if self.training:
             self._check_input_dim(input)
             output, mean, _, variance = standardise(input, self.eps)
-            if self.training:
-                self._move_running_statistics(mean, variance)
-        elif input.dtype == self.running_mean.dtype:
+            self._move_running_statistics(mean, variance)
+        elif self.running_mean is None or self.running_var is None or input.dtype == self.running_mean.dtype:
             return super().forward(input)
         else:  # under autocast, torch's vmap rule refuses inputs and statistics of two types
             inverse_std = (self.running_var + self.eps).rsqrt()

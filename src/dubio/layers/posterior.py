@@ -8,16 +8,19 @@ Invariants: the divergence is a sum over weights, never a mean, in float32 at le
 (``test_divergence.py``); the Monte Carlo form uses the noise itself (T-7).
 """
 
-from dataclasses import replace
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dubio import functional
 from dubio.priors import CentredNormal, Prior
+<<<<<<< HEAD
 from dubio.sampling import Pass, Settings, current_pass, name_sources, seed_tensor
 from dubio.sampling.settings import STATE
+=======
+from dubio.sampling import Pass, current_pass, name_sources
+from dubio.sampling.settings import check_num_samples, settings_for_run
+>>>>>>> main
 
 __all__ = ["GaussianPosterior", "divergence", "posteriors"]
 
@@ -119,15 +122,10 @@ def divergence(model: nn.Module, num_samples: int = 1, *, seed: int | Tensor | N
     ``with dubio.frozen(...)`` (the draws are then those that ``dubio.sample`` uses with that seed). To be divided by
     the number of training examples beside a mean loss; never by the number of weights or of batches.
     """
-    if isinstance(num_samples, bool) or num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-    settings = STATE.settings
-    if seed is not None:
-        settings = replace(settings, mode="frozen", seed=seed_tensor(seed))
+    check_num_samples(num_samples)
+    settings = settings_for_run(seed)
     if settings.seed is not None and not torch.compiler.is_compiling():
         name_sources(model)
-    if settings.mode == "off":  # a divergence is one of distributions: it does not vanish with the noise
-        settings = replace(settings, mode="fresh")
 
     terms = [
         posterior.closed_divergence()

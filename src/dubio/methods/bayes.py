@@ -44,8 +44,10 @@ class Bayes:
             raise TypeError(f"prior must be a Normal, ScaleMixture or CentredNormal, got {self.prior!r}")
         if self.estimator not in get_args(Estimator):
             raise ValueError(f"estimator must be 'weight', 'local' or 'flipout', got {self.estimator!r}")
+        if not isinstance(self.init_std, int | float):
+            raise TypeError(f"init_std must be a number, got {self.init_std!r}")
         if not (math.isfinite(self.init_std) and self.init_std > 0.0):
-            raise ValueError(f"init_std must be positive and finite, got {self.init_std}")
+            raise ValueError(f"init_std must be positive and finite, got {self.init_std!r}")
         check_where(self.where)
 
     def convert(self, net: nn.Module, likelihood: Likelihood = Categorical(), *, strict: bool = True) -> nn.Module:

@@ -19,7 +19,7 @@ from dubio.prediction.predictive import Predictive
 from dubio.prediction.streaming import statistics_for
 from dubio.sampling import Estimator, Inputs, Using, arguments, stream
 from dubio.sampling.executors import Executor
-from dubio.sampling.settings import STATE
+from dubio.sampling.settings import STATE, check_num_samples
 
 __all__ = ["predict"]
 
@@ -62,14 +62,15 @@ def predict(
     """
     if estimator is not None and estimator not in get_args(Estimator):
         raise ValueError(f"estimator must be 'weight', 'local', 'flipout' or None, got {estimator!r}")
-    if isinstance(num_samples, bool) or num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    check_num_samples(num_samples)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     batches = _batches(inputs, batch_size, shared, _device(model))
     if likelihood is None:
         record = getattr(model, "dubio_spec", None)
         likelihood = record.likelihood if isinstance(record, Spec) else Categorical()
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"likelihood must be a Categorical or a Gaussian, got {likelihood!r}")
 
     noisy = STATE.settings.mode != "off"
     used_seed = _seed(seed) if noisy else None
@@ -157,7 +158,7 @@ def _checked(outputs: Any, first_row: int) -> Tensor:
     if not outputs.is_floating_point():
         raise TypeError(f"the network must return floating point outputs, got {outputs.dtype}")
     if bool(outputs.isnan().any()):
-        rows = outputs.isnan().flatten(2).any(dim=2).any(dim=0).nonzero().flatten() + first_row
+        rows = outputs.isnan().any(dim=0).reshape(outputs.shape[1], -1).any(dim=1).nonzero().flatten() + first_row
         raise ValueError(f"the network gave NaN for inputs without NaN, rows {rows.tolist()[:5]}")
     return outputs
 

@@ -9,7 +9,7 @@ batch statistics are pooled over draws by ``vmap`` and taken per draw by ``loop`
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dubio.sampling.drawing import Call, Drawn, Draws, Inputs, arguments, join, loop_draws, map_draws, repeat
 from dubio.sampling.passes import name_sources
 from dubio.sampling.planning import plan_for, remember_failure
-from dubio.sampling.settings import STATE, Settings, Using, seed_tensor
+from dubio.sampling.settings import STATE, Using, check_num_samples, settings_for_run
 
 __all__ = ["Executor", "run", "sample", "stream"]
 
@@ -68,7 +68,7 @@ def run(
     call to call while the same frozen draws meet several batches; only the loop can use it.
     """
     _check(num_samples, chunk, executor)
-    call = Call(model, *arguments(inputs), _settings_for_run(seed), collecting)
+    call = Call(model, *arguments(inputs), settings_for_run(seed), collecting)
     if call.settings.mode == "off":
         return repeat(call, num_samples)
     if call.settings.seed is not None and not torch.compiler.is_compiling():
@@ -104,17 +104,17 @@ def stream(
     Every batch meets every draw once. Draws come outermost, so that weights are drawn once however many batches there
     are, and no more than a chunk of draws of one batch is in memory.
     """
-    first_rows = [0]
-    for batch in batches:
-        first_rows.append(first_rows[-1] + Call(model, *arguments(batch), STATE.settings).rows_and_device()[0])
+    _check(num_samples, chunk, executor)
+    num_rows = [Call(model, *arguments(batch), STATE.settings).rows_and_device()[0] for batch in batches]
+    first_rows = list(accumulate(num_rows, initial=0))
     size = num_samples if STATE.settings.mode == "off" else None
     first_draw = 0
     while first_draw < num_samples:
         drawn: list[Drawn] = []
         for number, batch in enumerate(batches):
-            with Using(first_row=first_rows[number]):
+            with Using(first_row=first_rows[number], num_rows=num_rows[number]):
                 if size is None:  # the first batch decides
-                    call = Call(model, *arguments(batch), _settings_for_run(seed))
+                    call = Call(model, *arguments(batch), settings_for_run(seed))
                     mechanism, size = _choose(call, num_samples, executor, chunk)
                     size = 1 if mechanism == "loop" else size
                 count = min(size, num_samples - first_draw)
@@ -134,22 +134,11 @@ def stream(
 
 
 def _check(num_samples: int, chunk: int | None, executor: str) -> None:
-    if isinstance(num_samples, bool) or num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    check_num_samples(num_samples)
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     if executor not in ("auto", "vmap", "loop"):
         raise ValueError(f"executor must be 'auto', 'vmap' or 'loop', got {executor!r}")
-
-
-def _settings_for_run(seed: int | Tensor | None) -> Settings:
-    settings = STATE.settings
-    if seed is not None and settings.mode != "off":
-        settings = replace(settings, mode="frozen", seed=seed_tensor(seed))
-    if settings.mode == "fresh" and settings.antithetic:
-        # A mirrored pair needs the same noise twice; with a seed drawn here it is a function of the draw again.
-        settings = replace(settings, seed=torch.randint(2**62, ()))
-    return settings
 
 
 def _choose(call: Call, num_samples: int, executor: Executor, chunk: int | None) -> tuple[str, int]:

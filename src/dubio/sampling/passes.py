@@ -108,7 +108,7 @@ class Pass:
             device,
             settings.antithetic,
             by_row,
-            settings.first_row,
+            _first_row(settings, shape),
         )
         return noise
 
@@ -205,6 +205,12 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             STATE.settings, STATE.current = former
 
     return torch_checkpoint(replay, *args, use_reentrant=False, **kwargs)
+
+
+def _first_row(settings: Settings, shape: Sequence[int]) -> int:
+    if settings.num_rows is None or not shape or shape[0] % settings.num_rows:
+        return settings.first_row
+    return settings.first_row * (shape[0] // settings.num_rows)
 
 
 def _open_pass(root: nn.Module, args: tuple[Any, ...]) -> None:

@@ -13,6 +13,7 @@ takes decides:
 Plans are kept in a weak dictionary beside the networks, never on them.
 """
 
+import inspect
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -152,8 +153,17 @@ def _make_plan(call: Call) -> Plan:
 
 def _looped_plan(call: Call, error: Exception) -> Plan:
     reason = f"{_culprit(call.model, error)} cannot be mapped: {_first_sentence(error)}"
-    warnings.warn(f"draws run one after another, since {reason}", ExecutorWarning, stacklevel=6)
+    message = f"draws run one after another, since {reason}"
+    warnings.warn(message, ExecutorWarning, stacklevel=_levels_to_the_user())
     return Plan("loop", 0, 0, reason)
+
+
+def _levels_to_the_user() -> int:
+    """How far up the stack the first line outside this package is."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "dubio":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _try(call: Call, map_inputs: bool) -> tuple[_Footprint, _Footprint, bool]:
@@ -170,7 +180,8 @@ def _try(call: Call, map_inputs: bool) -> tuple[_Footprint, _Footprint, bool]:
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Put back what a trial run may change: buffers (batch statistics) and the state of the random generators."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if model.training else {}
+    trains = any(module.training for module in model.modules())
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if trains else {}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         try:

@@ -29,10 +29,12 @@ __all__ = [
     "Settings",
     "Using",
     "antithetic",
+    "check_num_samples",
     "fresh",
     "frozen",
     "noise_off",
     "seed_tensor",
+    "settings_for_run",
 ]
 
 Mode = Literal["fresh", "frozen", "off"]
@@ -51,6 +53,8 @@ class Settings:
     """Overrides the estimator of every layer, where given."""
     first_row: int = 0
     """Where the rows at hand stand in the whole data: frozen noise of activations belongs to a row, not to a batch."""
+    num_rows: int | None = None
+    """How many rows are at hand, where known: a layer that sees a multiple of them has folded positions into rows."""
 
 
 class _State(threading.local):
@@ -103,6 +107,25 @@ def noise_off() -> Using:
 def antithetic() -> Using:
     """Draws 2i and 2i + 1 mirror each other: their noise has opposite signs, so that odd errors cancel in the mean."""
     return Using(antithetic=True)
+
+
+def settings_for_run(seed: int | Tensor | None) -> Settings:
+    """The settings in force, with the seed given; noise that is off stays off."""
+    settings = STATE.settings
+    if seed is not None and settings.mode != "off":
+        settings = dataclasses.replace(settings, mode="frozen", seed=seed_tensor(seed))
+    if settings.mode == "fresh" and settings.antithetic:
+        # A mirrored pair needs the same noise twice; with a seed drawn here it is a function of the draw again.
+        settings = dataclasses.replace(settings, seed=torch.randint(2**62, ()))
+    return settings
+
+
+def check_num_samples(num_samples: int) -> None:
+    """Refuse what does not count draws."""
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int):
+        raise TypeError(f"num_samples must be an int, got {num_samples!r}")
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
 
 
 def seed_tensor(seed: int | Tensor) -> Tensor:

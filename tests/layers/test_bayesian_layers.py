@@ -1,0 +1,137 @@
+"""What a Bayesian layer keeps of the plain one it was made from, and what it refuses."""
+
+import pytest
+import torch
+from torch import nn
+
+import dubio
+from dubio.layers import BAYESIAN
+
+PLAIN = {
+    "linear": (lambda: nn.Linear(6, 4), (5, 6)),
+    "linear over positions": (lambda: nn.Linear(6, 4), (5, 3, 6)),
+    "linear, one row": (lambda: nn.Linear(6, 4), (6,)),
+    "conv1d": (lambda: nn.Conv1d(2, 3, 3), (4, 2, 7)),
+    "conv2d": (lambda: nn.Conv2d(2, 3, 3, stride=2), (4, 2, 7, 7)),
+    "conv2d, one image": (lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 7, 7)),
+    "conv3d": (lambda: nn.Conv3d(2, 3, 2), (4, 2, 3, 3, 3)),
+}
+ESTIMATORS = ["weight", "local", "flipout"]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("kind", PLAIN)
+def test_with_noise_off_a_layer_is_its_plain_counterpart_bit_by_bit(kind, estimator):
+    make, shape = PLAIN[kind]
+    net, inputs = make(), torch.randn(shape)
+    model = dubio.Bayes(estimator=estimator).convert(net)
+
+    with dubio.noise_off():
+        torch.testing.assert_close(model(inputs), net(inputs), rtol=0.0, atol=0.0)
+    assert isinstance(model, type(net))
+    assert type(model) is BAYESIAN[type(net)]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_layer_draws_anew_for_each_forward_and_keeps_shape_and_type(kind, estimator):
+    make, shape = PLAIN[kind]
+    net, inputs = make(), torch.randn(shape)
+    model = dubio.Bayes(estimator=estimator).convert(net)
+
+    first, second = model(inputs), model(inputs)
+
+    assert first.shape == net(inputs).shape
+    assert first.dtype == inputs.dtype
+    assert (first != second).all()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_half_precision_layers_give_half_precision_outputs(estimator):
+    model = dubio.Bayes(estimator=estimator).convert(nn.Linear(6, 4)).to(torch.bfloat16)
+
+    outputs = dubio.sample(model, torch.randn(5, 6, dtype=torch.bfloat16), 3)
+
+    assert outputs.dtype == torch.bfloat16
+    assert outputs.isfinite().all()
+
+
+def test_local_variance_does_not_overflow_in_half_precision():
+    model = dubio.Bayes(bayesian_bias=False, init_std=0.001).convert(nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        model.weight_posterior.mean.zero_()
+    inputs = torch.full((1, 2), 1000.0, dtype=torch.float16)  # whose square float16 does not hold
+
+    outputs = dubio.sample(model.half(), inputs, 2000, executor="vmap").float()
+
+    # Two weights of deviation 0.001 at inputs 1000.
+    assert outputs.std().item() == pytest.approx(2**0.5, rel=4 / 4000**0.5)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_one_estimator_for_the_whole_network_overrides_that_of_its_layers(estimator):
+    inputs = torch.randn(5, 6)
+    own = dubio.Bayes(estimator=estimator).convert(nn.Linear(6, 4))
+    other = dubio.Bayes(estimator="local" if estimator == "weight" else "weight").convert(nn.Linear(6, 4))
+    other.load_state_dict(own.state_dict())
+
+    with dubio.sampling.Using(estimator=estimator):
+        overridden = dubio.sample(other, inputs, 2, seed=1)
+
+    torch.testing.assert_close(overridden, dubio.sample(own, inputs, 2, seed=1), rtol=0.0, atol=0.0)
+
+
+def test_the_weight_of_a_layer_is_that_of_the_running_pass_and_outside_it_the_mean():
+    class Peeking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.layer(x), torch.nn.functional.linear(x, self.layer.weight, self.layer.bias)
+
+    model = dubio.Bayes(estimator="weight").convert(Peeking())
+    layered, by_hand = dubio.sample(model, torch.randn(4, 3), 5)
+
+    torch.testing.assert_close(layered, by_hand, rtol=0.0, atol=0.0)
+    assert (layered[0] != layered[1]).all()
+    assert model.layer.weight is model.layer.weight_posterior.mean
+    assert model.layer.bias is model.layer.bias_posterior.mean
+
+
+def test_a_deterministic_bias_stays_a_parameter_and_is_never_drawn():
+    model = dubio.Bayes(estimator="weight", bayesian_bias=False).convert(nn.Linear(3, 2))
+
+    outputs = dubio.sample(model, torch.zeros(4, 3), 5)
+
+    assert isinstance(model.bias, nn.Parameter)
+    torch.testing.assert_close(outputs, model.bias.expand(5, 4, 2), rtol=0.0, atol=0.0)
+
+
+def test_a_layer_prints_as_the_plain_one_with_its_estimator():
+    model = dubio.Bayes(estimator="flipout").convert(nn.Linear(3, 2))
+
+    assert "in_features=3, out_features=2, bias=True, estimator='flipout'" in repr(model)
+    assert "shape=(2, 3), prior=Normal(mean=0.0, std=1.0)" in repr(model)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d])
+def test_a_layer_cannot_be_made_by_itself(kind):
+    with pytest.raises(TypeError, match=rf"dubio.Bayes\(\).convert\(torch.nn.{kind.__name__}\(...\)\)"):
+        BAYESIAN[kind]()
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "message"),
+    [
+        (nn.Linear(6, 4), (5, 7), r"must have 6 features on its last axis, got shape \(5, 7\)"),
+        (nn.Linear(6, 4), (), r"must have 6 features on its last axis, got shape \(\)"),
+        (nn.Conv1d(2, 3, 3), (4, 3, 7), r"a Conv1d must be \(batch, 2 channels, width\), got shape \(4, 3, 7\)"),
+        (nn.Conv2d(2, 3, 3), (4, 2, 7), r"a Conv2d must be \(batch, 2 channels, height, width\), got"),
+        (nn.Conv3d(2, 3, 3), (4, 2), r"a Conv3d must be \(batch, 2 channels, depth, height, width\), got"),
+    ],
+)
+def test_inputs_of_the_wrong_shape_are_refused(net, shape, message):
+    # Without the check, a wrong shape could still broadcast against the noise.
+    with pytest.raises(ValueError, match=message):
+        dubio.Bayes().convert(net)(torch.zeros(shape))

@@ -1,0 +1,236 @@
+"""Batch norm and embeddings under a map over draws."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import dubio
+from dubio.layers import MAPPABLE
+
+SAMPLES, ROWS = 3, 4
+DIMENSIONS = {
+    "1d": (lambda: nn.Linear(5, 6), nn.BatchNorm1d, (ROWS, 5)),
+    "1d over positions": (lambda: nn.Conv1d(2, 6, 3), nn.BatchNorm1d, (ROWS, 2, 7)),
+    "2d": (lambda: nn.Conv2d(2, 6, 3), nn.BatchNorm2d, (ROWS, 2, 5, 5)),
+    "3d": (lambda: nn.Conv3d(2, 6, 2), nn.BatchNorm3d, (ROWS, 2, 3, 3, 3)),
+}
+OPTIONS = {
+    "default": {},
+    "cumulative": {"momentum": None},
+    "not affine": {"affine": False},
+    "without running statistics": {"track_running_stats": False},
+    "other eps and momentum": {"eps": 0.1, "momentum": 0.7},
+}
+
+
+def with_norm(kind: str, **options: object) -> tuple[nn.Sequential, torch.Tensor]:
+    """A layer, a batch norm whose scale, shift and running statistics are no trivial ones, and inputs."""
+    make, norm_type, shape = DIMENSIONS[kind]
+    norm = norm_type(6, **options)
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    if norm.track_running_stats:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
+    return nn.Sequential(make(), norm), torch.randn(shape)
+
+
+def pooled_by_hand(model: nn.Sequential, norm: nn.Module, inputs: torch.Tensor, seed: int) -> torch.Tensor:
+    """The same draws of the layer below, looped, then plain batch norm over the rows of all draws as one batch."""
+    below = dubio.sample(nn.Sequential(model[0]), inputs, SAMPLES, seed=seed, executor="loop")
+    return norm(below.flatten(0, 1)).unflatten(0, (SAMPLES, ROWS))
+
+
+def running(norm: nn.Module) -> list[torch.Tensor]:
+    return [norm.running_mean, norm.running_var, norm.num_batches_tracked]
+
+
+@pytest.mark.parametrize("kind", DIMENSIONS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.feature("Batch norm in training pools over draws")
+def test_batch_norm_in_training_is_that_of_sample_and_batch_together(kind, options):
+    net, inputs = with_norm(kind, **options)
+    model, plain = dubio.Bayes(init_std=0.3).convert(net), copy.deepcopy(net[1])
+
+    mapped = dubio.sample(model, inputs, SAMPLES, seed=1, executor="vmap")
+    pooled = pooled_by_hand(model, plain, inputs, seed=1)
+
+    torch.testing.assert_close(mapped, pooled, rtol=1e-5, atol=1e-5)
+    target = torch.randn_like(mapped)
+    below = list(model[0].parameters())
+    gradients = [
+        torch.autograd.grad((outputs - target).square().sum(), [*below, *norm.parameters()])
+        for outputs, norm in ((mapped, model[1]), (pooled, plain))
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert gradients[0][0].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", DIMENSIONS)
+@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
+def test_running_statistics_move_once_a_pass_with_the_unbiased_variance(kind, momentum):
+    net, inputs = with_norm(kind, momentum=momentum)
+    model, plain = dubio.Bayes(init_std=0.3).convert(net), copy.deepcopy(net[1])
+
+    for seed in (1, 2, 3):
+        dubio.sample(model, inputs, SAMPLES, seed=seed, executor="vmap")
+        pooled_by_hand(model, plain, inputs, seed)
+        torch.testing.assert_close(running(model[1]), running(plain), rtol=1e-5, atol=1e-5)
+    assert model[1].num_batches_tracked.item() == 3
+    assert (model[1].running_mean - net[1].running_mean).abs().min() > 1e-4
+
+
+def test_finding_an_executor_leaves_the_running_statistics_alone():
+    net, inputs = with_norm("2d")
+    model, plain = dubio.Bayes(init_std=0.3).convert(net), copy.deepcopy(net[1])
+
+    dubio.sample(model, inputs, SAMPLES, seed=1)  # tries the network first
+    pooled_by_hand(model, plain, inputs, seed=1)
+
+    torch.testing.assert_close(running(model[1]), running(plain), rtol=1e-5, atol=1e-5)
+
+
+def test_batch_norm_before_any_noise_takes_the_statistics_of_the_batch():
+    net = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 4))
+    model, inputs = dubio.Bayes().convert(net), 3.0 * torch.randn(ROWS, 5) + 1.0
+
+    mapped = dubio.sample(model, inputs, SAMPLES, seed=1, executor="vmap")
+    moved = [tensor.clone() for tensor in running(model[0])]
+    looped = dubio.sample(dubio.Bayes().convert(net), inputs, SAMPLES, seed=1, executor="loop")
+
+    net[0](inputs)
+    torch.testing.assert_close(mapped, looped, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(moved, running(net[0]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", DIMENSIONS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_outside_a_map_batch_norm_is_the_plain_one_bit_by_bit(kind, options, training):
+    net, inputs = with_norm(kind, **options)
+    model = dubio.Bayes().convert(net.train(training))
+    assert type(model[1]) is MAPPABLE[type(net[1])]
+
+    with dubio.noise_off():
+        outputs = model(inputs)
+    torch.testing.assert_close(outputs, net(inputs), rtol=0.0, atol=0.0)
+    if net[1].track_running_stats:
+        torch.testing.assert_close(running(model[1]), running(net[1]), rtol=0.0, atol=0.0)
+
+    below = nn.Sequential(model[0])
+    looped = dubio.sample(model, inputs, 2, seed=1, executor="loop")
+    expected = [net[1](draw) for draw in dubio.sample(below, inputs, 2, seed=1, executor="loop")]
+    torch.testing.assert_close(looped, torch.stack(expected), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", DIMENSIONS)
+@pytest.mark.parametrize("affine", [True, False])
+def test_in_eval_mode_mapped_draws_equal_looped_ones(kind, affine):
+    net, inputs = with_norm(kind, affine=affine)
+    model = dubio.Bayes(init_std=0.3).convert(net).eval()
+    before = [tensor.clone() for tensor in running(model[1])]
+
+    mapped = dubio.sample(model, inputs, SAMPLES, seed=1, executor="vmap")
+    looped = dubio.sample(model, inputs, SAMPLES, seed=1, executor="loop")
+
+    torch.testing.assert_close(mapped, looped, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(running(model[1]), before, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", DIMENSIONS)
+@pytest.mark.parametrize("affine", [True, False])
+def test_in_eval_mode_batch_norm_is_mapped_under_autocast(kind, affine):
+    net, inputs = with_norm(kind, affine=affine)
+    model = dubio.Bayes().convert(net).eval()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mapped = dubio.sample(model, inputs, SAMPLES, seed=1, executor="vmap")
+        looped = dubio.sample(model, inputs, SAMPLES, seed=1, executor="loop")
+
+    assert mapped.dtype == looped.dtype == torch.bfloat16
+    torch.testing.assert_close(mapped, looped, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(
+        mapped.float(), dubio.sample(model, inputs, SAMPLES, seed=1, executor="vmap"), rtol=0.1, atol=0.1
+    )
+
+
+def test_the_operator_behind_batch_norm_keeps_torchs_rules():
+    torch.library.opcheck(torch.ops.dubio.standardise.default, (torch.randn(4, 3, 5, requires_grad=True), 1e-5))
+
+
+def test_batch_norm_in_training_refuses_one_value_per_channel():
+    model = dubio.Bayes().convert(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)))
+
+    with pytest.raises(ValueError, match="needs more than one value per channel, got shape"):
+        dubio.sample(model, torch.randn(1, 5), 1, executor="vmap")
+    # Two draws of one row are two values.
+    assert dubio.sample(model, torch.randn(1, 5), 2, executor="vmap").isfinite().all()
+
+
+def test_mapped_batch_norm_refuses_inputs_of_the_wrong_shape_as_the_plain_one_does():
+    model = dubio.Bayes().convert(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm2d(6)))
+
+    with pytest.raises(ValueError, match="expected 4D input"):
+        dubio.sample(model, torch.randn(4, 5), 2, executor="vmap")
+
+
+class Chooser(nn.Module):
+    """Looks up what a noisy layer chooses: the indices differ from draw to draw."""
+
+    def __init__(self, padding_idx: int | None, **options: object) -> None:
+        super().__init__()
+        self.choose = nn.Linear(5, 4)
+        self.table = nn.Embedding(4, 3, padding_idx=padding_idx, **options)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(self.choose(x).argmax(dim=-1)))
+
+
+@pytest.mark.parametrize("padding_idx", [0, 2, -1, None])
+def test_a_padding_row_gets_no_gradient_from_mapped_draws(padding_idx):
+    net = Chooser(padding_idx).double()
+    nn.init.normal_(net.table.weight)
+    model = dubio.Bayes(init_std=1.0, where=nn.Linear).convert(net)
+    inputs = torch.randn(20, 5).double()
+
+    def outputs_and_gradients(executor: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model.zero_grad()
+        outputs = dubio.sample(model, inputs, 6, seed=2, executor=executor)
+        outputs.square().sum().backward()
+        gradients = [parameter.grad for parameter in (model.table.weight, *model.head.parameters())]
+        return outputs, [gradient.clone() for gradient in gradients]
+
+    mapped, looped = outputs_and_gradients("vmap"), outputs_and_gradients("loop")
+
+    torch.testing.assert_close(mapped, looped, rtol=1e-10, atol=1e-10)
+    table = mapped[1][0]
+    if padding_idx is None:
+        assert (table != 0).all()
+    else:
+        assert (table[padding_idx] == 0).all()
+        others = [row for row in range(4) if row != padding_idx % 4]
+        assert (table[others] != 0).all()
+
+
+def test_the_padding_row_is_looked_up_like_any_other():
+    net = Chooser(0)
+    nn.init.constant_(net.table.weight, 7.0)
+    net.choose.weight.data.zero_()
+    net.choose.bias.data.copy_(torch.tensor([100.0, 0.0, 0.0, 0.0]))
+    model = dubio.Bayes(where="choose").convert(net)
+
+    outputs = dubio.sample(model, torch.randn(3, 5), 2, executor="vmap")
+
+    torch.testing.assert_close(outputs, net.head(torch.full((2, 3, 3), 7.0)))
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
+def test_an_embedding_without_a_mapped_form_says_so(options):
+    model = dubio.Bayes(where="choose").convert(Chooser(0, **options))
+
+    with pytest.raises(RuntimeError, match="max_norm, scale_grad_by_freq or sparse gradients has no mapped form"):
+        dubio.sample(model, torch.randn(3, 5), 2, executor="vmap")

@@ -1,0 +1,89 @@
+"""The house: what ``import dubio`` costs and brings in, that names are kept, and that every numbered test exists."""
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import dubio
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "dubio"
+NUMBERED = [number for number in range(1, 21) if number != 11]
+UNWANTED = ("sklearn", "torchmetrics", "matplotlib", "typer", "torchvision", "scipy", "torch._dynamo")
+
+TIMED_IMPORT = """
+import json, sys, time
+start = time.perf_counter()
+import torch
+middle = time.perf_counter()
+before = set(sys.modules)
+import dubio
+seconds = time.perf_counter() - middle
+print(json.dumps({"torch": middle - start, "dubio": seconds, "modules": sorted(set(sys.modules) - before)}))
+"""
+
+
+def timed_import() -> dict[str, object]:
+    """Seconds for torch, then for dubio, and the modules that dubio brought in, in a fresh process."""
+    finished = subprocess.run([sys.executable, "-c", TIMED_IMPORT], check=True, capture_output=True, text=True)
+    return json.loads(finished.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.feature("import dubio adds at most 0.25 s to import torch")
+def test_import_adds_at_most_a_quarter_of_a_second_to_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    timed_import()  # writes bytecode where there is none
+    runs = [timed_import() for _ in range(5)]
+    median = statistics.median(float(str(run["dubio"])) for run in runs)
+    with capsys.disabled():
+        print(f"\nimport dubio adds {median:.3f} s to import torch (median of 5)")  # noqa: T201
+    assert median <= 0.25
+
+
+def test_import_brings_in_nothing_but_declared_dependencies() -> None:
+    modules = timed_import()["modules"]
+    assert isinstance(modules, list)
+    assert "dubio.prediction" in modules
+    assert [name for name in modules if name.startswith(UNWANTED)] == []
+    foreign = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
+    # wadler_lindig is jaxtyping's own dependency.
+    assert foreign <= {"dubio", "torch", "numpy", "jaxtyping", "wadler_lindig", "safetensors", "typing_extensions"}
+
+
+@pytest.mark.parametrize("number", NUMBERED)
+def test_every_numbered_test_of_the_methods_exists(number: int) -> None:
+    sources = [path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("test_*.py"))]
+    pattern = re.compile(rf"^def test_t{number:02d}_\w+\(", flags=re.MULTILINE)
+    assert any(pattern.search(source) for source in sources), f"T-{number} has no test called test_t{number:02d}_..."
+
+
+@pytest.mark.parametrize("name", dubio.__all__)
+def test_every_public_name_exists_and_is_described(name: str) -> None:
+    value = getattr(dubio, name)
+    if name in ("__version__", "Where"):  # a text, and a union of types
+        return
+    assert value.__doc__
+    assert not value.__doc__.startswith(f"{name}(")  # the docstring that a dataclass gets for nothing
+
+
+def test_the_promised_names_are_public() -> None:
+    promised = {"Bayes", "Normal", "predict", "sample", "divergence", "describe", "noise_off", "frozen", "spec"}
+    assert promised <= set(dubio.__all__)
+    assert len(set(dubio.__all__)) == len(dubio.__all__)
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    with (TESTS.parent / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["version"] == dubio.__version__
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    names = {path.stem.lower().strip("_") for path in SOURCE.rglob("*.py")}
+    assert len(names) > 20
+    assert not names & {"utils", "util", "helpers", "helper", "common", "misc"}
