@@ -6,7 +6,7 @@
 """
 
 from dubio import sampling
-from dubio.conversion import Description, Spec, Where, describe, spec
+from dubio.conversion import Description, Spec, Where, describe, parameter_names, spec, to_mean
 from dubio.layers import divergence
 from dubio.likelihoods import Categorical, Gaussian
 from dubio.methods import Bayes
@@ -38,8 +38,10 @@ __all__ = [
     "fresh",
     "frozen",
     "noise_off",
+    "parameter_names",
     "predict",
     "sample",
     "sampling",
     "spec",
+    "to_mean",
 ]

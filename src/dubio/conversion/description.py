@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from dubio.conversion.choice import chooses
-from dubio.conversion.replacement import is_norm, own_parameters
+from dubio.conversion.replacement import is_norm, own_parameters, why_unconvertible
 from dubio.conversion.spec import Spec
-from dubio.layers import BayesianLayer, GaussianPosterior, posteriors
+from dubio.layers import Drawn, GaussianPosterior, drawn_names
 from dubio.sampling import plans
 
 __all__ = ["Description", "LayerDescription", "describe"]
@@ -86,7 +86,7 @@ def describe(model: nn.Module) -> Description:
     layers = [
         _describe_layer(name, module, record, seen)
         for name, module in model.named_modules()
-        if not isinstance(module, GaussianPosterior) and (own_parameters(module) or isinstance(module, BayesianLayer))
+        if not isinstance(module, GaussianPosterior) and (own_parameters(module) or isinstance(module, Drawn))
     ]
     return Description(
         "none: not converted" if record is None else repr(record.method),
@@ -100,26 +100,31 @@ def _describe_layer(name: str, module: nn.Module, record: Spec | None, seen: set
     own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in seen]
     seen.update(id(parameter) for parameter in own)
     num_fixed = sum(parameter.numel() for parameter in own)
-    if not isinstance(module, BayesianLayer):
-        return LayerDescription(name, type(module).__name__, (), 0, num_fixed, _why_fixed(name, module, record))
-    names = tuple(child.removesuffix("_posterior") for child, _ in module.named_children())
-    inside = posteriors(module)
-    num_random = sum(posterior.mean.numel() for posterior in inside if id(posterior) not in seen)
-    tie = "; weights tied to a layer above" if any(id(posterior) in seen for posterior in inside) else ""
-    seen.update(id(posterior) for posterior in inside)
-    remark = f"prior {inside[0].prior}, estimator {module.estimator}{tie}"
-    return LayerDescription(name, type(module).__name__, names, num_random, num_fixed, remark)
+    kind = type(module).__name__
+    if not isinstance(module, Drawn):
+        return LayerDescription(name, kind, (), 0, num_fixed, _why_fixed(name, module, record))
+    names = tuple(drawn_names(module))
+    posteriors = [getattr(module, f"{parameter}_posterior") for parameter in names]
+    new = [posterior for posterior in posteriors if id(posterior) not in seen]
+    seen.update(id(posterior) for posterior in posteriors)
+    num_random = sum(posterior.num_random for posterior in new)
+    num_fixed += sum(posterior.mean.numel() - posterior.num_random for posterior in new)
+    remark = f"prior {posteriors[0].prior}, estimator {module.estimator}"
+    if module.estimator_remark:
+        remark += f" ({module.estimator_remark})"
+    if len(new) < len(posteriors):
+        remark += "; weights tied to a layer above"
+    return LayerDescription(name, kind, names, num_random, num_fixed, remark)
 
 
 def _why_fixed(name: str, module: nn.Module, record: Spec | None) -> str:
     if record is None:
         return "not converted"
-    if is_norm(module):
+    if is_norm(module) and not getattr(record.method, "norms", False):
         return "fixed: normalisation layers stay deterministic"
-    where = getattr(record.method, "where", None)
-    if not chooses(where, name, module):
+    if not chooses(getattr(record.method, "where", None), name, module):
         return "fixed: not chosen by where"
-    return f"fixed: there is no Bayesian form of {type(module).__name__}"
+    return f"fixed: {why_unconvertible(module) or 'biases stay deterministic'}"
 
 
 def _describe_executors(model: nn.Module) -> tuple[str, ...]:

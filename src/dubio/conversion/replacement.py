@@ -1,99 +1,198 @@
-"""Replace layers in a copy of a network.
+"""Make the parameters of a copied network random, module by module, and back again.
 
-Layers change their class in place, inside the copy: so shared submodules stay shared, hooks and attributes stay where
-they are, and a bare layer converts like a whole network. Tied weights get one posterior.
+Modules change their class in place, inside the copy: so shared submodules stay shared, hooks and attributes stay where
+they are, and a bare layer converts like a whole network. Linear layers and convolutions get all three estimators; any
+other module that reads its parameters as attributes, a user's own included, computes with drawn parameters in its own
+``forward``. Tied parameters get one posterior and so one draw.
 """
 
 import copy
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dubio.conversion.choice import Where, chooses
-from dubio.layers import BAYESIAN, MAPPABLE, BayesianLayer, GaussianPosterior
-from dubio.priors import Prior
-from dubio.sampling import Estimator, attach
-
-__all__ = ["is_norm", "own_parameters", "replace_layers"]
-
-NORMS = (
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
+from dubio.layers import (
+    BAYESIAN,
+    MAPPABLE,
+    PLAIN,
+    Drawn,
+    GaussianPosterior,
+    draw_parameters,
+    drawn_class,
+    drawn_names,
+    restore_parameters,
 )
+from dubio.sampling import Estimator, attach, attach_alone, detach
+
+__all__ = ["is_norm", "parameter_names", "randomise", "to_mean", "why_unconvertible"]
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+MakePosterior = Callable[[nn.Parameter, Tensor | None], GaussianPosterior]
+"""A posterior from the parameter that becomes its mean, and a mask of the elements that stay fixed."""
 
 
-def replace_layers(
+def randomise(
     net: nn.Module,
+    make_posterior: MakePosterior,
     *,
-    prior: Prior,
     estimator: Estimator,
-    init_std: float,
-    bayesian_bias: bool,
-    where: Where,
-    strict: bool,
+    bayesian_bias: bool = True,
+    norms: bool = False,
+    where: Where = None,
+    strict: bool = True,
 ) -> nn.Module:
-    """A copy of ``net`` whose chosen layers draw their weights; ``net`` itself is untouched."""
+    """A copy of ``net`` whose chosen parameters are drawn; ``net`` itself is untouched."""
     _check_source(net)
     model = copy.deepcopy(net)
-    tied: dict[int, GaussianPosterior] = {}
-    unconvertible = []
-    for name, module in list(model.named_modules()):
-        chosen = own_parameters(module) and not is_norm(module) and chooses(where, name, module)
-        bayesian = BAYESIAN.get(type(module)) if "weight" in module._parameters else None  # a hook may compute it
-        if chosen and bayesian is None:
-            unconvertible.append(f"{name or 'the network itself'} ({type(module).__name__})")
-        elif chosen and bayesian is not None:
-            module.__class__ = bayesian
-            module.estimator = estimator
-            for parameter in ("weight", "bias") if bayesian_bias else ("weight",):
-                _make_posterior(module, parameter, lambda weight: GaussianPosterior(weight, prior, init_std), tied)
-        elif type(module) in MAPPABLE:
-            module.__class__ = MAPPABLE[type(module)]
+    chosen = {
+        name: module
+        for name, module in model.named_modules()
+        if own_parameters(module) and (norms or not is_norm(module)) and chooses(where, name, module)
+    }
+    unconvertible = {name: reason for name, module in chosen.items() if (reason := why_unconvertible(module))}
     if unconvertible and strict:
+        listed = "; ".join(f"{name or 'the network itself'}, {reason}" for name, reason in unconvertible.items())
         raise TypeError(
-            f"cannot convert {', '.join(unconvertible)}: there is no Bayesian form of such layers; choose layers with "
-            "where=..., or pass strict=False to leave these deterministic"
+            f"cannot convert: {listed}. Choose other layers with where=..., or pass strict=False to leave these "
+            "deterministic"
         )
-    if not tied:
-        raise ValueError(f"nothing to convert: where={where!r} chooses no Linear or Conv1d-3d layer of this network")
-    _check_ties(model, tied)
+    _make_mappable(model)
+    posteriors = _make_posteriors(
+        [module for name, module in chosen.items() if name not in unconvertible], make_posterior, bayesian_bias
+    )
+    if not posteriors:
+        raise ValueError(f"nothing to convert: where={where!r} chooses no layer of this network that has parameters")
+    for module in chosen.values():
+        _draw(module, posteriors, estimator)
+    _check_ties(model, posteriors)
+    _mark_shared(model)
     return attach(model)
+
+
+def to_mean(model: nn.Module) -> nn.Module:
+    """The ordinary network again: a copy whose parameters are the posterior means; ``model`` itself is untouched.
+
+    It has the class, parameter names and outputs of the network that was converted, and what training made of its
+    weights.
+    """
+    plain = copy.deepcopy(model)
+    for module in list(plain.modules()):
+        detach(module)
+        if isinstance(module, Drawn):
+            restore_parameters(module)
+        elif type(module) in PLAIN:
+            module.__class__ = PLAIN[type(module)]
+    plain.__dict__.pop("dubio_spec", None)
+    return plain
+
+
+def parameter_names(model: nn.Module) -> dict[str, str]:
+    """For every parameter of a converted network, the name it had: ``fc.weight_posterior.mean`` was ``fc.weight``.
+
+    A posterior's ``rho`` belongs to the same parameter as its ``mean``.
+    """
+    return {
+        name: name.rpartition(".")[0].removesuffix("_posterior") if _in_posterior(model, name) else name
+        for name, _ in model.named_parameters(remove_duplicate=False)
+    }
 
 
 def own_parameters(module: nn.Module) -> list[str]:
     """Names of the parameters that a module holds itself."""
-    return [name for name, parameter in module.named_parameters(recurse=False) if parameter is not None]
+    return [name for name, parameter in module._parameters.items() if parameter is not None]
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises: its scales stay deterministic."""
+    """Whether a module normalises: its scales stay deterministic unless asked for."""
     return isinstance(module, NORMS)
 
 
-def _make_posterior(
-    module: nn.Module,
-    name: str,
-    make: Callable[[nn.Parameter], GaussianPosterior],
-    tied: dict[int, GaussianPosterior],
-) -> None:
-    weight = module._parameters.get(name)
-    if weight is None:
+def why_unconvertible(module: nn.Module) -> str:
+    """Why the parameters of a module cannot be drawn; empty where they can."""
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return f"a {kind}, keeps its parameters out of Python's reach"
+    for name, parameter in module.named_parameters(recurse=False):
+        if not parameter.is_floating_point():
+            return f"a {kind}, has {name} of type {parameter.dtype}, over which no Gaussian can be put"
+    return ""
+
+
+def _make_mappable(model: nn.Module) -> None:
+    for module in model.modules():
+        module.__class__ = MAPPABLE.get(type(module), type(module))
+
+
+def _make_posteriors(
+    modules: list[nn.Module], make_posterior: MakePosterior, bayesian_bias: bool
+) -> dict[int, GaussianPosterior]:
+    """One posterior for each parameter of the modules, by identity of the parameter."""
+    parameters = {
+        id(parameter): parameter
+        for module in modules
+        for name, parameter in module.named_parameters(recurse=False)
+        if bayesian_bias or "bias" not in name
+    }
+    fixed = {id(parameter): mask for module in modules for parameter, mask in _fixed(module)}
+    return {key: make_posterior(parameter, fixed.get(key)) for key, parameter in parameters.items()}
+
+
+def _fixed(module: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Parameters of which some elements are constants: the padding row of an embedding."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.padding_idx is not None:
+        mask = torch.zeros_like(module.weight, dtype=torch.bool)
+        mask[module.padding_idx] = True
+        yield cast(nn.Parameter, module.weight), mask
+
+
+def _draw(module: nn.Module, posteriors: dict[int, GaussianPosterior], estimator: Estimator) -> None:
+    own = {
+        name: posteriors[id(parameter)]
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        if id(parameter) in posteriors
+    }
+    if not own:
         return
-    if id(weight) not in tied:
-        tied[id(weight)] = make(weight)
-    del module._parameters[name]
-    module.add_module(f"{name}_posterior", tied[id(weight)])
+    base = type(module)
+    if base in BAYESIAN and "weight" in own:
+        draw_parameters(module, BAYESIAN[base], own).estimator = estimator
+        return
+    plain = PLAIN.get(base, base)
+    drawn = draw_parameters(module, drawn_class(plain, base, tuple(own)), own)
+    attach_alone(drawn)
+    if estimator != "weight":
+        drawn.estimator_remark = f"a {plain.__name__} has no {estimator} form"
+
+
+def _mark_shared(model: nn.Module) -> None:
+    """Where weights are seen by several layers, or a layer stands in several places, the weights must be drawn."""
+    places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    drawn = [module for module in model.modules() if isinstance(module, Drawn)]
+    users = Counter(id(module._modules[f"{name}_posterior"]) for module in drawn for name in drawn_names(module))
+    for module in drawn:
+        tied = any(users[id(module._modules[f"{name}_posterior"])] > 1 for name in drawn_names(module))
+        if tied or places[id(module)] > 1:
+            module.shares_draw = True
+            if module.estimator != "weight":
+                module.estimator = "weight"
+                module.estimator_remark = "tied weights share a draw" if tied else "a shared layer has one draw"
 
 
 def _check_source(net: nn.Module) -> None:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     for name, module in net.named_modules():
-        if isinstance(module, BayesianLayer | GaussianPosterior):
-            raise ValueError(f"net is stochastic already: {name or 'it'} is a Bayesian {type(module).__name__}")
+        if isinstance(module, Drawn | GaussianPosterior):
+            raise ValueError(
+                f"net is stochastic already: {name or 'it'} is a Bayesian {type(module).__name__}; "
+                "dubio.to_mean(net) makes it plain again"
+            )
     if not any(True for _ in net.parameters()):
         raise ValueError(f"net must have parameters to make random, got a {type(net).__name__} without any")
     lazy = [name for name, parameter in net.named_parameters() if is_lazy(parameter)]
@@ -103,12 +202,16 @@ def _check_source(net: nn.Module) -> None:
         )
 
 
-def _check_ties(model: nn.Module, tied: dict[int, GaussianPosterior]) -> None:
-    means = {id(posterior.mean) for posterior in tied.values()}
-    for name, module in model.named_modules(remove_duplicate=False):
-        for parameter_name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+def _check_ties(model: nn.Module, posteriors: dict[int, GaussianPosterior]) -> None:
+    means = {id(posterior.mean) for posterior in posteriors.values()}
+    for name, module in model.named_modules():
+        for parameter_name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in means and not isinstance(module, GaussianPosterior):
                 raise ValueError(
                     f"cannot convert: {name}.{parameter_name} shares its weights with a layer that becomes random, "
                     "but stays deterministic itself; choose both or neither with where=..."
                 )
+
+
+def _in_posterior(model: nn.Module, name: str) -> bool:
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), GaussianPosterior)

@@ -1,22 +1,22 @@
 """Layers: they hold parameters and no formula, ask the running pass for noise, and remember nothing."""
 
-from dubio.layers.bayesian import BAYESIAN, BayesianLayer, Conv1d, Conv2d, Conv3d, Linear
-from dubio.layers.mappable import MAPPABLE, BatchNorm1d, BatchNorm2d, BatchNorm3d, Embedding
+from dubio.layers.bayesian import BAYESIAN, BayesianLayer, Linear
+from dubio.layers.drawn import Drawn, draw_parameters, drawn_class, drawn_names, restore_parameters
+from dubio.layers.mappable import MAPPABLE, PLAIN
 from dubio.layers.posterior import GaussianPosterior, divergence, posteriors
 
 __all__ = [
     "BAYESIAN",
     "MAPPABLE",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
+    "PLAIN",
     "BayesianLayer",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "Embedding",
+    "Drawn",
     "GaussianPosterior",
     "Linear",
     "divergence",
+    "draw_parameters",
+    "drawn_class",
+    "drawn_names",
     "posteriors",
+    "restore_parameters",
 ]

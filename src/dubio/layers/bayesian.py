@@ -75,9 +75,7 @@ class BayesianLayer(Drawn, ABC):
         # Squares under- and overflow in half precision: the variance is computed in float32 at least.
         with torch.autocast(input.device.type, enabled=False):
             square = input.to(dtype).square()
-            variance = self._apply_to(
-                square, self._variance("weight", dtype), self._variance("bias", dtype), *options
-            )
+            variance = self._apply_to(square, self._variance("weight", dtype), self._variance("bias", dtype), *options)
             noise = run.noise_for_activations(self, mean.shape, dtype, mean.device)
             return functional.local_reparameterisation(mean, variance, noise)
 
@@ -121,7 +119,7 @@ class BayesianLayer(Drawn, ABC):
         """Refuse inputs of the wrong shape."""
 
 
-class Linear(BayesianLayer, nn.Linear):  # type: ignore[misc, override]
+class Linear(BayesianLayer, nn.Linear):
     """``nn.Linear`` with drawn weights."""
 
     plain_class = nn.Linear
@@ -170,19 +168,19 @@ class _Correlation(_Convolution):
         return cast(Tensor, self._conv_forward(input, weight, bias))
 
 
-class Conv1d(_Correlation, nn.Conv1d):  # type: ignore[override]
+class Conv1d(_Correlation, nn.Conv1d):
     """``nn.Conv1d`` with drawn weights."""
 
     plain_class = nn.Conv1d
 
 
-class Conv2d(_Correlation, nn.Conv2d):  # type: ignore[override]
+class Conv2d(_Correlation, nn.Conv2d):
     """``nn.Conv2d`` with drawn weights."""
 
     plain_class = nn.Conv2d
 
 
-class Conv3d(_Correlation, nn.Conv3d):  # type: ignore[override]
+class Conv3d(_Correlation, nn.Conv3d):
     """``nn.Conv3d`` with drawn weights."""
 
     plain_class = nn.Conv3d
@@ -191,7 +189,7 @@ class Conv3d(_Correlation, nn.Conv3d):  # type: ignore[override]
 class _Transposed(_Convolution):
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
-    padding: tuple[int, ...]
+    padding: Any
     dilation: tuple[int, ...]
     groups: int
     _output_padding: Any
@@ -215,21 +213,21 @@ class _Transposed(_Convolution):
         )
 
 
-class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):  # type: ignore[override]
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     """``nn.ConvTranspose1d`` with drawn weights."""
 
     plain_class = nn.ConvTranspose1d
     _function = staticmethod(F.conv_transpose1d)
 
 
-class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):  # type: ignore[override]
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     """``nn.ConvTranspose2d`` with drawn weights."""
 
     plain_class = nn.ConvTranspose2d
     _function = staticmethod(F.conv_transpose2d)
 
 
-class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):  # type: ignore[override]
+class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """``nn.ConvTranspose3d`` with drawn weights."""
 
     plain_class = nn.ConvTranspose3d

@@ -73,14 +73,16 @@ def drawn_class(plain: type[nn.Module], base: type[nn.Module], names: tuple[str,
     return _CLASSES[key]
 
 
-def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: dict[str, GaussianPosterior]) -> None:
+def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: dict[str, GaussianPosterior]) -> Drawn:
     """Turn a plain module into a drawn one, in place: its class changes, posteriors take the place of parameters."""
     order = tuple(module._parameters)
     for name, posterior in posteriors.items():
         del module._parameters[name]
         module.add_module(f"{name}_posterior", posterior)
     module.__class__ = drawn
+    assert isinstance(module, Drawn)
     module.parameter_order = order
+    return module
 
 
 def restore_parameters(module: Drawn) -> None:
@@ -92,7 +94,7 @@ def restore_parameters(module: Drawn) -> None:
     for attribute in ("parameter_order", "estimator", "estimator_remark", "shares_draw", "noise_key"):
         module.__dict__.pop(attribute, None)
     detach(module)
-    module.__class__ = plain
+    module.__class__ = plain  # type: ignore[assignment]
     module._parameters.clear()
     module._parameters.update({name: own[name] for name in order})
 

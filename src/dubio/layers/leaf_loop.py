@@ -8,7 +8,6 @@ Works in eager mode; the compiler traces past the rule.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ def is_mapped(*values: Any) -> bool:
 
 def apart(rule: Rule, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Apply a rule to mapped tensors outside the map; at least one of them must be mapped."""
-    return _Apart.apply(rule, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+    return _Apart.apply(rule, *tensors)  # type: ignore[no-any-return]
 
 
 def loop_over_draws(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -51,7 +50,9 @@ def loop_over_draws(module: nn.Module, forward: Callable[..., Any], *args: Any, 
     output_spec: list[pytree.TreeSpec] = []
 
     def one(tensors: Sequence[Tensor]) -> list[Tensor]:
-        drawn = {id(posterior): tensor for posterior, tensor in zip(own, tensors, strict=False)} if perturbations else {}
+        drawn = (
+            {id(posterior): tensor for posterior, tensor in zip(own, tensors, strict=False)} if perturbations else {}
+        )
         values = list(leaves)
         for place, tensor in zip(places, tensors[len(perturbations) + len(draw) :], strict=True):
             values[place] = tensor
@@ -68,7 +69,9 @@ def loop_over_draws(module: nn.Module, forward: Callable[..., Any], *args: Any, 
 
     def rule(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor, ...]:
         draws = [
-            one([tensor if axis is None else tensor.select(axis, i) for tensor, axis in zip(tensors, axes, strict=True)])
+            one(
+                [tensor if axis is None else tensor.select(axis, i) for tensor, axis in zip(tensors, axes, strict=True)]
+            )
             for i in range(num_samples)
         ]
         return tuple(torch.stack(column) for column in zip(*draws, strict=True))

@@ -1,148 +1,33 @@
-"""Deterministic layers that torch cannot map over draws, or maps wrongly, with a rule that is exact.
+"""Layers that torch cannot map over draws, or maps wrongly, and what conversion puts in their place.
 
-Conversion puts them in place of their plain counterparts, of which they are subclasses: parameters, buffers, names and
-behaviour stay the same outside ``vmap``.
-
-- Batch norm in training: the statistics are taken over draws and batch together, and the running statistics move once.
-- Embedding with ``padding_idx`` on mapped indices: torch's rule gives the padding row a gradient for every draw but the
-  first. Here the gradient is cut where the index is the padding.
+Each is a subclass of its plain layer with the same parameters, buffers and names, and does the same outside a mapped
+pass.
 """
 
-from typing import Any, cast
+from torch import nn
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from dubio.layers.attention import MultiheadAttention, TransformerEncoderLayer
+from dubio.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from dubio.layers.embedding import Embedding
+from dubio.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
-from dubio.sampling import current_pass
-
-__all__ = ["MAPPABLE", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Embedding", "standardise"]
-
-
-@torch.library.custom_op("dubio::standardise", mutates_args=())
-def standardise(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Zero mean and unit variance per channel over all other axes.
-
-    Returns the outputs, the mean, one over the root of the variance, and the unbiased variance. A custom operator
-    because its vmap rule, statistics over the mapped axis too, can be written for nothing less: ``torch.compile``
-    traces an ``autograd.Function`` into its forward, past its vmap rule.
-    """
-    count = input.numel() // input.shape[1]
-    if count < 2:
-        raise ValueError(
-            f"batch norm in training needs more than one value per channel, got shape {tuple(input.shape)}"
-        )
-    # Statistics in float32 at least: without weights to tell it, torch would keep them in the type of the input.
-    exact = input.to(torch.promote_types(input.dtype, torch.float32))
-    output, mean, inverse_std = torch.native_batch_norm(exact, None, None, None, None, True, 0.0, eps)
-    variance = (inverse_std.square().reciprocal() - eps).clamp_min(0.0)
-    return output.to(input.dtype), mean, inverse_std, variance * (count / (count - 1))
-
-
-@standardise.register_fake
-def _(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dtype = torch.promote_types(input.dtype, torch.float32)
-    mean, inverse_std, variance = (input.new_empty(input.shape[1], dtype=dtype) for _ in range(3))
-    return torch.empty_like(input), mean, inverse_std, variance
-
-
-@torch.library.custom_op("dubio::standardise_backward", mutates_args=())
-def _standardise_backward(gradient: Tensor, input: Tensor, mean: Tensor, inverse_std: Tensor, eps: float) -> Tensor:
-    exact_gradient, exact = gradient.to(mean.dtype), input.to(mean.dtype)
-    gradients = torch.ops.aten.native_batch_norm_backward(
-        exact_gradient, exact, None, None, None, mean, inverse_std, True, eps, [True, False, False]
-    )
-    return cast(Tensor, gradients[0]).to(input.dtype)
-
-
-@_standardise_backward.register_fake
-def _(gradient: Tensor, input: Tensor, mean: Tensor, inverse_std: Tensor, eps: float) -> Tensor:
-    return torch.empty_like(input)
-
-
-def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(inputs[0], output[1], output[2])
-    ctx.eps = inputs[1]
-
-
-def _backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor, None]:
-    return _standardise_backward(gradient, *ctx.saved_tensors, ctx.eps), None
-
-
-def _pool_draws(
-    info: Any, in_dims: tuple[Any, ...], input: Tensor, eps: float
-) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    input = input.movedim(in_dims[0], 0)
-    output, *statistics = standardise(input.flatten(0, 1), eps)
-    return (output.unflatten(0, input.shape[:2]), *statistics), (0, None, None, None)
-
-
-standardise.register_autograd(_backward, setup_context=_keep_for_backward)
-standardise.register_vmap(_pool_draws)
-
-
-class _BatchNorm(nn.modules.batchnorm._BatchNorm):
-    def forward(self, input: Tensor) -> Tensor:
-        """Batch norm; in training under many draws, over draws and batch together."""
-        run = current_pass()
-        if run is None or not run.mapped:
-            return super().forward(input)
-        channels = (-1, *(1 for _ in input.shape[2:]))
-        output: Tensor
-        if self.training:
-            self._check_input_dim(input)
-            output, mean, _, variance = standardise(input, self.eps)
-            self._move_running_statistics(mean, variance)
-        elif self.running_mean is None or self.running_var is None or input.dtype == self.running_mean.dtype:
-            return super().forward(input)
-        else:  # under autocast, torch's vmap rule refuses inputs and statistics of two types
-            inverse_std = (self.running_var + self.eps).rsqrt()
-            output = (input - self.running_mean.view(channels)) * inverse_std.view(channels)
-        if self.weight is not None:
-            output = output * self.weight.view(channels) + self.bias.view(channels)
-        return output.to(input.dtype)
-
-    @torch.no_grad()
-    def _move_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked.add_(1)
-        dtype = self.running_mean.dtype
-        step = 1.0 / self.num_batches_tracked.to(dtype) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(dtype), step)
-        self.running_var.lerp_(variance.to(dtype), step)
-
-
-class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """``nn.BatchNorm1d`` that can be mapped over draws in training."""
-
-
-class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """``nn.BatchNorm2d`` that can be mapped over draws in training."""
-
-
-class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """``nn.BatchNorm3d`` that can be mapped over draws in training."""
-
-
-class Embedding(nn.Embedding):
-    """``nn.Embedding`` whose padding row gets no gradient from any draw."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Look the indices up."""
-        run = current_pass()
-        if run is None or not run.mapped or self.padding_idx is None:
-            return super().forward(input)
-        if self.max_norm is not None or self.scale_grad_by_freq or self.sparse:
-            raise RuntimeError("an embedding with max_norm, scale_grad_by_freq or sparse gradients has no mapped form")
-        vectors = F.embedding(input, self.weight)
-        return torch.where((input == self.padding_idx).unsqueeze(-1), vectors.detach(), vectors)
-
+__all__ = ["MAPPABLE", "PLAIN"]
 
 MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
     nn.Embedding: Embedding,
+    nn.GRU: GRU,
+    nn.GRUCell: GRUCell,
+    nn.LSTM: LSTM,
+    nn.LSTMCell: LSTMCell,
+    nn.MultiheadAttention: MultiheadAttention,
+    nn.RNN: RNN,
+    nn.RNNCell: RNNCell,
+    nn.TransformerEncoderLayer: TransformerEncoderLayer,
 }
 """The mappable layer for each plain one."""
+
+PLAIN = {mappable: plain for plain, mappable in MAPPABLE.items()}
+"""The way back."""

@@ -1,8 +1,8 @@
 """A Gaussian posterior over one tensor of weights, and the divergence of a network from its priors.
 
 ``weight = mean + softplus(rho) * noise`` (E-15, E-16). The noise is the engine's; a draw belongs to the posterior, so
-every layer that shares it sees the same weights in a pass. Weights marked in ``fixed`` (the padding row of an embedding)
-are not random: no draw moves them and they have no part in the divergence.
+every layer that shares it sees the same weights in a pass. Weights marked in ``fixed`` (the padding row of an
+embedding) are not random: no draw moves them and they have no part in the divergence.
 
 Invariants: the divergence is a sum over weights, never a mean, in float32 at least, and equals ``torch.distributions``
 (``test_divergence.py``); the Monte Carlo form uses the noise itself (T-7).
@@ -14,13 +14,8 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.priors import CentredNormal, Prior
-<<<<<<< HEAD
-from dubio.sampling import Pass, Settings, current_pass, name_sources, seed_tensor
-from dubio.sampling.settings import STATE
-=======
-from dubio.sampling import Pass, current_pass, name_sources
-from dubio.sampling.settings import check_num_samples, settings_for_run
->>>>>>> main
+from dubio.sampling import Pass, Settings, current_pass, name_sources
+from dubio.sampling.settings import STATE, check_num_samples, fresh, settings_for_run
 
 __all__ = ["GaussianPosterior", "divergence", "posteriors"]
 
@@ -118,11 +113,14 @@ def posteriors(model: nn.Module) -> list[GaussianPosterior]:
 def divergence(model: nn.Module, num_samples: int = 1, *, seed: int | Tensor | None = None) -> Float[Tensor, ""]:
     """Divergence of the posterior from the prior, summed over all weights of the network.
 
-    Exact where the prior has a closed form; else the mean of ``num_samples`` Monte Carlo draws, frozen by ``seed`` or by
-    ``with dubio.frozen(...)`` (the draws are then those that ``dubio.sample`` uses with that seed). To be divided by
-    the number of training examples beside a mean loss; never by the number of weights or of batches.
+    Exact where the prior has a closed form; else the mean of ``num_samples`` Monte Carlo draws, frozen by ``seed`` or
+    by ``with dubio.frozen(...)`` (the draws are then those that ``dubio.sample`` uses with that seed). To be divided
+    by the number of training examples beside a mean loss; never by the number of weights or of batches.
     """
     check_num_samples(num_samples)
+    if STATE.settings.mode == "off":  # a divergence is one of distributions: it does not vanish with the noise
+        with fresh():
+            return divergence(model, num_samples, seed=seed)
     settings = settings_for_run(seed)
     if settings.seed is not None and not torch.compiler.is_compiling():
         name_sources(model)

@@ -21,7 +21,7 @@ class _Recurrent(nn.RNNBase):
     @property
     def _flat_weights(self) -> list[Any]:
         if not drawn_names(self):
-            return self.__dict__["_flat_weights"]  # type: ignore[no-any-return]
+            return list(self.__dict__["_flat_weights"])
         return [getattr(self, name, None) for name in self._flat_weights_names]
 
     @_flat_weights.setter
@@ -75,7 +75,8 @@ def _join(tensor: Tensor, axis: int | None, num_samples: int, rows: int) -> Tens
 
 
 def _part(tensor: Tensor, num_samples: int, rows: int) -> Tensor:
-    return tensor.unflatten(rows, (num_samples, -1)).movedim(rows, 0)
+    parts: Tensor = tensor.unflatten(rows, (num_samples, -1))
+    return parts.movedim(rows, 0)
 
 
 class LSTM(_Recurrent, nn.LSTM):

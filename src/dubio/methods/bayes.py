@@ -9,9 +9,10 @@ from typing import get_args
 
 from torch import nn
 
-from dubio.conversion import Spec, Where, replace_layers
+from dubio.conversion import Spec, Where, randomise
 from dubio.conversion.choice import check_where
 from dubio.conversion.spec import attach_spec
+from dubio.layers import GaussianPosterior
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.priors import Normal, Prior
 from dubio.sampling import Estimator
@@ -30,6 +31,7 @@ class Bayes:
             draw) or ``"flipout"``. ``dubio.predict`` uses ``"weight"`` unless told otherwise.
         init_std: standard deviation that every weight starts with; the means start at the network's own weights.
         bayesian_bias: whether biases are random too.
+        norms: whether scales and shifts of normalisation layers are random too.
         where: which layers; see ``dubio.Where``. All by default.
     """
 
@@ -37,6 +39,7 @@ class Bayes:
     estimator: Estimator = "local"
     init_std: float = 0.05
     bayesian_bias: bool = True
+    norms: bool = False
     where: Where = None
 
     def __post_init__(self) -> None:
@@ -53,17 +56,17 @@ class Bayes:
     def convert(self, net: nn.Module, likelihood: Likelihood = Categorical(), *, strict: bool = True) -> nn.Module:
         """A stochastic copy of ``net``: same signature, its weights as posterior means; ``net`` itself is untouched.
 
-        Linear and Conv1d-3d layers become random, normalisation layers stay as they are, and any other chosen layer
-        that holds parameters is an error, or with ``strict=False`` stays deterministic and is listed by ``describe``.
+        Every chosen module that holds parameters becomes random, normalisation layers only if asked for. A module whose
+        parameters cannot be drawn is an error or, with ``strict=False``, stays deterministic; ``describe`` lists it.
         """
         if not isinstance(likelihood, Likelihood):
             raise TypeError(f"likelihood must be a Categorical or a Gaussian, got {likelihood!r}")
-        model = replace_layers(
+        model = randomise(
             net,
-            prior=self.prior,
+            lambda weight, fixed: GaussianPosterior(weight, self.prior, self.init_std, fixed),
             estimator=self.estimator,
-            init_std=self.init_std,
             bayesian_bias=self.bayesian_bias,
+            norms=self.norms,
             where=self.where,
             strict=strict,
         )

@@ -6,7 +6,16 @@ and an executor gives many draws as one leading axis, ``sample``.
 
 from dubio.sampling.drawing import Drawn, Draws, Inputs, arguments
 from dubio.sampling.executors import run, sample, stream
-from dubio.sampling.passes import Pass, attach, attach_alone, checkpoint, current_pass, detach, joined_pass, name_sources
+from dubio.sampling.passes import (
+    Pass,
+    attach,
+    attach_alone,
+    checkpoint,
+    current_pass,
+    detach,
+    joined_pass,
+    name_sources,
+)
 from dubio.sampling.planning import ExecutorWarning, Plan, plans
 from dubio.sampling.settings import (
     Estimator,

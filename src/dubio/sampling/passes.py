@@ -20,7 +20,17 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
 from dubio.sampling.settings import STATE, Settings
 
-__all__ = ["Joined", "Pass", "attach", "attach_alone", "checkpoint", "current_pass", "detach", "joined_pass", "name_sources"]
+__all__ = [
+    "Joined",
+    "Pass",
+    "attach",
+    "attach_alone",
+    "checkpoint",
+    "current_pass",
+    "detach",
+    "joined_pass",
+    "name_sources",
+]
 
 
 class Pass:
