@@ -6,7 +6,17 @@
 """
 
 from dubio import sampling
-from dubio.conversion import Description, Spec, Where, describe, parameter_names, spec, to_mean
+from dubio.conversion import (
+    ConversionWarning,
+    Description,
+    Spec,
+    Where,
+    describe,
+    export,
+    parameter_names,
+    spec,
+    to_mean,
+)
 from dubio.layers import divergence
 from dubio.likelihoods import Categorical, Gaussian
 from dubio.methods import Bayes
@@ -21,6 +31,7 @@ __all__ = [
     "Categorical",
     "CentredNormal",
     "ClassPredictive",
+    "ConversionWarning",
     "Description",
     "ExecutorWarning",
     "Gaussian",
@@ -35,6 +46,7 @@ __all__ = [
     "checkpoint",
     "describe",
     "divergence",
+    "export",
     "fresh",
     "frozen",
     "noise_off",

@@ -2,16 +2,21 @@
 
 from dubio.conversion.choice import Where, chooses
 from dubio.conversion.description import Description, describe
+from dubio.conversion.exporting import export
+from dubio.conversion.proof import ConversionWarning, prove
 from dubio.conversion.replacement import parameter_names, randomise, to_mean
 from dubio.conversion.spec import Spec, spec
 
 __all__ = [
+    "ConversionWarning",
     "Description",
     "Spec",
     "Where",
     "chooses",
     "describe",
+    "export",
     "parameter_names",
+    "prove",
     "randomise",
     "spec",
     "to_mean",

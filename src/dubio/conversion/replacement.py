@@ -49,7 +49,7 @@ def randomise(
 ) -> nn.Module:
     """A copy of ``net`` whose chosen parameters are drawn; ``net`` itself is untouched."""
     _check_source(net)
-    model = copy.deepcopy(net)
+    model = _copy(net)
     chosen = {
         name: module
         for name, module in model.named_modules()
@@ -122,6 +122,16 @@ def why_unconvertible(module: nn.Module) -> str:
         if not parameter.is_floating_point():
             return f"a {kind}, has {name} of type {parameter.dtype}, over which no Gaussian can be put"
     return ""
+
+
+def _copy(net: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(net)
+    except RuntimeError as error:  # a tensor that is not a leaf, kept on a module
+        raise ValueError(
+            "net must be copyable, but copy.deepcopy(net) fails; a network with torch.nn.utils.weight_norm can use "
+            "torch.nn.utils.parametrizations.weight_norm in its place"
+        ) from error
 
 
 def _make_mappable(model: nn.Module) -> None:

@@ -30,7 +30,7 @@ class _Recurrent(nn.RNNBase):
             self.__dict__["_flat_weights"] = value
 
     def _weights_have_changed(self) -> bool:
-        return not drawn_names(self) and super()._weights_have_changed()  # type: ignore[no-any-return]
+        return not drawn_names(self) and super()._weights_have_changed()
 
     def flatten_parameters(self) -> None:
         """Make plain weights one piece for cuDNN; drawn ones are put together by torch in every forward."""

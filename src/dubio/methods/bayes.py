@@ -9,13 +9,13 @@ from typing import get_args
 
 from torch import nn
 
-from dubio.conversion import Spec, Where, randomise
+from dubio.conversion import Spec, Where, prove, randomise
 from dubio.conversion.choice import check_where
 from dubio.conversion.spec import attach_spec
 from dubio.layers import GaussianPosterior
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.priors import Normal, Prior
-from dubio.sampling import Estimator
+from dubio.sampling import Estimator, Inputs
 
 __all__ = ["Bayes"]
 
@@ -53,11 +53,20 @@ class Bayes:
             raise ValueError(f"init_std must be positive and finite, got {self.init_std!r}")
         check_where(self.where)
 
-    def convert(self, net: nn.Module, likelihood: Likelihood = Categorical(), *, strict: bool = True) -> nn.Module:
+    def convert(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood = Categorical(),
+        *,
+        strict: bool = True,
+        example: Inputs | None = None,
+    ) -> nn.Module:
         """A stochastic copy of ``net``: same signature, its weights as posterior means; ``net`` itself is untouched.
 
         Every chosen module that holds parameters becomes random, normalisation layers only if asked for. A module whose
         parameters cannot be drawn is an error or, with ``strict=False``, stays deterministic; ``describe`` lists it.
+        With ``example`` inputs the conversion is proved on them: noise off must equal ``net``, and parameters that the
+        network does not read, or dropout called as a function, are warned of.
         """
         if not isinstance(likelihood, Likelihood):
             raise TypeError(f"likelihood must be a Categorical or a Gaussian, got {likelihood!r}")
@@ -71,4 +80,6 @@ class Bayes:
             strict=strict,
         )
         attach_spec(model, Spec(self, likelihood))
+        if example is not None:
+            prove(model, net, example)
         return model

@@ -1,0 +1,161 @@
+"""Take a stochastic network out of Python: ``torch.export`` and ONNX, with noise off, fresh or frozen.
+
+With noise off, what is exported is the plain mean network. Otherwise the draws are unrolled in the exported graph:
+fresh noise is drawn by the runtime at every run, and frozen draws are constants - drawn weights, written into the
+file once per draw. The batch size stays dynamic.
+"""
+
+import copy
+import inspect
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dubio.conversion.replacement import to_mean
+from dubio.layers import posteriors
+from dubio.sampling import Inputs, Pass, Settings, arguments, name_sources, seed_tensor
+from dubio.sampling.drawing import Call, one_draw
+from dubio.sampling.settings import check_num_samples
+
+__all__ = ["export"]
+
+Noise = Literal["off", "fresh", "frozen"]
+
+
+def export(
+    model: nn.Module,
+    inputs: Inputs,
+    path: str | Path | None = None,
+    *,
+    format: Literal["torch", "onnx"] = "torch",
+    noise: Noise = "off",
+    num_samples: int | None = None,
+    seed: int = 0,
+    shared: Collection[int | str] = (),
+) -> Any:
+    """Export a network with a dynamic batch size; returns torch's exported program, or its ONNX program.
+
+    Args:
+        model: a converted network, or any ``nn.Module``; it is not changed.
+        inputs: an example with at least two rows: a tensor, a tuple of positional or a dict of keyword arguments.
+        path: where to write it (``.pt2`` or ``.onnx``); nothing is written by default.
+        format: ``"torch"`` for ``torch.export``, ``"onnx"`` for ONNX (needs ``dubio[export]``).
+        noise: ``"off"`` for the mean network, ``"fresh"`` for noise drawn anew at every run, ``"frozen"`` for the draws
+            that ``dubio.sample(..., seed=seed)`` gives with weight sampling.
+        num_samples: how many draws, as a leading sample axis; by default one draw without that axis.
+        seed: which draws, where frozen.
+        shared: positions or names of inputs that have no rows, such as a mask.
+    """
+    if format not in ("torch", "onnx"):
+        raise ValueError(f"format must be 'torch' or 'onnx', got {format!r}")
+    if noise not in ("off", "fresh", "frozen"):
+        raise ValueError(f"noise must be 'off', 'fresh' or 'frozen', got {noise!r}")
+    if num_samples is not None:
+        check_num_samples(num_samples)
+        if noise == "off":
+            raise ValueError("num_samples must be None with noise off: the mean network has one output")
+    args, kwargs = arguments(inputs)
+    if noise == "off":
+        network: nn.Module = to_mean(model)
+    else:
+        network = _Unrolled(model, num_samples, _drawn(model, num_samples, seed) if noise == "frozen" else None)
+    network.eval()
+    shapes = _dynamic_rows(network, args, kwargs, shared)
+    with torch.no_grad():
+        if format == "onnx":
+            return _to_onnx(network, args, kwargs, shapes, path)
+        program = torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+    if path is not None:
+        torch.export.save(program, str(path))
+    return program
+
+
+class _Unrolled(nn.Module):
+    """Several draws of a network, one after another; frozen ones hold their perturbations as buffers."""
+
+    def __init__(self, model: nn.Module, num_samples: int | None, drawn: list[dict[str, Tensor]] | None) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        self.num_samples = num_samples
+        self.frozen = drawn is not None
+        for place, draw in enumerate(drawn or []):
+            for name, perturbation in draw.items():
+                self.register_buffer(_buffer_name(place, name), perturbation)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """All draws, with a leading axis where several were asked for."""
+        settings = Settings(estimator="weight") if self.frozen else Settings()
+        call = Call(self.model, args, kwargs, settings)
+        draws = [one_draw(call, drawn=self._draw(place))[0] for place in range(self.num_samples or 1)]
+        return draws[0] if self.num_samples is None else pytree.tree_map(lambda *leaves: torch.stack(leaves), *draws)
+
+    def _draw(self, place: int) -> dict[int, Tensor] | None:
+        if not self.frozen:
+            return None
+        names = {name: posterior for name, posterior in self.model.named_modules() if hasattr(posterior, "rho")}
+        return {id(posterior): getattr(self, _buffer_name(place, name)) for name, posterior in names.items()}
+
+
+def _buffer_name(place: int, name: str) -> str:
+    return f"draw{place}_{name.replace('.', '_')}"
+
+
+def _drawn(model: nn.Module, num_samples: int | None, seed: int) -> list[dict[str, Tensor]]:
+    name_sources(model)
+    names = {id(module): name for name, module in model.named_modules()}
+    settings = Settings("frozen", seed_tensor(seed))
+    with torch.no_grad():
+        return [
+            {names[id(p)]: p.perturbation(Pass(settings, torch.tensor(draw))) for p in posteriors(model)}
+            for draw in range(num_samples or 1)
+        ]
+
+
+def _dynamic_rows(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Collection[int | str]
+) -> dict[str, Any]:
+    """For every parameter of ``forward``, that the first axis of its tensors is dynamic unless they are shared."""
+    named = dict([*enumerate(args), *kwargs.items()])
+    whole = {id(leaf) for name in shared for leaf in pytree.tree_leaves(named[name])}
+    for name, value in named.items():
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, Tensor) and id(leaf) not in whole and (leaf.dim() == 0 or leaf.shape[0] < 2):
+                raise ValueError(
+                    f"inputs must have at least two rows to export with any batch size, got shape {tuple(leaf.shape)} "
+                    f"for input {name!r}; name inputs without rows in shared=(...)"
+                )
+
+    def rows(leaf: Any) -> Any:
+        return {0: torch.export.Dim.DYNAMIC} if isinstance(leaf, Tensor) and id(leaf) not in whole else None
+
+    bound = inspect.signature(network.forward).bind(*args, **kwargs).arguments
+    return {name: pytree.tree_map(rows, value) for name, value in bound.items()}
+
+
+def _to_onnx(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, path: str | Path | None
+) -> Any:
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("ONNX export needs onnx and onnxscript: pip install 'dubio[export]'") from error
+    for name, module in network.named_modules():
+        if isinstance(module, nn.LSTM) and module.proj_size > 0:
+            raise ValueError(
+                f"cannot write {name} to ONNX: its LSTM has no projections, got proj_size={module.proj_size}"
+            )
+    destination = None if path is None else str(path)
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of every operator of torchvision when that is not installed
+    try:
+        return torch.onnx.export(
+            network, args, destination, kwargs=kwargs, dynamic_shapes=shapes, dynamo=True, verbose=False
+        )
+    finally:
+        log.setLevel(level)

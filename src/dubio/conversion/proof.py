@@ -1,0 +1,129 @@
+"""Prove a conversion on an example: noise off equals the original, and every random parameter is really read.
+
+A module that reads its parameters in some other way than as attributes - from a list it made when it was built, say -
+would convert and then quietly compute with its means. Running the network once shows it.
+"""
+
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from dubio.layers import GaussianPosterior
+from dubio.sampling import Inputs, Pass, Settings, arguments
+from dubio.sampling.settings import STATE
+
+__all__ = ["ConversionWarning", "FunctionCall", "find_functional_dropout", "prove"]
+
+DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+class ConversionWarning(UserWarning):
+    """Something about a converted network that its owner should know."""
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A function called by a network's own code."""
+
+    function: str
+    file: str
+    line: int
+
+
+def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
+    """Raise unless ``model`` with noise off gives what ``net`` gives on ``example``; warn of what the run shows.
+
+    Both run in eval mode, and are put back.
+    """
+    args, kwargs = arguments(example)
+    with torch.no_grad():
+        expected = _leaves(_run(net, args, kwargs, None))
+        for place, (found, wanted) in enumerate(
+            zip(_leaves(_run(model, args, kwargs, Settings("off"))), expected, strict=True)
+        ):
+            tolerance = TOLERANCE.get(wanted.dtype, 1e-2)
+            if not torch.allclose(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True):
+                distance = (found - wanted).abs().max().item()
+                raise RuntimeError(
+                    f"the conversion is not exact: with noise off, output {place} is {distance:.3g} away from the "
+                    "original network's"
+                )
+        reading = Settings(estimator="weight")
+        running = Pass(reading)
+        _run(model, args, kwargs, reading, running)
+    unread = [
+        name for name, p in model.named_modules() if isinstance(p, GaussianPosterior) and id(p) not in running.drawn
+    ]
+    if unread:
+        names = ", ".join(name.removesuffix("_posterior") for name in unread)
+        warnings.warn(f"random, but not read by the network on this example: {names}", ConversionWarning, stacklevel=3)
+    for call in find_functional_dropout(net, example):
+        warnings.warn(
+            f"{call.function} is called as a function in {call.file}, line {call.line}: it stays as it is, random in "
+            "training mode only; make it a torch.nn module to convert it",
+            ConversionWarning,
+            stacklevel=3,
+        )
+
+
+def find_functional_dropout(net: nn.Module, example: Inputs) -> list[FunctionCall]:
+    """Where a network's own code calls dropout as a function, found by running it once."""
+    args, kwargs = arguments(example)
+    with torch.no_grad(), torch.random.fork_rng(), _Dropouts() as found:
+        _run(net, args, kwargs, None)
+    return list(dict.fromkeys(found.calls))
+
+
+class _Dropouts(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[FunctionCall] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DROPOUTS:
+            self._note(func)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, func: Any) -> None:
+        """Note the calling line, unless it is torch's own: a module, which conversion can see."""
+        frame = sys._getframe(2)
+        functional = Path(F.__file__)
+        while frame.f_back is not None and (
+            Path(frame.f_code.co_filename) == functional or "overrides" in frame.f_code.co_filename
+        ):
+            frame = frame.f_back
+        if not frame.f_globals.get("__name__", "").startswith("torch."):
+            self.calls.append(FunctionCall(func.__name__, frame.f_code.co_filename, frame.f_lineno))
+
+
+def _run(
+    net: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings | None,
+    running: Pass | None = None,
+) -> Any:
+    modes = {module: module.training for module in net.modules()}
+    former = STATE.settings, STATE.current
+    net.eval()
+    STATE.settings, STATE.current = settings or Settings(), running
+    try:
+        return net(*args, **kwargs)
+    finally:
+        STATE.settings, STATE.current = former
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _leaves(outputs: Any) -> list[Tensor]:
+    outputs = getattr(outputs, "logits", outputs)
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
