@@ -18,8 +18,9 @@ from dubio.conversion import (
     to_mean,
 )
 from dubio.layers import divergence
-from dubio.likelihoods import Categorical, Gaussian
+from dubio.likelihoods import Bernoulli, Categorical, Gaussian
 from dubio.methods import Bayes
+from dubio.objectives import Elbo, Loss
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
@@ -28,13 +29,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bayes",
+    "Bernoulli",
     "Categorical",
     "CentredNormal",
     "ClassPredictive",
     "ConversionWarning",
     "Description",
+    "Elbo",
     "ExecutorWarning",
     "Gaussian",
+    "Loss",
     "Normal",
     "Predictive",
     "RealPredictive",

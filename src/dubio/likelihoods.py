@@ -1,16 +1,22 @@
-"""What a network's outputs mean: frozen values that turn raw outputs into a distribution of the target."""
+"""What a network's outputs mean: frozen values that turn raw outputs into a distribution of the target.
+
+Each gives the negative log-likelihood of targets, `(sample, batch)`: one number per draw and example, summed over the
+target's own axes, with every constant, so that it equals ``torch.distributions``. A likelihood may have a parameter
+of its own (``Gaussian("learned")``); it lives on the converted network, which hands it in as ``scale``.
+"""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+import torch.nn.functional as F
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
 
 from dubio import functional
 
-__all__ = ["Categorical", "Gaussian", "Likelihood"]
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "Likelihood", "likelihood_of", "observation_scale"]
 
 
 @dataclass(frozen=True)
@@ -18,17 +24,26 @@ class Categorical:
     """One of several classes.
 
     ``output`` says what the network gives, and is never guessed from values. ``class_axis`` counts in the output of one
-    draw, whose axis 0 is the batch.
+    draw, whose axis 0 is the batch. ``class_weight`` multiplies the loss of each class; ``label_smoothing`` mixes the
+    target with the uniform distribution. Neither changes predictions.
     """
 
     output: Literal["logits", "log_probs"] = "logits"
     class_axis: int = -1
+    class_weight: tuple[float, ...] | None = None
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         if self.output not in ("logits", "log_probs"):
             raise ValueError(f"output must be 'logits' or 'log_probs', got {self.output!r}")
         if self.class_axis == 0:
             raise ValueError("class_axis must not be 0, which is the batch axis")
+        if self.class_weight is not None:
+            object.__setattr__(self, "class_weight", tuple(float(weight) for weight in self.class_weight))
+            if any(not (math.isfinite(weight) and weight >= 0.0) for weight in self.class_weight):
+                raise ValueError(f"class_weight must hold finite weights of at least 0, got {self.class_weight}")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
 
     def log_probs(self, outputs: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch ... class"]:
         """Log-probabilities of every draw, the class axis last: `(sample, batch, ..., class)`."""
@@ -43,27 +58,80 @@ class Categorical:
         scores = outputs.movedim(axis, -1)
         return scores.log_softmax(dim=-1) if self.output == "logits" else scores
 
+    def nll(
+        self,
+        outputs: Float[Tensor, "sample batch ..."],
+        targets: Shaped[Tensor, "batch ..."],
+        scale: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "sample batch"]:
+        """Negative log-probability of the target classes, given as whole numbers."""
+        log_probs = self.log_probs(outputs)
+        num_classes = log_probs.shape[-1]
+        if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+            raise TypeError(f"targets must be whole numbers that name classes, got {targets.dtype}")
+        _check_shape(targets, log_probs.shape[1:-1])
+        if self.class_weight is not None and len(self.class_weight) != num_classes:
+            raise ValueError(
+                f"class_weight must have one weight per class, {num_classes}, got {len(self.class_weight)}"
+            )
+        index = targets.long().expand(log_probs.shape[:-1]).unsqueeze(-1)
+        loss = -log_probs.gather(-1, index).squeeze(-1)
+        if self.label_smoothing > 0.0:
+            loss = (1.0 - self.label_smoothing) * loss - self.label_smoothing * log_probs.mean(dim=-1)
+        if self.class_weight is not None:
+            weights = torch.tensor(self.class_weight, dtype=loss.dtype, device=loss.device)
+            loss = loss * weights[targets.long()]
+        return _sum_over_example(loss)
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Yes or no, for each output: the network gives logits, targets are 0 or 1."""
+
+    def log_probs(self, outputs: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch ... class"]:
+        """Log-probabilities of no and yes on a new last axis."""
+        return torch.stack([F.logsigmoid(-outputs), F.logsigmoid(outputs)], dim=-1)
+
+    def nll(
+        self,
+        outputs: Float[Tensor, "sample batch ..."],
+        targets: Shaped[Tensor, "batch ..."],
+        scale: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "sample batch"]:
+        """Negative log-probability of the targets, summed over the outputs of an example."""
+        _check_shape(targets, outputs.shape[1:])
+        wanted = targets.to(outputs.dtype)
+        loss = -(wanted * F.logsigmoid(outputs) + (1.0 - wanted) * F.logsigmoid(-outputs))
+        return _sum_over_example(loss)
+
 
 @dataclass(frozen=True)
 class Gaussian:
     """A real target with Gaussian noise of standard deviation ``std``.
 
     With ``std="output"`` the network gives twice as many outputs on its last axis: first the means, then the softplus
-    arguments of the standard deviations.
+    arguments of the standard deviations. With ``std="learned"`` one standard deviation for all targets is learned,
+    starting at ``INITIAL_STD``.
     """
 
-    std: float | Literal["output"] = 0.1
+    std: float | Literal["learned", "output"] = 0.1
+
+    INITIAL_STD = 0.1
 
     def __post_init__(self) -> None:
-        if self.std == "output":
+        if self.std in ("learned", "output"):
             return
         if isinstance(self.std, str) or not (math.isfinite(self.std) and self.std > 0.0):
-            raise ValueError(f"std of a Gaussian must be positive and finite, or 'output', got {self.std!r}")
+            raise ValueError(f"std of a Gaussian must be positive and finite, 'learned' or 'output', got {self.std!r}")
 
     def moments(
-        self, outputs: Float[Tensor, "sample batch *rest"]
-    ) -> tuple[Float[Tensor, "sample batch *out"], Float[Tensor, "sample batch *out"]]:
+        self, outputs: Float[Tensor, "sample batch ..."], scale: Float[Tensor, "..."] | None = None
+    ) -> tuple[Float[Tensor, "sample batch ..."], Float[Tensor, "sample batch ..."]]:
         """Mean and standard deviation of the target under every draw."""
+        if self.std == "learned":
+            if scale is None:
+                raise ValueError("a Gaussian(std='learned') belongs to a converted network, which keeps its scale")
+            return outputs, functional.softplus(scale).to(outputs.dtype).expand_as(outputs)
         if self.std != "output":
             return outputs, torch.full_like(outputs, float(self.std))
         if outputs.dim() < 3 or outputs.shape[-1] % 2:
@@ -74,5 +142,37 @@ class Gaussian:
         mean, rho = outputs.chunk(2, dim=-1)
         return mean, functional.softplus(rho)
 
+    def nll(
+        self,
+        outputs: Float[Tensor, "sample batch ..."],
+        targets: Shaped[Tensor, "batch ..."],
+        scale: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "sample batch"]:
+        """Negative log density of the targets, summed over the dimensions of an example."""
+        mean, std = self.moments(outputs, scale)
+        _check_shape(targets, mean.shape[1:])
+        loss = -functional.normal_log_prob(targets.to(mean.dtype), mean, std)
+        return _sum_over_example(loss)
 
-Likelihood = Categorical | Gaussian
+
+Likelihood = Categorical | Gaussian | Bernoulli
+
+
+def likelihood_of(model: nn.Module) -> Likelihood:
+    """The likelihood a network was converted with; without one, a ``Categorical`` over logits."""
+    record = getattr(model, "dubio_spec", None)
+    return Categorical() if record is None else record.likelihood
+
+
+def observation_scale(model: nn.Module) -> Tensor | None:
+    """The learned scale of the observation noise (a softplus argument), where the network has one."""
+    return getattr(model, "observation_rho", None)
+
+
+def _check_shape(targets: Tensor, wanted: torch.Size) -> None:
+    if targets.shape != wanted:
+        raise ValueError(f"targets must have shape {tuple(wanted)} beside these outputs, got {tuple(targets.shape)}")
+
+
+def _sum_over_example(loss: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch"]:
+    return loss.flatten(2).sum(dim=2) if loss.dim() > 2 else loss

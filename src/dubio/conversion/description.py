@@ -120,6 +120,8 @@ def _describe_layer(name: str, module: nn.Module, record: Spec | None, seen: set
 def _why_fixed(name: str, module: nn.Module, record: Spec | None) -> str:
     if record is None:
         return "not converted"
+    if own_parameters(module) == ["observation_rho"]:
+        return "fixed: the learned noise of the data"
     if is_norm(module) and not getattr(record.method, "norms", False):
         return "fixed: normalisation layers stay deterministic"
     if not chooses(getattr(record.method, "where", None), name, module):

@@ -89,6 +89,7 @@ def to_mean(model: nn.Module) -> nn.Module:
         elif type(module) in PLAIN:
             module.__class__ = PLAIN[type(module)]
     plain.__dict__.pop("dubio_spec", None)
+    plain._parameters.pop("observation_rho", None)
     return plain
 
 

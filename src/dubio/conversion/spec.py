@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from dubio.likelihoods import Likelihood
+from dubio import functional
+from dubio.likelihoods import Gaussian, Likelihood
 
 __all__ = ["Spec", "attach_spec", "spec"]
 
@@ -27,5 +29,10 @@ def spec(model: nn.Module) -> Spec:
 
 
 def attach_spec(model: nn.Module, record: Spec) -> None:
-    """Give a network its record."""
+    """Give a network its record, and the parameter that its likelihood learns."""
+    likelihood = record.likelihood
+    if isinstance(likelihood, Gaussian) and likelihood.std == "learned":
+        start = functional.inverse_softplus(torch.tensor(likelihood.INITIAL_STD))
+        first = next(model.parameters())
+        model.register_parameter("observation_rho", nn.Parameter(start.to(first)))
     model.dubio_spec = record  # type: ignore[assignment]

@@ -77,10 +77,11 @@ def gaussian_kl(
 
 
 def normal_log_prob(
-    value: Float[Tensor, "*shape"], mean: Float[Tensor, "*shape"] | float, std: float
-) -> Float[Tensor, "*shape"]:
+    value: Float[Tensor, "..."], mean: Float[Tensor, "..."] | float, std: Float[Tensor, "..."] | float
+) -> Float[Tensor, "..."]:
     """Log density of ``N(mean, std^2)``, element by element (E-17)."""
-    return -0.5 * ((value - mean) / std).square() - math.log(std) - HALF_LOG_TWO_PI
+    log_std = std.log() if isinstance(std, Tensor) else math.log(std)
+    return -0.5 * ((value - mean) / std).square() - log_std - HALF_LOG_TWO_PI
 
 
 def scale_mixture_log_prob(

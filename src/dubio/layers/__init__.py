@@ -3,7 +3,7 @@
 from dubio.layers.bayesian import BAYESIAN, BayesianLayer, Linear
 from dubio.layers.drawn import Drawn, draw_parameters, drawn_class, drawn_names, restore_parameters
 from dubio.layers.mappable import MAPPABLE, PLAIN
-from dubio.layers.posterior import GaussianPosterior, divergence, posteriors
+from dubio.layers.posterior import GaussianPosterior, closed_divergence, divergence, posteriors
 
 __all__ = [
     "BAYESIAN",
@@ -13,6 +13,7 @@ __all__ = [
     "Drawn",
     "GaussianPosterior",
     "Linear",
+    "closed_divergence",
     "divergence",
     "draw_parameters",
     "drawn_class",

@@ -17,7 +17,7 @@ from dubio.priors import CentredNormal, Prior
 from dubio.sampling import Pass, Settings, current_pass, name_sources
 from dubio.sampling.settings import STATE, check_num_samples, fresh, settings_for_run
 
-__all__ = ["GaussianPosterior", "divergence", "posteriors"]
+__all__ = ["GaussianPosterior", "closed_divergence", "divergence", "posteriors"]
 
 
 class GaussianPosterior(nn.Module):
@@ -132,6 +132,12 @@ def divergence(model: nn.Module, num_samples: int = 1, *, seed: int | Tensor | N
         for posterior in posteriors(model)
     ]
     return torch.stack(terms).sum() if terms else torch.zeros(())
+
+
+def closed_divergence(model: nn.Module) -> Float[Tensor, ""] | None:
+    """The part of the divergence that has a closed form; None where no posterior of the network has one."""
+    terms = [posterior.closed_divergence() for posterior in posteriors(model) if posterior.has_closed_divergence]
+    return torch.stack(terms).sum() if terms else None
 
 
 def _mean_estimate(posterior: GaussianPosterior, settings: Settings, num_samples: int) -> Tensor:

@@ -14,6 +14,7 @@ from dubio.conversion.choice import check_where
 from dubio.conversion.spec import attach_spec
 from dubio.layers import GaussianPosterior
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.objectives import Elbo
 from dubio.priors import Normal, Prior
 from dubio.sampling import Estimator, Inputs
 
@@ -53,6 +54,10 @@ class Bayes:
             raise ValueError(f"init_std must be positive and finite, got {self.init_std!r}")
         check_where(self.where)
 
+    def objective(self, num_data: int) -> Elbo:
+        """What this method minimises on ``num_data`` training examples."""
+        return Elbo(num_data)
+
     def convert(
         self,
         net: nn.Module,
@@ -69,7 +74,7 @@ class Bayes:
         network does not read, or dropout called as a function, are warned of.
         """
         if not isinstance(likelihood, Likelihood):
-            raise TypeError(f"likelihood must be a Categorical or a Gaussian, got {likelihood!r}")
+            raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
         model = randomise(
             net,
             lambda weight, fixed: GaussianPosterior(weight, self.prior, self.init_std, fixed),

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dubio.conversion import Spec
-from dubio.likelihoods import Categorical, Likelihood
+from dubio.likelihoods import Likelihood, likelihood_of, observation_scale
 from dubio.prediction.predictive import Predictive
 from dubio.prediction.streaming import statistics_for
 from dubio.sampling import Estimator, Inputs, Using, arguments, stream
@@ -66,15 +65,13 @@ def predict(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     batches = _batches(inputs, batch_size, shared, _device(model))
-    if likelihood is None:
-        record = getattr(model, "dubio_spec", None)
-        likelihood = record.likelihood if isinstance(record, Spec) else Categorical()
+    likelihood = likelihood_of(model) if likelihood is None else likelihood
     if not isinstance(likelihood, Likelihood):
-        raise TypeError(f"likelihood must be a Categorical or a Gaussian, got {likelihood!r}")
+        raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
 
     noisy = STATE.settings.mode != "off"
     used_seed = _seed(seed) if noisy else None
-    statistics = [statistics_for(likelihood, keep_samples) for _ in batches]
+    statistics = [statistics_for(likelihood, keep_samples, observation_scale(model)) for _ in batches]
     with torch.no_grad(), Using(estimator=estimator), _eval_mode(model):
         draws = stream(model, batches, num_samples if noisy else 1, seed=used_seed, executor=executor, chunk=chunk)
         for number, outputs in draws:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
-from dubio.likelihoods import Categorical, Gaussian, Likelihood
+from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.prediction.predictive import ClassPredictive, RealPredictive
 
 __all__ = ["ClassStatistics", "RealStatistics", "Statistics", "statistics_for"]
@@ -20,7 +20,7 @@ __all__ = ["ClassStatistics", "RealStatistics", "Statistics", "statistics_for"]
 class ClassStatistics:
     """Sums over draws for a distribution over classes."""
 
-    def __init__(self, likelihood: Categorical, keep_samples: bool) -> None:
+    def __init__(self, likelihood: Categorical | Bernoulli, keep_samples: bool) -> None:
         self._likelihood = likelihood
         self._kept: list[Tensor] | None = [] if keep_samples else None
         self._count = 0
@@ -69,8 +69,9 @@ class ClassStatistics:
 class RealStatistics:
     """Sums over draws for a distribution over real targets; means and variances are merged after Chan et al. 1983."""
 
-    def __init__(self, likelihood: Gaussian, keep_samples: bool) -> None:
+    def __init__(self, likelihood: Gaussian, keep_samples: bool, scale: Tensor | None = None) -> None:
         self._likelihood = likelihood
+        self._scale = scale
         self._kept: list[tuple[Tensor, Tensor]] | None = [] if keep_samples else None
         self._count = 0
         self._mean: Tensor | None = None
@@ -79,7 +80,7 @@ class RealStatistics:
 
     def update(self, outputs: Float[Tensor, "sample batch *rest"]) -> None:
         """Take some draws in."""
-        means, stds = self._likelihood.moments(outputs)
+        means, stds = self._likelihood.moments(outputs, self._scale)
         if self._kept is not None:
             self._kept.append((means, stds))
         count, exact = len(means), means.double()
@@ -114,8 +115,8 @@ class RealStatistics:
 Statistics = ClassStatistics | RealStatistics
 
 
-def statistics_for(likelihood: Likelihood, keep_samples: bool) -> Statistics:
-    """Empty statistics for outputs of this meaning."""
-    if isinstance(likelihood, Categorical):
-        return ClassStatistics(likelihood, keep_samples)
-    return RealStatistics(likelihood, keep_samples)
+def statistics_for(likelihood: Likelihood, keep_samples: bool, scale: Tensor | None = None) -> Statistics:
+    """Empty statistics for outputs of this meaning; ``scale`` is the observation noise that a network learned."""
+    if isinstance(likelihood, Gaussian):
+        return RealStatistics(likelihood, keep_samples, scale)
+    return ClassStatistics(likelihood, keep_samples)

@@ -1,0 +1,118 @@
+"""The variational free energy: mean negative log-likelihood plus the divergence from the prior, per example.
+
+``total = mean nll + beta * pi_i / B_i * KL`` (E-5), which is ``mean nll + beta * KL / N`` with uniform weights,
+whatever the batch size. Summed over an epoch, each batch weighted by its size, it is the free energy of the whole
+data (E-1), also with a short last batch and under accumulation (``tests/objectives/test_elbo.py``).
+
+Reference: Blundell et al. 2015, sections 3.1 and 3.4.
+"""
+
+import math
+from dataclasses import dataclass
+
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from dubio import functional
+from dubio.functional.free_energy import KlWeighting
+from dubio.layers import closed_divergence, divergence
+from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
+from dubio.objectives.loss import Loss
+from dubio.sampling import Draws, Inputs, run
+from dubio.sampling.executors import Executor
+
+__all__ = ["Elbo"]
+
+
+@dataclass(frozen=True)
+class Elbo:
+    """The evidence lower bound, as a loss.
+
+    Args:
+        num_data: how many training examples there are; given once, here. ``dubio.fit`` fills it in.
+        beta: weight of the divergence.
+        kl_weighting: how batches share the divergence: ``"uniform"``, ``"geometric"`` (halving from batch to batch,
+        which
+            needs ``batch_index`` and ``num_batches`` in the call) or ``"none"``.
+        warmup: number of epochs over which ``beta`` grows from zero (needs ``epoch`` in the call).
+    """
+
+    num_data: int | None = None
+    beta: float = 1.0
+    kl_weighting: KlWeighting = "uniform"
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_data is not None and self.num_data < 1:
+            raise ValueError(f"num_data must be at least 1, got {self.num_data}")
+        if not (math.isfinite(self.beta) and self.beta >= 0.0):
+            raise ValueError(f"beta must be finite and at least 0, got {self.beta}")
+        if self.kl_weighting not in ("uniform", "geometric", "none"):
+            raise ValueError(f"kl_weighting must be 'uniform', 'geometric' or 'none', got {self.kl_weighting!r}")
+        if self.warmup < 0:
+            raise ValueError(f"warmup must be at least 0 epochs, got {self.warmup}")
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        targets: Shaped[Tensor, "batch ..."],
+        num_samples: int = 1,
+        *,
+        sample_weight: Float[Tensor, " batch"] | None = None,
+        batch_index: int | None = None,
+        num_batches: int | None = None,
+        epoch: float | None = None,
+        seed: int | Tensor | None = None,
+        executor: Executor = "auto",
+    ) -> Loss:
+        """The loss of one batch.
+
+        Args:
+            model: a converted network.
+            inputs: a tensor, a tuple of positional or a dict of keyword arguments.
+            targets: one per row, as the network's likelihood wants them.
+            num_samples: how many draws the expectation is taken over.
+            sample_weight: multiplies each example's negative log-likelihood.
+            batch_index: which batch of the epoch this is, from 0 (for geometric weights).
+            num_batches: how many batches an epoch has (for geometric weights).
+            epoch: how many epochs have been trained, for the warm-up; fractions are welcome.
+            seed: freezes the draws.
+            executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
+        """
+        likelihood = likelihood_of(model)
+        draws = run(model, inputs, num_samples, seed=seed, executor=executor, collecting=True)
+        nll_per_example = likelihood.nll(draws.outputs, targets, observation_scale(model))
+        if sample_weight is not None:
+            nll_per_example = nll_per_example * sample_weight
+        kl = self._divergence(model, draws, num_samples, seed)
+
+        share = self._share(nll_per_example.shape[1], batch_index, num_batches)
+        total = functional.minibatch_cost(nll_per_example, kl, share, self._beta(epoch))
+        log_probs = None if isinstance(likelihood, Gaussian) else likelihood.log_probs(draws.outputs.detach())
+        return Loss(total, nll_per_example.mean(), {"divergence": kl}, log_probs)
+
+    def _share(self, batch_size: int, batch_index: int | None, num_batches: int | None) -> float:
+        if self.num_data is None:
+            raise ValueError(
+                "num_data must be given: Elbo(num_data=len(training_data)), since the divergence counts once"
+            )
+        if self.kl_weighting == "geometric":
+            if batch_index is None or num_batches is None:
+                raise ValueError("geometric weights need batch_index and num_batches in the call")
+            return functional.kl_share("geometric", batch_index, num_batches)
+        return functional.kl_share(self.kl_weighting, 0, 1, min(batch_size / self.num_data, 1.0))
+
+    def _beta(self, epoch: float | None) -> float:
+        if self.warmup == 0:
+            return self.beta
+        if epoch is None:
+            raise ValueError("a warm-up needs the epoch in the call")
+        return self.beta * min(1.0, epoch / self.warmup)
+
+    def _divergence(self, model: nn.Module, draws: Draws, num_samples: int, seed: int | Tensor | None) -> Tensor:
+        """In closed form where there is one; else from the draws of this very pass, where it drew weights."""
+        closed, estimated = closed_divergence(model), draws.terms.get("divergence")
+        if estimated is None:
+            return divergence(model, num_samples, seed=seed)
+        return estimated.mean() if closed is None else closed + estimated.mean()

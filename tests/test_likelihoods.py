@@ -1,0 +1,140 @@
+"""Likelihoods equal torch.distributions, constants and all."""
+
+import pytest
+import torch
+from torch import Tensor, distributions, nn
+
+import dubio
+
+
+def test_categorical_equals_torch_distributions() -> None:
+    outputs, targets = torch.randn(3, 6, 4), torch.randint(4, (6,))
+    expected = -distributions.Categorical(logits=outputs).log_prob(targets.expand(3, 6))
+    torch.testing.assert_close(dubio.Categorical().nll(outputs, targets), expected)
+    as_log_probs = dubio.Categorical(output="log_probs").nll(outputs.log_softmax(-1), targets)
+    torch.testing.assert_close(as_log_probs, expected)
+
+
+def test_positions_of_an_example_are_summed() -> None:
+    outputs, targets = torch.randn(3, 2, 4, 5, 5), torch.randint(4, (2, 5, 5))
+    found = dubio.Categorical(class_axis=1).nll(outputs, targets)
+    expected = torch.stack(
+        [nn.functional.cross_entropy(draw, targets, reduction="none").sum((1, 2)) for draw in outputs]
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weights", [None, (1.0, 2.0, 0.5, 3.0)])
+def test_class_weights_and_smoothing_equal_torchs(smoothing: float, weights: tuple[float, ...] | None) -> None:
+    outputs, targets = torch.randn(3, 6, 4), torch.randint(4, (6,))
+    found = dubio.Categorical(class_weight=weights, label_smoothing=smoothing).nll(outputs, targets)
+    plain = torch.stack(
+        [nn.functional.cross_entropy(draw, targets, reduction="none", label_smoothing=smoothing) for draw in outputs]
+    )
+    expected = plain if weights is None else plain * torch.tensor(weights)[targets]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 2), (6, 2, 3)])
+def test_gaussian_equals_torch_distributions(shape: tuple[int, ...]) -> None:
+    outputs, targets = torch.randn(3, *shape), torch.randn(shape)
+    expected = -distributions.Normal(outputs, 0.3).log_prob(targets)
+    expected = expected.flatten(2).sum(2) if expected.dim() > 2 else expected
+    torch.testing.assert_close(dubio.Gaussian(0.3).nll(outputs, targets), expected)
+
+
+def test_gaussian_with_its_scale_among_the_outputs_equals_torch_distributions() -> None:
+    outputs, targets = torch.randn(3, 6, 4), torch.randn(6, 2)
+    expected = -distributions.Normal(outputs[..., :2], nn.functional.softplus(outputs[..., 2:])).log_prob(targets)
+    torch.testing.assert_close(dubio.Gaussian("output").nll(outputs, targets), expected.sum(-1))
+
+
+def test_a_learned_scale_belongs_to_the_network_and_is_learned() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(4000, 1)
+    targets = 2 * inputs + 0.5 * torch.randn(4000, 1)
+    model = dubio.Bayes(init_std=0.01).convert(nn.Linear(1, 1), dubio.Gaussian("learned"))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    objective = dubio.Elbo(num_data=4000)
+    for _ in range(500):
+        optimizer.zero_grad()
+        objective(model, inputs, targets).total.backward()
+        optimizer.step()
+    prediction = dubio.predict(model, inputs[:10], 20, seed=0)
+    torch.testing.assert_close(prediction.aleatoric_std, torch.full((10, 1), 0.5), rtol=0.1, atol=0)
+    assert "observation_rho" not in dubio.to_mean(model).state_dict()
+    assert "the learned noise" in str(
+        dubio.describe(dubio.Bayes().convert(nn.Sequential(nn.Linear(1, 1)), dubio.Gaussian("learned")))
+    )
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 2)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
+def test_bernoulli_equals_torch_distributions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    outputs, targets = torch.randn(3, *shape), torch.randint(2, shape).to(dtype)
+    expected = -distributions.Bernoulli(logits=outputs).log_prob(targets.float().expand(3, *shape))
+    expected = expected.flatten(2).sum(2) if expected.dim() > 2 else expected
+    torch.testing.assert_close(dubio.Bernoulli().nll(outputs, targets), expected)
+
+
+def test_bernoulli_predicts_the_probability_of_yes() -> None:
+    model = dubio.Bayes().convert(nn.Linear(5, 3), dubio.Bernoulli())
+    inputs = torch.randn(4, 5)
+    prediction = dubio.predict(model, inputs, 7, seed=0)
+    assert prediction.probs.shape == (4, 3, 2)
+    expected = dubio.sample(dubio.Bayes(estimator="weight").convert(nn.Linear(5, 3)), inputs, 1)
+    assert expected.shape == (1, 4, 3)
+    with dubio.noise_off():
+        mean = dubio.predict(model, inputs)
+    torch.testing.assert_close(mean.probs[..., 1], dubio.to_mean(model)(inputs).sigmoid())
+
+
+def refuse(likelihood: object, outputs: Tensor, targets: Tensor) -> None:
+    likelihood.nll(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("work", "error", "message"),
+    [
+        (lambda: dubio.Categorical(label_smoothing=1.0), ValueError, r"label_smoothing must be in \[0, 1\), got 1\.0"),
+        (lambda: dubio.Categorical(class_weight=(1.0, -1.0)), ValueError, "class_weight must hold finite weights"),
+        (lambda: dubio.Gaussian("fitted"), ValueError, "'learned' or 'output', got 'fitted'"),
+        (
+            lambda: dubio.Categorical().nll(torch.randn(2, 3, 4), torch.rand(3)),
+            TypeError,
+            r"targets must be whole numbers that name classes, got torch\.float32",
+        ),
+        (
+            lambda: dubio.Categorical().nll(torch.randn(2, 3, 4), torch.zeros(4, dtype=torch.long)),
+            ValueError,
+            r"targets must have shape \(3,\) beside these outputs, got \(4,\)",
+        ),
+        (
+            lambda: dubio.Categorical(class_weight=(1.0, 1.0)).nll(
+                torch.randn(2, 3, 4), torch.zeros(3, dtype=torch.long)
+            ),
+            ValueError,
+            "class_weight must have one weight per class, 4, got 2",
+        ),
+        (
+            lambda: dubio.Gaussian().nll(torch.randn(2, 3, 1), torch.randn(3)),
+            ValueError,
+            r"targets must have shape \(3, 1\) beside these outputs, got \(3,\)",
+        ),
+        (
+            lambda: dubio.Gaussian("learned").nll(torch.randn(2, 3, 1), torch.randn(3, 1)),
+            ValueError,
+            "belongs to a converted network",
+        ),
+        (
+            lambda: dubio.Bernoulli().nll(torch.randn(2, 3, 1), torch.randn(3)),
+            ValueError,
+            r"targets must have shape \(3, 1\)",
+        ),
+    ],
+)
+def test_refusals(work: object, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    with pytest.raises(error, match=message):
+        work()
