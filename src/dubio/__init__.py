@@ -24,24 +24,29 @@ from dubio.objectives import Elbo, Loss
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
+from dubio.training import Callback, CollapseWarning, Interrupted, Run, fit
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Bayes",
     "Bernoulli",
+    "Callback",
     "Categorical",
     "CentredNormal",
     "ClassPredictive",
+    "CollapseWarning",
     "ConversionWarning",
     "Description",
     "Elbo",
     "ExecutorWarning",
     "Gaussian",
+    "Interrupted",
     "Loss",
     "Normal",
     "Predictive",
     "RealPredictive",
+    "Run",
     "ScaleMixture",
     "Spec",
     "Where",
@@ -51,6 +56,7 @@ __all__ = [
     "describe",
     "divergence",
     "export",
+    "fit",
     "fresh",
     "frozen",
     "noise_off",

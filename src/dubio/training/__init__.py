@@ -1,0 +1,6 @@
+"""Training: data in, a trained network and a record out."""
+
+from dubio.training.fitting import fit
+from dubio.training.trainer import Callback, CollapseWarning, Interrupted, Run
+
+__all__ = ["Callback", "CollapseWarning", "Interrupted", "Run", "fit"]

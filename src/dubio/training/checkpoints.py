@@ -1,0 +1,82 @@
+"""Checkpoints that are whole or not there: tensors in safetensors, the rest in JSON, never pickle.
+
+A checkpoint is a folder, written under another name, flushed to disk and then renamed - which the file system does
+all at once. Whatever ends the process, the newest complete checkpoint is found again.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+__all__ = ["latest_checkpoint", "read_checkpoint", "remove_unfinished", "write_atomically", "write_checkpoint"]
+
+PREFIX = "step-"
+UNFINISHED = ".unfinished-"
+
+
+def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write the checkpoint of a step, then remove older ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{UNFINISHED}{os.getpid()}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+        unfinished / "tensors.safetensors",
+    )
+    (unfinished / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+    for part in unfinished.iterdir():
+        _flush(part)
+    final = folder / f"{PREFIX}{step:010d}"
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(unfinished, final)
+    _flush(folder)
+    for other in _checkpoints(folder):
+        if other != final:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint under ``folder``."""
+    found = _checkpoints(folder)
+    return found[-1] if found else None
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and state of a checkpoint."""
+    return load_file(path / "tensors.safetensors"), json.loads((path / "state.json").read_text())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file such that readers see the old one or the new one, never a part."""
+    unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{path.name}")
+    unfinished.write_bytes(content)
+    _flush(unfinished)
+    os.replace(unfinished, path)
+    _flush(path.parent)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed left half-written."""
+    for path in list(folder.rglob(f"{UNFINISHED}*")):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

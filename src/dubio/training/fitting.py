@@ -1,0 +1,148 @@
+"""``fit``: train a stochastic network, show how it goes, and never lose work."""
+
+import dataclasses
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubio.objectives import Elbo
+from dubio.training.batches import batches_from
+from dubio.training.progress import display_for
+from dubio.training.settings import Recipe, Schedule
+from dubio.training.trainer import Callback, Plan, Run, Trainer
+
+__all__ = ["fit"]
+
+MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+def fit(
+    model: nn.Module,
+    train: Any,
+    validation: Any = None,
+    *,
+    objective: Elbo | None = None,
+    epochs: int | None = None,
+    batch_size: int = 128,
+    lr: float | None = None,
+    optimizer: MakeOptimizer | None = None,
+    schedule: Schedule = "constant",
+    num_samples: int | None = None,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    patience: int | None = None,
+    monitor: str = "val_nll",
+    num_data: int | None = None,
+    sample_weight: Tensor | None = None,
+    callbacks: Sequence[Callback] = (),
+    folder: str | Path | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    progress: bool = True,
+) -> Run:
+    """Train a network in place.
+
+    Args:
+        model: a converted network.
+        train: ``(inputs, targets)``, a ``Dataset``, a ``DataLoader``, or an iterable of batches.
+        validation: the same, or None; with it the best epoch's weights are kept.
+        objective: what is minimised; by default the method's. Its ``num_data`` is filled in.
+        epochs: how often the data are run through; None, here and below, means the method's default.
+        batch_size: examples in a batch, where the data do not come in batches.
+        lr: learning rate.
+        optimizer: makes an optimiser from parameter groups, each with its learning rate; Adam by default.
+        schedule: ``"constant"``, ``"cosine"``, ``"linear"``, or a function of the share of training done.
+        num_samples: draws for each step.
+        weight_decay: for all parameters but the scales of posteriors.
+        clip_norm: largest norm of the gradient.
+        accumulate: batches that make up one step.
+        patience: epochs without improvement after which training stops.
+        monitor: the metric that improves: ``"val_nll"``, ``"val_accuracy"``, ``"loss"`` or ``"nll"``.
+        num_data: number of training examples, where the data cannot tell.
+        sample_weight: one weight per training example.
+        callbacks: objects with ``on_step``, ``on_epoch`` and ``on_end``.
+        folder: where the run is kept: configuration, metrics, checkpoint, best weights.
+        resume: go on from the folder's checkpoint.
+        seed: order of the data, and noise.
+        device: where to train; by default where the network is.
+        precision: ``"bf16"`` runs the network under autocast.
+        progress: show how it goes.
+    """
+    recipe = getattr(getattr(getattr(model, "dubio_spec", None), "method", None), "recipe", Recipe())
+    plan = Plan(
+        epochs=recipe.epochs if epochs is None else epochs,
+        batch_size=batch_size,
+        lr=recipe.lr if lr is None else lr,
+        num_samples=recipe.num_samples if num_samples is None else num_samples,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+        accumulate=accumulate,
+        patience=patience,
+        monitor=monitor if validation is not None or not monitor.startswith("val_") else "loss",
+        seed=seed,
+        precision=precision,
+    )
+    where = torch.device(device) if device is not None else next(model.parameters()).device
+    model.to(where)
+    batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight)
+    held_out = None if validation is None else batches_from(validation, batch_size, name="validation")
+    count = num_data or batches.num_data
+    if count is None:
+        raise ValueError("num_data must be given where the training data cannot tell their number of examples")
+    objective = Elbo() if objective is None else objective
+    objective = dataclasses.replace(objective, num_data=count)
+    made = (optimizer or torch.optim.Adam)(_groups(model, plan.lr, weight_decay))
+    trainer = Trainer(
+        model,
+        batches,
+        held_out,
+        objective,
+        made,
+        schedule,
+        plan,
+        tuple(callbacks),
+        Path(folder) if folder else None,
+        where,
+    )
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _signals() as interrupted:
+        torch.manual_seed(seed)
+        with display_for(progress, plan.epochs, batches.num_batches) as display:
+            return trainer.run(resume, interrupted, display)
+
+
+def _groups(model: nn.Module, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Two parameter groups: weights, and the scales of distributions, which weight decay must not touch."""
+    scales = [p for name, p in model.named_parameters() if p.requires_grad and name.rpartition(".")[2].endswith("rho")]
+    known = {id(parameter) for parameter in scales}
+    weights = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    groups = [
+        {"params": weights, "lr": lr, "initial_lr": lr, "weight_decay": weight_decay},
+        {"params": scales, "lr": lr, "initial_lr": lr, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that is set by Ctrl-C or SIGTERM, in place of an exception in the middle of a step."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    former = {
+        number: signal.signal(number, lambda *unused: interrupted.set()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield interrupted
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,81 @@
+"""How training goes, on the terminal: a bar where rich is there, else a line per epoch."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["Display", "display_for"]
+
+
+class Display:
+    """Shows nothing."""
+
+    def batch(self, epoch: int, batch: int, loss: float) -> None:
+        """After a batch."""
+
+    def epoch(self, metrics: dict[str, float]) -> None:
+        """After an epoch."""
+
+
+class Lines(Display):
+    """One line per epoch, with the time left."""
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs, self._began, self._first = epochs, time.perf_counter(), 0
+
+    def epoch(self, metrics: dict[str, float]) -> None:
+        """After an epoch."""
+        number = int(metrics["epoch"])
+        self._first = self._first or number
+        pace = (time.perf_counter() - self._began) / (number - self._first + 1)
+        left = pace * (self._epochs - number)
+        print(f"epoch {number}/{self._epochs}  {summary(metrics)}  {left:.0f} s left", file=sys.stderr, flush=True)  # noqa: T201
+
+
+class Bar(Display):
+    """A bar over all batches, with the latest metrics."""
+
+    def __init__(self, bar: Any, task: Any, epochs: int, num_batches: int | None) -> None:
+        self._bar, self._task, self._epochs, self._num_batches = bar, task, epochs, num_batches
+        self._metrics = ""
+
+    def batch(self, epoch: int, batch: int, loss: float) -> None:
+        """After a batch."""
+        share = batch / self._num_batches if self._num_batches else 0.0
+        text = f"epoch {epoch + 1}/{self._epochs}  {self._metrics or f'loss {loss:.4f}'}"
+        self._bar.update(self._task, completed=epoch + share, description=text)
+
+    def epoch(self, metrics: dict[str, float]) -> None:
+        """After an epoch."""
+        self._metrics = summary(metrics)
+        text = f"epoch {int(metrics['epoch'])}/{self._epochs}  {self._metrics}"
+        self._bar.update(self._task, completed=metrics["epoch"], description=text)
+
+
+def summary(metrics: dict[str, float]) -> str:
+    """Metrics in one line."""
+    hidden = ("epoch", "step", "seconds")
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in hidden)
+
+
+@contextmanager
+def display_for(progress: bool, epochs: int, num_batches: int | None) -> Iterator[Display]:
+    """What to show a run with."""
+    if not progress:
+        yield Display()
+        return
+    try:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield Lines(epochs)
+        return
+    if not sys.stderr.isatty():
+        yield Lines(epochs)
+        return
+    from rich.console import Console
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield Bar(bar, bar.add_task("starting", total=epochs), epochs, num_batches)

@@ -1,0 +1,30 @@
+"""How a method likes to be trained, and how the learning rate moves."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Recipe", "Schedule", "schedule_factor"]
+
+Schedule = Literal["constant", "cosine", "linear"] | Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Defaults of a method: what works on small data without tuning."""
+
+    epochs: int = 50
+    lr: float = 2e-3
+    num_samples: int = 1
+
+
+def schedule_factor(schedule: Schedule, done: float) -> float:
+    """What the learning rate is multiplied with when ``done`` of the training, from 0 to 1, is over."""
+    if callable(schedule):
+        return float(schedule(done))
+    if schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * done))
+    if schedule == "linear":
+        return 1.0 - done
+    return 1.0

@@ -1,0 +1,400 @@
+"""The run itself: steps, epochs, checkpoints, and where it stands.
+
+Invariants (``tests/training``): with a folder, a run that was killed at any point and resumed ends bit for bit as one
+that was not (on a CPU); a checkpoint is whole or not there; ``metrics.jsonl`` holds every epoch once.
+"""
+
+import dataclasses
+import json
+import math
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from dubio import functional
+from dubio.layers import posteriors
+from dubio.likelihoods import Categorical, Gaussian, likelihood_of, observation_scale
+from dubio.objectives import Elbo, Loss
+from dubio.sampling import Using, sample
+from dubio.training.batches import Batch, Batches
+from dubio.training.checkpoints import (
+    latest_checkpoint,
+    read_checkpoint,
+    remove_unfinished,
+    write_atomically,
+    write_checkpoint,
+)
+from dubio.training.progress import Display
+from dubio.training.settings import Schedule, schedule_factor
+from dubio.training.state import Standing, pack, unpack
+
+__all__ = ["Callback", "CollapseWarning", "Interrupted", "Plan", "Run", "Trainer"]
+
+VALIDATION_SAMPLES = 10
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was interrupted; where it had a folder, its state is saved there."""
+
+
+class CollapseWarning(UserWarning):
+    """Most posteriors sit on the prior and the network has learned nothing."""
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """What ``fit`` calls as it goes; each returns nothing."""
+
+    def on_step(self, step: int, loss: Loss) -> None:
+        """After every optimiser step."""
+
+    def on_epoch(self, metrics: dict[str, float]) -> None:
+        """After every epoch."""
+
+    def on_end(self, run: "Run") -> None:
+        """When training is over."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What training did."""
+
+    history: tuple[dict[str, float], ...]
+    """Metrics of every epoch."""
+    best_epoch: int
+    """The epoch whose weights the network now has (the last one where nothing was validated)."""
+    stopped_early: bool
+    seconds: float
+    folder: Path | None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the best epoch."""
+        return self.history[self.best_epoch - 1]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plain values of a run, on which a resumed one must agree."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    num_samples: int
+    weight_decay: float
+    clip_norm: float | None
+    accumulate: int
+    patience: int | None
+    monitor: str
+    seed: int
+    precision: str
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "num_samples", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not (math.isfinite(self.lr) and self.lr > 0.0):
+            raise ValueError(f"lr must be positive and finite, got {self.lr}")
+        if self.weight_decay < 0.0:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if self.clip_norm is not None and not self.clip_norm > 0.0:
+            raise ValueError(f"clip_norm must be positive, got {self.clip_norm}")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1 epoch, got {self.patience}")
+        if self.monitor not in ("val_nll", "val_accuracy", "loss", "nll"):
+            raise ValueError(f"monitor must be 'val_nll', 'val_accuracy', 'loss' or 'nll', got {self.monitor!r}")
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f"precision must be 'fp32' or 'bf16', got {self.precision!r}")
+
+
+@dataclass
+class Trainer:
+    """Everything a run needs."""
+
+    model: nn.Module
+    batches: Batches
+    held_out: Batches | None
+    objective: Elbo
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    plan: Plan
+    callbacks: tuple[Callback, ...]
+    folder: Path | None
+    device: torch.device
+    _rows: int = 0
+    """Examples whose gradients wait for the step."""
+
+    def run(self, resume: bool, interrupted: threading.Event, display: Display) -> Run:
+        """All epochs, from the start or from the checkpoint."""
+        standing, best, history = self._start(resume)
+        self.model.train()
+        began = time.perf_counter() - standing.seconds
+        while standing.epoch < self.plan.epochs and not self._out_of_patience(standing):
+            for batch, last in _with_last(self.batches.epoch(standing.epoch, standing.batch)):
+                self._learn_from(batch, last, standing, display)
+                if interrupted.is_set() and self._rows == 0:  # between two steps
+                    standing.seconds = time.perf_counter() - began
+                    self._stop(standing, best)
+            standing.seconds = time.perf_counter() - began
+            metrics = self._finish_epoch(standing)
+            if self._improved(metrics, standing) and self.held_out is not None:
+                best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+            history.append(metrics)
+            self._keep(metrics, standing, best)
+            display.epoch(metrics)
+            for callback in self.callbacks:
+                callback.on_epoch(metrics)
+        return self._end(standing, best, history)
+
+    def _start(self, resume: bool) -> tuple[Standing, dict[str, Tensor] | None, list[dict[str, float]]]:
+        if self.folder is None:
+            if resume:
+                raise ValueError("resume needs the folder of the run to go on with")
+            return Standing(), None, []
+        self.folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self.folder)
+        config = self._config()
+        known = self.folder / "config.json"
+        checkpoint = latest_checkpoint(self.folder / "checkpoint") if resume else None
+        if resume and known.exists():
+            _check_same(json.loads(known.read_text()), config)
+        elif known.exists():
+            raise FileExistsError(
+                f"folder {self.folder} holds a run already; pass resume=True to go on, or another folder"
+            )
+        write_atomically(known, (json.dumps(config, indent=1) + "\n").encode())
+        metrics = self.folder / "metrics.jsonl"
+        if checkpoint is None:
+            write_atomically(metrics, b"")
+            return Standing(), None, []
+        standing, best = unpack(self.model, self.optimizer, *read_checkpoint(checkpoint))
+        # What was written after the checkpoint will be written again.
+        history = [json.loads(line) for line in metrics.read_text().splitlines()[: standing.epoch]]
+        write_atomically(metrics, "".join(json.dumps(line) + "\n" for line in history).encode())
+        return standing, best, history
+
+    def _learn_from(self, batch: Batch, last: bool, standing: Standing, display: Display) -> None:
+        batch = batch.to(self.device)
+        if self._rows == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.precision == "bf16"):
+            loss = self.objective(
+                self.model,
+                batch.inputs,
+                batch.targets,
+                self.plan.num_samples,
+                sample_weight=batch.weight,
+                batch_index=standing.batch,
+                num_batches=self.batches.num_batches,
+                epoch=standing.epoch + (standing.batch / (self.batches.num_batches or 1)),
+            )
+        if not bool(torch.isfinite(loss.total)):
+            raise FloatingPointError(self._what_is_not_finite(batch, loss, standing))
+        # Batches of one step count by their rows; the sum is divided once it is complete.
+        (loss.total * len(batch.targets)).backward()
+        self._rows += len(batch.targets)
+        standing.batch += 1
+        self._add(loss, batch, standing)
+        if standing.batch % self.plan.accumulate == 0 or last:
+            self._step(standing)
+            for callback in self.callbacks:
+                callback.on_step(standing.step, loss)
+        display.batch(standing.epoch, standing.batch, loss.total.item())
+
+    def _step(self, standing: Standing) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= self._rows
+        self._rows = 0
+        if self.plan.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip_norm)
+        per_epoch = self.batches.num_batches or standing.batch
+        done = (standing.epoch + standing.batch / per_epoch) / self.plan.epochs
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * schedule_factor(self.schedule, min(done, 1.0))
+        self.optimizer.step()
+        standing.step += 1
+
+    def _add(self, loss: Loss, batch: Batch, standing: Standing) -> None:
+        """Add a batch to the sums of the epoch."""
+        rows = len(batch.targets)
+        values = {"examples": 1.0, "loss": loss.total.item(), "nll": loss.nll.item()}
+        values |= {name: term.item() for name, term in loss.terms.items()}
+        if loss.log_probs is not None:
+            labels = functional.predictive_log_probs(loss.log_probs).argmax(dim=-1)
+            values["accuracy"] = (labels == batch.targets).float().mean().item()
+        for name, value in values.items():
+            standing.sums[name] = standing.sums.get(name, 0.0) + value * rows
+
+    def _finish_epoch(self, standing: Standing) -> dict[str, float]:
+        sums, standing.sums = standing.sums, {}
+        if not sums:
+            raise ValueError("train must hold at least one batch, got none")
+        examples = sums.pop("examples")
+        standing.epoch += 1
+        standing.batch = 0
+        metrics = {
+            "epoch": standing.epoch,
+            "step": standing.step,
+            **{name: value / examples for name, value in sums.items()},
+        }
+        if self.held_out is not None:
+            metrics |= self._validate()
+        return {**metrics, "seconds": round(standing.seconds, 3)}
+
+    @torch.no_grad()
+    def _validate(self) -> dict[str, float]:
+        """Negative log-likelihood of the mean prediction (E-14), and accuracy, from the same draws in every epoch."""
+        assert self.held_out is not None
+        likelihood = likelihood_of(self.model)
+        if isinstance(likelihood, Categorical):  # weights and smoothing belong to training
+            likelihood = dataclasses.replace(likelihood, class_weight=None, label_smoothing=0.0)
+        sums = {"nll": 0.0, "right": 0.0, "examples": 0.0}
+        self.model.eval()
+        for batch in self.held_out.epoch(0):
+            batch = batch.to(self.device)
+            with Using(estimator="weight"):
+                outputs = sample(self.model, batch.inputs, VALIDATION_SAMPLES, seed=self.plan.seed)
+            nll = likelihood.nll(outputs, batch.targets, observation_scale(self.model))
+            sums["nll"] -= (torch.logsumexp(-nll.double(), dim=0) - math.log(len(nll))).sum().item()
+            sums["examples"] += len(batch.targets)
+            if not isinstance(likelihood, Gaussian):
+                labels = functional.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
+                sums["right"] += (labels == batch.targets).float().mean().item() * len(batch.targets)
+        self.model.train()
+        metrics = {"val_nll": sums["nll"] / sums["examples"]}
+        if not isinstance(likelihood, Gaussian):
+            metrics["val_accuracy"] = sums["right"] / sums["examples"]
+        return metrics
+
+    def _improved(self, metrics: dict[str, float], standing: Standing) -> bool:
+        value = metrics[self.plan.monitor]
+        better = -value if self.plan.monitor.endswith("accuracy") else value
+        if standing.best is not None and better >= standing.best:
+            return False
+        standing.best, standing.best_epoch = better, standing.epoch
+        return True
+
+    def _out_of_patience(self, standing: Standing) -> bool:
+        return self.plan.patience is not None and standing.epoch - standing.best_epoch >= self.plan.patience
+
+    def _keep(self, metrics: dict[str, float], standing: Standing, best: dict[str, Tensor] | None) -> None:
+        if self.folder is None:
+            return
+        with (self.folder / "metrics.jsonl").open("a") as lines:
+            lines.write(json.dumps(metrics) + "\n")
+        self._save(standing, best)
+
+    def _save(self, standing: Standing, best: dict[str, Tensor] | None) -> None:
+        assert self.folder is not None
+        write_checkpoint(self.folder / "checkpoint", standing.step, *pack(self.model, self.optimizer, standing, best))
+
+    def _stop(self, standing: Standing, best: dict[str, Tensor] | None) -> None:
+        if self.folder is None:
+            raise Interrupted(f"training was interrupted at step {standing.step}; without a folder nothing was saved")
+        self._save(standing, best)
+        raise Interrupted(
+            f"training was interrupted at step {standing.step}; go on with resume=True, folder={self.folder}"
+        )
+
+    def _end(self, standing: Standing, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> Run:
+        if best is not None:
+            self.model.load_state_dict(best)
+        self.model.eval()
+        if self.folder is not None:
+            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+            write_atomically(self.folder / "model.safetensors", save(weights))
+        run = Run(
+            tuple(history),
+            standing.best_epoch if best is not None else standing.epoch,
+            standing.epoch < self.plan.epochs,
+            standing.seconds,
+            self.folder,
+        )
+        self._warn_of_collapse(history[-1])
+        for callback in self.callbacks:
+            callback.on_end(run)
+        return run
+
+    def _warn_of_collapse(self, metrics: dict[str, float]) -> None:
+        accuracy = metrics.get("val_accuracy", metrics.get("accuracy"))
+        if accuracy is None or accuracy > 0.3:
+            return
+        on_prior, total = 0, 0
+        for posterior in posteriors(self.model):
+            if posterior.has_closed_divergence:
+                mean, std, centre = posterior._in_full_precision()
+                on_prior += int((posterior.prior.divergence(mean, std, centre) < 0.02).sum())
+                total += mean.numel()
+        if total and on_prior > 0.5 * total:
+            warnings.warn(
+                f"{on_prior / total:.0%} of the weights have gone back to the prior and accuracy is {accuracy:.3f}: "
+                "the divergence has won over the data. Try a wider prior, fewer weights, more data, Elbo(beta=0.1) or "
+                "Elbo(warmup=...)",
+                CollapseWarning,
+                stacklevel=4,
+            )
+
+    def _what_is_not_finite(self, batch: Batch, loss: Loss, standing: Standing) -> str:
+        """Name the first layer that gives something not finite."""
+        kept = "" if self.folder is None else f"; the last good checkpoint is kept in {self.folder / 'checkpoint'}"
+        culprit = "the loss itself" if bool(torch.isfinite(loss.nll)) else _first_not_finite(self.model, batch)
+        place = f"step {standing.step + 1} of epoch {standing.epoch + 1}"
+        return f"loss is {loss.total.item()} at {place}, from {culprit}{kept}"
+
+    def _config(self) -> dict[str, Any]:
+        record = getattr(self.model, "dubio_spec", None)
+        return {
+            "method": repr(getattr(record, "method", None)),
+            "likelihood": repr(getattr(record, "likelihood", None)),
+            "objective": repr(self.objective),
+            "optimizer": type(self.optimizer).__name__,
+            "schedule": self.schedule
+            if isinstance(self.schedule, str)
+            else getattr(self.schedule, "__name__", "function"),
+            "parameters": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()},
+            **dataclasses.asdict(self.plan),
+        }
+
+
+def _check_same(known: dict[str, Any], now: dict[str, Any]) -> None:
+    differing = [name for name in {**known, **now} if known.get(name) != now.get(name) and name != "epochs"]
+    if differing:
+        listed = "; ".join(f"{name} was {known.get(name)!r}, is {now.get(name)!r}" for name in sorted(differing))
+        raise ValueError(f"cannot resume with another configuration: {listed}")
+
+
+def _first_not_finite(model: nn.Module, batch: Batch) -> str:
+    found: list[str] = []
+    names = {module: name for name, module in model.named_modules()}
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+            found.append(f"{names[module] or 'the network'} ({type(module).__name__})")
+
+    leaves = [module for module in model.modules() if not any(True for _ in module.children()) or posteriors(module)]
+    handles = [module.register_forward_hook(note) for module in leaves if module is not model]
+    try:
+        with torch.no_grad(), Using(mode="off", seed=None):
+            sample(model, batch.inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else "the outputs"
+
+
+def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the last."""
+    waiting = next(batches, None)
+    while waiting is not None:
+        following = next(batches, None)
+        yield waiting, following is None
+        waiting = following

@@ -1,0 +1,168 @@
+"""Whatever ends a run, resuming it gives what an uninterrupted run gives, bit for bit."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio.training import checkpoints, trainer
+from networks import Residual, mlp
+
+INPUTS = torch.randn(70, 5, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.randint(4, (70,), generator=torch.Generator().manual_seed(2))
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return dubio.Bayes(init_std=0.1).convert(mlp(5, 7, 4))
+
+
+def train(folder: Path, *, resume: bool = False, epochs: int = 6, **options: object) -> tuple[nn.Module, dubio.Run]:
+    model = make()
+    arguments = {"batch_size": 16, "schedule": "cosine", "progress": False, "num_samples": 2, **options}
+    run = dubio.fit(
+        model, (INPUTS, TARGETS), (INPUTS[:20], TARGETS[:20]), epochs=epochs, folder=folder, resume=resume, **arguments
+    )
+    return model, run
+
+
+def outcome(folder: Path) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    """Weights and metrics of a finished run, but for the time it took."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, len(lines) + 1))  # every epoch once
+    assert not [path for path in folder.rglob(".*")]  # nothing half-written
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors"), [{**line, "seconds": 0} for line in lines]
+
+
+def assert_same(folder: Path, other: Path) -> None:
+    (weights, metrics), (other_weights, other_metrics) = outcome(folder), outcome(other)
+    assert metrics == other_metrics
+    assert weights.keys() == other_weights.keys()
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+class StopAfter:
+    """Ends the process's training at a step, as a signal would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, step: int, loss: dubio.Loss) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_epoch(self, metrics: dict[str, float]) -> None: ...
+
+    def on_end(self, run: dubio.Run) -> None: ...
+
+
+@pytest.mark.feature("An interrupted run saves itself and resumes bit for bit")
+@pytest.mark.parametrize("step", [1, 5, 7, 23])
+def test_an_interrupted_run_resumes_exactly(tmp_path: Path, step: int) -> None:
+    train(tmp_path / "whole")
+    with pytest.raises(dubio.Interrupted, match=rf"interrupted at step {step}; go on with resume=True"):
+        train(tmp_path / "cut", callbacks=[StopAfter(step)])
+    train(tmp_path / "cut", resume=True)
+    assert_same(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_that_dies_between_checkpoints_resumes_exactly(
+    tmp_path: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Die after the metrics of an epoch were written and before its checkpoint."""
+    train(tmp_path / "whole", accumulate=accumulate)
+    calls = []
+
+    def dying(*args: object) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError("no space left on device")
+        checkpoints.write_checkpoint(*args)
+
+    monkeypatch.setattr(trainer, "write_checkpoint", dying)
+    with pytest.raises(OSError, match="no space left"):
+        train(tmp_path / "cut", accumulate=accumulate)
+    monkeypatch.undo()
+    assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == 3
+    train(tmp_path / "cut", resume=True, accumulate=accumulate)
+    assert_same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_finished_run_can_be_trained_on(tmp_path: Path) -> None:
+    train(tmp_path / "whole", epochs=6, schedule="constant")
+    train(tmp_path / "grown", epochs=4, schedule="constant")
+    train(tmp_path / "grown", epochs=6, schedule="constant", resume=True)
+    assert_same(tmp_path / "grown", tmp_path / "whole")
+
+
+def test_a_half_written_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:
+    tensors, state = {"a": torch.arange(3)}, {"b": 1}
+    checkpoints.write_checkpoint(tmp_path, 3, tensors, state)
+    (tmp_path / ".unfinished-99").mkdir()
+    found = checkpoints.latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.name == "step-0000000003"
+    checkpoints.write_checkpoint(tmp_path, 5, tensors, state)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-0000000005"]
+
+
+def test_resuming_with_another_configuration_says_what_differs(tmp_path: Path) -> None:
+    train(tmp_path)
+    with pytest.raises(ValueError, match=r"another configuration: batch_size was 16, is 8; lr was 0.002, is 0.1"):
+        train(tmp_path, resume=True, batch_size=8, lr=0.1)
+    with pytest.raises(FileExistsError, match="holds a run already; pass resume=True"):
+        train(tmp_path)
+
+
+def test_batch_statistics_resume_too(tmp_path: Path) -> None:
+    images, labels = torch.randn(24, 3, 8, 8), torch.randint(4, (24,))
+
+    def go(folder: Path, **options: object) -> None:
+        torch.manual_seed(0)
+        model = dubio.Bayes().convert(Residual())
+        dubio.fit(model, (images, labels), epochs=3, batch_size=8, folder=folder, progress=False, **options)
+
+    go(tmp_path / "whole")
+    with pytest.raises(dubio.Interrupted):
+        go(tmp_path / "cut", callbacks=[StopAfter(4)])
+    go(tmp_path / "cut", resume=True)
+    assert_same(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_fifty_kills_at_random_points_change_nothing(tmp_path: Path) -> None:
+    """SIGKILL, which nothing can catch, at fifty random moments of several runs."""
+    train(tmp_path / "whole", epochs=12)
+    chance, kills, number = random.Random(0), 0, 0
+    while kills < 50:
+        folder = tmp_path / f"run{number}"
+        finished = False
+        while not finished:
+            child = os.fork()
+            if child == 0:
+                try:
+                    train(folder, epochs=12, resume=folder.exists())
+                    os._exit(0)
+                except BaseException:
+                    os._exit(1)
+            time.sleep(chance.uniform(0.0, 0.3))
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            if os.WIFSIGNALED(status):
+                kills += 1
+            else:
+                assert os.WEXITSTATUS(status) == 0
+                finished = True
+        assert_same(folder, tmp_path / "whole")
+        number += 1
+    assert number >= 2
