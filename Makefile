@@ -20,8 +20,8 @@ PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
-demo: $(STAMP) ## train a small Bayesian network and show what it does not know
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python examples/first_posterior.py
+demo: $(STAMP) ## train an ordinary and a Bayesian network on digits and compare what they do not know
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m dubio demo
 
 test: $(STAMP) ## run the fast tests (ARGS="-k elbo" passes options on)
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -1,0 +1,236 @@
+"""The commands: ``dubio demo``, ``train``, ``runs``, ``describe``, ``predict``, ``export``."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import dubio
+from dubio.cli.answers import Answering
+from dubio.cli.digits import NUM_PIXELS, check_fits, load_split, score
+from dubio.cli.folders import CONFIG, check_name, find_run, list_runs, load_model
+from dubio.cli.ordering import Order, read_order, train_order
+from dubio.cli.showing import show_demo
+from dubio.models import architecture_of
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="dubio",
+    cls=Answering,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
+Named = Annotated[str, typer.Argument(metavar="RUN_OR_FILE", help="A run's name or folder, or a .safetensors file.")]
+
+
+def main() -> None:
+    """The console script ``dubio``."""
+    app(prog_name="dubio")
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"dubio {dubio.__version__} (torch {torch.__version__})")
+        raise typer.Exit()
+    return wanted
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Stochastic neural networks: train one, and see what it does not know.
+
+    Begin with:  dubio demo  or  dubio train first  and then  dubio predict first
+
+    Exit codes: 0 fine, 2 bad arguments, 3 interrupted and resumable.
+    """
+
+
+@app.command()
+def demo(
+    runs: Runs = Path("runs"),
+    epochs: Annotated[int | None, typer.Option(help="Epochs for each network; by default the method's own.")] = None,
+) -> None:
+    """Train an ordinary and a Bayesian network on digits, and compare their doubt.
+
+    Takes some seconds on two cores, and ends with a table and two runs to look at.
+
+    Example:  dubio demo
+    """
+    show_demo(runs, epochs)
+
+
+@app.command()
+def train(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the run; its folder is DIR/NAME.")],
+    data: Annotated[str | None, typer.Option(help="Data to train on (default: digits).")] = None,
+    model: Annotated[str | None, typer.Option(help="Network (default: mlp:64-100-100-10).")] = None,
+    method: Annotated[str | None, typer.Option(help="Method (default: bayes).")] = None,
+    prior: Annotated[
+        str | None, typer.Option(help="normal:MEAN,STD, mixture or centred:STD (default: normal:0,1).")
+    ] = None,
+    estimator: Annotated[
+        Literal["weight", "local", "flipout"] | None, typer.Option(help="How outputs are drawn (default: local).")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often the data are run through.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples in a batch (default: 128).")] = None,
+    samples: Annotated[int | None, typer.Option(help="Draws for each step.")] = None,
+    seed: Annotated[int | None, typer.Option(help="First weights, order of the data, and noise (default: 0).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, with the options it had.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Train a stochastic network, keep it in a run folder, and test it.
+
+    Ctrl-C loses nothing: the run is saved, and --resume goes on; with --epochs it trains longer.
+
+    Example:  dubio train first --prior normal:0,1 --epochs 30
+    """
+    check_name(name)
+    folder = runs / name
+    given: dict[str, Any] = {
+        "data": data,
+        "model": model,
+        "method": method,
+        "prior": prior,
+        "estimator": estimator,
+        "epochs": epochs,
+        "lr": lr,
+        "batch_size": batch_size,
+        "samples": samples,
+        "seed": seed,
+    }
+    given = {option: value for option, value in given.items() if value is not None}
+    if resume:
+        order = read_order(find_run(name, runs) if not folder.is_dir() else folder, **given)
+    elif (folder / CONFIG).exists():
+        raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
+    else:
+        order = Order(**given)
+    digits = load_split()
+    try:
+        trained, run = train_order(order, digits, folder, resume)
+    except dubio.Interrupted:
+        again = ["dubio", "train", name, "--resume", *([] if runs == Path("runs") else ["--runs", str(runs)])]
+        raise dubio.Interrupted(f"{folder} is saved; go on with: {shlex.join(again)}") from None
+    tested = score(trained, digits.test)
+    typer.echo(f"{folder}: best epoch {run.best_epoch} of {len(run.history)}, {run.seconds:.1f} s")
+    typer.echo(f"test accuracy {tested.accuracy:.4f}  NLL {tested.nll:.4f}  ({len(digits.test[1])} digits, 100 draws)")
+
+
+@app.command("runs")
+def show_runs(runs: Runs = Path("runs")) -> None:
+    """List the runs of a folder: epochs done, and the best one's validation NLL and accuracy.
+
+    The names are what describe, predict, export and train --resume take.
+
+    Example:  dubio runs
+    """
+    found = list_runs(runs)
+    if not found:
+        typer.echo(f"no runs in {runs}; train one: dubio train first")
+        return
+    table = Table("name", "method", "epochs", "best val NLL", "its accuracy")
+    for run in found:
+        nll, accuracy = run.best.get("val_nll"), run.best.get("val_accuracy")
+        shown = ("-" if value is None else f"{value:.4f}" for value in (nll, accuracy))
+        table.add_row(escape(run.name), run.method, f"{run.epochs_done}/{run.epochs}", *shown)
+    Console().print(table)
+
+
+@app.command()
+def describe(named: Named, runs: Runs = Path("runs")) -> None:
+    """Say what is random in a network and what is not, layer by layer.
+
+    Shows the method, the likelihood, and the prior and estimator of every layer.
+
+    Example:  dubio describe first
+    """
+    typer.echo(str(dubio.describe(load_model(named, runs))))
+
+
+@app.command()
+def predict(
+    named: Named,
+    index: Annotated[str, typer.Option(help="Which test digits: 3, 0..9, 40.. or 1,5,7.")] = "0..9",
+    samples: Annotated[int, typer.Option(help="Draws.")] = 100,
+    seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Predict test digits: the label, how sure it is, and where the doubt comes from.
+
+    Entropy is all doubt, in nats; mutual information is the part that draws disagree about.
+
+    Example:  dubio predict first --index 0..9 --samples 100
+    """
+    model = load_model(named, runs)
+    check_fits(model)
+    inputs, targets = load_split().test
+    rows = parse_index(index, len(targets))
+    found = dubio.predict(model, inputs[rows], num_samples=samples, seed=seed)
+    assert isinstance(found, dubio.ClassPredictive)
+    table = Table("digit", "truth", "label", "confidence", "entropy", "mutual information")
+    figures = zip(found.confidence.tolist(), found.entropy.tolist(), found.mutual_information.tolist(), strict=True)
+    for row, truth, label, values in zip(rows, targets[rows].tolist(), found.label.tolist(), figures, strict=True):
+        table.add_row(str(row), str(truth), str(label), *(f"{value:.3f}" for value in values))
+    Console().print(table)
+
+
+@app.command()
+def export(
+    named: Named,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .pt2 for torch.export, or .onnx.")],
+    noise: Annotated[
+        Literal["off", "fresh", "frozen"], typer.Option(help="The mean network, new draws at each run, or fixed draws.")
+    ] = "off",
+    samples: Annotated[int | None, typer.Option(help="Draws, as a leading axis; not with noise off.")] = None,
+    seed: Annotated[int, typer.Option(help="Which draws, where frozen.")] = 0,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Write a network to a file that runs without dubio: .pt2 or .onnx.
+
+    The batch size stays free; .onnx needs the export extra, pip install 'dubio[export]'.
+
+    Example:  dubio export first first.onnx --noise frozen --samples 10
+    """
+    if out.suffix not in (".pt2", ".onnx"):
+        raise ValueError(f"OUT must end in .pt2 or .onnx, got {str(out)!r}")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {out.parent} to write {out.name} to")
+    model = load_model(named, runs)
+    name = architecture_of(model)
+    width = NUM_PIXELS if name is None else int(name.partition(":")[2].split("-")[0])
+    format: Literal["torch", "onnx"] = "onnx" if out.suffix == ".onnx" else "torch"
+    dubio.export(model, torch.zeros(2, width), out, format=format, noise=noise, num_samples=samples, seed=seed)
+    weights = out.with_name(f"{out.name}.data")  # where torch puts the weights of an .onnx
+    files = f"{out} and {weights.name}" if out.suffix == ".onnx" and weights.is_file() else str(out)
+    typer.echo(f"wrote {files}: noise {noise}, inputs (batch, {width})")
+
+
+def parse_index(text: str, count: int) -> list[int]:
+    """Row numbers from ``3``, ``0..9``, ``40..`` or ``1,5,7``."""
+    try:
+        rows: list[int] = []
+        for part in text.split(","):
+            first, dots, last = part.partition("..")
+            begin = int(first)
+            end = begin if not dots else int(last) if last else count - 1
+            rows += range(begin, end + 1)
+    except ValueError:
+        raise ValueError(f"--index must be like 3, 0..9, 40.. or 1,5,7, got {text!r}") from None
+    if not rows or min(rows) < 0 or max(rows) >= count:
+        raise ValueError(f"--index must name digits from 0 to {count - 1}, got {text!r}")
+    return rows

@@ -1,0 +1,87 @@
+"""Runs on disk: found by name, listed, and the model in each."""
+
+import json
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from torch import nn
+
+from dubio.persistence import load
+
+__all__ = ["Summary", "check_name", "find_run", "list_runs", "load_model", "unused_name"]
+
+CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run, as the list shows it."""
+
+    name: str
+    method: str
+    epochs_done: int
+    epochs: int
+    best: dict[str, float]
+    """Metrics of the epoch with the least validation NLL; empty before the first epoch is over."""
+
+
+def load_model(named: str, runs: Path) -> nn.Module:
+    """The network of a run's name, a run's folder or a ``.safetensors`` file."""
+    path = Path(named)
+    if path.suffix == ".safetensors":
+        return load(path)
+    file = find_run(named, runs) / MODEL
+    if not file.is_file():
+        raise FileNotFoundError(f"run {named!r} has no {MODEL} yet; finish it with: dubio train {named} --resume")
+    return load(file)
+
+
+def find_run(named: str, runs: Path) -> Path:
+    """The folder of a run, given by its name under ``runs`` or by its path."""
+    for folder in (runs / named, Path(named)):
+        if (folder / CONFIG).is_file():
+            return folder
+    known = _names(runs)
+    if not known:
+        raise FileNotFoundError(f"there is no run {named!r}, and none at all in {runs}; train one: dubio train {named}")
+    close = get_close_matches(named, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "dubio runs lists those there are"
+    raise FileNotFoundError(f"there is no run {named!r} in {runs}; {hint}")
+
+
+def list_runs(runs: Path) -> list[Summary]:
+    """All runs of a folder, by name."""
+    return [_summary(runs / name) for name in _names(runs)]
+
+
+def check_name(name: str) -> None:
+    """Refuse names that would lead out of the folder of runs."""
+    if not name or name.startswith((".", "-")) or any(sign in name for sign in "/\\\0"):
+        raise ValueError(f"NAME must be a plain name such as first or mlp-2, got {name!r}; --runs names the folder")
+
+
+def unused_name(name: str, runs: Path) -> str:
+    """The name, or with a number where it is taken."""
+    number, free = 1, name
+    while (runs / free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free
+
+
+def _names(runs: Path) -> list[str]:
+    return sorted(file.parent.name for file in runs.glob(f"*/{CONFIG}"))
+
+
+def _summary(folder: Path) -> Summary:
+    config = json.loads((folder / CONFIG).read_text())
+    file = folder / METRICS
+    history: list[dict[str, float]] = (
+        [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    )
+    best = min(history, key=lambda metrics: metrics.get("val_nll", metrics["nll"])) if history else {}
+    method = str(config["method"]).partition("(")[0]
+    return Summary(
+        folder.name, "Deterministic" if method == "None" else method, len(history), int(config["epochs"]), best
+    )

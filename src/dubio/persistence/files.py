@@ -1,0 +1,120 @@
+"""``save`` and ``load``: a stochastic network in one safetensors file.
+
+The metadata say how the network was made (method, likelihood, which layers), which architecture it has where dubio built
+it, and a hash of the tensors. The hash finds damage, not forgery: whoever can change the tensors can change the hash. No
+code runs on loading.
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from dubio.conversion import Spec, spec
+from dubio.layers import Drawn
+from dubio.models import architecture_of, build
+from dubio.persistence.atomic import write_atomically
+from dubio.persistence.values import from_json, to_json
+
+__all__ = ["load", "save"]
+
+FORMAT = "dubio-1"
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write a converted network to a file, whole or not at all."""
+    record = spec(model)
+    names = [name for name, module in model.named_modules() if isinstance(module, Drawn)]
+    tensors, tied = _unique(model.state_dict())
+    described = {
+        "format": FORMAT,
+        "method": to_json(dataclasses.replace(record.method, where=tuple(names))),
+        "likelihood": to_json(record.likelihood),
+        "architecture": architecture_of(model),
+        "tied": tied,
+        "sha256": _hash(tensors),
+    }
+    write_atomically(Path(path), to_bytes(tensors, {"dubio": json.dumps(described)}))
+
+
+def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
+    """Read a network from a file, in eval mode.
+
+    Args:
+        path: a file that ``save`` wrote.
+        net: a network of the architecture that was converted; not needed where dubio built it (``dubio.models``). Its
+            weights do not matter, and it is not changed.
+    """
+    path = Path(path)
+    described, tensors = _read(path)
+    if net is None:
+        if described["architecture"] is None:
+            raise ValueError(f"{path} holds a network that dubio did not build; pass one of its kind: load(path, net=...)")
+        net = build(described["architecture"])
+    model: nn.Module = from_json(described["method"]).convert(net, from_json(described["likelihood"]), strict=False)
+    tensors |= {name: tensors[original] for name, original in described["tied"].items()}
+    _check_fit(path, model.state_dict(), tensors)
+    model.load_state_dict(tensors, assign=True)
+    return model.eval()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as content:
+            metadata = content.metadata() or {}
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    try:
+        described = json.loads(metadata["dubio"])
+    except (KeyError, json.JSONDecodeError):
+        raise ValueError(f"{path} is a safetensors file, but dubio did not write it") from None
+    if described.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {described.get('format')!r}, and this version reads {FORMAT!r}")
+    if described["sha256"] != _hash(tensors):
+        raise ValueError(f"{path} is damaged: its tensors do not match their hash")
+    return described, tensors
+
+
+def _check_fit(path: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if missing or unknown:
+        parts = [f"it lacks {missing[:3]}"] if missing else []
+        parts += [f"it has {unknown[:3]}, which the network has not"] if unknown else []
+        raise ValueError(f"{path} does not fit this network: {' and '.join(parts)}")
+    for name, tensor in wanted.items():
+        if tensor.shape != found[name].shape:
+            raise ValueError(
+                f"{path} does not fit this network: {name} has shape {tuple(found[name].shape)} in the file and "
+                f"{tuple(tensor.shape)} in the network"
+            )
+
+
+def _unique(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor once, and for tied names the one it is kept under."""
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    kept, tied = {}, {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if tensor.numel() and key in first:
+            tied[name] = first[key]
+        else:
+            first[key] = name
+            kept[name] = tensor.detach().cpu().contiguous()
+    return kept, tied
+
+
+def _hash(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(to_bytes({"tensor": tensor}))
+    return digest.hexdigest()

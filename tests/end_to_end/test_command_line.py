@@ -1,0 +1,212 @@
+"""The command line, from training to export, in tiny runs of the real commands."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import dubio
+from dubio.cli import app
+
+pytest.importorskip("sklearn")
+
+COMMANDS = ("demo", "train", "runs", "describe", "predict", "export")
+TINY = ("--model", "mlp:64-16-10", "--epochs", "2")
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args], catch_exceptions=False)
+
+
+def start(*args: object, **options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dubio", *map(str, args)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options
+    )
+
+
+def epochs_of(folder: Path) -> list[int]:
+    return [json.loads(line)["epoch"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    assert invoke("train", "first", *TINY, "--runs", folder).exit_code == 0
+    return folder
+
+
+def assert_refused(result: Result, *parts: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+@pytest.mark.feature("The command line trains a network and shows, describes, predicts with and exports it")
+def test_a_network_goes_from_training_to_export(tmp_path: Path) -> None:
+    trained = invoke("train", "first", *TINY, "--prior", "centred:0.1", "--runs", tmp_path)
+    assert trained.exit_code == 0, trained.output
+    assert "test accuracy 0." in trained.stdout
+    listed = invoke("runs", "--runs", tmp_path)
+    assert "first" in listed.stdout
+    assert "2/2" in listed.stdout
+    described = invoke("describe", "first", "--runs", tmp_path)
+    assert "CentredNormal(std=0.1)" in described.stdout
+    assert "1,210 weights are random, 0 are not" in described.stdout
+    predicted = invoke("predict", "first", "--index", "0..2,7", "--samples", 5, "--runs", tmp_path)
+    assert predicted.exit_code == 0
+    rows = [line.split("│")[1:-1] for line in predicted.stdout.splitlines() if line.startswith("│")]
+    assert [int(row[0]) for row in rows] == [0, 1, 2, 7]
+    out = tmp_path / "first.pt2"
+    exported = invoke("export", "first", out, "--noise", "frozen", "--samples", 3, "--runs", tmp_path)
+    assert exported.exit_code == 0
+    assert torch.export.load(out).module()(torch.zeros(5, 64)).shape == (3, 5, 10)
+
+
+def test_predictions_are_those_of_the_saved_network(runs: Path) -> None:
+    from dubio.cli.digits import load_split
+
+    model = dubio.load(runs / "first" / "model.safetensors")
+    expected = dubio.predict(model, load_split().test[0][4:6], num_samples=20, seed=3)
+    by_file = invoke("predict", runs / "first" / "model.safetensors", "--index", "4..5", "--samples", 20, "--seed", 3)
+    by_folder = invoke("predict", runs / "first", "--index", "4..5", "--samples", 20, "--seed", 3)
+    assert by_file.stdout == by_folder.stdout
+    assert isinstance(expected, dubio.ClassPredictive)
+    rows = [line.split("│")[1:-1] for line in by_file.stdout.splitlines() if line.startswith("│")]
+    assert [int(row[2]) for row in rows] == expected.label.tolist()
+    assert [float(row[5]) for row in rows] == pytest.approx(expected.mutual_information.tolist(), abs=6e-4)
+
+
+def test_resume_goes_on_with_the_options_the_run_had(tmp_path: Path) -> None:
+    assert invoke("train", "whole", *TINY, "--lr", "0.01", "--epochs", 3, "--runs", tmp_path).exit_code == 0
+    assert invoke("train", "parts", *TINY, "--lr", "0.01", "--epochs", 1, "--runs", tmp_path).exit_code == 0
+    resumed = invoke("train", "parts", "--resume", "--epochs", 3, "--runs", tmp_path)
+    assert resumed.exit_code == 0, resumed.output
+    assert epochs_of(tmp_path / "parts") == [1, 2, 3]
+    whole, parts = (dubio.load(tmp_path / name / "model.safetensors").state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_resume_with_another_option_says_what_differs(runs: Path) -> None:
+    before = (runs / "first" / "command.json").read_text()
+    refused = invoke("train", "first", "--resume", "--lr", "0.5", "--runs", runs)
+    assert_refused(refused, "cannot resume with another configuration", "lr was 0.002, is 0.5")
+    assert (runs / "first" / "command.json").read_text() == before
+
+
+def test_a_name_that_is_taken_is_refused(runs: Path) -> None:
+    assert_refused(invoke("train", "first", *TINY, "--runs", runs), "holds a run already", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("train", "x", "--model", "cnn:3"), "mlp:64-100-100-10"),
+        (("train", "x", "--model", "mlp:784-10"), "64 inputs"),
+        (("train", "x", "--prior", "cauchy:1"), "--prior must be normal:MEAN,STD"),
+        (("train", "x", "--prior", "normal:0"), "--prior must be normal:MEAN,STD"),
+        (("train", "x", "--prior", "normal:0,-1"), "std of a prior must be positive"),
+        (("train", "x", "--method", "magic"), "--method must be bayes"),
+        (("train", "x", "--data", "mnist"), "--data must be digits"),
+        (("train", "x", "--epochs", "0"), "epochs must be at least 1, got 0"),
+        (("train", "x", "--epochs", "many"), "--epochs"),
+        (("train", "x", "--estimator", "exact"), "--estimator"),
+        (("train", "../x"), "NAME must be a plain name"),
+        (("train", "x", "--resume"), "there is no run 'x'"),
+        (("train",), "NAME"),
+        (("predict", "first", "--index", "449"), "from 0 to 448"),
+        (("predict", "first", "--index", "a"), "--index must be like"),
+        (("predict", "first", "--samples", "0"), "num_samples"),
+        (("predict", "missing.safetensors"), "missing.safetensors"),
+        (("export", "first", "first.txt"), "must end in .pt2 or .onnx"),
+        (("export", "first", "nowhere/first.pt2"), "there is no folder nowhere"),
+        (("export", "first", "first.pt2", "--samples", "3"), "num_samples must be None with noise off"),
+        (("fly",), "fly"),
+        (("runs", "--wings"), "--wings"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(args: tuple[str, ...], message: str, runs: Path) -> None:
+    where = () if args[-1] == "--wings" or args in (("fly",), ("train",)) else ("--runs", str(runs))
+    assert_refused(invoke(*args, *where), message)
+    assert [path.name for path in runs.iterdir()] == ["first"]
+
+
+def test_an_unknown_run_names_those_that_are_close(runs: Path) -> None:
+    assert_refused(invoke("describe", "frist", "--runs", runs), "there is no run 'frist'", "did you mean 'first'?")
+    assert_refused(invoke("describe", "first", "--runs", runs / "none"), "none at all", "dubio train first")
+
+
+def test_a_damaged_file_is_refused(runs: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes((runs / "first" / "model.safetensors").read_bytes()[:-100])
+    assert_refused(invoke("describe", cut), "cut.safetensors")
+
+
+def test_a_run_without_a_model_says_how_to_finish_it(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "first", tmp_path / "half", ignore=shutil.ignore_patterns("model.safetensors"))
+    assert_refused(invoke("describe", "half", "--runs", tmp_path), "dubio train half --resume")
+
+
+def test_debug_shows_the_traceback(runs: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="did you mean 'first'"):
+        invoke("--debug", "describe", "frist", "--runs", runs)
+
+
+def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert_refused(invoke("demo", "--runs", tmp_path), "pip install scikit-learn")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_example(command: str) -> None:
+    shown = invoke(command, "--help")
+    assert shown.exit_code == 0
+    assert f"Example:  dubio {command}" in shown.stdout
+
+
+def test_no_arguments_show_the_help_and_version_the_version() -> None:
+    assert all(command in invoke().stdout for command in COMMANDS)
+    assert invoke().exit_code == 0
+    assert invoke("--version").stdout.startswith(f"dubio {dubio.__version__}")
+
+
+def test_the_demo_ends_with_a_table_and_never_overwrites(tmp_path: Path) -> None:
+    shown = [invoke("demo", "--epochs", 1, "--runs", tmp_path) for _ in range(2)]
+    assert [result.exit_code for result in shown] == [0, 0]
+    assert "deterministic" in shown[0].stdout
+    assert "Bayes" in shown[0].stdout
+    names = {"demo-bayes", "demo-bayes-2", "demo-deterministic", "demo-deterministic-2"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert "Deterministic" in invoke("runs", "--runs", tmp_path).stdout
+
+
+def test_an_error_in_a_process_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    process = start("describe", "first", "--runs", tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, len(err.splitlines())) == (2, "", 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.feature("Ctrl-C during dubio train saves the run, exits with 3, and --resume goes on")
+def test_an_interrupted_run_exits_with_3_and_goes_on(tmp_path: Path) -> None:
+    process = start("train", "long", "--model", "mlp:64-16-10", "--epochs", 100_000, "--runs", tmp_path)
+    assert process.stderr is not None
+    assert "epoch 1/" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert err.splitlines()[-1].startswith("interrupted: ")
+    assert f"dubio train long --resume --runs {tmp_path}" in err
+    done = len(epochs_of(tmp_path / "long"))
+    assert invoke("train", "long", "--resume", "--epochs", done + 1, "--runs", tmp_path).exit_code == 0
+    assert epochs_of(tmp_path / "long") == list(range(1, done + 2))
