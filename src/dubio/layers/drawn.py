@@ -85,8 +85,9 @@ def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: dict[str,
     return module
 
 
-def restore_parameters(module: Drawn) -> None:
+def restore_parameters(module: nn.Module) -> None:
     """Turn a drawn module back into a plain one, in place: its parameters are the posterior means."""
+    assert isinstance(module, Drawn)
     order, plain = module.parameter_order, module.plain_class
     own = dict(module._parameters)
     for name in drawn_names(module):
