@@ -189,15 +189,15 @@ def nothing_changed(model: nn.Module) -> Iterator[None]:
     state = {name: value.clone() for name, value in model.state_dict().items()}
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
-    settings, running, grad_enabled = STATE.settings, STATE.current, torch.is_grad_enabled()
+    settings, running, grad_enabled = STATE.own.settings, STATE.own.current, torch.is_grad_enabled()
     yield
     assert {name: module.training for name, module in model.named_modules()} == flags
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert {name for name, p in model.named_parameters() if p.grad is not None} == gradients.keys()
     assert all(torch.equal(p.grad, gradients[n]) for n, p in model.named_parameters() if p.grad is not None)
     assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
-    assert STATE.settings is settings
-    assert STATE.current is running
+    assert STATE.own.settings is settings
+    assert STATE.own.current is running
     assert torch.is_grad_enabled() == grad_enabled
 
 

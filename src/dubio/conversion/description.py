@@ -109,9 +109,11 @@ def _describe_layer(name: str, module: nn.Module, record: Spec | None, seen: set
     seen.update(id(posterior) for posterior in posteriors)
     num_random = sum(posterior.num_random for posterior in new)
     num_fixed += sum(posterior.mean.numel() - posterior.num_random for posterior in new)
-    remark = f"prior {posteriors[0].prior}, estimator {module.estimator}"
-    if module.estimator_remark:
-        remark += f" ({module.estimator_remark})"
+    remark = f"prior {posteriors[0].prior}, estimator {module.dubio_estimator}"
+    if module.dubio_estimator_remark:
+        remark += f" ({module.dubio_estimator_remark})"
+    if not any(posterior.rho.requires_grad for posterior in posteriors):
+        remark += "; frozen: its scales will not be trained"
     if len(new) < len(posteriors):
         remark += "; weights tied to a layer above"
     return LayerDescription(name, kind, names, num_random, num_fixed, remark)
