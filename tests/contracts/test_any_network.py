@@ -494,7 +494,7 @@ def test_draws_stay_mapped_under_autocast(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         outputs = leaves(dubio.sample(model, inputs, 2))
     assert_noisy([leaf[0] for leaf in outputs], [leaf[1] for leaf in outputs])
-    assert {plan.executor for plan in plans(model).values()} == {"vmap"}
+    assert {plan.executor for plan in plans(model).values()} <= {"vmap", "vmap inputs"}
 
 
 @survives
@@ -507,15 +507,17 @@ def test_an_outer_vmap_draws_for_every_entry(name: str) -> None:
         entry = torch.func.vmap(lambda a, k: leaves(network(*a, **k)), randomness="different")
         return entry(args, kwargs)  # type: ignore[no-any-return]
 
-    with dubio.noise_off(), refused_like(name, "outer vmap"):
-        mapped(net)
-    with dubio.noise_off(), refused_like(name, "outer vmap") as refused:
-        assert_close(mapped(model), mapped(net))
-    if not refused or name == "embedding, largest norm":  # torch refuses only to change a weight that is not mapped
+    with refused_like(name, "plain outer vmap") as plain_refused:
+        expected = mapped(net)
+    with refused_like(name, "outer vmap") as refused:
         outputs = mapped(model)
+    assert current_pass() is None
+    if not refused:
         assert [leaf.shape for leaf in outputs] == [(3, *leaf.shape) for leaf in call(net, inputs)]
         assert_noisy([leaf[0] for leaf in outputs], [leaf[1] for leaf in outputs])
-    assert current_pass() is None
+    if not plain_refused:
+        with dubio.noise_off():
+            assert_close(mapped(model), expected)
 
 
 @pytest.fixture

@@ -464,14 +464,14 @@ PREDICTIONS: dict[str, Refusal] = {
     "NaN in the outputs": (
         lambda: predict(net=Returning(torch.tensor([[0.0, 1.0]] * 4 + [[NAN, 0.0]] + [[0.0, 1.0]]))),
         ValueError,
-        r"the network gave NaN for inputs without NaN, rows \[4\]",
+        r"the network gave NaN or infinity for inputs without NaN, rows \[4\]",
     ),
     "NaN in outputs without a feature axis": (
         lambda: predict(
             net=Returning(torch.tensor([0.0, 1.0, NAN, 0.0, 0.0, 0.0])), likelihood=dubio.Gaussian(std=0.1)
         ),
         ValueError,
-        r"the network gave NaN for inputs without NaN, rows \[2\]",
+        r"the network gave NaN or infinity for inputs without NaN, rows \[2\]",
     ),
     "outputs that are no tensor": (
         lambda: predict(net=Returning((torch.randn(6, 4), torch.randn(6, 4)))),

@@ -355,9 +355,11 @@ def test_an_output_object_with_logits_is_read_by_its_logits() -> None:
         torch.testing.assert_close(dubio.predict(model, inputs).log_probs, net(inputs).logits.log_softmax(dim=-1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_predictions_keep_the_networks_precision(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_predictions_are_made_in_float32_at_least(dtype: torch.dtype) -> None:
     model = classifier().to(dtype)
     pred = dubio.predict(model, torch.randn(6, 5, dtype=dtype), 4, seed=0)
-    assert pred.probs.dtype == pred.samples.dtype == dtype
-    torch.testing.assert_close(pred.probs.sum(dim=-1), torch.ones(6, dtype=dtype))
+    wanted = torch.promote_types(dtype, torch.float32)
+    assert pred.probs.dtype == pred.samples.dtype == pred.mutual_information.dtype == wanted
+    torch.testing.assert_close(pred.probs.sum(dim=-1), torch.ones(6, dtype=wanted))
+    assert (pred.mutual_information > 0).all()

@@ -163,7 +163,10 @@ def attach(root: nn.Module) -> nn.Module:
     ``convert`` does this. Hooks keep the signature of ``forward``, compile, export, copy and pickle.
     """
     for module in root.modules():
-        _remove_hooks(module, _open_pass, _close_pass)
+        if any(hook is _open_pass for hook in module._forward_pre_hooks.values()):  # a root until now
+            detach(module)
+            attach_alone(module)
+    detach(root)
     name_sources(root)
     root.register_forward_pre_hook(_open_pass, prepend=True)  # before hooks that compute weights
     root.register_forward_hook(_close_pass, always_call=True)
@@ -173,12 +176,12 @@ def attach(root: nn.Module) -> nn.Module:
 def attach_alone(module: nn.Module) -> None:
     """Make a part of a network open a pass where none runs: called by itself, it draws for that call."""
     module.register_forward_pre_hook(_open_pass_if_none, prepend=True)
-    module.register_forward_hook(_close_pass_of_part, always_call=True)
+    module.register_forward_hook(_close_pass, always_call=True)
 
 
 def detach(module: nn.Module) -> None:
     """Take the hooks of ``attach`` and ``attach_alone`` off a module again."""
-    _remove_hooks(module, _open_pass, _open_pass_if_none, _close_pass, _close_pass_of_part)
+    _remove_hooks(module, _open_pass, _open_pass_if_none, _close_pass)
 
 
 def name_sources(root: nn.Module) -> None:
@@ -239,9 +242,12 @@ def _open_pass(root: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def _open_pass_if_none(module: nn.Module, args: tuple[Any, ...]) -> None:
-    if STATE.own.current is None:
+    running = STATE.own.current
+    if running is None:
         _refuse_recomputation()
         STATE.own.current = Pass(STATE.own.settings, owner=module)
+    elif running.owner is module:
+        running.depth += 1
 
 
 def _close_pass(root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -251,12 +257,6 @@ def _close_pass(root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     if running.depth > 0:
         running.depth -= 1
     else:
-        STATE.own.current = None
-
-
-def _close_pass_of_part(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    running = STATE.own.current
-    if running is not None and running.owner is module:
         STATE.own.current = None
 
 
