@@ -1,10 +1,10 @@
 """A plain network's checkpoint loads into its converted twin: weights become means, scales stay."""
 
 import torch
-from networks import Residual, Tied
 from torch import nn
 
 import dubio
+from networks import Residual, Tied
 
 
 def test_a_plain_checkpoint_becomes_the_means() -> None:

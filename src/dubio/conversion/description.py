@@ -104,7 +104,7 @@ def _describe_layer(name: str, module: nn.Module, record: Spec | None, seen: set
     if not isinstance(module, Drawn):
         return LayerDescription(name, kind, (), 0, num_fixed, _why_fixed(name, module, record))
     names = tuple(drawn_names(module))
-    posteriors = [getattr(module, f"{parameter}_posterior") for parameter in names]
+    posteriors = list(dict.fromkeys(getattr(module, f"{parameter}_posterior") for parameter in names))
     new = [posterior for posterior in posteriors if id(posterior) not in seen]
     seen.update(id(posterior) for posterior in posteriors)
     num_random = sum(posterior.num_random for posterior in new)
