@@ -120,6 +120,55 @@ class Tied(nn.Module):
         return self.decode(self.encode(x))
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer between two others; ``memory`` can be any that has rows first."""
+
+    def __init__(self, memory: nn.Module | None = None) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, 6)
+        self.memory = nn.LSTM(6, 6, batch_first=True) if memory is None else memory
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.memory(self.embed(x))
+        return self.head(states[:, -1])
+
+
+class Gate(nn.Module):
+    """Goes one way or the other by the value of a number, which a map over draws cannot do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) if x.sum() > 0 else self.right(x)
+
+
+class Branching(nn.Module):
+    """A gate behind the noise: runs looped only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, 6)
+        self.gate = Gate()
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gate(self.embed(x)))
+
+
+class Filter(nn.Module):
+    """A filter in the frequencies, whose complex parameters cannot become random."""
+
+    def __init__(self, features: int = 5) -> None:
+        super().__init__()
+        self.response = nn.Parameter(torch.randn(features, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.ifft(torch.fft.fft(x) * self.response).real
+
+
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers with ReLU between."""
     layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]

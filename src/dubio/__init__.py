@@ -5,7 +5,7 @@
 >>> pred.probs, pred.mutual_information
 """
 
-from dubio import sampling
+from dubio import models, sampling
 from dubio.conversion import (
     ConversionWarning,
     Description,
@@ -21,6 +21,7 @@ from dubio.layers import divergence
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian
 from dubio.methods import Bayes
 from dubio.objectives import Elbo, Loss
+from dubio.persistence import load, save
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
@@ -59,11 +60,14 @@ __all__ = [
     "fit",
     "fresh",
     "frozen",
+    "load",
+    "models",
     "noise_off",
     "parameter_names",
     "predict",
     "sample",
     "sampling",
+    "save",
     "spec",
     "to_mean",
 ]

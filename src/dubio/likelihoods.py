@@ -55,7 +55,7 @@ class Categorical:
                 f"got shape {tuple(outputs.shape[1:])} for one draw; for regression convert with "
                 "likelihood=dubio.Gaussian(...)"
             )
-        scores = outputs.movedim(axis, -1)
+        scores = outputs.movedim(axis, -1).to(torch.promote_types(outputs.dtype, torch.float32))
         return scores.log_softmax(dim=-1) if self.output == "logits" else scores
 
     def nll(

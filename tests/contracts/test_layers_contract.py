@@ -30,6 +30,19 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "conv2d, replicate, same": lambda: nn.Conv2d(4, 6, 3, padding="same", padding_mode="replicate"),
     "conv3d": lambda: nn.Conv3d(4, 6, 2),
     "conv3d, groups, stride, padding": lambda: nn.Conv3d(4, 6, 3, groups=2, stride=2, padding=1),
+    "transposed 1d": lambda: nn.ConvTranspose1d(4, 6, 3),
+    "transposed 1d, stride, output padding": lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1),
+    "transposed 1d, groups, no bias": lambda: nn.ConvTranspose1d(4, 6, 3, groups=2, bias=False),
+    "transposed 2d": lambda: nn.ConvTranspose2d(4, 6, 3),
+    "transposed 2d, groups, dilation": lambda: nn.ConvTranspose2d(4, 6, (3, 2), groups=2, dilation=2, padding=1),
+    "transposed 2d, stride, output padding, no bias": lambda: nn.ConvTranspose2d(
+        4, 6, 3, stride=2, output_padding=(1, 0), bias=False
+    ),
+    "transposed 3d": lambda: nn.ConvTranspose3d(4, 6, 2),
+    "transposed 3d, groups, stride, output padding": lambda: nn.ConvTranspose3d(
+        4, 6, 2, groups=2, stride=2, padding=1, output_padding=1
+    ),
+    "transposed 3d, dilation, no bias": lambda: nn.ConvTranspose3d(4, 6, 2, dilation=2, bias=False),
 }
 ESTIMATORS: tuple[Estimator, ...] = ("weight", "local", "flipout")
 # The compiler takes its time: each kind of layer meets it with one estimator, and each estimator several kinds.
@@ -40,8 +53,19 @@ COMPILED: dict[str, Estimator] = {
     "conv2d, groups, dilation": "local",
     "conv2d, reflect, stride": "flipout",
     "conv3d": "weight",
+    "transposed 1d, stride, output padding": "local",
+    "transposed 2d, groups, dilation": "flipout",
+    "transposed 3d": "weight",
 }
-KINDS: dict[str, Estimator] = {"linear": "weight", "conv1d": "local", "conv2d": "flipout", "conv3d": "local"}
+KINDS: dict[str, Estimator] = {
+    "linear": "weight",
+    "conv1d": "local",
+    "conv2d": "flipout",
+    "conv3d": "local",
+    "transposed 1d": "flipout",
+    "transposed 2d": "local",
+    "transposed 3d": "weight",
+}
 
 every_layer = pytest.mark.parametrize("layer", LAYERS)
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -60,8 +84,8 @@ def convert(layer: str, estimator: Estimator) -> nn.Module:
 
 
 def inputs_for(layer: str, rows: int = 3) -> Tensor:
-    spatial = 0 if layer.startswith("linear") else int(layer[4])
-    return torch.randn(rows, 4, *(5, 6, 4)[:spatial])
+    positions = next((int(sign) for sign in layer if sign.isdigit()), 0)
+    return torch.randn(rows, 4, *(5, 6, 4)[:positions])
 
 
 def frozen_draws(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -273,7 +297,7 @@ def test_exported_layers_take_any_batch_size(layer: str, estimator: Estimator, s
     with dubio.noise_off():
         program = torch.export.export(model, (inputs_for(layer, 3),), dynamic_shapes=shapes, strict=strict)
     exported = program.module()
-    assert STATE.current is None
+    assert STATE.own.current is None
     for rows in (3, 8):
         inputs = inputs_for(layer, rows)
         with dubio.noise_off():

@@ -3,6 +3,7 @@
 The shape checks of the test run are off here, since they would answer in dubio's place.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import dubio
 from dubio import layers
 from dubio.sampling.settings import STATE
-from networks import Tied, mlp
+from networks import Filter, Tied, mlp
 
 NAN = float("nan")
 
@@ -40,6 +41,11 @@ def conv(dims: int) -> nn.Module:
     return dubio.Bayes().convert((nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](3, 4, 2))
 
 
+def transposed(dims: int) -> nn.Module:
+    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    return dubio.Bayes().convert(kinds[dims - 1](3, 4, 2))
+
+
 def with_nan(*rows: int) -> Tensor:
     inputs = torch.randn(6, 5)
     inputs[list(rows), 2] = NAN
@@ -63,8 +69,19 @@ def shared_with_an_embedding() -> nn.Module:
     return net
 
 
-def spectrally_normalised() -> nn.Module:
-    return nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(5, 4)), nn.Linear(4, 3))
+def normalised_by_a_hook(norm: Callable[[nn.Module], nn.Module], run: bool) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # weight_norm says that it is old
+        net = nn.Sequential(norm(nn.Linear(5, 4)), nn.Linear(4, 3))
+    if run:
+        net(torch.randn(2, 5))
+    return net
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.Linear(5, 4))
 
 
 Refusal = tuple[Callable[[], Any], type[Exception], str]
@@ -160,6 +177,11 @@ VALUES: dict[str, Refusal] = {
         ValueError,
         r"narrow_std must be at most wide_std = 0\.1, got 1\.0",
     ),
+    "closed divergence from a mixture": (
+        lambda: dubio.ScaleMixture().divergence(torch.zeros(2), torch.ones(2), None),
+        ValueError,
+        r"the divergence from a scale mixture has no closed form; it is estimated from draws",
+    ),
     "likelihood with negative std": (
         lambda: dubio.Gaussian(std=-0.1),
         ValueError,
@@ -226,31 +248,47 @@ CONVERSIONS: dict[str, Refusal] = {
     "converted already": (
         lambda: dubio.Bayes().convert(model()),
         ValueError,
-        r"net is stochastic already: 0 is a Bayesian Linear",
+        r"net is stochastic already: 0 is a Bayesian Linear; dubio\.to_mean\(net\) makes it plain again",
     ),
     "a bare layer converted already": (
         lambda: dubio.Bayes().convert(dubio.Bayes().convert(nn.Linear(2, 2))),
         ValueError,
         r"net is stochastic already: it is a Bayesian Linear",
     ),
-    "layers without a Bayesian form": (
-        lambda: dubio.Bayes().convert(nn.ModuleDict({"rnn": nn.GRU(5, 4), "head": nn.Linear(4, 3)})),
-        TypeError,
-        r"cannot convert rnn \(GRU\): there is no Bayesian form of such layers; choose layers with where=\.\.\., "
-        r"or pass strict=False to leave these deterministic",
+    "another kind of layer converted already": (
+        lambda: dubio.Bayes().convert(dubio.Bayes().convert(nn.ModuleDict({"rnn": nn.GRU(2, 2)}))),
+        ValueError,
+        r"net is stochastic already: rnn is a Bayesian GRU",
     ),
-    "a network that holds parameters itself": (
-        lambda: dubio.Bayes().convert(nn.MultiheadAttention(4, 2)),
+    "layers with complex parameters": (
+        lambda: dubio.Bayes().convert(nn.ModuleDict({"first": Filter(), "second": Filter(), "head": nn.Linear(4, 3)})),
         TypeError,
-        r"cannot convert the network itself \(MultiheadAttention\)",
+        r"cannot convert: first, a Filter, has response of type torch\.complex64, over which no Gaussian can be put; "
+        r"second, a Filter, .*\. Choose other layers with where=\.\.\., or pass strict=False to leave these "
+        r"deterministic",
+    ),
+    "a network that holds complex parameters itself": (
+        lambda: dubio.Bayes().convert(Filter()),
+        TypeError,
+        r"cannot convert: the network itself, a Filter, has response of type torch\.complex64",
+    ),
+    "a scripted layer": (
+        lambda: dubio.Bayes().convert(nn.Sequential(scripted(), nn.Linear(4, 3))),
+        TypeError,
+        r"cannot convert: 0, a RecursiveScriptModule, keeps its parameters out of Python's reach\. Choose other layers",
     ),
     "nothing chosen": (
         lambda: dubio.Bayes(where="hed").convert(mlp(5, 3)),
         ValueError,
-        r"nothing to convert: where='hed' chooses no Linear or Conv1d-3d layer of this network",
+        r"nothing to convert: where='hed' chooses no layer of this network that has parameters",
+    ),
+    "only layers without parameters chosen": (
+        lambda: dubio.Bayes(where=nn.ReLU).convert(mlp(5, 4, 3)),
+        ValueError,
+        r"nothing to convert: where=.*ReLU.* chooses no layer of this network that has parameters",
     ),
     "nothing convertible": (
-        lambda: dubio.Bayes().convert(nn.GRU(5, 4), strict=False),
+        lambda: dubio.Bayes().convert(Filter(), strict=False),
         ValueError,
         r"nothing to convert",
     ),
@@ -265,10 +303,16 @@ CONVERSIONS: dict[str, Refusal] = {
         ValueError,
         r"cannot convert: decode\.weight shares its weights",
     ),
-    "weights that a hook computes": (
-        lambda: dubio.Bayes().convert(spectrally_normalised()),
-        (TypeError, ValueError),  # type: ignore[dict-item]
-        r"cannot convert 0 \(Linear\)",
+    "weights that a hook computes, which torch cannot copy": (
+        lambda: dubio.Bayes().convert(normalised_by_a_hook(torch.nn.utils.weight_norm, run=False)),
+        ValueError,
+        r"net must be copyable, but copy\.deepcopy\(net\) fails; a network with torch\.nn\.utils\.weight_norm can use "
+        r"torch\.nn\.utils\.parametrizations\.weight_norm in its place",
+    ),
+    "weights that a hook has computed, which torch cannot copy": (
+        lambda: dubio.Bayes().convert(normalised_by_a_hook(torch.nn.utils.spectral_norm, run=True)),
+        ValueError,
+        r"net must be copyable, but copy\.deepcopy\(net\) fails",
     ),
     "a Bayesian layer made by hand": (
         lambda: layers.Linear(3, 4),  # type: ignore[call-arg]
@@ -302,6 +346,21 @@ SHAPES: dict[str, Refusal] = {
         lambda: conv(3)(torch.randn(6, 4, 8, 8, 8)),
         ValueError,
         r"input of a Conv3d must be \(batch, 3 channels, depth, height, width\), got shape \(6, 4, 8, 8, 8\)",
+    ),
+    "transposed 1d, channels": (
+        lambda: transposed(1)(torch.randn(6, 2, 8)),
+        ValueError,
+        r"input of a ConvTranspose1d must be \(batch, 3 channels, width\), got shape \(6, 2, 8\)",
+    ),
+    "transposed 2d, axes": (
+        lambda: transposed(2)(torch.randn(6, 3, 8, 8, 8)),
+        ValueError,
+        r"input of a ConvTranspose2d must be \(batch, 3 channels, height, width\), got shape \(6, 3, 8, 8, 8\)",
+    ),
+    "transposed 3d, channels": (
+        lambda: transposed(3)(torch.randn(6, 4, 8, 8, 8)),
+        ValueError,
+        r"input of a ConvTranspose3d must be \(batch, 3 channels, depth, height, width\), got shape \(6, 4, 8, 8, 8\)",
     ),
     "through predict": (
         lambda: predict(torch.randn(6, 4)),
@@ -405,14 +464,14 @@ PREDICTIONS: dict[str, Refusal] = {
     "NaN in the outputs": (
         lambda: predict(net=Returning(torch.tensor([[0.0, 1.0]] * 4 + [[NAN, 0.0]] + [[0.0, 1.0]]))),
         ValueError,
-        r"the network gave NaN for inputs without NaN, rows \[4\]",
+        r"the network gave NaN or infinity for inputs without NaN, rows \[4\]",
     ),
     "NaN in outputs without a feature axis": (
         lambda: predict(
             net=Returning(torch.tensor([0.0, 1.0, NAN, 0.0, 0.0, 0.0])), likelihood=dubio.Gaussian(std=0.1)
         ),
         ValueError,
-        r"the network gave NaN for inputs without NaN, rows \[2\]",
+        r"the network gave NaN or infinity for inputs without NaN, rows \[2\]",
     ),
     "outputs that are no tensor": (
         lambda: predict(net=Returning((torch.randn(6, 4), torch.randn(6, 4)))),
@@ -487,8 +546,8 @@ TABLES = {
     [pytest.param(*refusal, id=f"{table}: {name}") for table in TABLES for name, refusal in TABLES[table].items()],
 )
 def test_a_refusal_names_argument_rule_and_value(work: Callable[[], Any], error: type[Exception], wording: str) -> None:
-    settings = STATE.settings
+    settings = STATE.own.settings
     with pytest.raises(error, match=wording):
         work()
-    assert STATE.settings is settings  # and leaves nothing behind
-    assert STATE.current is None
+    assert STATE.own.settings is settings  # and leaves nothing behind
+    assert STATE.own.current is None

@@ -81,5 +81,7 @@ def test_a_callable_sees_qualified_names_and_the_modules_of_the_source() -> None
 
 @pytest.mark.parametrize("where", ["nose", nn.ConvTranspose2d, lambda name, module: False, (), ("a", "b")], ids=label)
 def test_a_where_that_chooses_nothing_is_refused(where: Any) -> None:
-    with pytest.raises(ValueError, match=r"nothing to convert: where=.* chooses no Linear or Conv1d-3d layer"):
+    with pytest.raises(
+        ValueError, match=r"nothing to convert: where=.* chooses no layer of this network that has parameters"
+    ):
         dubio.Bayes(where=where).convert(nested())

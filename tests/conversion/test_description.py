@@ -6,24 +6,10 @@ import warnings
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import dubio
-from networks import Residual, Tied, mlp
-
-
-class Recurrent(nn.Module):
-    """A recurrent layer, which cannot be mapped, behind a Bayesian one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(5, 6)
-        self.memory = nn.GRU(6, 6, batch_first=True)
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.memory(self.embed(x))
-        return self.head(states[:, -1])
+from networks import Branching, Filter, Recurrent, Residual, Tied, mlp
 
 
 @pytest.mark.feature("describe says what is random, what is not and why, and how the draws run")
@@ -98,10 +84,10 @@ def test_the_executor_line_appears_once_draws_were_asked_for() -> None:
 
 
 def test_a_network_that_cannot_be_mapped_warns_once_and_names_the_module() -> None:
-    model = dubio.Bayes(where=("embed", "head"), init_std=0.3).convert(Recurrent())
-    inputs = torch.randn(3, 7, 5)
+    model = dubio.Bayes(where=("embed", "head"), init_std=0.3).convert(Branching())
+    inputs = torch.randn(3, 5)
     with pytest.warns(
-        dubio.ExecutorWarning, match=r"one after another, since memory \(GRU\) cannot be mapped"
+        dubio.ExecutorWarning, match=r"one after another, since gate \(Gate\) cannot be mapped"
     ) as caught:
         first = dubio.predict(model, inputs, 4, seed=0)
     assert len(caught) == 1
@@ -112,10 +98,59 @@ def test_a_network_that_cannot_be_mapped_warns_once_and_names_the_module() -> No
     assert first.samples.std(dim=0).min() > 1e-4
     (line,) = dubio.describe(model).executors
     assert line.startswith(
-        "executor in eval mode, without gradients, estimator weight: loop; memory (GRU) cannot be mapped: "
+        "executor in eval mode, without gradients, estimator weight: loop; gate (Gate) cannot be mapped: "
     )
     layers = {layer.name: layer.remark for layer in dubio.describe(model).layers}
-    assert layers["memory"] == "fixed: not chosen by where"
+    assert layers["gate.left"] == layers["gate.right"] == "fixed: not chosen by where"
+
+
+def test_a_recurrent_network_is_mapped_and_its_weights_are_described() -> None:
+    memory = nn.GRU(6, 6, batch_first=True)
+    model = dubio.Bayes(init_std=0.3).convert(Recurrent(memory))
+    dubio.predict(model, torch.randn(3, 7, 5), 4, seed=0)  # no warning: warnings are errors here
+    description = dubio.describe(model)
+    assert [line.split("; ")[0] for line in description.executors] == [
+        "executor in eval mode, without gradients, estimator weight: vmap"
+    ]
+    layer = next(layer for layer in description.layers if layer.name == "memory")
+    assert (layer.kind, layer.num_fixed) == ("GRU", 0)
+    assert layer.random == tuple(name for name, _ in memory.named_parameters())
+    assert layer.num_random == sum(parameter.numel() for parameter in memory.parameters())
+    assert layer.remark == "prior Normal(mean=0.0, std=1.0), estimator weight (a GRU has no local form)"
+
+
+def test_layers_that_share_a_draw_say_why_their_estimator_is_another() -> None:
+    tied = [layer.remark for layer in dubio.describe(dubio.Bayes().convert(Tied())).layers]
+    prior = "prior Normal(mean=0.0, std=1.0)"
+    assert tied == [
+        f"{prior}, estimator weight (tied weights share a draw)",
+        f"{prior}, estimator weight (tied weights share a draw); weights tied to a layer above",
+    ]
+    shared = nn.Linear(5, 5)
+    model = dubio.Bayes(estimator="flipout").convert(nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(5, 2)))
+    assert [layer.remark for layer in dubio.describe(model).layers] == [
+        f"{prior}, estimator weight (a shared layer has one draw)",
+        f"{prior}, estimator flipout",
+    ]
+    by_weight = dubio.describe(dubio.Bayes(estimator="weight").convert(Tied())).layers
+    assert by_weight[0].remark == f"{prior}, estimator weight"  # what was asked for
+
+
+def test_every_parameter_that_is_not_random_has_its_reason() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.offset_bias = nn.Parameter(torch.zeros(5))
+            self.filter, self.norm, self.head = Filter(), nn.LayerNorm(5), nn.Linear(5, 3)
+
+    model = dubio.Bayes(bayesian_bias=False).convert(Net(), strict=False)
+    found = {layer.name: layer for layer in dubio.describe(model).layers}
+    assert found[""].remark == "fixed: biases stay deterministic"
+    assert "has response of type torch.complex64, over which no Gaussian can be put" in found["filter"].remark
+    assert found["norm"].remark == "fixed: normalisation layers stay deterministic"
+    assert (found["head"].random, found["head"].num_random, found["head"].num_fixed) == (("weight",), 15, 3)
+    random_norm = dubio.describe(dubio.Bayes(norms=True).convert(Net(), strict=False)).layers
+    assert next(layer for layer in random_norm if layer.name == "norm").random == ("weight", "bias")
 
 
 WARNS_TWICE = """
@@ -124,19 +159,20 @@ import torch
 from torch import nn
 import dubio
 
-def recurrent():
-    class Recurrent(nn.Module):
+def branching():
+    class Branching(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed, self.memory = nn.Linear(5, 6), nn.GRU(6, 4, batch_first=True)
+            self.embed = nn.Linear(5, 6)
         def forward(self, x):
-            return self.memory(self.embed(x))[0]
-    return dubio.Bayes(where="embed").convert(Recurrent())
+            h = self.embed(x)
+            return h if h.sum() > 0 else -h
+    return dubio.Bayes(where="embed").convert(Branching())
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    dubio.sample(recurrent(), torch.randn(2, 3, 5), 2)
-    dubio.predict(recurrent(), torch.randn(2, 3, 5), 2)
+    dubio.sample(branching(), torch.randn(2, 3, 5), 2)
+    dubio.predict(branching(), torch.randn(2, 3, 5), 2)
 print([warning.filename for warning in caught])
 """
 

@@ -218,6 +218,9 @@ CONVOLUTIONS = {
     ),
     "same": (lambda: nn.Conv1d(2, 3, 4, padding="same", padding_mode="replicate"), (3, 2, 6)),
     "volume": (lambda: nn.Conv3d(2, 2, 2), (2, 2, 3, 3, 3)),
+    "transposed": (lambda: nn.ConvTranspose1d(2, 3, 3, stride=2, padding=1, output_padding=1), (3, 2, 4)),
+    "transposed, grouped, dilated": (lambda: nn.ConvTranspose2d(2, 4, 2, groups=2, dilation=2), (2, 2, 2, 2)),
+    "transposed volume, without bias": (lambda: nn.ConvTranspose3d(2, 2, 2, bias=False), (1, 2, 2, 2, 2)),
 }
 
 

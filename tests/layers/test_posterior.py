@@ -31,6 +31,7 @@ def test_t04_estimated_divergence_of_a_normal_prior_agrees_with_its_closed_form(
 
     estimate = posterior.estimated_divergence(torch.randn(100_000, dtype=torch.float64)).item() / 100_000
 
+    assert posterior.has_closed_divergence
     assert estimate == pytest.approx(closed, abs=4 * deviation / math.sqrt(100_000))
 
 
@@ -45,7 +46,7 @@ def test_t04_estimated_divergence_of_a_mixture_agrees_with_quadrature(mean, rho,
 
     estimate = posterior.estimated_divergence(torch.randn(100_000, dtype=torch.float64)).item() / 100_000
 
-    assert posterior.closed_divergence() is None
+    assert not posterior.has_closed_divergence
     assert estimate == pytest.approx(known, abs=4 * deviation / math.sqrt(100_000))
 
 
@@ -185,6 +186,71 @@ def test_a_posterior_starts_at_the_weights_with_the_given_scale():
     torch.testing.assert_close(model.weight_posterior.mean, net.weight, rtol=0.0, atol=0.0)
     np.testing.assert_allclose(model.weight_posterior.std.detach().numpy(), 0.07, rtol=1e-6)
     np.testing.assert_allclose(model.weight_posterior.rho.detach().numpy(), gaussian.inverse_softplus(0.07), rtol=1e-6)
+
+
+def test_a_mixture_refuses_a_closed_divergence_and_gives_no_number_in_its_place():
+    with pytest.raises(ValueError, match="no closed form"):
+        one_weight(0.1, -3.0, dubio.ScaleMixture(), 5).closed_divergence()
+
+
+@pytest.mark.parametrize("times", [1, 10, 1000])
+def test_a_posteriors_divergence_is_a_sum_over_its_weights_and_never_a_mean(times):
+    normal = one_weight(0.5, gaussian.inverse_softplus(0.2), dubio.Normal(), times)
+    mixture = one_weight(0.5, -3.0, dubio.ScaleMixture(), times)
+    noise = torch.full((times,), 0.7, dtype=torch.float64)
+
+    # One weight's share, from T-2 and from the densities themselves.
+    drawn, std = 0.5 + gaussian.softplus(-3.0) * 0.7, gaussian.softplus(-3.0)
+    each = stats.norm.logpdf(drawn, 0.5, std) - gaussian.mixture_log_density(drawn, 0.5, math.exp(-1), math.exp(-7))
+    assert normal.closed_divergence().item() == pytest.approx(times * 1.2544379124, rel=1e-9)
+    assert mixture.estimated_divergence(noise).item() == pytest.approx(times * each, rel=1e-9)
+
+
+PRIORS = [dubio.Normal(0.3, 0.5), dubio.CentredNormal(0.5), dubio.ScaleMixture()]
+
+
+def partly_fixed(prior: dubio.Normal | dubio.CentredNormal | dubio.ScaleMixture) -> GaussianPosterior:
+    """Three rows of four weights, of which the second row is no random variable."""
+    fixed = torch.zeros(3, 4, dtype=torch.bool)
+    fixed[1] = True
+    return GaussianPosterior(torch.randn(3, 4, dtype=torch.float64), prior, 0.3, fixed)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_fixed_weights_are_never_moved_by_a_draw(prior):
+    posterior = partly_fixed(prior)
+    dubio.sampling.name_sources(posterior)
+
+    with dubio.frozen(1), dubio.sampling.joined_pass() as run:
+        drawn, perturbation = posterior.draw(), posterior.perturbation(run)
+
+    others = [0, 2]
+    assert posterior.num_random == 8
+    assert torch.equal(drawn[1], posterior.mean[1])
+    assert (drawn[others] != posterior.mean[others]).all()
+    for value in (perturbation, posterior.std, posterior.variance(torch.float64)):
+        assert (value[1] == 0.0).all()
+        assert (value[others] != 0.0).all()
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_fixed_weights_have_no_part_in_the_divergence_and_no_gradient_from_it(prior):
+    posterior = partly_fixed(prior)
+    others = [0, 2]
+    rest = GaussianPosterior(posterior.mean.detach()[others], prior, 0.3)
+    noise = torch.randn(3, 4, dtype=torch.float64)
+
+    found = [posterior.estimated_divergence(noise)]
+    expected = [rest.estimated_divergence(noise[others])]
+    if prior.has_closed_divergence:
+        found.append(posterior.closed_divergence())
+        expected.append(rest.closed_divergence())
+    sum(found).backward()
+
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
+    for gradient in (posterior.mean.grad, posterior.rho.grad):
+        assert (gradient[1] == 0.0).all()
+        assert (gradient[0] != 0.0).any()
 
 
 def test_only_a_centred_prior_keeps_the_weights_it_started_from():

@@ -9,6 +9,7 @@ from torch import nn
 
 import dubio
 from dubio import functional, sampling
+from dubio.sampling.drawing import Call
 from networks import Attention, Residual, Tied, mlp
 
 ESTIMATORS = ["weight", "local", "flipout"]
@@ -152,7 +153,8 @@ def test_t19_memory_kept_for_the_backward_pass_grows_linearly_in_draws(executor,
 
 
 def test_t19_planned_chunks_shrink_in_proportion_to_the_memory_of_a_draw():
-    device = torch.device("cpu")
+    def rows(number: int) -> Call:
+        return Call(nn.Identity(), (torch.randn(number, 64),), {}, sampling.Settings())
 
     def plan(width: int) -> sampling.Plan:
         model = dubio.Bayes(estimator="local").convert(mlp(64, width, 10))
@@ -164,5 +166,5 @@ def test_t19_planned_chunks_shrink_in_proportion_to_the_memory_of_a_draw():
     # Noise, deviation and output of the hidden layer, at least, in float32.
     assert narrow.bytes_per_draw > 3 * 4 * 128 * 200
     assert wide.bytes_per_draw == pytest.approx(4 * narrow.bytes_per_draw, rel=0.2)
-    assert wide.chunk(128, device) == pytest.approx(narrow.chunk(128, device) / 4, rel=0.2)
-    assert wide.chunk(256, device) == math.floor(wide.chunk(128, device) / 2)
+    assert wide.chunk(rows(128)) == pytest.approx(narrow.chunk(rows(128)) / 4, rel=0.2)
+    assert wide.chunk(rows(256)) == math.floor(wide.chunk(rows(128)) / 2)

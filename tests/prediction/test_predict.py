@@ -189,15 +189,15 @@ def nothing_changed(model: nn.Module) -> Iterator[None]:
     state = {name: value.clone() for name, value in model.state_dict().items()}
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
-    settings, running, grad_enabled = STATE.settings, STATE.current, torch.is_grad_enabled()
+    settings, running, grad_enabled = STATE.own.settings, STATE.own.current, torch.is_grad_enabled()
     yield
     assert {name: module.training for name, module in model.named_modules()} == flags
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert {name for name, p in model.named_parameters() if p.grad is not None} == gradients.keys()
     assert all(torch.equal(p.grad, gradients[n]) for n, p in model.named_parameters() if p.grad is not None)
     assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
-    assert STATE.settings is settings
-    assert STATE.current is running
+    assert STATE.own.settings is settings
+    assert STATE.own.current is running
     assert torch.is_grad_enabled() == grad_enabled
 
 
@@ -355,9 +355,11 @@ def test_an_output_object_with_logits_is_read_by_its_logits() -> None:
         torch.testing.assert_close(dubio.predict(model, inputs).log_probs, net(inputs).logits.log_softmax(dim=-1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_predictions_keep_the_networks_precision(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_predictions_are_made_in_float32_at_least(dtype: torch.dtype) -> None:
     model = classifier().to(dtype)
     pred = dubio.predict(model, torch.randn(6, 5, dtype=dtype), 4, seed=0)
-    assert pred.probs.dtype == pred.samples.dtype == dtype
-    torch.testing.assert_close(pred.probs.sum(dim=-1), torch.ones(6, dtype=dtype))
+    wanted = torch.promote_types(dtype, torch.float32)
+    assert pred.probs.dtype == pred.samples.dtype == pred.mutual_information.dtype == wanted
+    torch.testing.assert_close(pred.probs.sum(dim=-1), torch.ones(6, dtype=wanted))
+    assert (pred.mutual_information > 0).all()

@@ -8,6 +8,7 @@ from torch import nn
 
 import dubio
 from dubio.sampling import planning
+from dubio.sampling.drawing import Call
 from dubio.sampling.planning import Plan
 from networks import InPlace, Residual, mlp
 
@@ -67,17 +68,21 @@ def test_chunks_are_cut_by_memory() -> None:
         (plan,) = dubio.sampling.plans(model).values()
         seen.clear()
         dubio.sample(model, inputs, 1000)
-    assert len(seen) == -(-1000 // plan.chunk(200, torch.device("cpu"))) > 1
-    assert plan.chunk(200, torch.device("cpu")) * plan.bytes_per_draw <= planning.CPU_BUDGET
+    chunk = plan.chunk(Call(model, (inputs,), {}, dubio.sampling.Settings()))
+    assert len(seen) == -(-1000 // chunk) > 1
+    assert chunk * plan.bytes_per_draw <= planning.CPU_BUDGET
 
 
-def test_twice_the_rows_halve_the_chunk() -> None:
-    plan = Plan("vmap", bytes_per_draw=2**20, rows=100, reason="")
-    cpu = torch.device("cpu")
-    assert plan.chunk(100, cpu) == 256
-    assert plan.chunk(200, cpu) == 128
-    assert plan.chunk(10, cpu) == 256
-    assert plan.chunk(10**9, cpu) == 1
+def test_twice_the_inputs_halve_the_chunk() -> None:
+    plan = Plan("vmap", bytes_per_draw=2**20, size=100, reason="")
+
+    def chunk(*shape: int) -> int:
+        return plan.chunk(Call(nn.Identity(), (torch.zeros(1).expand(shape),), {}, dubio.sampling.Settings()))
+
+    assert chunk(100) == 256
+    assert chunk(100, 2) == 128
+    assert chunk(10) == 256
+    assert chunk(10**9) == 1
 
 
 def test_plans_go_with_their_network() -> None:

@@ -55,13 +55,13 @@ def test_noise_off_is_the_mean_network() -> None:
 
 
 def test_settings_nest_and_come_back_also_after_an_error(model: torch.nn.Module) -> None:
-    before = STATE.settings
+    before = STATE.own.settings
     with pytest.raises(ZeroDivisionError), dubio.frozen(seed=1), dubio.noise_off():
-        assert STATE.settings.mode == "off"
+        assert STATE.own.settings.mode == "off"
         with dubio.fresh():
             assert not torch.equal(model(INPUTS), model(INPUTS))
         raise ZeroDivisionError
-    assert STATE.settings is before
+    assert STATE.own.settings is before
 
 
 def test_one_context_object_can_be_entered_again(model: torch.nn.Module) -> None:
@@ -71,7 +71,7 @@ def test_one_context_object_can_be_entered_again(model: torch.nn.Module) -> None
         with context:
             second = model(INPUTS)
     assert torch.equal(first, second)
-    assert STATE.settings.mode == "fresh"
+    assert STATE.own.settings.mode == "fresh"
 
 
 @pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
@@ -116,7 +116,7 @@ def test_networks_put_together_get_names_of_their_own() -> None:
     twin = dubio.Bayes(estimator="weight").convert(torch.nn.Linear(5, 5))
     twin.load_state_dict(part.state_dict())
     both = dubio.sampling.attach(torch.nn.ModuleList([part, twin]))
-    assert len({module.noise_key for module in both.modules() if hasattr(module, "noise_key")}) == 6
+    assert len({module.dubio_noise_key for module in both.modules() if hasattr(module, "dubio_noise_key")}) == 6
     with dubio.frozen(seed=1):
         assert not torch.equal(part(INPUTS), twin(INPUTS))
 

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import dubio
 from dubio.sampling.settings import STATE
-from networks import Attention, Flattening, Interacting, Residual, Tied, mlp
+from networks import Attention, Branching, Flattening, Interacting, Recurrent, Residual, Tied, mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
 
@@ -72,6 +72,53 @@ def test_fact_7_a_compiled_network_draws_anew_while_ties_hold() -> None:
         torch.testing.assert_close(model(eye), (drawn @ drawn).T)  # both layers saw this draw
 
 
+class TiedNumbers(nn.Module):
+    """One number, multiplied twice by two layers: its draws are squares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        self.second.weight = self.first.weight
+        nn.init.zeros_(self.first.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+class OwnNumber(nn.Module):
+    """The same with a parameter of the network itself, which no layer stands before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.number * self.number
+
+
+TAKEN_AWAY = {
+    "compiled": lambda model, x: torch.compile(model, fullgraph=True, backend="aot_eager"),
+    "called in a compiled function": lambda model, x: torch.compile(
+        lambda inputs: model(inputs), fullgraph=True, backend="aot_eager"
+    ),
+    "exported": lambda model, x: torch.export.export(model, (x,)).module(),
+    "exported by dubio": lambda model, x: dubio.export(model, x, noise="fresh").module(),
+}
+
+
+@pytest.mark.feature("Tied weights are one draw also in compiled and exported networks")
+@pytest.mark.parametrize("make", [TiedNumbers, OwnNumber])
+@pytest.mark.parametrize("take_away", TAKEN_AWAY.values(), ids=TAKEN_AWAY)
+@pytest.mark.usefixtures("compiler")
+def test_fact_7_a_weight_used_twice_is_one_draw_wherever_the_network_runs(make: object, take_away: object) -> None:
+    model = dubio.Bayes(estimator="weight", init_std=1.0).convert(make()).eval()
+    inputs = torch.ones(2, 1)
+    elsewhere = take_away(model, inputs)
+    squares = torch.stack([elsewhere(inputs)[0, 0] for _ in range(40)])
+    assert (squares > 0).all()  # two draws would differ in sign every second time
+    assert squares.unique().numel() == 40
+
+
 @pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
 @pytest.mark.usefixtures("compiler")
 def test_fact_10_an_exported_network_keeps_a_dynamic_batch(estimator: str) -> None:
@@ -93,40 +140,44 @@ def test_fact_10_an_exported_network_keeps_a_dynamic_batch(estimator: str) -> No
             assert not torch.equal(outputs, exported.module()(inputs[:rows]))
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(5, 6)
-        self.memory = nn.LSTM(6, 4, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.memory(self.embed(x))[0][:, -1]
+def test_fact_18_torch_itself_maps_no_recurrent_layer() -> None:
+    with pytest.raises(RuntimeError, match=r"Batching rule not implemented for aten::lstm"):
+        torch.func.vmap(nn.LSTM(5, 4, batch_first=True))(torch.randn(4, 3, 7, 5))
 
 
-def test_fact_18_a_recurrent_layer_after_noise_runs_looped_and_says_so() -> None:
-    model = dubio.Bayes(where="embed", init_std=0.3).convert(Recurrent())
+@pytest.mark.feature("Recurrent layers are mapped over draws, behind noise and with random weights of their own")
+@pytest.mark.parametrize("where", ["embed", "memory", None], ids=["behind noise", "random", "both"])
+def test_fact_18_a_recurrent_layer_is_mapped(where: str | None) -> None:
+    model = dubio.Bayes(where=where, init_std=0.3).convert(Recurrent())
     inputs = torch.randn(3, 7, 5)
-    with pytest.warns(dubio.ExecutorWarning, match=r"memory \(LSTM\) cannot be mapped"):
-        draws = dubio.sample(model, inputs, 4, seed=1)
+    draws = dubio.sample(model, inputs, 4, seed=1)  # no warning: warnings are errors here
+    (plan,) = dubio.sampling.plans(model).values()
+    assert plan.executor == "vmap"
     torch.testing.assert_close(draws, dubio.sample(model, inputs, 4, seed=1, executor="loop"))
-    dubio.sample(model, inputs, 4)  # no second warning: warnings are errors here
-    assert "loop; memory (LSTM) cannot be mapped" in str(dubio.describe(model))
+    torch.testing.assert_close(draws, dubio.sample(model, inputs, 4, seed=1, executor="vmap"))
+    assert (draws[0] - draws[1]).abs().max() > 0.01
 
 
 def test_fact_18_a_recurrent_layer_before_noise_runs_once() -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.memory = nn.LSTM(5, 4, batch_first=True)
-            self.head = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.memory(x)[0][:, -1])
-
-    model = dubio.Bayes(where="head").convert(Head())
+    model = dubio.Bayes(where="head").convert(Recurrent())
+    calls = []
+    model.memory.register_forward_hook(lambda module, args, output: calls.append(args[0].shape))
     inputs = torch.randn(3, 7, 5)
     mapped = dubio.sample(model, inputs, 4, seed=1, executor="vmap")
+    assert calls == [(3, 7, 6)]
     torch.testing.assert_close(mapped, dubio.sample(model, inputs, 4, seed=1, executor="loop"))
+
+
+def test_a_network_that_no_map_can_run_is_looped_and_says_so() -> None:
+    model = dubio.Bayes(where="embed", init_std=0.3).convert(Branching())
+    inputs = torch.randn(3, 5)
+    with pytest.raises(RuntimeError, match="vmap"):
+        dubio.sample(model, inputs, 4, seed=1, executor="vmap")
+    with pytest.warns(dubio.ExecutorWarning, match=r"gate \(Gate\) cannot be mapped"):
+        draws = dubio.sample(model, inputs, 4, seed=1)
+    torch.testing.assert_close(draws, dubio.sample(model, inputs, 4, seed=1, executor="loop"))
+    dubio.sample(model, inputs, 4)  # no second warning: warnings are errors here
+    assert "loop; gate (Gate) cannot be mapped" in str(dubio.describe(model))
 
 
 @pytest.mark.feature("One network can be used from several threads, each with its own settings")
@@ -142,7 +193,7 @@ def test_fact_19_one_network_in_several_threads() -> None:
                 with dubio.frozen(seed=seed):
                     torch.testing.assert_close(dubio.sample(model, inputs, 3), expected[seed])
                     torch.testing.assert_close(model(inputs), expected[seed][0])
-                if STATE.settings.mode != "fresh" or torch.equal(model(inputs), model(inputs)):
+                if STATE.own.settings.mode != "fresh" or torch.equal(model(inputs), model(inputs)):
                     failures.append("settings leaked")
         except Exception as error:
             failures.append(error)
@@ -316,7 +367,7 @@ def test_a_pass_does_not_outlive_a_forward_that_raises() -> None:
             model(INPUTS)
         model.error = None
         assert not torch.equal(other(INPUTS), other(INPUTS))
-        assert STATE.current is None
+        assert STATE.own.current is None
 
 
 def test_wrong_inputs_raise_their_own_error_and_leave_no_plan() -> None:

@@ -104,14 +104,16 @@ def _describe_layer(name: str, module: nn.Module, record: Spec | None, seen: set
     if not isinstance(module, Drawn):
         return LayerDescription(name, kind, (), 0, num_fixed, _why_fixed(name, module, record))
     names = tuple(drawn_names(module))
-    posteriors = [getattr(module, f"{parameter}_posterior") for parameter in names]
+    posteriors = list(dict.fromkeys(getattr(module, f"{parameter}_posterior") for parameter in names))
     new = [posterior for posterior in posteriors if id(posterior) not in seen]
     seen.update(id(posterior) for posterior in posteriors)
     num_random = sum(posterior.num_random for posterior in new)
     num_fixed += sum(posterior.mean.numel() - posterior.num_random for posterior in new)
-    remark = f"prior {posteriors[0].prior}, estimator {module.estimator}"
-    if module.estimator_remark:
-        remark += f" ({module.estimator_remark})"
+    remark = f"prior {posteriors[0].prior}, estimator {module.dubio_estimator}"
+    if module.dubio_estimator_remark:
+        remark += f" ({module.dubio_estimator_remark})"
+    if not any(posterior.rho.requires_grad for posterior in posteriors):
+        remark += "; frozen: its scales will not be trained"
     if len(new) < len(posteriors):
         remark += "; weights tied to a layer above"
     return LayerDescription(name, kind, names, num_random, num_fixed, remark)

@@ -55,6 +55,8 @@ def export(
         raise ValueError(f"format must be 'torch' or 'onnx', got {format!r}")
     if noise not in ("off", "fresh", "frozen"):
         raise ValueError(f"noise must be 'off', 'fresh' or 'frozen', got {noise!r}")
+    if path is not None and (Path(path).suffix == ".onnx") != (format == "onnx"):
+        raise ValueError(f"path must end in .onnx for format='onnx' and only then, got {str(path)!r} with {format!r}")
     if num_samples is not None:
         check_num_samples(num_samples)
         if noise == "off":
@@ -63,7 +65,11 @@ def export(
     if noise == "off":
         network: nn.Module = to_mean(model)
     else:
-        network = _Unrolled(model, num_samples, _drawn(model, num_samples, seed) if noise == "frozen" else None)
+        network = _Unrolled(model, num_samples, seed if noise == "frozen" else None)
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+        if bound.kwargs:
+            raise ValueError(f"inputs must be positional to export draws, got keyword-only {sorted(bound.kwargs)}")
+        args, kwargs, shared = bound.args, {}, _positions(bound, shared)
     network.eval()
     shapes = _dynamic_rows(network, args, kwargs, shared)
     with torch.no_grad():
@@ -78,42 +84,39 @@ def export(
 class _Unrolled(nn.Module):
     """Several draws of a network, one after another; frozen ones hold their perturbations as buffers."""
 
-    def __init__(self, model: nn.Module, num_samples: int | None, drawn: list[dict[str, Tensor]] | None) -> None:
+    def __init__(self, model: nn.Module, num_samples: int | None, seed: int | None) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)
         self.num_samples = num_samples
-        self.frozen = drawn is not None
-        for place, draw in enumerate(drawn or []):
-            for name, perturbation in draw.items():
-                self.register_buffer(_buffer_name(place, name), perturbation)
+        names = {module: name for name, module in self.model.named_modules()}
+        self.posteriors = [] if seed is None else [names[posterior] for posterior in posteriors(self.model)]
+        if seed is not None:
+            self._freeze(Settings("frozen", seed_tensor(seed)))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any) -> Any:
         """All draws, with a leading axis where several were asked for."""
-        settings = Settings(estimator="weight") if self.frozen else Settings()
-        call = Call(self.model, args, kwargs, settings)
-        draws = [one_draw(call, drawn=self._draw(place))[0] for place in range(self.num_samples or 1)]
+        settings = Settings(estimator="weight") if self.posteriors else Settings()
+        call = Call(self.model, args, {}, settings)
+        draws = [one_draw(call, drawn=self._drawn(place))[0] for place in range(self.num_samples or 1)]
         return draws[0] if self.num_samples is None else pytree.tree_map(lambda *leaves: torch.stack(leaves), *draws)
 
-    def _draw(self, place: int) -> dict[int, Tensor] | None:
-        if not self.frozen:
-            return None
-        names = {name: posterior for name, posterior in self.model.named_modules() if hasattr(posterior, "rho")}
-        return {id(posterior): getattr(self, _buffer_name(place, name)) for name, posterior in names.items()}
+    @torch.no_grad()
+    def _freeze(self, settings: Settings) -> None:
+        name_sources(self.model)
+        for place in range(self.num_samples or 1):
+            run = Pass(settings, torch.tensor(place))
+            for number, posterior in enumerate(posteriors(self.model)):
+                self.register_buffer(f"draw{place}_{number}", posterior.perturbation(run))
+
+    def _drawn(self, place: int) -> dict[int, Tensor]:
+        means = [self.model.get_submodule(name).mean for name in self.posteriors]
+        return {id(mean): getattr(self, f"draw{place}_{number}") for number, mean in enumerate(means)}
 
 
-def _buffer_name(place: int, name: str) -> str:
-    return f"draw{place}_{name.replace('.', '_')}"
-
-
-def _drawn(model: nn.Module, num_samples: int | None, seed: int) -> list[dict[str, Tensor]]:
-    name_sources(model)
-    names = {id(module): name for name, module in model.named_modules()}
-    settings = Settings("frozen", seed_tensor(seed))
-    with torch.no_grad():
-        return [
-            {names[id(p)]: p.perturbation(Pass(settings, torch.tensor(draw))) for p in posteriors(model)}
-            for draw in range(num_samples or 1)
-        ]
+def _positions(bound: inspect.BoundArguments, shared: Collection[int | str]) -> list[int | str]:
+    """Where the shared inputs stand once all arguments are positional."""
+    names = list(bound.arguments)
+    return [names.index(name) if isinstance(name, str) and name in names else name for name in shared]
 
 
 def _dynamic_rows(
@@ -121,6 +124,9 @@ def _dynamic_rows(
 ) -> dict[str, Any]:
     """For every parameter of ``forward``, that the first axis of its tensors is dynamic unless they are shared."""
     named = dict([*enumerate(args), *kwargs.items()])
+    unknown = [name for name in shared if name not in named]
+    if unknown:
+        raise ValueError(f"shared must name inputs, got {unknown[0]!r} beside inputs {list(named)}")
     whole = {id(leaf) for name in shared for leaf in pytree.tree_leaves(named[name])}
     for name, value in named.items():
         for leaf in pytree.tree_leaves(value):

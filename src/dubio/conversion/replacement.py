@@ -172,13 +172,13 @@ def _draw(module: nn.Module, posteriors: dict[int, GaussianPosterior], estimator
         return
     base = type(module)
     if base in BAYESIAN and "weight" in own:
-        draw_parameters(module, BAYESIAN[base], own).estimator = estimator
+        draw_parameters(module, BAYESIAN[base], own).dubio_estimator = estimator
         return
     plain = PLAIN.get(base, base)
     drawn = draw_parameters(module, drawn_class(plain, base, tuple(own)), own)
     attach_alone(drawn)
     if estimator != "weight":
-        drawn.estimator_remark = f"a {plain.__name__} has no {estimator} form"
+        drawn.dubio_estimator_remark = f"a {plain.__name__} has no {estimator} form"
 
 
 def _mark_shared(model: nn.Module) -> None:
@@ -189,10 +189,10 @@ def _mark_shared(model: nn.Module) -> None:
     for module in drawn:
         tied = any(users[id(module._modules[f"{name}_posterior"])] > 1 for name in drawn_names(module))
         if tied or places[id(module)] > 1:
-            module.shares_draw = True
-            if module.estimator != "weight":
-                module.estimator = "weight"
-                module.estimator_remark = "tied weights share a draw" if tied else "a shared layer has one draw"
+            module.dubio_shares_draw = True
+            if module.dubio_estimator != "weight":
+                module.dubio_estimator = "weight"
+                module.dubio_estimator_remark = "tied weights share a draw" if tied else "a shared layer has one draw"
 
 
 def _check_source(net: nn.Module) -> None:

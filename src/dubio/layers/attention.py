@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dubio.sampling import current_pass
 
-__all__ = ["MultiheadAttention", "TransformerEncoderLayer"]
+__all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -47,3 +47,16 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     @activation_relu_or_gelu.setter
     def activation_relu_or_gelu(self, value: int) -> None:
         self.__dict__["activation_relu_or_gelu"] = value
+
+
+class TransformerEncoder(nn.TransformerEncoder):
+    """``nn.TransformerEncoder`` that packs no padding away while a pass runs: its layers could not read the rest."""
+
+    @property
+    def use_nested_tensor(self) -> Any:
+        """Whether padded inputs become nested tensors on the fused path."""
+        return current_pass() is None and self.__dict__["use_nested_tensor"]
+
+    @use_nested_tensor.setter
+    def use_nested_tensor(self, value: bool) -> None:
+        self.__dict__["use_nested_tensor"] = value

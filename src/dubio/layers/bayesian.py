@@ -22,9 +22,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.layers.drawn import Drawn, drawn_property
+from dubio.layers.drawn import Drawn, drawn_property, posterior_of
 from dubio.layers.posterior import GaussianPosterior
-from dubio.sampling import Pass, joined_pass
+from dubio.sampling import Estimator, Pass, joined_pass
 
 __all__ = [
     "BAYESIAN",
@@ -43,11 +43,16 @@ class BayesianLayer(Drawn, ABC):
     """What the Bayesian layers share: the estimators."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        name = self.plain_class.__name__
+        name = self.dubio_plain_class.__name__
         raise TypeError(f"a Bayesian {name} is made from a plain one: dubio.Bayes().convert(torch.nn.{name}(...))")
 
     weight = drawn_property("weight")
     bias = drawn_property("bias")
+
+    @property
+    def estimator(self) -> Estimator:
+        """How the layer's outputs are drawn."""
+        return self.dubio_estimator
 
     def forward(self, input: Float[Tensor, "*shape"]) -> Float[Tensor, "*outputs"]:
         """The layer's output for the running pass, or for a fresh draw where there is none."""
@@ -56,8 +61,8 @@ class BayesianLayer(Drawn, ABC):
     def _forward(self, input: Tensor, *options: Any) -> Tensor:
         self._check_input(input)
         with joined_pass() as run:
-            estimator = run.settings.estimator or self.estimator
-            if run.off or self.shares_draw or estimator == "weight":
+            estimator = run.settings.estimator or self.dubio_estimator
+            if run.off or self.dubio_shares_draw or estimator == "weight":
                 return self._apply_to(input, self.weight, self.bias, *options)
             if estimator == "local":
                 return self._local(input, run, *options)
@@ -81,7 +86,7 @@ class BayesianLayer(Drawn, ABC):
 
     def _collect_divergence(self, run: Pass) -> None:
         for name in ("weight", "bias"):
-            posterior = self._posterior(name)
+            posterior = posterior_of(self, name)
             if posterior is not None and not posterior.has_closed_divergence:
                 posterior.perturbation(run)
 
@@ -95,15 +100,15 @@ class BayesianLayer(Drawn, ABC):
         return functional.flip(mean, perturbation, out_signs)
 
     def _mean(self, name: str) -> Tensor | None:
-        posterior = self._posterior(name)
+        posterior = posterior_of(self, name)
         return self._parameters.get(name) if posterior is None else posterior.mean
 
     def _variance(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        posterior = self._posterior(name)
+        posterior = posterior_of(self, name)
         return None if posterior is None else posterior.variance(dtype)
 
     def _perturbation(self, name: str, run: Pass) -> Tensor | None:
-        posterior = self._posterior(name)
+        posterior = posterior_of(self, name)
         return None if posterior is None else posterior.perturbation(run)
 
     @abstractmethod
@@ -122,7 +127,7 @@ class BayesianLayer(Drawn, ABC):
 class Linear(BayesianLayer, nn.Linear):
     """``nn.Linear`` with drawn weights."""
 
-    plain_class = nn.Linear
+    dubio_plain_class = nn.Linear
 
     def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.linear(input, cast(Tensor, weight), bias)
@@ -153,7 +158,7 @@ class _Convolution(BayesianLayer):
         if input.dim() not in (axes + 1, axes + 2) or input.shape[-axes - 1] != self.in_channels:
             names = ", ".join(("batch", f"{self.in_channels} channels", *("depth", "height", "width")[3 - axes :]))
             raise ValueError(
-                f"input of a {self.plain_class.__name__} must be ({names}), got shape {tuple(input.shape)}"
+                f"input of a {self.dubio_plain_class.__name__} must be ({names}), got shape {tuple(input.shape)}"
             )
 
     @property
@@ -171,19 +176,19 @@ class _Correlation(_Convolution):
 class Conv1d(_Correlation, nn.Conv1d):
     """``nn.Conv1d`` with drawn weights."""
 
-    plain_class = nn.Conv1d
+    dubio_plain_class = nn.Conv1d
 
 
 class Conv2d(_Correlation, nn.Conv2d):
     """``nn.Conv2d`` with drawn weights."""
 
-    plain_class = nn.Conv2d
+    dubio_plain_class = nn.Conv2d
 
 
 class Conv3d(_Correlation, nn.Conv3d):
     """``nn.Conv3d`` with drawn weights."""
 
-    plain_class = nn.Conv3d
+    dubio_plain_class = nn.Conv3d
 
 
 class _Transposed(_Convolution):
@@ -216,26 +221,26 @@ class _Transposed(_Convolution):
 class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     """``nn.ConvTranspose1d`` with drawn weights."""
 
-    plain_class = nn.ConvTranspose1d
+    dubio_plain_class = nn.ConvTranspose1d
     _function = staticmethod(F.conv_transpose1d)
 
 
 class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     """``nn.ConvTranspose2d`` with drawn weights."""
 
-    plain_class = nn.ConvTranspose2d
+    dubio_plain_class = nn.ConvTranspose2d
     _function = staticmethod(F.conv_transpose2d)
 
 
 class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """``nn.ConvTranspose3d`` with drawn weights."""
 
-    plain_class = nn.ConvTranspose3d
+    dubio_plain_class = nn.ConvTranspose3d
     _function = staticmethod(F.conv_transpose3d)
 
 
 BAYESIAN: dict[type[nn.Module], type[BayesianLayer]] = {
-    layer.plain_class: layer
+    layer.dubio_plain_class: layer
     for layer in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
 }
 """The layer with all three estimators for each plain one; any other module draws its weights."""

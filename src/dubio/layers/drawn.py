@@ -16,28 +16,50 @@ from torch import Tensor, nn
 from dubio.layers.posterior import GaussianPosterior
 from dubio.sampling import Estimator, detach
 
-__all__ = ["Drawn", "draw_parameters", "drawn_class", "drawn_names", "restore_parameters"]
+__all__ = [
+    "Drawn",
+    "draw_parameters",
+    "drawn_class",
+    "drawn_names",
+    "drawn_property",
+    "posterior_of",
+    "restore_parameters",
+]
 
 
 class Drawn(nn.Module):
-    """What all drawn modules share."""
+    """What all drawn modules share. Names begin with ``dubio_``: the class is mixed into users' own."""
 
-    noise_key: int | None = None
-    estimator: Estimator = "weight"
-    estimator_remark: str = ""
+    dubio_noise_key: int | None = None
+    dubio_estimator: Estimator = "weight"
+    dubio_estimator_remark: str = ""
     """Why the estimator is not the one that was asked for."""
-    shares_draw: bool = False
+    dubio_shares_draw: bool = False
     """Whether other layers or calls see the same weights: then the weights themselves must be drawn."""
-    plain_class: type[nn.Module]
-    parameter_order: tuple[str, ...]
+    dubio_plain_class: type[nn.Module]
+    dubio_parameter_order: tuple[str, ...]
     """Names of the plain module's own parameters, as it had them."""
 
-    def _posterior(self, name: str) -> GaussianPosterior | None:
-        return getattr(self, f"{name}_posterior", None)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take a plain network's weights as means, where a checkpoint holds those; the scales stay as they are."""
+        for name in drawn_names(self):
+            posterior = posterior_of(self, name)
+            if f"{prefix}{name}" in state_dict and posterior is not None:
+                state_dict[f"{prefix}{name}_posterior.mean"] = state_dict.pop(f"{prefix}{name}")
+                kept = posterior.state_dict(prefix=f"{prefix}{name}_posterior.")
+                state_dict.update({key: value for key, value in kept.items() if key not in state_dict})
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _value(self, name: str) -> Tensor | None:
-        posterior = self._posterior(name)
-        return self._parameters.get(name) if posterior is None else posterior.draw()
+
+def posterior_of(module: nn.Module, name: str) -> GaussianPosterior | None:
+    """The posterior of a parameter of a module, where it is drawn."""
+    return getattr(module, f"{name}_posterior", None)
+
+
+def drawn_value(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter of a module in the running pass; outside any pass, its mean."""
+    posterior = posterior_of(module, name)
+    return module._parameters.get(name) if posterior is None else posterior.draw()
 
 
 def drawn_names(module: nn.Module) -> list[str]:
@@ -51,7 +73,9 @@ def drawn_names(module: nn.Module) -> list[str]:
 
 def drawn_property(name: str) -> property:
     """An attribute that is the draw of its posterior in a pass, and its mean outside."""
-    return property(lambda self: self._value(name), doc=f"``{name}`` of the running pass; outside any pass, its mean.")
+    return property(
+        lambda self: drawn_value(self, name), doc=f"``{name}`` of the running pass; outside any pass, its mean."
+    )
 
 
 _CLASSES: dict[tuple[type[nn.Module], type[nn.Module], tuple[str, ...]], type[Drawn]] = {}
@@ -66,7 +90,7 @@ def drawn_class(plain: type[nn.Module], base: type[nn.Module], names: tuple[str,
             "__module__": plain.__module__,
             "__qualname__": plain.__qualname__,
             "__reduce_ex__": _reduce,
-            "plain_class": plain,
+            "dubio_plain_class": plain,
             **{name: drawn_property(name) for name in names},
         }
         _CLASSES[key] = type(plain.__name__, (Drawn, base), members)
@@ -77,34 +101,40 @@ def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: dict[str,
     """Turn a plain module into a drawn one, in place: its class changes, posteriors take the place of parameters."""
     order = tuple(module._parameters)
     for name, posterior in posteriors.items():
+        if hasattr(module, f"{name}_posterior"):
+            raise ValueError(
+                f"cannot convert a {type(module).__name__}: it has a {name}_posterior of its own beside {name}"
+            )
         del module._parameters[name]
         module.add_module(f"{name}_posterior", posterior)
     module.__class__ = drawn
     assert isinstance(module, Drawn)
-    module.parameter_order = order
+    module.dubio_parameter_order = order
     return module
 
 
 def restore_parameters(module: nn.Module) -> None:
     """Turn a drawn module back into a plain one, in place: its parameters are the posterior means."""
     assert isinstance(module, Drawn)
-    order, plain = module.parameter_order, module.plain_class
+    order, plain = module.dubio_parameter_order, module.dubio_plain_class
     own = dict(module._parameters)
     for name in drawn_names(module):
         own[name] = module._modules.pop(f"{name}_posterior").mean  # type: ignore[union-attr, assignment]
-    for attribute in ("parameter_order", "estimator", "estimator_remark", "shares_draw", "noise_key"):
+    for attribute in Drawn.__annotations__:
         module.__dict__.pop(attribute, None)
     detach(module)
     module.__class__ = plain  # type: ignore[assignment]
     module._parameters.clear()
     module._parameters.update({name: own[name] for name in order})
+    if isinstance(module, nn.RNNBase):
+        module._init_flat_weights()
 
 
 def _reduce(self: Drawn, protocol: Any) -> tuple[Any, ...]:
     """Pickle a class made at run time by what it was made of."""
     kind = type(self)
     names = tuple(name for name, member in vars(kind).items() if isinstance(member, property))
-    return _rebuild, (kind.plain_class, kind.__mro__[2], names), self.__getstate__()
+    return _rebuild, (kind.dubio_plain_class, kind.__mro__[2], names), self.__getstate__()
 
 
 def _rebuild(plain: type[nn.Module], base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:

@@ -51,18 +51,20 @@ def loop_over_draws(module: nn.Module, forward: Callable[..., Any], *args: Any, 
 
     def one(tensors: Sequence[Tensor]) -> list[Tensor]:
         drawn = (
-            {id(posterior): tensor for posterior, tensor in zip(own, tensors, strict=False)} if perturbations else {}
+            {id(posterior.mean): tensor for posterior, tensor in zip(own, tensors, strict=False)}
+            if perturbations
+            else {}
         )
         values = list(leaves)
         for place, tensor in zip(places, tensors[len(perturbations) + len(draw) :], strict=True):
             values[place] = tensor
         own_args, own_kwargs = pytree.tree_unflatten(values, arguments_spec)
-        former = STATE.current
-        STATE.current = Pass(run.settings, tensors[len(perturbations)] if draw else None, drawn)
+        former = STATE.own.current
+        STATE.own.current = Pass(run.settings, tensors[len(perturbations)] if draw else None, drawn)
         try:
             outputs = forward(*own_args, **own_kwargs)
         finally:
-            STATE.current = former
+            STATE.own.current = former
         output_leaves[:], spec = pytree.tree_flatten(outputs)
         output_spec[:] = [spec]
         return [leaf for leaf in output_leaves if isinstance(leaf, Tensor)]

@@ -6,7 +6,7 @@ pass.
 
 from torch import nn
 
-from dubio.layers.attention import MultiheadAttention, TransformerEncoderLayer
+from dubio.layers.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from dubio.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from dubio.layers.embedding import Embedding
 from dubio.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
@@ -25,6 +25,7 @@ MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
     nn.MultiheadAttention: MultiheadAttention,
     nn.RNN: RNN,
     nn.RNNCell: RNNCell,
+    nn.TransformerEncoder: TransformerEncoder,
     nn.TransformerEncoderLayer: TransformerEncoderLayer,
 }
 """The mappable layer for each plain one."""

@@ -23,7 +23,7 @@ __all__ = ["GaussianPosterior", "closed_divergence", "divergence", "posteriors"]
 class GaussianPosterior(nn.Module):
     """Mean and softplus argument of a factorised Gaussian over a tensor of weights, with its prior."""
 
-    noise_key: int | None = None
+    dubio_noise_key: int | None = None
     centre: Tensor | None
     fixed: Tensor | None
 
@@ -62,13 +62,18 @@ class GaussianPosterior(nn.Module):
 
         Kept in place of the weights, from which a small perturbation could not be recovered.
         """
-        drawn = run.drawn.get(id(self))
+        # By the mean, since an exporter may show the module itself as another object every time.
+        key = id(self.mean)
+        drawn = run.drawn.get(key)
         if drawn is None:
             noise = run.noise_for_weights(self, self.mean)
             if run.collecting and not self.has_closed_divergence:
                 run.collect("divergence", self.estimated_divergence(noise))
-            drawn = self.std * noise
-            run.drawn[id(self)] = drawn
+            drawn = run.drawn[key] = self.std * noise
+            if not torch.is_grad_enabled():
+                run.noise[key] = noise
+        elif torch.is_grad_enabled() and self.rho.requires_grad and not drawn.requires_grad and key in run.noise:
+            drawn = run.drawn[key] = self.std * run.noise.pop(key)  # first read without gradients, and now with them
         return drawn
 
     def variance(self, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
@@ -118,7 +123,7 @@ def divergence(model: nn.Module, num_samples: int = 1, *, seed: int | Tensor | N
     by the number of training examples beside a mean loss; never by the number of weights or of batches.
     """
     check_num_samples(num_samples)
-    if STATE.settings.mode == "off":  # a divergence is one of distributions: it does not vanish with the noise
+    if STATE.own.settings.mode == "off":  # a divergence is one of distributions: it does not vanish with the noise
         with fresh():
             return divergence(model, num_samples, seed=seed)
     settings = settings_for_run(seed)

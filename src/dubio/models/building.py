@@ -1,7 +1,7 @@
 """Networks by name, so that a file can say which one it holds.
 
-``build("mlp:64-100-100-10")`` and ``mlp(64, 100, 100, 10)`` give the same network; it carries its name, which conversion
-and copying keep and ``dubio.save`` writes down.
+``build("mlp:64-100-100-10")`` and ``mlp(64, 100, 100, 10)`` give the same network; it carries its name, which
+conversion and copying keep and ``dubio.save`` writes down.
 """
 
 from itertools import pairwise

@@ -1,8 +1,8 @@
 """``save`` and ``load``: a stochastic network in one safetensors file.
 
-The metadata say how the network was made (method, likelihood, which layers), which architecture it has where dubio built
-it, and a hash of the tensors. The hash finds damage, not forgery: whoever can change the tensors can change the hash. No
-code runs on loading.
+The metadata say how the network was made (method, likelihood, which layers), which architecture it has where dubio
+built it, and a hash of the tensors. The hash finds damage, not forgery: whoever can change the tensors can change the
+hash. No code runs on loading.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from dubio.conversion import Spec, spec
+from dubio.conversion import spec
 from dubio.layers import Drawn
 from dubio.models import architecture_of, build
 from dubio.persistence.atomic import write_atomically
@@ -54,7 +54,9 @@ def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
     described, tensors = _read(path)
     if net is None:
         if described["architecture"] is None:
-            raise ValueError(f"{path} holds a network that dubio did not build; pass one of its kind: load(path, net=...)")
+            raise ValueError(
+                f"{path} holds a network that dubio did not build; pass one of its kind: load(path, net=...)"
+            )
         net = build(described["architecture"])
     model: nn.Module = from_json(described["method"]).convert(net, from_json(described["likelihood"]), strict=False)
     tensors |= {name: tensors[original] for name, original in described["tied"].items()}

@@ -12,7 +12,9 @@ from dubio.priors import CentredNormal, Normal, ScaleMixture
 
 __all__ = ["from_json", "to_json"]
 
-VALUES = {kind.__name__: kind for kind in (Bayes, Bernoulli, Categorical, CentredNormal, Gaussian, Normal, ScaleMixture)}
+VALUES = {
+    kind.__name__: kind for kind in (Bayes, Bernoulli, Categorical, CentredNormal, Gaussian, Normal, ScaleMixture)
+}
 
 
 def to_json(value: Any) -> Any:
@@ -39,5 +41,7 @@ def from_json(data: Any) -> Any:
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = set(data) - known - {"value"}
     if unknown:
-        raise ValueError(f"unknown fields {sorted(unknown)} of {data['value']}; was the file written by a newer version?")
+        raise ValueError(
+            f"unknown fields {sorted(unknown)} of {data['value']}; was the file written by a newer version?"
+        )
     return kind(**{name: from_json(part) for name, part in data.items() if name != "value"})

@@ -4,6 +4,8 @@ Every prediction has a seed, drawn where none is given, so that one draw is one 
 prediction can be repeated. Draws run in eval mode; the network's mode is put back afterwards.
 """
 
+import threading
+import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -23,6 +25,8 @@ from dubio.sampling.settings import STATE, check_num_samples
 __all__ = ["predict"]
 
 P = TypeVar("P", bound=Predictive)
+_LOCK = threading.Lock()
+_PREDICTING: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = weakref.WeakKeyDictionary()
 
 
 def predict(
@@ -44,7 +48,7 @@ def predict(
     Args:
         model: a converted network, or any ``nn.Module`` (whose draws are all equal).
         inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments, rows on axis 0. Moved to the
-            network's device batch by batch.
+            network's device.
         num_samples: how many draws.
         keep_samples: keep every draw; without, memory does not grow with the number of draws, and quantiles are not to
             be had.
@@ -64,16 +68,24 @@ def predict(
     check_num_samples(num_samples)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    batches = _batches(inputs, batch_size, shared, _device(model))
+    batches, num_rows = _batches(inputs, batch_size, shared, _device(model))
     likelihood = likelihood_of(model) if likelihood is None else likelihood
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
 
-    noisy = STATE.settings.mode != "off"
+    noisy = STATE.own.settings.mode != "off"
     used_seed = _seed(seed) if noisy else None
     statistics = [statistics_for(likelihood, keep_samples, observation_scale(model)) for _ in batches]
     with torch.no_grad(), Using(estimator=estimator), _eval_mode(model):
-        draws = stream(model, batches, num_samples if noisy else 1, seed=used_seed, executor=executor, chunk=chunk)
+        draws = stream(
+            model,
+            batches,
+            num_samples if noisy else 1,
+            seed=used_seed,
+            executor=executor,
+            chunk=chunk,
+            num_rows=num_rows,
+        )
         for number, outputs in draws:
             statistics[number].update(_checked(outputs, number * batch_size))
     return _join([part.finish(used_seed) for part in statistics])
@@ -81,20 +93,22 @@ def predict(
 
 def _batches(
     inputs: Inputs, batch_size: int, shared: Collection[int | str], device: torch.device | None
-) -> list[Inputs]:
+) -> tuple[list[Inputs], list[int]]:
     args, kwargs = arguments(inputs)
     named: dict[int | str, Any] = dict([*enumerate(args), *kwargs.items()])
     unknown = [name for name in shared if name not in named]
     if unknown:
         raise ValueError(f"shared must name inputs, got {unknown[0]!r} beside inputs {list(named)}")
     split = {name: value for name, value in named.items() if name not in shared}
-    rows = {name: leaf.shape[0] if leaf.dim() else 0 for name, leaf in _tensors(split)}
+    rows = [(name, leaf.shape[0] if leaf.dim() else 0) for name, leaf in _tensors(split)]
     if not rows:
         raise ValueError("inputs must hold at least one tensor with rows")
-    num_rows = next(iter(rows.values()))
-    if any(count != num_rows for count in rows.values()):
+    num_rows = rows[0][1]
+    if any(count != num_rows for _, count in rows):
+        listed = ", ".join(f"{name!r}: {count}" for name, count in rows)
         raise ValueError(
-            f"inputs must have the same number of rows on axis 0, got {rows}; name those without rows in shared=(...)"
+            f"inputs must have the same number of rows on axis 0, got {{{listed}}}; "
+            "name those without rows in shared=(...)"
         )
     if num_rows == 0:
         raise ValueError("inputs must have at least one row, got none")
@@ -109,10 +123,12 @@ def _batches(
         rows = slice(None) if name in shared else slice(start, start + batch_size)
         return pytree.tree_map_only(Tensor, lambda leaf: leaf[rows].to(device), named[name])
 
-    return [
+    starts = range(0, num_rows, batch_size)
+    parts: list[Inputs] = [
         {name: part(name, start) for name in kwargs} if kwargs else tuple(part(i, start) for i in range(len(args)))
-        for start in range(0, num_rows, batch_size)
+        for start in starts
     ]
+    return parts, [min(batch_size, num_rows - start) for start in starts]
 
 
 def _tensors(named: dict[int | str, Any]) -> Iterator[tuple[int | str, Tensor]]:
@@ -129,21 +145,30 @@ def _device(model: nn.Module) -> torch.device | None:
 def _seed(seed: int | None) -> int:
     if seed is not None:
         return seed
-    if STATE.settings.seed is not None:
-        return int(STATE.settings.seed)
+    if STATE.own.settings.seed is not None:
+        return int(STATE.own.settings.seed)
     return int(torch.randint(2**62, ()))
 
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+    """Eval mode while any prediction of this network runs, in whatever thread; the last one out puts its mode back."""
+    with _LOCK:
+        count, training = _PREDICTING.get(model, (0, []))
+        training = training or [module for module in model.modules() if module.training]
+        for module in training:
+            module.training = False
+        _PREDICTING[model] = (count + 1, training)
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _LOCK:
+            count, training = _PREDICTING.pop(model)
+            if count > 1:
+                _PREDICTING[model] = (count - 1, training)
+            else:
+                for module in training:
+                    module.training = True
 
 
 def _checked(outputs: Any, first_row: int) -> Tensor:
@@ -154,9 +179,10 @@ def _checked(outputs: Any, first_row: int) -> Tensor:
         )
     if not outputs.is_floating_point():
         raise TypeError(f"the network must return floating point outputs, got {outputs.dtype}")
-    if bool(outputs.isnan().any()):
-        rows = outputs.isnan().any(dim=0).reshape(outputs.shape[1], -1).any(dim=1).nonzero().flatten() + first_row
-        raise ValueError(f"the network gave NaN for inputs without NaN, rows {rows.tolist()[:5]}")
+    bad = outputs.isnan() | outputs.isposinf()
+    if bool(bad.any()):
+        rows = bad.any(dim=0).reshape(outputs.shape[1], -1).any(dim=1).nonzero().flatten() + first_row
+        raise ValueError(f"the network gave NaN or infinity for inputs without NaN, rows {rows.tolist()[:5]}")
     return outputs
 
 

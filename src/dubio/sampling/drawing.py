@@ -49,6 +49,16 @@ class Call:
                 return (leaf.shape[0] if leaf.dim() else 1), leaf.device
         return 1, torch.device("cpu")
 
+    @property
+    def size(self) -> int:
+        """Number of elements of all tensors among the arguments."""
+        return sum(leaf.numel() for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor))
+
+    def input_versions(self) -> list[int]:
+        """Counts of the in-place changes that the arguments have seen."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -78,13 +88,14 @@ def one_draw(
     call: Call, draw: Tensor | None = None, drawn: Drawn | None = None, mapped: bool = False
 ) -> tuple[Any, dict[str, Tensor]]:
     """Run the network once, in a pass of its own: its output, and the terms that its layers handed over."""
-    former = STATE.current
+    own = STATE.own
+    former = own.settings, own.current
     running = Pass(call.settings, draw, drawn, call.collecting, mapped=mapped)
-    STATE.current = running
+    own.settings, own.current = call.settings, running
     try:
         outputs = call.model(*call.args, **call.kwargs)
     finally:
-        STATE.current = former  # also because a mapped tensor left in a global breaks the compiler
+        own.settings, own.current = former  # also because a mapped tensor left in a global breaks the compiler
     terms = (
         {} if running.terms is None else {name: sum(values[1:], values[0]) for name, values in running.terms.items()}
     )
@@ -102,7 +113,9 @@ def map_draws(call: Call, draws: Tensor, map_inputs: bool = False, drawn: Drawn 
         return Draws(*mapped(draws))
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     copies = {
-        i: leaf.expand(len(draws), *leaf.shape).clone() for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)
+        i: leaf.expand(len(draws), *leaf.shape).clone()
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
     }
 
     def with_inputs(draw: Tensor, own: dict[int, Tensor]) -> tuple[Any, dict[str, Tensor]]:
@@ -136,7 +149,14 @@ def repeat(call: Call, num_samples: int) -> Draws:
 
 
 def _stack(*leaves: Any) -> Any:
-    return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+    if isinstance(leaves[0], Tensor):
+        return torch.stack(leaves)
+    if any(leaf is not leaves[0] and leaf != leaves[0] for leaf in leaves):
+        raise TypeError(
+            "the network's outputs must be tensors, in tuples, lists or dicts, or have .logits; got a "
+            f"{type(leaves[0]).__name__} that is another in every draw"
+        )
+    return leaves[0]
 
 
 def _concatenate(*leaves: Any) -> Any:

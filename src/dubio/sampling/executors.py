@@ -73,14 +73,26 @@ def run(
         return repeat(call, num_samples)
     if call.settings.seed is not None and not torch.compiler.is_compiling():
         name_sources(model)
-    draws = torch.arange(first_draw, first_draw + num_samples)
+    draws = torch.arange(first_draw, first_draw + num_samples, device="cpu")
+    if torch.compiler.is_compiling():
+        return _run(call, draws, executor, chunk, drawn)
+    versions = call.input_versions()
+    outcome = _run(call, draws, executor, chunk, drawn)
+    if num_samples > 1 and call.input_versions() != versions:
+        raise RuntimeError(
+            "the network changes its inputs in place, so that every draw would see what the one before left of them; "
+            "let its forward work on a copy"
+        )
+    return outcome
 
-    mechanism, size = _choose(call, num_samples, executor, chunk)
+
+def _run(call: Call, draws: Tensor, executor: Executor, chunk: int | None, drawn: Sequence[Drawn] | None) -> Draws:
+    mechanism, size = _choose(call, len(draws), executor, chunk)
     failure = None
     if mechanism != "loop":
         try:
             return join([map_draws(call, part, mechanism == "vmap inputs") for part in draws.split(size)])
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, TypeError) as error:
             if executor == "vmap" or torch.compiler.is_compiling() or isinstance(error, torch.OutOfMemoryError):
                 raise
             failure = error
@@ -98,16 +110,19 @@ def stream(
     seed: int | Tensor | None = None,
     executor: Executor = "auto",
     chunk: int | None = None,
+    num_rows: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """The same draws on several batches of rows, a few draws at a time: batch number and `(sample, batch, ...)`.
 
     Every batch meets every draw once. Draws come outermost, so that weights are drawn once however many batches there
-    are, and no more than a chunk of draws of one batch is in memory.
+    are, and no more than a chunk of draws of one batch is in memory. ``num_rows`` says how many rows each batch has,
+    where its first tensor does not tell.
     """
     _check(num_samples, chunk, executor)
-    num_rows = [Call(model, *arguments(batch), STATE.settings).rows_and_device()[0] for batch in batches]
+    if num_rows is None:
+        num_rows = [Call(model, *arguments(batch), STATE.own.settings).rows_and_device()[0] for batch in batches]
     first_rows = list(accumulate(num_rows, initial=0))
-    size = num_samples if STATE.settings.mode == "off" else None
+    size = num_samples if STATE.own.settings.mode == "off" else None
     first_draw = 0
     while first_draw < num_samples:
         drawn: list[Drawn] = []
@@ -154,5 +169,5 @@ def _choose(call: Call, num_samples: int, executor: Executor, chunk: int | None)
     plan = plan_for(call)
     if chunk is None:
         # With a graph to keep, chunks would save no memory.
-        chunk = num_samples if torch.is_grad_enabled() else plan.chunk(*call.rows_and_device())
+        chunk = num_samples if torch.is_grad_enabled() else plan.chunk(call)
     return plan.executor, min(chunk, num_samples)

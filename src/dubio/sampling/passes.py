@@ -9,6 +9,7 @@ Invariants: a draw belongs to a posterior, so tied weights and layers called twi
 forward, also when that raises (``test_traps.py``).
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -50,10 +51,14 @@ class Pass:
         self.mapped = mapped
         """Whether the forward runs under the executor's ``vmap``, ``draw`` standing for many."""
         self.drawn: dict[int, Tensor] = {} if drawn is None else drawn
-        """What posteriors drew in this pass, by identity."""
+        """What posteriors drew in this pass, by identity of their means."""
+        self.noise: dict[int, Tensor] = {}
+        """The noise of what was drawn without gradients."""
         self.calls: dict[int, int] = {}
         self.terms: dict[str, list[Tensor]] | None = {} if collecting else None
         self.owner = owner
+        self.depth = 0
+        """How often the owner has called itself."""
 
     @property
     def collecting(self) -> bool:
@@ -63,7 +68,7 @@ class Pass:
     @property
     def off(self) -> bool:
         """Whether the mean network is asked for."""
-        return self.settings.mode == "off"
+        return self.settings.mode == "off" or STATE.own.settings.mode == "off"
 
     def noise_for_weights(self, source: nn.Module, like: Tensor, kind: Kind = "normal") -> Tensor:
         """Noise that belongs to a posterior, which keeps what it makes of it in ``drawn``."""
@@ -100,13 +105,13 @@ class Pass:
         settings = self.settings
         if settings.seed is None:
             return fresh_noise(shape, kind, dtype, device)
-        key = getattr(source, "noise_key", None)
+        key = getattr(source, "dubio_noise_key", None)
         if key is None:
             raise RuntimeError(
                 f"a {type(source).__name__} has no name to draw frozen noise for; convert the whole network, or call "
                 "dubio.sampling.attach(network) once it is complete"
             )
-        draw = torch.zeros((), dtype=torch.int64) if self.draw is None else self.draw
+        draw = torch.zeros((), dtype=torch.int64, device="cpu") if self.draw is None else self.draw
         noise: Tensor = seeded_noise(
             settings.seed,
             draw,
@@ -125,18 +130,18 @@ class Pass:
 
 def current_pass() -> Pass | None:
     """The pass running in this thread, if any."""
-    return STATE.current
+    return STATE.own.current
 
 
 class Joined:
     """The running pass or, for a layer called by itself, a pass for this call alone."""
 
     def __enter__(self) -> Pass:
-        running = STATE.current
+        running = STATE.own.current
         self._opened = running is None
         if running is None:
             _refuse_recomputation()
-            running = STATE.current = Pass(STATE.settings)
+            running = STATE.own.current = Pass(STATE.own.settings)
         return running
 
     def __exit__(
@@ -144,7 +149,7 @@ class Joined:
     ) -> None:
         # An interrupt (not an Exception) skips the hooks that would close the network's own pass.
         if self._opened or (kind is not None and not issubclass(kind, Exception)):
-            STATE.current = None
+            STATE.own.current = None
 
 
 def joined_pass() -> Joined:
@@ -158,17 +163,19 @@ def attach(root: nn.Module) -> nn.Module:
     ``convert`` does this. Hooks keep the signature of ``forward``, compile, export, copy and pickle.
     """
     for module in root.modules():
-        if any(hook is _open_pass for hook in module._forward_pre_hooks.values()):
+        if any(hook is _open_pass for hook in module._forward_pre_hooks.values()):  # a root until now
             detach(module)
+            attach_alone(module)
+    detach(root)
     name_sources(root)
-    root.register_forward_pre_hook(_open_pass)
+    root.register_forward_pre_hook(_open_pass, prepend=True)  # before hooks that compute weights
     root.register_forward_hook(_close_pass, always_call=True)
     return root
 
 
 def attach_alone(module: nn.Module) -> None:
     """Make a part of a network open a pass where none runs: called by itself, it draws for that call."""
-    module.register_forward_pre_hook(_open_pass_if_none)
+    module.register_forward_pre_hook(_open_pass_if_none, prepend=True)
     module.register_forward_hook(_close_pass, always_call=True)
 
 
@@ -178,12 +185,13 @@ def detach(module: nn.Module) -> None:
 
 
 def name_sources(root: nn.Module) -> None:
-    """Give every source of noise under ``root`` the key of its qualified name, unless all keys are set and distinct."""
-    sources = [(name, module) for name, module in root.named_modules() if hasattr(module, "noise_key")]
-    keys = {module.noise_key for _, module in sources}
-    if None in keys or len(keys) < len(sources):
-        for name, module in sources:
-            module.noise_key = noise_key(name)
+    """Give every source of noise under ``root`` that has no key, or one already taken, that of its qualified name."""
+    taken: set[int] = set()
+    for name, module in root.named_modules():
+        if hasattr(module, "dubio_noise_key"):
+            if module.dubio_noise_key is None or module.dubio_noise_key in taken:
+                module.dubio_noise_key = noise_key(name)
+            taken.add(module.dubio_noise_key)
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -197,7 +205,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return torch_checkpoint(function, *args, use_reentrant=False, **kwargs)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise RuntimeError("activation checkpointing cannot run under vmap")
-    settings, running = STATE.settings, STATE.current
+    settings, running = STATE.own.settings, STATE.own.current
     drawn, calls = (dict(running.drawn), dict(running.calls)) if running else ({}, {})
     first_time = [True]
 
@@ -205,14 +213,15 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if first_time[0]:
             first_time[0] = False
             return function(*inner_args, **inner_kwargs)
-        former = STATE.settings, STATE.current
-        STATE.settings = settings
-        STATE.current = Pass(running.settings if running else settings, running.draw if running else None, dict(drawn))
-        STATE.current.calls = dict(calls)
+        former = STATE.own.settings, STATE.own.current
+        STATE.own.settings = settings
+        again = Pass(settings) if running is None else Pass(running.settings, running.draw, None, running.collecting)
+        again.drawn, again.calls = dict(drawn), dict(calls)
+        STATE.own.current = again
         try:
             return function(*inner_args, **inner_kwargs)
         finally:
-            STATE.settings, STATE.current = former
+            STATE.own.settings, STATE.own.current = former
 
     return torch_checkpoint(replay, *args, use_reentrant=False, **kwargs)
 
@@ -224,22 +233,31 @@ def _first_row(settings: Settings, shape: Sequence[int]) -> int:
 
 
 def _open_pass(root: nn.Module, args: tuple[Any, ...]) -> None:
-    running = STATE.current
+    running = STATE.own.current
     if running is None or _is_stale(running, root):
         _refuse_recomputation()
-        STATE.current = Pass(STATE.settings, owner=root)
+        STATE.own.current = Pass(STATE.own.settings, owner=root)
+    elif running.owner is root:
+        running.depth += 1
 
 
 def _open_pass_if_none(module: nn.Module, args: tuple[Any, ...]) -> None:
-    if STATE.current is None:
+    running = STATE.own.current
+    if running is None:
         _refuse_recomputation()
-        STATE.current = Pass(STATE.settings, owner=module)
+        STATE.own.current = Pass(STATE.own.settings, owner=module)
+    elif running.owner is module:
+        running.depth += 1
 
 
 def _close_pass(root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    running = STATE.current
-    if running is not None and running.owner is root:
-        STATE.current = None
+    running = STATE.own.current
+    if running is None or running.owner is not root:
+        return
+    if running.depth > 0:
+        running.depth -= 1
+    else:
+        STATE.own.current = None
 
 
 def _remove_hooks(module: nn.Module, *ours: Callable[..., Any]) -> None:
@@ -250,9 +268,15 @@ def _remove_hooks(module: nn.Module, *ours: Callable[..., Any]) -> None:
 
 
 def _is_stale(running: Pass, root: nn.Module) -> bool:
-    """Whether a pass was left behind by an interrupted forward: a network never starts inside itself or a stranger."""
-    owner = running.owner
-    return owner is not None and (owner is root or all(module is not root for module in owner.modules()))
+    """Whether a pass was left behind by an interrupted forward: its network is not being called any more."""
+    if running.owner is None or torch.compiler.is_compiling():
+        return False
+    calls = -1 if running.owner is root else 0  # the call that is just beginning does not count
+    frame = inspect.currentframe()
+    while frame is not None:
+        calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is running.owner
+        frame = frame.f_back
+    return calls < 1
 
 
 def _refuse_recomputation() -> None:

@@ -51,15 +51,16 @@ class Plan:
 
     executor: Mechanism
     bytes_per_draw: int
-    rows: int
+    size: int
+    """Number of elements of the inputs that it was made with."""
     reason: str
 
-    def chunk(self, rows: int, device: torch.device) -> int:
-        """How many draws of ``rows`` rows fit into the memory budget of ``device``."""
+    def chunk(self, call: Call) -> int:
+        """How many draws fit into the memory budget, for inputs of this size."""
         if self.bytes_per_draw == 0:
             return 2**31
-        per_draw = self.bytes_per_draw * max(1.0, rows / max(self.rows, 1))
-        return max(1, int(memory_budget(device) / per_draw))
+        per_draw = self.bytes_per_draw * max(1.0, call.size / max(self.size, 1))
+        return max(1, int(memory_budget(call.rows_and_device()[1]) / per_draw))
 
 
 _PLANS: weakref.WeakKeyDictionary[nn.Module, dict[str, Plan]] = weakref.WeakKeyDictionary()
@@ -87,7 +88,8 @@ def remember_failure(call: Call, error: Exception) -> None:
 def memory_budget(device: torch.device) -> int:
     """Bytes that one chunk of draws may take on ``device``."""
     if device.type == "cuda":
-        return int(CUDA_SHARE * torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(CUDA_SHARE * (torch.cuda.mem_get_info(device)[0] + cached))
     return CPU_BUDGET
 
 
@@ -129,13 +131,13 @@ class _Footprint(TorchDispatchMode):
 
 def _make_plan(call: Call) -> Plan:
     rows, device = call.rows_and_device()
-    failure: RuntimeError | None = None
+    failure: Exception | None = None
     trials: tuple[tuple[Mechanism, bool], ...] = (("vmap", False), ("vmap inputs", True))
     for executor, map_inputs in trials:
         try:
             with _unchanged(call.model):
                 one, two, weights_drawn = _try(call, map_inputs)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, TypeError) as error:
             failure = failure or error
             continue
         repeated = (two.written - one.written) / max(one.written, 1)
@@ -143,8 +145,10 @@ def _make_plan(call: Call) -> Plan:
         share = f"a further draw repeats {repeated:.0%} of the work and takes {per_draw / 2**20:.1f} MiB at {rows} rows"
         large = repeated > REPEATED_WORK_TO_LOOP and per_draw > BYTES_PER_DRAW_TO_LOOP
         if device.type == "cpu" and weights_drawn and large:
-            return Plan("loop", per_draw, rows, f"weights of this size are drawn faster one by one on a CPU; {share}")
-        return Plan(executor, per_draw, rows, share)
+            return Plan(
+                "loop", per_draw, call.size, f"weights of this size are drawn faster one by one on a CPU; {share}"
+            )
+        return Plan(executor, per_draw, call.size, share)
     with _unchanged(call.model):
         one_draw(call)  # raises where the inputs and not the map are at fault
     assert failure is not None
@@ -179,18 +183,36 @@ def _try(call: Call, map_inputs: bool) -> tuple[_Footprint, _Footprint, bool]:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back what a trial run may change: buffers (batch statistics) and the state of the random generators."""
-    trains = any(module.training for module in model.modules())
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if trains else {}
+    """Put back what a trial run may change: buffers, tensors kept as attributes, the random generators.
+
+    Raises where a module keeps a mapped tensor, which would be dead once the map is over.
+    """
+    before = [(module, _tensors_on(module)) for module in model.modules()]
+    values = [
+        {name: tensor.clone() for name, tensor in module._buffers.items() if tensor is not None} for module, _ in before
+    ]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    keeper = None
     with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, buffer in model.named_buffers():
-                    if name in buffers:
-                        buffer.copy_(buffers[name])
+            for (module, tensors), saved in zip(before, values, strict=True):
+                if any(torch._C._functorch.is_batchedtensor(tensor) for _, tensor in _tensors_on(module).values()):
+                    keeper = keeper or module
+                for name, (holder, tensor) in tensors.items():
+                    holder[name] = tensor
+                with torch.no_grad():
+                    for name, value in saved.items():
+                        module._buffers[name].copy_(value)  # type: ignore[union-attr]
+    if keeper is not None:
+        raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
+
+
+def _tensors_on(module: nn.Module) -> dict[str, tuple[dict[str, Any], Tensor]]:
+    """Buffers of a module and tensors among its attributes, with what holds each."""
+    holders: tuple[dict[str, Any], ...] = (module.__dict__, module._buffers)
+    return {name: (holder, value) for holder in holders for name, value in holder.items() if isinstance(value, Tensor)}
 
 
 def _culprit(model: nn.Module, error: Exception) -> str:
@@ -211,7 +233,9 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _key(call: Call) -> str:
+    device = call.rows_and_device()[1].type
     parts = [
+        *([] if device == "cpu" else [f"on {device}"]),
         "training mode" if call.model.training else "eval mode",
         "with gradients" if torch.is_grad_enabled() else "without gradients",
         *([f"estimator {call.settings.estimator}"] if call.settings.estimator else []),

@@ -11,6 +11,7 @@ a constant of the compiled graph, and each new seed a recompilation.
 """
 
 import dataclasses
+import operator
 import threading
 from dataclasses import dataclass
 from types import TracebackType
@@ -57,10 +58,21 @@ class Settings:
     """How many rows are at hand, where known: a layer that sees a multiple of them has folded positions into rows."""
 
 
-class _State(threading.local):
+class _Own:
+    """What a thread has of its own.
+
+    A plain object behind the thread-local: a compiled frame writes attributes of such an object back, but not those of
+    the thread-local itself, and the hooks of a compiled network are frames of their own.
+    """
+
     def __init__(self) -> None:
         self.settings: Settings = Settings()
         self.current: Pass | None = None
+
+
+class _State(threading.local):
+    def __init__(self) -> None:
+        self.own = _Own()
 
 
 STATE = _State()
@@ -74,17 +86,17 @@ class Using:
         self._former: list[Settings] = []
 
     def __enter__(self) -> None:
-        self._former.append(STATE.settings)
-        STATE.settings = dataclasses.replace(STATE.settings, **self._changes)  # type: ignore[arg-type]
+        self._former.append(STATE.own.settings)
+        STATE.own.settings = dataclasses.replace(STATE.own.settings, **self._changes)  # type: ignore[arg-type]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        STATE.settings = self._former.pop()
+        STATE.own.settings = self._former.pop()
 
 
 def fresh() -> Using:
-    """New noise for every pass: the default, and the way back to it inside another setting."""
+    """New noise for every pass: the default, and the way back to it inside ``frozen`` or ``noise_off``."""
     return Using(mode="fresh", seed=None)
 
 
@@ -111,18 +123,18 @@ def antithetic() -> Using:
 
 def settings_for_run(seed: int | Tensor | None) -> Settings:
     """The settings in force, with the seed given; noise that is off stays off."""
-    settings = STATE.settings
+    settings = STATE.own.settings
     if seed is not None and settings.mode != "off":
         settings = dataclasses.replace(settings, mode="frozen", seed=seed_tensor(seed))
     if settings.mode == "fresh" and settings.antithetic:
         # A mirrored pair needs the same noise twice; with a seed drawn here it is a function of the draw again.
-        settings = dataclasses.replace(settings, seed=torch.randint(2**62, ()))
+        settings = dataclasses.replace(settings, seed=torch.randint(2**62, (), device="cpu"))
     return settings
 
 
 def check_num_samples(num_samples: int) -> None:
     """Refuse what does not count draws."""
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int):
+    if not torch.compiler.is_compiling() and (isinstance(num_samples, bool) or not hasattr(num_samples, "__index__")):
         raise TypeError(f"num_samples must be an int, got {num_samples!r}")
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
@@ -137,8 +149,9 @@ def seed_tensor(seed: int | Tensor) -> Tensor:
                 f"{seed.dtype} on {seed.device}"
             )
         return seed
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"seed must be an int, got {seed!r}")
+    seed = operator.index(seed)
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed must fit into 64 bits, got {seed}")
-    return torch.tensor(seed, dtype=torch.int64)
+    return torch.tensor(seed, dtype=torch.int64, device="cpu")

@@ -13,10 +13,11 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["latest_checkpoint", "read_checkpoint", "remove_unfinished", "write_atomically", "write_checkpoint"]
+from dubio.persistence.atomic import UNFINISHED, flush
+
+__all__ = ["latest_checkpoint", "read_checkpoint", "write_checkpoint"]
 
 PREFIX = "step-"
-UNFINISHED = ".unfinished-"
 
 
 def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -31,11 +32,11 @@ def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], state:
     )
     (unfinished / "state.json").write_text(json.dumps(state, indent=1) + "\n")
     for part in unfinished.iterdir():
-        _flush(part)
+        flush(part)
     final = folder / f"{PREFIX}{step:010d}"
     shutil.rmtree(final, ignore_errors=True)
     os.rename(unfinished, final)
-    _flush(folder)
+    flush(folder)
     for other in _checkpoints(folder):
         if other != final:
             shutil.rmtree(other, ignore_errors=True)
@@ -52,31 +53,5 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return load_file(path / "tensors.safetensors"), json.loads((path / "state.json").read_text())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file such that readers see the old one or the new one, never a part."""
-    unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{path.name}")
-    unfinished.write_bytes(content)
-    _flush(unfinished)
-    os.replace(unfinished, path)
-    _flush(path.parent)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a process that was killed left half-written."""
-    for path in list(folder.rglob(f"{UNFINISHED}*")):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

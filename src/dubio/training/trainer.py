@@ -16,22 +16,18 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import functional
 from dubio.layers import posteriors
 from dubio.likelihoods import Categorical, Gaussian, likelihood_of, observation_scale
 from dubio.objectives import Elbo, Loss
+from dubio.persistence import save
+from dubio.persistence.atomic import remove_unfinished, write_atomically
 from dubio.sampling import Using, sample
 from dubio.training.batches import Batch, Batches
-from dubio.training.checkpoints import (
-    latest_checkpoint,
-    read_checkpoint,
-    remove_unfinished,
-    write_atomically,
-    write_checkpoint,
-)
+from dubio.training.checkpoints import latest_checkpoint, read_checkpoint, write_checkpoint
 from dubio.training.progress import Display
 from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.state import Standing, pack, unpack
@@ -310,8 +306,7 @@ class Trainer:
             self.model.load_state_dict(best)
         self.model.eval()
         if self.folder is not None:
-            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-            write_atomically(self.folder / "model.safetensors", save(weights))
+            self._write_model(self.folder / "model.safetensors")
         run = Run(
             tuple(history),
             standing.best_epoch if best is not None else standing.epoch,
@@ -323,6 +318,13 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_end(run)
         return run
+
+    def _write_model(self, path: Path) -> None:
+        if hasattr(self.model, "dubio_spec"):
+            save(self.model, path)
+        else:  # a plain network has weights and nothing else to keep
+            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+            write_atomically(path, to_bytes(weights))
 
     def _warn_of_collapse(self, metrics: dict[str, float]) -> None:
         accuracy = metrics.get("val_accuracy", metrics.get("accuracy"))
@@ -345,7 +347,8 @@ class Trainer:
 
     def _what_is_not_finite(self, batch: Batch, loss: Loss, standing: Standing) -> str:
         """Name the first layer that gives something not finite."""
-        kept = "" if self.folder is None else f"; the last good checkpoint is kept in {self.folder / 'checkpoint'}"
+        checkpoint = None if self.folder is None else latest_checkpoint(self.folder / "checkpoint")
+        kept = "" if checkpoint is None else f"; the last good checkpoint is kept in {checkpoint}"
         culprit = "the loss itself" if bool(torch.isfinite(loss.nll)) else _first_not_finite(self.model, batch)
         place = f"step {standing.step + 1} of epoch {standing.epoch + 1}"
         return f"loss is {loss.total.item()} at {place}, from {culprit}{kept}"

@@ -1,4 +1,4 @@
-"""Batch norm and embeddings under a map over draws."""
+"""Batch norm under a map over draws: one set of statistics for all of them."""
 
 import copy
 
@@ -175,62 +175,3 @@ def test_mapped_batch_norm_refuses_inputs_of_the_wrong_shape_as_the_plain_one_do
 
     with pytest.raises(ValueError, match="expected 4D input"):
         dubio.sample(model, torch.randn(4, 5), 2, executor="vmap")
-
-
-class Chooser(nn.Module):
-    """Looks up what a noisy layer chooses: the indices differ from draw to draw."""
-
-    def __init__(self, padding_idx: int | None, **options: object) -> None:
-        super().__init__()
-        self.choose = nn.Linear(5, 4)
-        self.table = nn.Embedding(4, 3, padding_idx=padding_idx, **options)
-        self.head = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.table(self.choose(x).argmax(dim=-1)))
-
-
-@pytest.mark.parametrize("padding_idx", [0, 2, -1, None])
-def test_a_padding_row_gets_no_gradient_from_mapped_draws(padding_idx):
-    net = Chooser(padding_idx).double()
-    nn.init.normal_(net.table.weight)
-    model = dubio.Bayes(init_std=1.0, where=nn.Linear).convert(net)
-    inputs = torch.randn(20, 5).double()
-
-    def outputs_and_gradients(executor: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        model.zero_grad()
-        outputs = dubio.sample(model, inputs, 6, seed=2, executor=executor)
-        outputs.square().sum().backward()
-        gradients = [parameter.grad for parameter in (model.table.weight, *model.head.parameters())]
-        return outputs, [gradient.clone() for gradient in gradients]
-
-    mapped, looped = outputs_and_gradients("vmap"), outputs_and_gradients("loop")
-
-    torch.testing.assert_close(mapped, looped, rtol=1e-10, atol=1e-10)
-    table = mapped[1][0]
-    if padding_idx is None:
-        assert (table != 0).all()
-    else:
-        assert (table[padding_idx] == 0).all()
-        others = [row for row in range(4) if row != padding_idx % 4]
-        assert (table[others] != 0).all()
-
-
-def test_the_padding_row_is_looked_up_like_any_other():
-    net = Chooser(0)
-    nn.init.constant_(net.table.weight, 7.0)
-    net.choose.weight.data.zero_()
-    net.choose.bias.data.copy_(torch.tensor([100.0, 0.0, 0.0, 0.0]))
-    model = dubio.Bayes(where="choose").convert(net)
-
-    outputs = dubio.sample(model, torch.randn(3, 5), 2, executor="vmap")
-
-    torch.testing.assert_close(outputs, net.head(torch.full((2, 3, 3), 7.0)))
-
-
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
-def test_an_embedding_without_a_mapped_form_says_so(options):
-    model = dubio.Bayes(where="choose").convert(Chooser(0, **options))
-
-    with pytest.raises(RuntimeError, match="max_norm, scale_grad_by_freq or sparse gradients has no mapped form"):
-        dubio.sample(model, torch.randn(3, 5), 2, executor="vmap")

@@ -15,6 +15,10 @@ PLAIN = {
     "conv2d": (lambda: nn.Conv2d(2, 3, 3, stride=2), (4, 2, 7, 7)),
     "conv2d, one image": (lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 7, 7)),
     "conv3d": (lambda: nn.Conv3d(2, 3, 2), (4, 2, 3, 3, 3)),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(2, 3, 3), (4, 2, 7)),
+    "transposed 2d": (lambda: nn.ConvTranspose2d(2, 3, 3, stride=2, output_padding=1), (4, 2, 5, 5)),
+    "transposed 2d, one image": (lambda: nn.ConvTranspose2d(2, 4, 3, padding=1, groups=2), (2, 5, 5)),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 3, 2, dilation=2), (4, 2, 3, 3, 3)),
 }
 ESTIMATORS = ["weight", "local", "flipout"]
 
@@ -44,6 +48,20 @@ def test_a_layer_draws_anew_for_each_forward_and_keeps_shape_and_type(kind, esti
     assert first.shape == net(inputs).shape
     assert first.dtype == inputs.dtype
     assert (first != second).all()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("size", [(9, 10), (10, 9), (2, 3, 10, 10)], ids=str)
+def test_a_transposed_convolution_takes_the_size_of_its_outputs(size, estimator):
+    net, inputs = nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1), torch.randn(2, 2, 5, 5)
+    model = dubio.Bayes(estimator=estimator).convert(net)
+
+    with dubio.noise_off():
+        torch.testing.assert_close(model(inputs, size), net(inputs, size), rtol=0.0, atol=0.0)
+    draws = dubio.sample(model, (inputs, list(size)), 3, seed=1, executor="vmap")
+    looped = dubio.sample(model, {"input": inputs, "output_size": size}, 3, seed=1, executor="loop")
+    assert draws.shape[1:] == net(inputs, size).shape
+    torch.testing.assert_close(draws, looped, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -115,7 +133,7 @@ def test_a_layer_prints_as_the_plain_one_with_its_estimator():
     assert "shape=(2, 3), prior=Normal(mean=0.0, std=1.0)" in repr(model)
 
 
-@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d])
+@pytest.mark.parametrize("kind", BAYESIAN)
 def test_a_layer_cannot_be_made_by_itself(kind):
     with pytest.raises(TypeError, match=rf"dubio.Bayes\(\).convert\(torch.nn.{kind.__name__}\(...\)\)"):
         BAYESIAN[kind]()
@@ -129,6 +147,8 @@ def test_a_layer_cannot_be_made_by_itself(kind):
         (nn.Conv1d(2, 3, 3), (4, 3, 7), r"a Conv1d must be \(batch, 2 channels, width\), got shape \(4, 3, 7\)"),
         (nn.Conv2d(2, 3, 3), (4, 2, 7), r"a Conv2d must be \(batch, 2 channels, height, width\), got"),
         (nn.Conv3d(2, 3, 3), (4, 2), r"a Conv3d must be \(batch, 2 channels, depth, height, width\), got"),
+        (nn.ConvTranspose1d(2, 3, 3), (4, 3, 7), r"a ConvTranspose1d must be \(batch, 2 channels, width\), got"),
+        (nn.ConvTranspose2d(2, 3, 3), (4, 2, 7), r"a ConvTranspose2d must be \(batch, 2 channels, height, width\)"),
     ],
 )
 def test_inputs_of_the_wrong_shape_are_refused(net, shape, message):

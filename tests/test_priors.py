@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch.distributions import Normal, kl_divergence
 
 import dubio
 from reference import gaussian
@@ -43,10 +44,29 @@ def test_t05_mixture_of_one_width_has_the_divergence_of_the_gaussian():
 
     for prior in (dubio.ScaleMixture(1.0, 0.7, 0.01), dubio.ScaleMixture(0.3, 0.7, 0.7)):
         mixture = prior.divergence(mean, std, None)
-        assert mixture.item() == normal.item()
-        gradients = [torch.autograd.grad(value, (mean, std), retain_graph=True) for value in (mixture, normal)]
+        assert prior.has_closed_divergence
+        torch.testing.assert_close(mixture, normal, rtol=0.0, atol=0.0)
+        gradients = [torch.autograd.grad(value.sum(), (mean, std), retain_graph=True) for value in (mixture, normal)]
         torch.testing.assert_close(*gradients, rtol=0.0, atol=0.0)
-    assert dubio.ScaleMixture(0.3, 0.7, 0.6).divergence(mean, std, None) is None
+
+
+@pytest.mark.parametrize("prior", [dubio.Normal(0.3, 0.7), dubio.CentredNormal(0.7)])
+def test_closed_divergences_are_those_of_torch_distributions_weight_by_weight(prior):
+    mean, centre = torch.randn(2, 6, dtype=torch.float64)
+    std = torch.rand(6, dtype=torch.float64) + 0.01
+    middle = centre if isinstance(prior, dubio.CentredNormal) else torch.full_like(mean, 0.3)
+
+    assert prior.has_closed_divergence
+    expected = kl_divergence(Normal(mean, std), Normal(middle, torch.full_like(mean, 0.7)))
+    torch.testing.assert_close(prior.divergence(mean, std, centre), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_mixture_of_two_widths_has_no_closed_divergence_and_says_so():
+    prior = dubio.ScaleMixture(0.3, 0.7, 0.6)
+
+    assert not prior.has_closed_divergence
+    with pytest.raises(ValueError, match=r"divergence from a scale mixture has no closed form; it is estimated"):
+        prior.divergence(torch.randn(6), torch.rand(6), None)
 
 
 def test_priors_are_values_that_compare_and_hash():
