@@ -37,7 +37,7 @@ def outcome(folder: Path) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Weights and metrics of a finished run, but for the time it took."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(1, len(lines) + 1))  # every epoch once
-    assert not [path for path in folder.rglob(".*")]  # nothing half-written
+    assert not list(folder.rglob(".*"))  # nothing half-written
     from safetensors.torch import load_file
 
     return load_file(folder / "model.safetensors"), [{**line, "seconds": 0} for line in lines]

@@ -1,0 +1,144 @@
+"""What is saved comes back with the same draws; what is damaged, foreign or unfit is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import dubio
+from networks import Residual, Tied
+
+INPUTS = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """Change the metadata of a file, leaving its tensors."""
+    with safe_open(path, framework="pt") as content:
+        described = json.loads(content.metadata()["dubio"])
+    save_file(load_file(path), path, {"dubio": json.dumps(described | changes)})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    dubio.save(dubio.Bayes().convert(dubio.models.mlp(5, 7, 4)), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.feature("A saved network comes back with the same draws, from one file that runs no code")
+@pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
+@pytest.mark.parametrize(
+    "prior",
+    [dubio.Normal(0.1, 0.5), dubio.ScaleMixture(), dubio.CentredNormal(0.2)],
+    ids=["normal", "mixture", "centred"],
+)
+def test_a_built_network_comes_back_with_the_same_draws(tmp_path: Path, prior: object, estimator: str) -> None:
+    method = dubio.Bayes(prior, estimator, init_std=0.2)
+    model = method.convert(dubio.models.mlp(5, 7, 4)).eval()
+    dubio.save(model, tmp_path / "a.safetensors")
+    loaded = dubio.load(tmp_path / "a.safetensors")
+    assert torch.equal(dubio.sample(loaded, INPUTS, 4, seed=1), dubio.sample(model, INPUTS, 4, seed=1))
+    torch.testing.assert_close(dubio.divergence(loaded, seed=1), dubio.divergence(model, seed=1))
+    assert dubio.spec(loaded).method.prior == prior
+    assert not loaded.training
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"), [(Tied, INPUTS), (Residual, torch.randn(2, 3, 8, 8))], ids=["tied", "residual"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_users_own_network_is_passed_in(
+    tmp_path: Path, make: type[nn.Module], inputs: object, dtype: torch.dtype
+) -> None:
+    chosen = lambda name, module: name != "stem"  # noqa: E731
+    model = dubio.Bayes(where=chosen).convert(make()).to(dtype).eval()
+    dubio.save(model, tmp_path / "a.safetensors")
+    loaded = dubio.load(tmp_path / "a.safetensors", net=make())
+    assert torch.equal(
+        dubio.sample(loaded, inputs.to(dtype), 2, seed=1), dubio.sample(model, inputs.to(dtype), 2, seed=1)
+    )
+    assert {name: p.dtype for name, p in loaded.named_parameters()} == {
+        name: p.dtype for name, p in model.named_parameters()
+    }
+    with pytest.raises(ValueError, match=r"a network that dubio did not build; pass one of its kind"):
+        dubio.load(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        dubio.Gaussian("learned"),
+        dubio.Gaussian(0.3),
+        dubio.Bernoulli(),
+        dubio.Categorical(class_weight=(1.0, 2.0, 1.0, 1.0), label_smoothing=0.1),
+    ],
+    ids=["learned", "gaussian", "bernoulli", "categorical"],
+)
+def test_likelihoods_come_back(tmp_path: Path, likelihood: object) -> None:
+    model = dubio.Bayes().convert(dubio.models.mlp(5, 4), likelihood)
+    dubio.save(model, tmp_path / "a.safetensors")
+    loaded = dubio.load(tmp_path / "a.safetensors")
+    assert dubio.spec(loaded).likelihood == likelihood
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_truncated_file_is_refused(path: Path) -> None:
+    whole = path.read_bytes()
+    for length in (0, 4, 100, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="is not a whole safetensors file"):
+            dubio.load(path)
+
+
+def test_a_foreign_file_is_refused(path: Path) -> None:
+    save_file({"a": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match="dubio did not write it"):
+        dubio.load(path)
+    path.write_text("not at all")
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        dubio.load(path)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        dubio.load(path.with_name("nowhere"))
+
+
+def test_a_changed_tensor_is_noticed(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged: its tensors do not match their hash"):
+        dubio.load(path)
+
+
+def test_metadata_of_another_kind_are_refused(path: Path) -> None:
+    rewrite(path, format="dubio-99")
+    with pytest.raises(ValueError, match="has format 'dubio-99', and this version reads 'dubio-1'"):
+        dubio.load(path)
+    rewrite(path, format="dubio-1", method={"value": "os.system"})
+    with pytest.raises(ValueError, match=r"unknown value 'os\.system'"):
+        dubio.load(path)
+    rewrite(path, method={"value": "Bayes", "colour": "red"})
+    with pytest.raises(ValueError, match=r"unknown fields \['colour'\] of Bayes"):
+        dubio.load(path)
+
+
+def test_a_network_that_does_not_fit_is_named(path: Path) -> None:
+    with pytest.raises(ValueError, match=r"0\.weight_posterior\.mean has shape \(7, 5\) in the file and \(9, 5\)"):
+        dubio.load(path, net=dubio.models.mlp(5, 9, 4))
+    longer = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4), nn.LayerNorm(4))
+    with pytest.raises(ValueError, match=r"does not fit this network: it lacks \['3\.bias', '3\.weight'\]"):
+        dubio.load(path, net=longer)
+
+
+def test_saving_is_all_or_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
+    model = dubio.Bayes().convert(dubio.models.mlp(5, 7, 4))
+    monkeypatch.setattr("os.replace", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        dubio.save(model, path)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    with pytest.raises(ValueError, match="was not converted"):
+        dubio.save(nn.Linear(3, 4), path)

@@ -1,0 +1,247 @@
+"""Training learns, keeps the best, obeys its options, and refuses bad data before any work is lost."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dubio
+from networks import mlp
+
+TRUTH = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+INPUTS = torch.randn(240, 5, generator=torch.Generator().manual_seed(1))
+TARGETS = (INPUTS @ TRUTH).argmax(dim=1)
+
+
+def make(**fields: object) -> nn.Module:
+    torch.manual_seed(0)
+    return dubio.Bayes(**{"init_std": 0.02, **fields}).convert(mlp(5, 20, 3))
+
+
+def quick(model: nn.Module, *args: object, **options: object) -> dubio.Run:
+    return dubio.fit(model, *args, **{"epochs": 3, "batch_size": 32, "lr": 0.01, "progress": False, **options})
+
+
+DATA = {
+    "tensors": lambda: (INPUTS, TARGETS),
+    "dataset": lambda: TensorDataset(INPUTS, TARGETS),
+    "loader": lambda: DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=32, shuffle=True),
+    "batches": lambda: list(zip(INPUTS.split(32), TARGETS.split(32), strict=True)),
+}
+
+
+@pytest.mark.feature("fit learns from tensors, datasets, loaders and iterables")
+@pytest.mark.parametrize("data", DATA.values(), ids=DATA)
+def test_every_kind_of_data_is_learned_from(data: object) -> None:
+    model = make()
+    run = quick(model, data(), (INPUTS, TARGETS), epochs=15, num_data=240)
+    assert run.metrics["val_accuracy"] > 0.85
+    assert (dubio.predict(model, INPUTS, 20, seed=0).label == TARGETS).float().mean() > 0.85
+    assert [metrics["epoch"] for metrics in run.history] == list(range(1, 16))
+    assert not model.training
+
+
+def test_dict_inputs_and_real_targets_are_learned_from() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, *, values: Tensor) -> Tensor:
+            return self.layer(values)
+
+    model = dubio.Bayes(init_std=0.02).convert(Named(), dubio.Gaussian(0.1))
+    run = quick(model, ({"values": INPUTS}, INPUTS @ TRUTH), ({"values": INPUTS}, INPUTS @ TRUTH), epochs=30, lr=0.05)
+    assert run.history[-1]["val_nll"] < run.history[0]["val_nll"] - 10
+    assert "accuracy" not in run.metrics
+
+
+def test_the_best_epoch_is_kept_and_patience_ends_training() -> None:
+    model = make()
+    wrong = (TARGETS + 1) % 3  # learning makes this validation set worse
+    run = quick(model, (INPUTS, TARGETS), (INPUTS, wrong), epochs=50, patience=3)
+    assert run.stopped_early
+    assert run.best_epoch == len(run.history) - 3
+    values = [metrics["val_nll"] for metrics in run.history]
+    assert run.best_epoch == 1 + values.index(min(values))
+
+
+def test_the_same_seed_gives_the_same_network_and_leaves_the_callers_generator_alone() -> None:
+    state = torch.get_rng_state()
+    models = [make() for _ in range(3)]
+    torch.set_rng_state(state)
+    for model, seed in zip(models, (1, 1, 2), strict=True):
+        quick(model, (INPUTS, TARGETS), seed=seed)
+    assert torch.equal(torch.get_rng_state(), state)
+    first, again, other = ([p.detach() for p in model.parameters()] for model in models)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_accumulated_batches_are_one_step() -> None:
+    """Four batches of 60 as one step equal one batch of 240, noise off; and a short last batch counts by its rows."""
+    with dubio.noise_off():
+        whole, parts = make(), make()
+        quick(whole, (INPUTS, TARGETS), batch_size=240, optimizer=torch.optim.SGD)
+        quick(parts, (INPUTS, TARGETS), batch_size=70, accumulate=4, optimizer=torch.optim.SGD)
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_weight_decay_leaves_scales_alone() -> None:
+    model = make()
+    groups: list[dict[str, object]] = []
+
+    def watch(parameters: list[dict[str, object]]) -> torch.optim.Optimizer:
+        groups.extend(parameters)
+        return torch.optim.SGD(parameters)
+
+    quick(model, (INPUTS, TARGETS), weight_decay=0.3, optimizer=watch)
+    scales = {id(p) for name, p in model.named_parameters() if name.endswith("rho")}
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+    assert {id(p) for p in groups[1]["params"]} == scales
+
+
+@pytest.mark.parametrize(
+    ("schedule", "last"), [("constant", 1.0), ("linear", 0.0), ("cosine", 0.0), (lambda done: 1 - 0.5 * done, 0.5)]
+)
+def test_schedules_end_where_they_should(schedule: object, last: float) -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def keep(parameters: list[dict[str, object]]) -> torch.optim.Optimizer:
+        made.append(torch.optim.SGD(parameters))
+        return made[0]
+
+    quick(make(), (INPUTS, TARGETS), schedule=schedule, optimizer=keep, lr=0.02)
+    assert made[0].param_groups[0]["lr"] == pytest.approx(0.02 * last, abs=1e-9)
+
+
+def test_clipping_bounds_the_step() -> None:
+    model = make()
+    before = [p.detach().clone() for p in model.parameters()]
+    quick(model, (INPUTS, TARGETS), epochs=1, batch_size=240, clip_norm=1e-3, lr=1.0, optimizer=torch.optim.SGD)
+    moved = sum((a - b).square().sum().item() for a, b in zip(model.parameters(), before, strict=True)) ** 0.5
+    assert moved == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_callbacks_see_steps_epochs_and_the_end() -> None:
+    seen: list[object] = []
+
+    class Watch:
+        def on_step(self, step: int, loss: dubio.Loss) -> None:
+            seen.append(step)
+
+        def on_epoch(self, metrics: dict[str, float]) -> None:
+            seen.append(("epoch", metrics["epoch"]))
+
+        def on_end(self, run: dubio.Run) -> None:
+            seen.append(run)
+
+    run = quick(make(), (INPUTS, TARGETS), epochs=2, batch_size=120, callbacks=[Watch()])
+    assert seen == [1, 2, ("epoch", 1), 3, 4, ("epoch", 2), run]
+
+
+def test_a_run_folder_holds_what_it_should(tmp_path: Path) -> None:
+    model = dubio.Bayes().convert(dubio.models.mlp(5, 8, 3))
+    quick(model, (INPUTS, TARGETS), folder=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "checkpoint",
+    }
+    assert json.loads((tmp_path / "config.json").read_text())["epochs"] == 3
+    loaded = dubio.load(tmp_path / "model.safetensors")
+    assert torch.equal(dubio.sample(loaded, INPUTS, 2, seed=1), dubio.sample(model, INPUTS, 2, seed=1))
+
+
+def test_collapse_is_named_with_what_to_try() -> None:
+    torch.manual_seed(0)
+    model = dubio.Bayes(dubio.Normal(0.0, 0.1), init_std=0.1).convert(mlp(5, 60, 60, 10))
+    labels = torch.randint(10, (60,))
+    with pytest.warns(dubio.CollapseWarning, match=r"gone back to the prior and accuracy is 0\.\d+.*Try a wider prior"):
+        quick(model, (INPUTS[:60], labels), epochs=60, lr=0.02)
+
+
+def test_bf16_runs_under_autocast() -> None:
+    model = make()
+    run = quick(model, (INPUTS, TARGETS), precision="bf16")
+    assert math.isfinite(run.metrics["loss"])
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_layer(tmp_path: Path) -> None:
+    model = make(estimator="weight")
+    with torch.no_grad():
+        model[2].weight_posterior.mean[0, 0] = math.nan
+    with pytest.raises(FloatingPointError, match=r"loss is nan at step 1 of epoch 1, from 2 \(Linear\)$"):
+        quick(model, (INPUTS, TARGETS), folder=tmp_path / "a")
+
+    class Break:
+        def on_step(self, step: int, loss: dubio.Loss) -> None:
+            if step == 10:
+                with torch.no_grad():
+                    good[2].bias_posterior.mean.fill_(math.inf)
+
+        def on_epoch(self, metrics: dict[str, float]) -> None: ...
+
+        def on_end(self, run: dubio.Run) -> None: ...
+
+    good = make(estimator="weight")
+    with pytest.raises(
+        FloatingPointError, match=r"step 11 of epoch 2.*the last good checkpoint is kept in .*step-0000000008"
+    ):
+        quick(good, (INPUTS, TARGETS), folder=tmp_path / "b", callbacks=[Break()])
+
+
+REFUSALS = {
+    "no data": ((INPUTS[:0], TARGETS[:0]), {}, ValueError, "train must hold at least one example"),
+    "lengths": ((INPUTS, TARGETS[:5]), {}, ValueError, r"as many inputs as targets, got \(240, 5\) beside 5 targets"),
+    "nan": ((INPUTS * math.nan, TARGETS), {}, ValueError, "train must be finite, got NaN or infinite values"),
+    "float labels": ((INPUTS, TARGETS.float()), {}, TypeError, "targets must be whole numbers that name classes"),
+    "labels out of range": ((INPUTS, TARGETS + 5), {}, (ValueError, IndexError, RuntimeError), "targets must|index"),
+    "a tensor": (INPUTS, {}, TypeError, r"train must be \(inputs, targets\), a Dataset, a DataLoader or an iterable"),
+    "an iterator": (iter([(INPUTS, TARGETS)]), {}, TypeError, "must be iterable more than once"),
+    "epochs": ((INPUTS, TARGETS), {"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+    "lr": ((INPUTS, TARGETS), {"lr": -1.0}, ValueError, r"lr must be positive and finite, got -1\.0"),
+    "patience": ((INPUTS, TARGETS), {"patience": 0}, ValueError, "patience must be at least 1 epoch, got 0"),
+    "monitor": ((INPUTS, TARGETS), {"monitor": "f1"}, ValueError, "monitor must be .*got 'f1'"),
+    "resume": ((INPUTS, TARGETS), {"resume": True}, ValueError, "resume needs the folder"),
+    "count": ([(INPUTS, TARGETS)], {}, ValueError, "num_data must be given where"),
+}
+
+
+@pytest.mark.parametrize(("data", "options", "error", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_bad_input_is_refused(data: object, options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        quick(make(), data, **options)
+
+
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        quick(make(), (INPUTS, TARGETS), folder=tmp_path / "file" / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.feature("Bayes with its own defaults reaches 0.93 on the embedded digits")
+def test_bayes_learns_digits_with_its_own_defaults() -> None:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    inputs, targets = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
+    accuracies = []
+    for seed in range(3):
+        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
+        test, train = order[: len(order) // 4], order[len(order) // 4 :]
+        torch.manual_seed(seed)
+        model = dubio.Bayes().convert(dubio.models.mlp(64, 100, 100, 10))
+        dubio.fit(model, (inputs[train], targets[train]), seed=seed, progress=False)
+        accuracies.append(
+            (dubio.predict(model, inputs[test], 100, seed=0).label == targets[test]).float().mean().item()
+        )
+    assert sum(accuracies) / 3 >= 0.93, accuracies
