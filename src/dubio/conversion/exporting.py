@@ -61,12 +61,19 @@ def export(
         check_num_samples(num_samples)
         if noise == "off":
             raise ValueError("num_samples must be None with noise off: the mean network has one output")
+    for name, module in model.named_modules() if format == "onnx" else ():
+        if isinstance(module, nn.LSTM) and module.proj_size > 0:
+            raise ValueError(
+                f"cannot write {name or 'this network'} to ONNX: its LSTM has no projections, "
+                f"got proj_size={module.proj_size}"
+            )
     args, kwargs = arguments(inputs)
     if noise == "off":
         network: nn.Module = to_mean(model)
     else:
         network = _Unrolled(model, num_samples, seed if noise == "frozen" else None)
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
         if bound.kwargs:
             raise ValueError(f"inputs must be positional to export draws, got keyword-only {sorted(bound.kwargs)}")
         args, kwargs, shared = bound.args, {}, _positions(bound, shared)
@@ -150,11 +157,6 @@ def _to_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX export needs onnx and onnxscript: pip install 'dubio[export]'") from error
-    for name, module in network.named_modules():
-        if isinstance(module, nn.LSTM) and module.proj_size > 0:
-            raise ValueError(
-                f"cannot write {name} to ONNX: its LSTM has no projections, got proj_size={module.proj_size}"
-            )
     destination = None if path is None else str(path)
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
