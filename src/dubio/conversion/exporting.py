@@ -72,8 +72,7 @@ def export(
         network: nn.Module = to_mean(model)
     else:
         network = _Unrolled(model, num_samples, seed if noise == "frozen" else None)
-        bound = inspect.signature(model.forward).bind(*args, **kwargs)
-        bound.apply_defaults()
+        bound = _bind(model, args, kwargs)
         if bound.kwargs:
             raise ValueError(f"inputs must be positional to export draws, got keyword-only {sorted(bound.kwargs)}")
         args, kwargs, shared = bound.args, {}, _positions(bound, shared)
@@ -118,6 +117,22 @@ class _Unrolled(nn.Module):
     def _drawn(self, place: int) -> dict[int, Tensor]:
         means = [self.model.get_submodule(name).mean for name in self.posteriors]
         return {id(mean): getattr(self, f"draw{place}_{number}") for number, mean in enumerate(means)}
+
+
+def _bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """Arguments by the names of ``forward``, with the defaults of those left out before the last one given."""
+    signature = inspect.signature(model.forward)
+    bound = signature.bind(*args, **kwargs)
+    given = list(bound.arguments)
+    names = list(signature.parameters)
+    needed = names[: 1 + max((names.index(name) for name in given), default=-1)]
+    defaults = {name: signature.parameters[name].default for name in needed if name not in bound.arguments}
+    bound.arguments = {
+        name: bound.arguments.get(name, defaults.get(name))
+        for name in needed
+        if name in bound.arguments or defaults[name] is not inspect.Parameter.empty
+    }
+    return bound
 
 
 def _positions(bound: inspect.BoundArguments, shared: Collection[int | str]) -> list[int | str]:

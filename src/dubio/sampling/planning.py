@@ -183,13 +183,19 @@ def _try(call: Call, map_inputs: bool) -> tuple[_Footprint, _Footprint, bool]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back what a trial run may change: buffers, tensors kept as attributes, the random generators.
+    """Put back what a run may change: buffers, tensors kept as attributes, rows that an embedding rescales, generators.
 
     Raises where a module keeps a mapped tensor, which would be dead once the map is over.
     """
     before = [(module, _tensors_on(module)) for module in model.modules()]
     values = [
         {name: tensor.clone() for name, tensor in module._buffers.items() if tensor is not None} for module, _ in before
+    ]
+    rescaled = [
+        (parameter, parameter.detach().clone())
+        for module in model.modules()
+        if getattr(module, "max_norm", None) is not None
+        for parameter in module.parameters()
     ]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     keeper = None
@@ -205,6 +211,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                 with torch.no_grad():
                     for name, value in saved.items():
                         module._buffers[name].copy_(value)  # type: ignore[union-attr]
+            with torch.no_grad():
+                for parameter, value in rescaled:
+                    parameter.copy_(value)
     if keeper is not None:
         raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
 
