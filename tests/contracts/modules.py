@@ -457,7 +457,7 @@ class VisionTransformer(nn.Module):
 class UNet(nn.Module):
     """Down twice, up twice by transposed convolutions, with skip connections."""
 
-    def __init__(self, width: int = 4) -> None:
+    def __init__(self, width: int = 4, num_classes: int = 1) -> None:
         super().__init__()
         self.enter = self._block(2, width)
         self.down = self._block(width, 2 * width)
@@ -466,7 +466,7 @@ class UNet(nn.Module):
         self.up1 = nn.ConvTranspose2d(2 * width, 2 * width, 2, stride=2)
         self.join1 = self._block(4 * width, width)
         self.up2 = nn.ConvTranspose2d(width, width, 2, stride=2)
-        self.join2 = nn.Conv2d(2 * width, 1, 1)
+        self.join2 = nn.Conv2d(2 * width, num_classes, 1)
 
     @staticmethod
     def _block(channels: int, out: int) -> nn.Sequential:

@@ -61,12 +61,18 @@ def export(
         check_num_samples(num_samples)
         if noise == "off":
             raise ValueError("num_samples must be None with noise off: the mean network has one output")
+    for name, module in model.named_modules() if format == "onnx" else ():
+        if isinstance(module, nn.LSTM) and module.proj_size > 0:
+            raise ValueError(
+                f"cannot write {name or 'this network'} to ONNX: its LSTM has no projections, "
+                f"got proj_size={module.proj_size}"
+            )
     args, kwargs = arguments(inputs)
     if noise == "off":
         network: nn.Module = to_mean(model)
     else:
         network = _Unrolled(model, num_samples, seed if noise == "frozen" else None)
-        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+        bound = _bind(model, args, kwargs)
         if bound.kwargs:
             raise ValueError(f"inputs must be positional to export draws, got keyword-only {sorted(bound.kwargs)}")
         args, kwargs, shared = bound.args, {}, _positions(bound, shared)
@@ -113,6 +119,22 @@ class _Unrolled(nn.Module):
         return {id(mean): getattr(self, f"draw{place}_{number}") for number, mean in enumerate(means)}
 
 
+def _bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """Arguments by the names of ``forward``, with the defaults of those left out before the last one given."""
+    signature = inspect.signature(model.forward)
+    bound = signature.bind(*args, **kwargs)
+    given = list(bound.arguments)
+    names = list(signature.parameters)
+    needed = names[: 1 + max((names.index(name) for name in given), default=-1)]
+    defaults = {name: signature.parameters[name].default for name in needed if name not in bound.arguments}
+    bound.arguments = {
+        name: bound.arguments.get(name, defaults.get(name))
+        for name in needed
+        if name in bound.arguments or defaults[name] is not inspect.Parameter.empty
+    }
+    return bound
+
+
 def _positions(bound: inspect.BoundArguments, shared: Collection[int | str]) -> list[int | str]:
     """Where the shared inputs stand once all arguments are positional."""
     names = list(bound.arguments)
@@ -150,11 +172,6 @@ def _to_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX export needs onnx and onnxscript: pip install 'dubio[export]'") from error
-    for name, module in network.named_modules():
-        if isinstance(module, nn.LSTM) and module.proj_size > 0:
-            raise ValueError(
-                f"cannot write {name} to ONNX: its LSTM has no projections, got proj_size={module.proj_size}"
-            )
     destination = None if path is None else str(path)
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level

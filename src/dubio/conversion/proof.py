@@ -4,12 +4,12 @@ A module that reads its parameters in some other way than as attributes - from a
 would convert and then quietly compute with its means. Running the network once shows it.
 """
 
-import sys
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from dubio.layers import GaussianPosterior
 from dubio.sampling import Inputs, Pass, Settings, arguments
+from dubio.sampling.planning import unchanged
 from dubio.sampling.settings import STATE
 
 __all__ = ["ConversionWarning", "FunctionCall", "find_functional_dropout", "prove"]
@@ -47,15 +48,13 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
     Both run in eval mode, and are put back.
     """
     args, kwargs = arguments(example)
-    with torch.no_grad(), torch.random.fork_rng(), _plain_attention():
+    with torch.no_grad(), _plain_attention():
         expected = _leaves(_run(net, args, kwargs, None))
         for place, (found, wanted) in enumerate(
             zip(_leaves(_run(model, args, kwargs, Settings("off"))), expected, strict=True)
         ):
-            tolerance = TOLERANCE.get(wanted.dtype, 1e-2)
-            scale = wanted.abs().max().item() if wanted.numel() else 0.0
-            if not torch.allclose(found, wanted, rtol=tolerance, atol=tolerance * min(scale, 1.0), equal_nan=True):
-                distance = (found - wanted).abs().max().item()
+            if not _close(found, wanted):
+                distance = (found.double() - wanted.double()).abs().max().item()
                 raise RuntimeError(
                     f"the conversion is not exact: with noise off, output {place} is {distance:.3g} away from the "
                     "original network's"
@@ -83,7 +82,7 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
 def find_functional_dropout(net: nn.Module, example: Inputs) -> list[FunctionCall]:
     """Where a network's own code calls dropout as a function, found by running it once."""
     args, kwargs = arguments(example)
-    with torch.no_grad(), torch.random.fork_rng(), _Dropouts() as found:
+    with torch.no_grad(), _Dropouts() as found:
         _run(net, args, kwargs, None)
     return list(dict.fromkeys(found.calls))
 
@@ -100,13 +99,12 @@ class _Dropouts(TorchFunctionMode):
 
     def _note(self, func: Any) -> None:
         """Note the calling line, unless it is torch's own: a module, which conversion can see."""
-        frame = sys._getframe(2)
-        functional = Path(F.__file__)
-        while frame.f_back is not None and (
-            Path(frame.f_code.co_filename) == functional or "overrides" in frame.f_code.co_filename
-        ):
+        frame: FrameType | None = inspect.currentframe()
+        while frame is not None and frame.f_globals.get("__name__") != F.__name__:  # up to the function itself
             frame = frame.f_back
-        if not frame.f_globals.get("__name__", "").startswith("torch."):
+        while frame is not None and frame.f_globals.get("__name__") == F.__name__:  # and to whoever called it
+            frame = frame.f_back
+        if frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
             self.calls.append(FunctionCall(func.__name__, frame.f_code.co_filename, frame.f_lineno))
 
 
@@ -122,7 +120,8 @@ def _run(
     net.eval()
     STATE.own.settings, STATE.own.current = settings or Settings(), running
     try:
-        return net(*args, **kwargs)
+        with unchanged(net):  # the same random state for every run, and no trace of it
+            return net(*args, **kwargs)
     finally:
         STATE.own.settings, STATE.own.current = former
         for module, mode in modes.items():
@@ -138,6 +137,15 @@ def _plain_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _close(found: Tensor, wanted: Tensor) -> bool:
+    if not wanted.is_floating_point() or wanted.numel() == 0:
+        return torch.equal(found, wanted)
+    tolerance = TOLERANCE.get(wanted.dtype, 1e-2)
+    finite = wanted[wanted.isfinite()].abs()
+    scale = finite.max().item() if finite.numel() else 0.0
+    return torch.allclose(found, wanted, rtol=tolerance, atol=tolerance * min(scale, 1.0), equal_nan=True)
 
 
 def _leaves(outputs: Any) -> list[Tensor]:

@@ -5,8 +5,8 @@ is opened by whoever starts the forward - an executor for many draws, or the net
 ``model(inputs)`` - and is gone when the forward returns.
 
 Invariants: a draw belongs to a posterior, so tied weights and layers called twice see one draw in each pass
-(``test_tied_weights_share_their_draw``); two passes in one setting draw anew unless frozen; a pass never outlives its
-forward, also when that raises (``test_traps.py``).
+(``test_tied_weights_share_one_posterior_and_its_draw``); two passes in one setting draw anew unless frozen; a pass
+never outlives its forward, also when that raises (``test_traps.py``).
 """
 
 import inspect

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dubio.sampling.drawing import Call, Drawn, map_draws, one_draw
 
-__all__ = ["CPU_BUDGET", "ExecutorWarning", "Plan", "plan_for", "plans", "remember_failure"]
+__all__ = ["CPU_BUDGET", "ExecutorWarning", "Plan", "plan_for", "plans", "remember_failure", "unchanged"]
 
 CPU_BUDGET = 256 * 2**20
 """Bytes that one chunk of draws may take on a CPU; beyond the cache, larger chunks gain nothing there."""
@@ -135,7 +135,7 @@ def _make_plan(call: Call) -> Plan:
     trials: tuple[tuple[Mechanism, bool], ...] = (("vmap", False), ("vmap inputs", True))
     for executor, map_inputs in trials:
         try:
-            with _unchanged(call.model):
+            with unchanged(call.model):
                 one, two, weights_drawn = _try(call, map_inputs)
         except (RuntimeError, ValueError, TypeError) as error:
             failure = failure or error
@@ -149,7 +149,7 @@ def _make_plan(call: Call) -> Plan:
                 "loop", per_draw, call.size, f"weights of this size are drawn faster one by one on a CPU; {share}"
             )
         return Plan(executor, per_draw, call.size, share)
-    with _unchanged(call.model):
+    with unchanged(call.model):
         one_draw(call)  # raises where the inputs and not the map are at fault
     assert failure is not None
     return _looped_plan(call, failure)
@@ -182,14 +182,20 @@ def _try(call: Call, map_inputs: bool) -> tuple[_Footprint, _Footprint, bool]:
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back what a trial run may change: buffers, tensors kept as attributes, the random generators.
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Put back what a run may change: buffers, tensors kept as attributes, rows that an embedding rescales, generators.
 
     Raises where a module keeps a mapped tensor, which would be dead once the map is over.
     """
     before = [(module, _tensors_on(module)) for module in model.modules()]
     values = [
         {name: tensor.clone() for name, tensor in module._buffers.items() if tensor is not None} for module, _ in before
+    ]
+    rescaled = [
+        (parameter, parameter.detach().clone())
+        for module in model.modules()
+        if getattr(module, "max_norm", None) is not None
+        for parameter in module.parameters()
     ]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     keeper = None
@@ -205,6 +211,9 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
                 with torch.no_grad():
                     for name, value in saved.items():
                         module._buffers[name].copy_(value)  # type: ignore[union-attr]
+            with torch.no_grad():
+                for parameter, value in rescaled:
+                    parameter.copy_(value)
     if keeper is not None:
         raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
 
