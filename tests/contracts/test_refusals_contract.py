@@ -185,12 +185,12 @@ VALUES: dict[str, Refusal] = {
     "likelihood with negative std": (
         lambda: dubio.Gaussian(std=-0.1),
         ValueError,
-        r"std of a Gaussian must be positive and finite, or 'output', got -0\.1",
+        r"std of a Gaussian must be positive and finite, 'learned' or 'output', got -0\.1",
     ),
     "likelihood with zero std": (
         lambda: dubio.Gaussian(std=0.0),
         ValueError,
-        r"std of a Gaussian must be positive and finite, or 'output', got 0\.0",
+        r"std of a Gaussian must be positive and finite, 'learned' or 'output', got 0\.0",
     ),
     "likelihood with unknown std": (
         lambda: dubio.Gaussian(std="outputs"),  # type: ignore[arg-type]
@@ -233,7 +233,7 @@ CONVERSIONS: dict[str, Refusal] = {
     "likelihood of a wrong type": (
         lambda: dubio.Bayes().convert(mlp(5, 3), "categorical"),  # type: ignore[arg-type]
         TypeError,
-        r"likelihood must be a Categorical or a Gaussian, got 'categorical'",
+        r"likelihood must be a Categorical, a Gaussian or a Bernoulli, got 'categorical'",
     ),
     "no parameters": (
         lambda: dubio.Bayes().convert(nn.Sequential(nn.ReLU())),
@@ -419,7 +419,7 @@ PREDICTIONS: dict[str, Refusal] = {
     "likelihood of a wrong type": (
         lambda: predict(likelihood="categorical"),
         TypeError,
-        r"likelihood must be a Categorical or a Gaussian, got 'categorical'",
+        r"likelihood must be a Categorical, a Gaussian or a Bernoulli, got 'categorical'",
     ),
     "inputs as a list": (
         lambda: predict([torch.randn(6, 5)]),
