@@ -563,7 +563,7 @@ def test_compiled_networks_equal_eager_ones(name: str) -> None:
             assert_noisy(call(model, inputs), outputs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("name", INDUCTOR)
 def test_inductor_equals_eager_with_gradients_and_stays_fresh(name: str) -> None:
@@ -637,7 +637,7 @@ def test_exported_draws_take_any_batch_size(name: str) -> None:
     exported_draw_equals_eager(name, "torch")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @exporting
 @pytest.mark.usefixtures("compiler")
 @every_network
@@ -663,7 +663,7 @@ def test_exported_means_and_fresh_draws_take_any_batch_size(name: str) -> None:
 @exporting
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
-    "name", [name if name in ONNX else pytest.param(name, marks=pytest.mark.slow) for name in MODULES]
+    "name", [name if name in ONNX else pytest.param(name, marks=pytest.mark.nightly) for name in MODULES]
 )
 def test_onnx_draws_take_any_batch_size(name: str) -> None:
     exported_draw_equals_eager(name, "onnx")
