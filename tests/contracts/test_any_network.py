@@ -654,7 +654,8 @@ def test_exported_means_and_fresh_draws_take_any_batch_size(name: str) -> None:
         with torch.no_grad(), dubio.noise_off():
             expected = call(model, inputs)
         assert_close(exported_call(programs["off"], inputs, "torch"), expected)
-        fresh = [exported_call(programs["fresh"], in_order(name, inputs), "torch") for _ in range(2)]
+        positional = in_order(name, inputs)
+        fresh = [exported_call(programs["fresh"], positional, "torch") for _ in range(2)]
         assert [leaf.shape for leaf in fresh[0]] == [leaf.shape for leaf in expected]
         assert_noisy(*fresh)
 
