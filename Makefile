@@ -15,7 +15,7 @@ PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo nightly check bench faults table clean $(CHECKS)
+.PHONY: help demo check bench faults table clean $(CHECKS)
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -24,13 +24,10 @@ demo: $(STAMP) ## train an ordinary and a Bayesian network on digits and compare
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m dubio demo
 
 test: $(STAMP) ## run the fast tests (ARGS="-k elbo" passes options on)
-	$(PYTEST) -m "not slow and not nightly" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 slow: $(STAMP) ## run the slow tests
 	$(PYTEST) -m slow $(ARGS) || { code=$$?; [ $$code -eq 5 ] && echo "no slow tests selected"; }
-
-nightly: $(STAMP) ## run the longest tests: every network under inductor and ONNX
-	$(PYTEST) -m nightly $(ARGS)
 
 check: $(STAMP) ## run all that CI runs after set-up: style, types, imports, status table, tests, examples
 	@for stage in $(CHECKS); do \

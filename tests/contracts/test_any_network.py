@@ -10,7 +10,7 @@ import inspect
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,8 +30,8 @@ from dubio.sampling import Estimator, Using, arguments, current_pass, plans
 ESTIMATORS: tuple[Estimator, ...] = ("weight", "local", "flipout")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 ROWS = 3
-# Inductor takes seconds: one network of each kind.
-INDUCTOR = (
+# Inductor and export take seconds: one network of each kind, under export the others in the slow tests.
+KINDS = (
     "linear",
     "conv2d, circular, depthwise",
     "transposed conv2d, groups, dilation",
@@ -50,7 +50,7 @@ INDUCTOR = (
     "vision transformer",
     "u-net",
 )
-ONNX = ("linear", "conv2d, reflect, stride, no bias", "embedding, padding", "tied weights")
+ONNX = ("linear", "tied weights")
 
 pytestmark = [
     # Torch maps these without a rule of its own, more slowly.
@@ -75,6 +75,13 @@ survives = pytest.mark.feature(
     "A converted network survives deepcopy, pickle, state_dict, bfloat16, autocast, vmap, torch.compile, torch.export, "
     "ONNX, DDP and checkpointing"
 )
+
+
+def others_slow(fast: Collection[str]) -> pytest.MarkDecorator:
+    """Every network, but only the ones named here in the fast tests."""
+    return pytest.mark.parametrize(
+        "name", [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in MODULES]
+    )
 
 
 def plain(name: str, seed: int = 0) -> nn.Module:
@@ -167,7 +174,7 @@ def test_the_table_holds_every_kind() -> None:
     others = (nn.EmbeddingBag, nn.Bilinear, nn.PReLU, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d)
     wholes = (nn.TransformerEncoder, nn.TransformerDecoderLayer, nn.Transformer, nn.ParameterList, nn.ParameterDict)
     assert {*others, *wholes} <= kinds
-    assert {*INDUCTOR, *ONNX} <= set(MODULES)
+    assert {*KINDS, *ONNX} <= set(MODULES)
 
 
 # -------------------------------------------------------------------------------------------------- (a) exactness
@@ -563,9 +570,9 @@ def test_compiled_networks_equal_eager_ones(name: str) -> None:
             assert_noisy(call(model, inputs), outputs)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("name", INDUCTOR)
+@pytest.mark.parametrize("name", KINDS)
 def test_inductor_equals_eager_with_gradients_and_stays_fresh(name: str) -> None:
     model, inputs = convert(name), inputs_for(name)
     outputs = compiled_call(model, inputs, "inductor")
@@ -632,12 +639,12 @@ def exported_draw_equals_eager(name: str, format: str) -> None:
 @survives
 @exporting
 @pytest.mark.usefixtures("compiler")
-@every_network
+@others_slow(KINDS)
 def test_exported_draws_take_any_batch_size(name: str) -> None:
     exported_draw_equals_eager(name, "torch")
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @exporting
 @pytest.mark.usefixtures("compiler")
 @every_network
@@ -663,9 +670,7 @@ def test_exported_means_and_fresh_draws_take_any_batch_size(name: str) -> None:
 @survives
 @exporting
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize(
-    "name", [name if name in ONNX else pytest.param(name, marks=pytest.mark.nightly) for name in MODULES]
-)
+@others_slow(ONNX)
 def test_onnx_draws_take_any_batch_size(name: str) -> None:
     exported_draw_equals_eager(name, "onnx")
 

@@ -134,7 +134,7 @@ def test_the_seed_says_which_draws() -> None:
     assert (by_default - other).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_fresh_noise_has_the_posteriors_spread(format: Any) -> None:
     model = dubio.Bayes(init_std=STD).convert(nn.Linear(4, 500))
     exported = dubio.export(model, torch.ones(2, 4), format=format, noise="fresh", num_samples=2)
@@ -235,7 +235,7 @@ def test_double_precision_stays() -> None:
     torch.testing.assert_close(outputs, draws(model, inputs, 2), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["off", "fresh", "frozen"])
 @pytest.mark.parametrize(
     ("make", "inputs"),

@@ -194,7 +194,7 @@ def test_functional_dropout_is_named_and_stays_the_networks_own() -> None:
         assert torch.equal(model.eval()(inputs), model(inputs))
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @every_task
 @pytest.mark.parametrize("noise", ["off", "frozen"])
 def test_onnxruntime_gives_what_the_network_gives(name: str, noise: Any, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_onnxruntime_gives_what_the_network_gives(name: str, noise: Any, tmp_pat
         torch.testing.assert_close(torch.from_numpy(outputs), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_resnet_18_at_full_width(tmp_path: Path) -> None:
     torch.manual_seed(0)
