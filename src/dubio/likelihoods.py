@@ -70,6 +70,8 @@ class Categorical:
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
             raise TypeError(f"targets must be whole numbers that name classes, got {targets.dtype}")
         _check_shape(targets, log_probs.shape[1:-1])
+        if not torch.compiler.is_compiling() and targets.device.type == "cpu":  # elsewhere it would wait for the device
+            _check_labels(targets, num_classes)
         if self.class_weight is not None and len(self.class_weight) != num_classes:
             raise ValueError(
                 f"class_weight must have one weight per class, {num_classes}, got {len(self.class_weight)}"
@@ -121,7 +123,7 @@ class Gaussian:
     def __post_init__(self) -> None:
         if self.std in ("learned", "output"):
             return
-        if isinstance(self.std, str) or not (math.isfinite(self.std) and self.std > 0.0):
+        if not isinstance(self.std, int | float) or not (math.isfinite(self.std) and self.std > 0.0):
             raise ValueError(f"std of a Gaussian must be positive and finite, 'learned' or 'output', got {self.std!r}")
 
     def moments(
@@ -167,6 +169,12 @@ def likelihood_of(model: nn.Module) -> Likelihood:
 def observation_scale(model: nn.Module) -> Tensor | None:
     """The learned scale of the observation noise (a softplus argument), where the network has one."""
     return getattr(model, "observation_rho", None)
+
+
+def _check_labels(targets: Tensor, num_classes: int) -> None:
+    if targets.numel() and not 0 <= (low := int(targets.min())) <= (high := int(targets.max())) < num_classes:
+        wrong = low if low < 0 else high
+        raise ValueError(f"targets must name classes from 0 to {num_classes - 1}, got {wrong}")
 
 
 def _check_shape(targets: Tensor, wanted: torch.Size) -> None:

@@ -132,10 +132,17 @@ Prior = Normal | CentredNormal | ScaleMixture
 
 
 def _check_scale(name: str, value: float) -> None:
+    _check_number(name, value)
     if not (math.isfinite(value) and value > 0.0):
         raise ValueError(f"{name} of a prior must be positive and finite, got {value}")
 
 
 def _check_finite(name: str, value: float) -> None:
+    _check_number(name, value)
     if not math.isfinite(value):
         raise ValueError(f"{name} of a prior must be finite, got {value}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} of a prior must be a number, got {value!r}")

@@ -52,9 +52,8 @@ KINDS = (
 )
 ONNX = ("linear", "tied weights")
 
+torchs_own_map = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 pytestmark = [
-    # Torch maps these without a rule of its own, more slowly.
-    pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented:UserWarning"),
     # The fused path of torch's encoder, which the plain network takes in inference mode.
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning"),
@@ -233,7 +232,7 @@ def test_describe_says_which_estimator_a_layer_uses(name: str, estimator: Estima
         elif estimator == "weight":
             assert layer.remark.partition(";")[0].endswith("estimator weight")
         elif not isinstance(model.get_submodule(layer.name), BayesianLayer):
-            assert f"estimator weight (a {layer.kind} has no {estimator} form)" in layer.remark
+            assert f"estimator weight ({layer.kind} has no {estimator} form)" in layer.remark
         elif own & tied:
             assert "estimator weight (tied weights share a draw)" in layer.remark or (
                 "estimator weight (a shared layer has one draw)" in layer.remark
@@ -515,6 +514,7 @@ def test_draws_stay_mapped_under_autocast(name: str) -> None:
     assert {plan.executor for plan in plans(model).values()} <= {"vmap", "vmap inputs"}
 
 
+@torchs_own_map
 @survives
 @every_network
 def test_an_outer_vmap_draws_for_every_entry(name: str) -> None:

@@ -11,6 +11,7 @@ import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import spectral_norm
 
 import dubio
 from dubio import layers
@@ -75,6 +76,11 @@ def normalised_by_a_hook(norm: Callable[[nn.Module], nn.Module], run: bool) -> n
         net = nn.Sequential(norm(nn.Linear(5, 4)), nn.Linear(4, 3))
     if run:
         net(torch.randn(2, 5))
+    return net
+
+
+def run_once(net: nn.Module) -> nn.Module:
+    net(torch.randn(2, 5))
     return net
 
 
@@ -146,6 +152,31 @@ VALUES: dict[str, Refusal] = {
         lambda: dubio.Normal(0.0, 0.0),
         ValueError,
         r"std of a prior must be positive and finite, got 0\.0",
+    ),
+    "prior with a scale in words": (
+        lambda: dubio.Normal(0.0, "1"),  # type: ignore[arg-type]
+        TypeError,
+        r"std of a prior must be a number, got '1'",
+    ),
+    "likelihood without std": (
+        lambda: dubio.Gaussian(None),  # type: ignore[arg-type]
+        ValueError,
+        r"std of a Gaussian must be positive and finite, 'learned' or 'output', got None",
+    ),
+    "draws of no network": (
+        lambda: dubio.sample("net", torch.zeros(2, 5)),  # type: ignore[arg-type]
+        TypeError,
+        r"model must be a torch\.nn\.Module, got str",
+    ),
+    "description of no network": (
+        lambda: dubio.describe("net"),  # type: ignore[arg-type]
+        TypeError,
+        r"model must be a torch\.nn\.Module, got str",
+    ),
+    "half a draw in a chunk": (
+        lambda: dubio.sample(model(), torch.zeros(2, 5), 3, chunk=2.5),  # type: ignore[arg-type]
+        ValueError,
+        r"chunk must be a whole number of at least 1, got 2\.5",
     ),
     "prior with negative scale": (
         lambda: dubio.Normal(0.0, -1.0),
@@ -263,24 +294,39 @@ CONVERSIONS: dict[str, Refusal] = {
     "layers with complex parameters": (
         lambda: dubio.Bayes().convert(nn.ModuleDict({"first": Filter(), "second": Filter(), "head": nn.Linear(4, 3)})),
         TypeError,
-        r"cannot convert: first, a Filter, has response of type torch\.complex64, over which no Gaussian can be put; "
-        r"second, a Filter, .*\. Choose other layers with where=\.\.\., or pass strict=False to leave these "
+        r"cannot convert: first: Filter has response of type torch\.complex64, over which no Gaussian can be put; "
+        r"second: Filter .*\. Choose other layers with where=\.\.\., or pass strict=False to leave these "
         r"deterministic",
     ),
     "a network that holds complex parameters itself": (
         lambda: dubio.Bayes().convert(Filter()),
         TypeError,
-        r"cannot convert: the network itself, a Filter, has response of type torch\.complex64",
+        r"cannot convert: the network itself: Filter has response of type torch\.complex64",
     ),
     "a scripted layer": (
         lambda: dubio.Bayes().convert(nn.Sequential(scripted(), nn.Linear(4, 3))),
         TypeError,
-        r"cannot convert: 0, a RecursiveScriptModule, keeps its parameters out of Python's reach\. Choose other layers",
+        r"cannot convert: 0: RecursiveScriptModule keeps its parameters out of Python's reach\. Choose other layers",
     ),
     "nothing chosen": (
         lambda: dubio.Bayes(where="hed").convert(mlp(5, 3)),
         ValueError,
-        r"nothing to convert: where='hed' chooses no layer of this network that has parameters",
+        r"nothing to convert: where='hed' chooses no layer of this network that has parameters$",
+    ),
+    "a name misspelt": (
+        lambda: dubio.Bayes(where="hed").convert(nn.ModuleDict({"body": nn.Linear(3, 3), "head": nn.Linear(3, 3)})),
+        ValueError,
+        r"where='hed' chooses no layer .*; did you mean 'head'\?",
+    ),
+    "a container chosen": (
+        lambda: dubio.Bayes(where="body").convert(nn.ModuleDict({"body": mlp(5, 3)})),
+        ValueError,
+        r"where='body' chooses no layer .*; did you mean 'body\.\*'\?",
+    ),
+    "norms only": (
+        lambda: dubio.Bayes().convert(nn.Sequential(nn.LayerNorm(3))),
+        ValueError,
+        r"this network has normalisation layers only; norms=True makes those random",
     ),
     "only layers without parameters chosen": (
         lambda: dubio.Bayes(where=nn.ReLU).convert(mlp(5, 4, 3)),
@@ -288,9 +334,9 @@ CONVERSIONS: dict[str, Refusal] = {
         r"nothing to convert: where=.*ReLU.* chooses no layer of this network that has parameters",
     ),
     "nothing convertible": (
-        lambda: dubio.Bayes().convert(Filter(), strict=False),
+        lambda: dubio.Bayes().convert(nn.ModuleDict({"filter": Filter()}), strict=False),
         ValueError,
-        r"nothing to convert",
+        r"nothing to convert: no Gaussian can be put over the parameters of filter",
     ),
     "weights shared with a layer that stays deterministic": (
         lambda: dubio.Bayes(where="head").convert(shared_with_an_embedding()),
@@ -306,13 +352,18 @@ CONVERSIONS: dict[str, Refusal] = {
     "weights that a hook computes, which torch cannot copy": (
         lambda: dubio.Bayes().convert(normalised_by_a_hook(torch.nn.utils.weight_norm, run=False)),
         ValueError,
-        r"net must be copyable, but copy\.deepcopy\(net\) fails; a network with torch\.nn\.utils\.weight_norm can use "
-        r"torch\.nn\.utils\.parametrizations\.weight_norm in its place",
+        r"the network must be copyable, but copy\.deepcopy fails on it; where it has torch\.nn\.utils\.weight_norm or "
+        r"spectral_norm, use those of torch\.nn\.utils\.parametrizations",
     ),
     "weights that a hook has computed, which torch cannot copy": (
-        lambda: dubio.Bayes().convert(normalised_by_a_hook(torch.nn.utils.spectral_norm, run=True)),
+        lambda: dubio.Bayes().convert(normalised_by_a_hook(spectral_norm, run=True)),
         ValueError,
-        r"net must be copyable, but copy\.deepcopy\(net\) fails",
+        r"the network must be copyable, but copy\.deepcopy fails on it",
+    ),
+    "a converted network whose hook has computed weights": (
+        lambda: dubio.to_mean(run_once(dubio.Bayes(where="1").convert(normalised_by_a_hook(spectral_norm, run=False)))),
+        ValueError,
+        r"the network must be copyable, .* use those of torch\.nn\.utils\.parametrizations",
     ),
     "a Bayesian layer made by hand": (
         lambda: layers.Linear(3, 4),  # type: ignore[call-arg]
@@ -385,16 +436,20 @@ PREDICTIONS: dict[str, Refusal] = {
     "no draws": (lambda: predict(num_samples=0), ValueError, r"num_samples must be at least 1, got 0"),
     "fewer than no draws": (lambda: predict(num_samples=-2), ValueError, r"num_samples must be at least 1, got -2"),
     "half a draw": (lambda: predict(num_samples=2.5), (TypeError, ValueError), r"num_samples must be .*, got 2\.5"),  # type: ignore[dict-item]
-    "empty chunk": (lambda: predict(num_samples=4, chunk=0), ValueError, r"chunk must be at least 1, got 0"),
+    "empty chunk": (
+        lambda: predict(num_samples=4, chunk=0),
+        ValueError,
+        r"chunk must be a whole number of at least 1, got 0",
+    ),
     "empty chunk, mapped": (
         lambda: predict(num_samples=4, chunk=0, executor="vmap"),
         ValueError,
-        r"chunk must be at least 1, got 0",
+        r"chunk must be a whole number of at least 1, got 0",
     ),
     "empty chunk for one draw": (
         lambda: predict(num_samples=1, chunk=0),
         ValueError,
-        r"chunk must be at least 1, got 0",
+        r"chunk must be a whole number of at least 1, got 0",
     ),
     "empty batch": (lambda: predict(batch_size=0), ValueError, r"batch_size must be at least 1, got 0"),
     "unknown executor": (
@@ -503,7 +558,11 @@ PREDICTIONS: dict[str, Refusal] = {
 
 SAMPLES: dict[str, Refusal] = {
     "no draws": (lambda: sample(num_samples=0), ValueError, r"num_samples must be at least 1, got 0"),
-    "empty chunk": (lambda: sample(num_samples=4, chunk=0), ValueError, r"chunk must be at least 1, got 0"),
+    "empty chunk": (
+        lambda: sample(num_samples=4, chunk=0),
+        ValueError,
+        r"chunk must be a whole number of at least 1, got 0",
+    ),
     "unknown executor": (lambda: sample(executor="fold"), ValueError, r"executor must be .* got 'fold'"),
     "seed as a float": (lambda: sample(seed=1.5), TypeError, r"seed must be an int, got 1\.5"),
     "seed as a vector": (

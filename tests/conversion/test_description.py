@@ -116,7 +116,7 @@ def test_a_recurrent_network_is_mapped_and_its_weights_are_described() -> None:
     assert (layer.kind, layer.num_fixed) == ("GRU", 0)
     assert layer.random == tuple(name for name, _ in memory.named_parameters())
     assert layer.num_random == sum(parameter.numel() for parameter in memory.parameters())
-    assert layer.remark == "prior Normal(mean=0.0, std=1.0), estimator weight (a GRU has no local form)"
+    assert layer.remark == "prior Normal(mean=0.0, std=1.0), estimator weight (GRU has no local form)"
 
 
 def test_layers_that_share_a_draw_say_why_their_estimator_is_another() -> None:

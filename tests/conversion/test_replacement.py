@@ -16,8 +16,6 @@ from networks import CASES, Filter, Recurrent, Residual, Tied, mlp
 
 ESTIMATORS = ("weight", "local", "flipout")
 cases = pytest.mark.parametrize("case", CASES)
-# Torch maps some operators one draw at a time by itself, correctly, and says that it does.
-mapped_by_torch_draw_by_draw = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 
 
 def call(net: nn.Module, inputs: Any) -> Tensor:
@@ -345,7 +343,6 @@ class Reader(nn.Module):
         return self.head(self.norm(h).mean(dim=1))
 
 
-@mapped_by_torch_draw_by_draw
 @pytest.mark.feature("every module with real parameters converts: recurrent, attention, embedding, a user's own")
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_what_was_refused_once_converts(training: bool) -> None:
@@ -365,7 +362,6 @@ def test_what_was_refused_once_converts(training: bool) -> None:
         assert parameter.grad.abs().max() > 0, name
 
 
-@mapped_by_torch_draw_by_draw
 def test_each_parameter_that_was_refused_once_draws_by_itself() -> None:
     net, words = Reader().eval(), torch.randint(1, 7, (4, 5))
     for where in ("embed", "memory", "own", "own.attend", "own.pieces"):
@@ -376,7 +372,6 @@ def test_each_parameter_that_was_refused_once_draws_by_itself() -> None:
         assert (draws[0] - draws[1]).abs().max() > 1e-3
 
 
-@mapped_by_torch_draw_by_draw
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
 def test_copies_of_drawn_modules_have_the_same_draws(copied: Any) -> None:
     words = torch.randint(7, (4, 5))
@@ -437,7 +432,6 @@ def unrun(net: nn.Sequential) -> nn.Sequential:
     return twin
 
 
-@mapped_by_torch_draw_by_draw
 @pytest.mark.parametrize("norm", ["spectral_norm", "weight_norm", "orthogonal"])
 @pytest.mark.parametrize("run_before", [False, True], ids=["new", "run before"])
 def test_a_weight_with_a_parametrisation_is_computed_from_drawn_parameters(norm: str, run_before: bool) -> None:

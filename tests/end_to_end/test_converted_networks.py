@@ -26,7 +26,6 @@ NUM_DATA = 10_000
 pytestmark = [
     pytest.mark.usefixtures("compiler"),
     pytest.mark.filterwarnings(
-        "ignore:There is a performance drop because we have not yet implemented:UserWarning",
         r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning",  # torch.onnx of torch's own
         "ignore:_check_is_size will be removed in a future PyTorch release:FutureWarning",
         r"ignore:The tensor attributes? self\.:UserWarning",  # torch.export of a plain LSTM, too

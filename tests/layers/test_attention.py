@@ -10,7 +10,6 @@ import dubio
 from dubio.layers import MAPPABLE, posteriors
 
 # On a CPU torch maps the attention operator one draw at a time by itself, correctly, and says that it does.
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 
 
 class Attending(nn.Module):

@@ -183,3 +183,22 @@ def test_with_noise_off_an_embedding_is_the_plain_one_bit_by_bit(options, where)
     with dubio.noise_off():
         outputs = model(indices)
     torch.testing.assert_close(outputs, net(indices), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_random_sparse_table_learns_with_dense_gradients(kind, executor):
+    """Torch gives a sparse gradient to a parameter only; a drawn table is computed from two."""
+    torch.manual_seed(0)
+    dense = kind(6, 4)
+    sparse = kind(6, 4, sparse=True)
+    sparse.load_state_dict(dense.state_dict())
+    gradients = []
+    for table in (dense, sparse):
+        model = dubio.Bayes(init_std=0.5).convert(table)
+        dubio.sample(model, torch.tensor([[1, 2], [2, 5]]), 3, seed=4, executor=executor).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1])
+    back = dubio.to_mean(model)
+    back(torch.tensor([[1, 2]])).sum().backward()
+    assert back.weight.grad.is_sparse

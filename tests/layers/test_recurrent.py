@@ -121,7 +121,6 @@ class Packed(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(self.memory(packed)[0], batch_first=True)[0]
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch packs draw by draw
 @everywhere
 def test_packed_sequences_are_mapped(where: Any) -> None:
     model = dubio.Bayes(where=where, init_std=0.3).convert(Packed().double())

@@ -80,3 +80,13 @@ def test_one_method_converts_many_networks_independently() -> None:
         for parameter in first.parameters():
             parameter.zero_()
     assert torch.equal(second[0].weight, net[0].weight)
+
+
+def test_a_choice_by_function_is_kept_as_the_names_it_chose() -> None:
+    """A function could be neither pickled nor written to a file."""
+    model = dubio.Bayes(where=lambda name, module: name != "2").convert(mlp(5, 4, 3))
+    assert dubio.spec(model).method == dubio.Bayes(where=("0",))
+    again = pickle.loads(pickle.dumps(model))
+    inputs = torch.randn(2, 5)
+    assert torch.equal(dubio.sample(again, inputs, 2, seed=1), dubio.sample(model, inputs, 2, seed=1))
+    assert dubio.spec(dubio.Bayes(where=nn.Linear).convert(mlp(5, 3))).method.where is nn.Linear

@@ -136,3 +136,8 @@ def test_terms_that_depend_on_the_noise_are_collected_per_draw(executor: str) ->
     torch.testing.assert_close(draws.terms["divergence"].mean(), dubio.divergence(model, 6, seed=1))
     closed = dubio.Bayes(estimator="weight").convert(mlp(5, 7, 4))
     assert dubio.sampling.run(closed, torch.randn(3, 5), 6, collecting=True).terms == {}
+
+
+def test_a_packed_sequence_is_one_input() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.randn(4, 3), torch.randn(2, 3)])
+    assert dubio.sampling.arguments(packed) == ((packed,), {})

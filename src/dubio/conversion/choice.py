@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-__all__ = ["Where", "check_where", "chooses"]
+__all__ = ["Where", "check_where", "chooses", "consists_of"]
 
 Where = str | type[nn.Module] | Callable[[str, nn.Module], bool] | tuple["Where", ...] | None
 
@@ -37,3 +37,10 @@ def check_where(where: object) -> None:
             raise TypeError(f"where must name a module type, got {part.__name__}")
         elif not (part is None or isinstance(part, str) or callable(part)):
             raise TypeError(f"where must be a glob, a module type, a callable, or a tuple of those, got {part!r}")
+
+
+def consists_of(where: Where, *kinds: type) -> bool:
+    """Whether a choice is made of these kinds alone."""
+    if isinstance(where, tuple):
+        return all(consists_of(part, *kinds) for part in where)
+    return where is None or isinstance(where, kinds)

@@ -9,6 +9,7 @@ from dubio.conversion.replacement import is_norm, own_parameters, why_unconverti
 from dubio.conversion.spec import Spec
 from dubio.layers import Drawn, GaussianPosterior, drawn_names
 from dubio.sampling import plans
+from dubio.sampling.settings import check_module
 
 __all__ = ["Description", "LayerDescription", "describe"]
 
@@ -80,6 +81,7 @@ def describe(model: nn.Module) -> Description:
 
     >>> print(dubio.describe(model))
     """
+    check_module(model)
     record = getattr(model, "dubio_spec", None)
     record = record if isinstance(record, Spec) else None
     seen: set[int] = set()

@@ -43,7 +43,8 @@ def export(
     Args:
         model: a converted network, or any ``nn.Module``; it is not changed.
         inputs: an example with at least two rows: a tensor, a tuple of positional or a dict of keyword arguments.
-        path: where to write it (``.pt2`` or ``.onnx``); nothing is written by default.
+        path: where to write it (``.pt2`` or ``.onnx``, which torch may accompany by ``.onnx.data`` with the weights);
+            nothing is written by default.
         format: ``"torch"`` for ``torch.export``, ``"onnx"`` for ONNX (needs ``dubio[export]``).
         noise: ``"off"`` for the mean network, ``"fresh"`` for noise drawn anew at every run, ``"frozen"`` for the draws
             that ``dubio.sample(..., seed=seed)`` gives with weight sampling.

@@ -9,6 +9,7 @@ other module that reads its parameters as attributes, a user's own included, com
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import cast
 
 import torch
@@ -57,7 +58,7 @@ def randomise(
     }
     unconvertible = {name: reason for name, module in chosen.items() if (reason := why_unconvertible(module))}
     if unconvertible and strict:
-        listed = "; ".join(f"{name or 'the network itself'}, {reason}" for name, reason in unconvertible.items())
+        listed = "; ".join(f"{name or 'the network itself'}: {reason}" for name, reason in unconvertible.items())
         raise TypeError(
             f"cannot convert: {listed}. Choose other layers with where=..., or pass strict=False to leave these "
             "deterministic"
@@ -67,7 +68,7 @@ def randomise(
         [module for name, module in chosen.items() if name not in unconvertible], make_posterior, bayesian_bias
     )
     if not posteriors:
-        raise ValueError(f"nothing to convert: where={where!r} chooses no layer of this network that has parameters")
+        raise ValueError(_nothing_to_convert(model, where, list(unconvertible)))
     for module in chosen.values():
         _draw(module, posteriors, estimator)
     _check_ties(model, posteriors)
@@ -81,7 +82,7 @@ def to_mean(model: nn.Module) -> nn.Module:
     It has the class, parameter names and outputs of the network that was converted, and what training made of its
     weights.
     """
-    plain = copy.deepcopy(model)
+    plain = _copy(model)
     for module in list(plain.modules()):
         detach(module)
         if isinstance(module, Drawn):
@@ -118,21 +119,34 @@ def why_unconvertible(module: nn.Module) -> str:
     """Why the parameters of a module cannot be drawn; empty where they can."""
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
-        return f"a {kind}, keeps its parameters out of Python's reach"
+        return f"{kind} keeps its parameters out of Python's reach"
     for name, parameter in module.named_parameters(recurse=False):
         if not parameter.is_floating_point():
-            return f"a {kind}, has {name} of type {parameter.dtype}, over which no Gaussian can be put"
+            return f"{kind} has {name} of type {parameter.dtype}, over which no Gaussian can be put"
     return ""
 
 
 def _copy(net: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(net)
-    except RuntimeError as error:  # a tensor that is not a leaf, kept on a module
+    except (RuntimeError, NotImplementedError) as error:  # a tensor that is not a leaf, kept on a module
         raise ValueError(
-            "net must be copyable, but copy.deepcopy(net) fails; a network with torch.nn.utils.weight_norm can use "
-            "torch.nn.utils.parametrizations.weight_norm in its place"
+            "the network must be copyable, but copy.deepcopy fails on it; where it has torch.nn.utils.weight_norm or "
+            "spectral_norm, use those of torch.nn.utils.parametrizations"
         ) from error
+
+
+def _nothing_to_convert(model: nn.Module, where: Where, unconvertible: list[str]) -> str:
+    """Why no layer was made random."""
+    if unconvertible:
+        return f"nothing to convert: no Gaussian can be put over the parameters of {', '.join(unconvertible)}"
+    holders = [name for name, module in model.named_modules() if own_parameters(module)]
+    if all(is_norm(model.get_submodule(name)) for name in holders):
+        return "nothing to convert: this network has normalisation layers only; norms=True makes those random"
+    close = get_close_matches(where, holders, n=3, cutoff=0.5) if isinstance(where, str) else []
+    below = [name for name in holders if isinstance(where, str) and name.startswith(f"{where}.")]
+    hint = f"; did you mean {f'{where}.*' if below else close[0]!r}?" if below or close else ""
+    return f"nothing to convert: where={where!r} chooses no layer of this network that has parameters{hint}"
 
 
 def _make_mappable(model: nn.Module) -> None:
@@ -178,7 +192,7 @@ def _draw(module: nn.Module, posteriors: dict[int, GaussianPosterior], estimator
     drawn = draw_parameters(module, drawn_class(plain, base, tuple(own)), own)
     attach_alone(drawn)
     if estimator != "weight":
-        drawn.dubio_estimator_remark = f"a {plain.__name__} has no {estimator} form"
+        drawn.dubio_estimator_remark = f"{plain.__name__} has no {estimator} form"
 
 
 def _mark_shared(model: nn.Module) -> None:
@@ -218,8 +232,9 @@ def _check_ties(model: nn.Module, posteriors: dict[int, GaussianPosterior]) -> N
     for name, module in model.named_modules():
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in means and not isinstance(module, GaussianPosterior):
+                whole = f"{name}.{parameter_name}".lstrip(".")
                 raise ValueError(
-                    f"cannot convert: {name}.{parameter_name} shares its weights with a layer that becomes random, "
+                    f"cannot convert: {whole} shares its weights with a layer that becomes random, "
                     "but stays deterministic itself; choose both or neither with where=..."
                 )
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from dubio.layers.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from dubio.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from dubio.layers.embedding import Embedding
+from dubio.layers.embedding import Embedding, EmbeddingBag
 from dubio.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = ["MAPPABLE", "PLAIN"]
@@ -18,6 +18,7 @@ MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
     nn.Embedding: Embedding,
+    nn.EmbeddingBag: EmbeddingBag,
     nn.GRU: GRU,
     nn.GRUCell: GRUCell,
     nn.LSTM: LSTM,

@@ -4,15 +4,15 @@ Reference: Blundell et al. 2015, Weight Uncertainty in Neural Networks.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from torch import nn
 
 from dubio.conversion import Spec, Where, prove, randomise
-from dubio.conversion.choice import check_where
+from dubio.conversion.choice import check_where, consists_of
 from dubio.conversion.spec import attach_spec
-from dubio.layers import GaussianPosterior
+from dubio.layers import Drawn, GaussianPosterior
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.objectives import Elbo
 from dubio.priors import Normal, Prior
@@ -28,8 +28,7 @@ class Bayes:
     Args:
         prior: ``Normal``, ``ScaleMixture`` or ``CentredNormal``.
         estimator: how outputs are drawn: ``"local"`` (least gradient noise, the default), ``"weight"`` (one function
-        per
-            draw) or ``"flipout"``. ``dubio.predict`` uses ``"weight"`` unless told otherwise.
+            per draw) or ``"flipout"``. ``dubio.predict`` uses ``"weight"`` unless told otherwise.
         init_std: standard deviation that every weight starts with; the means start at the network's own weights.
         bayesian_bias: whether biases are random too.
         norms: whether scales and shifts of normalisation layers are random too.
@@ -84,7 +83,13 @@ class Bayes:
             where=self.where,
             strict=strict,
         )
-        attach_spec(model, Spec(self, likelihood))
+        attach_spec(model, Spec(self._kept(model), likelihood))
         if example is not None:
             prove(model, net, example)
         return model
+
+    def _kept(self, model: nn.Module) -> "Bayes":
+        """This method as a record can keep it: a function in ``where`` becomes the names that it chose."""
+        if consists_of(self.where, str, type):
+            return self
+        return replace(self, where=tuple(name for name, module in model.named_modules() if isinstance(module, Drawn)))

@@ -16,6 +16,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio.conversion import spec
+from dubio.conversion.choice import consists_of
 from dubio.layers import Drawn
 from dubio.models import architecture_of, build
 from dubio.persistence.atomic import write_atomically
@@ -29,11 +30,14 @@ FORMAT = "dubio-1"
 def save(model: nn.Module, path: str | Path) -> None:
     """Write a converted network to a file, whole or not at all."""
     record = spec(model)
-    names = [name for name, module in model.named_modules() if isinstance(module, Drawn)]
+    where = record.method.where
+    names = tuple(name for name, module in model.named_modules() if isinstance(module, Drawn))
     tensors, tied = _unique(model.state_dict())
     described = {
         "format": FORMAT,
-        "method": to_json(dataclasses.replace(record.method, where=tuple(names))),
+        "method": to_json(
+            record.method if consists_of(where, str) else dataclasses.replace(record.method, where=names)
+        ),
         "likelihood": to_json(record.likelihood),
         "architecture": architecture_of(model),
         "tied": tied,

@@ -4,7 +4,7 @@ A network is written for one draw. The engine draws the noise, a layer is a pure
 and an executor gives many draws as one leading axis, ``sample``.
 """
 
-from dubio.sampling.drawing import Drawn, Draws, Inputs, arguments
+from dubio.sampling.drawing import Draws, Inputs, Perturbations, arguments
 from dubio.sampling.executors import run, sample, stream
 from dubio.sampling.passes import (
     Pass,
@@ -29,7 +29,7 @@ from dubio.sampling.settings import (
 )
 
 __all__ = [
-    "Drawn",
+    "Perturbations",
     "Draws",
     "Estimator",
     "ExecutorWarning",

@@ -3,7 +3,8 @@
 These are the bare mechanisms; which one runs, and over how many draws at a time, is decided in ``planning``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from dubio.sampling.settings import STATE, Settings
 __all__ = [
     "Call",
     "Draws",
-    "Drawn",
+    "Perturbations",
     "Inputs",
     "arguments",
     "join",
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
-Drawn = dict[int, Tensor]
+Perturbations = dict[int, Tensor]
 """What posteriors drew in a pass, by identity."""
 
 
@@ -74,8 +75,10 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments that ``inputs`` stands for."""
     if isinstance(inputs, Tensor):
         return (inputs,), {}
-    if isinstance(inputs, tuple):
+    if isinstance(inputs, tuple) and not hasattr(inputs, "_fields"):  # a PackedSequence is one argument
         return inputs, {}
+    if isinstance(inputs, tuple):
+        return (inputs,), {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     raise TypeError(
@@ -85,7 +88,7 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def one_draw(
-    call: Call, draw: Tensor | None = None, drawn: Drawn | None = None, mapped: bool = False
+    call: Call, draw: Tensor | None = None, drawn: Perturbations | None = None, mapped: bool = False
 ) -> tuple[Any, dict[str, Tensor]]:
     """Run the network once, in a pass of its own: its output, and the terms that its layers handed over."""
     own = STATE.own
@@ -102,12 +105,17 @@ def one_draw(
     return getattr(outputs, "logits", outputs), terms
 
 
-def map_draws(call: Call, draws: Tensor, map_inputs: bool = False, drawn: Drawn | None = None) -> Draws:
+def map_draws(call: Call, draws: Tensor, map_inputs: bool = False, drawn: Perturbations | None = None) -> Draws:
     """Run the network for all ``draws`` at once.
 
     The inputs are not mapped, so the sample axis appears where noise enters. ``map_inputs`` maps copies of them from
     the start: needed by networks that add noise in place to what has none (``x += noisy``).
     """
+    with _without_fallback_warning():
+        return _map_draws(call, draws, map_inputs, drawn)
+
+
+def _map_draws(call: Call, draws: Tensor, map_inputs: bool, drawn: Perturbations | None) -> Draws:
     if not map_inputs:
         mapped = torch.func.vmap(lambda draw: one_draw(call, draw, drawn, mapped=True), randomness="different")
         return Draws(*mapped(draws))
@@ -125,7 +133,7 @@ def map_draws(call: Call, draws: Tensor, map_inputs: bool = False, drawn: Drawn 
     return Draws(*torch.func.vmap(with_inputs, randomness="different")(draws, copies))
 
 
-def loop_draws(call: Call, draws: Tensor, drawn: Sequence[Drawn] | None = None) -> Draws:
+def loop_draws(call: Call, draws: Tensor, drawn: Sequence[Perturbations] | None = None) -> Draws:
     """Run the network for one draw after another."""
     outcomes = [one_draw(call, draw, None if drawn is None else drawn[i]) for i, draw in enumerate(draws.unbind())]
     return Draws(*pytree.tree_map(_stack, *outcomes))
@@ -146,6 +154,20 @@ def repeat(call: Call, num_samples: int) -> Draws:
             one_draw(call),
         )
     )
+
+
+@contextmanager
+def _without_fallback_warning() -> Iterator[None]:
+    """Torch warns of every operator that it maps draw by draw; nobody can act on it, and the trial times the result."""
+    if torch.compiler.is_compiling():
+        yield
+        return
+    enable = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    enable(False)
+    try:
+        yield
+    finally:
+        enable(True)  # torch's default; it cannot be asked
 
 
 def _stack(*leaves: Any) -> Any:

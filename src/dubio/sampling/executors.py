@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dubio.sampling.drawing import Call, Drawn, Draws, Inputs, arguments, join, loop_draws, map_draws, repeat
+from dubio.sampling.drawing import Call, Draws, Inputs, Perturbations, arguments, join, loop_draws, map_draws, repeat
 from dubio.sampling.passes import name_sources
 from dubio.sampling.planning import plan_for, remember_failure
-from dubio.sampling.settings import STATE, Using, check_num_samples, settings_for_run
+from dubio.sampling.settings import STATE, Using, check_module, check_num_samples, settings_for_run
 
 __all__ = ["Executor", "run", "sample", "stream"]
 
@@ -60,14 +60,14 @@ def run(
     chunk: int | None = None,
     first_draw: int = 0,
     collecting: bool = False,
-    drawn: Sequence[Drawn] | None = None,
+    drawn: Sequence[Perturbations] | None = None,
 ) -> Draws:
     """What ``sample`` does, with the terms that the layers collected.
 
     ``first_draw`` continues an earlier run of the same seed. ``drawn``, one dict per draw, keeps drawn weights from
     call to call while the same frozen draws meet several batches; only the loop can use it.
     """
-    _check(num_samples, chunk, executor)
+    _check(model, num_samples, chunk, executor)
     call = Call(model, *arguments(inputs), settings_for_run(seed), collecting)
     if call.settings.mode == "off":
         return repeat(call, num_samples)
@@ -86,7 +86,9 @@ def run(
     return outcome
 
 
-def _run(call: Call, draws: Tensor, executor: Executor, chunk: int | None, drawn: Sequence[Drawn] | None) -> Draws:
+def _run(
+    call: Call, draws: Tensor, executor: Executor, chunk: int | None, drawn: Sequence[Perturbations] | None
+) -> Draws:
     mechanism, size = _choose(call, len(draws), executor, chunk)
     failure = None
     if mechanism != "loop":
@@ -118,14 +120,14 @@ def stream(
     are, and no more than a chunk of draws of one batch is in memory. ``num_rows`` says how many rows each batch has,
     where its first tensor does not tell.
     """
-    _check(num_samples, chunk, executor)
+    _check(model, num_samples, chunk, executor)
     if num_rows is None:
         num_rows = [Call(model, *arguments(batch), STATE.own.settings).rows_and_device()[0] for batch in batches]
     first_rows = list(accumulate(num_rows, initial=0))
     size = num_samples if STATE.own.settings.mode == "off" else None
     first_draw = 0
     while first_draw < num_samples:
-        drawn: list[Drawn] = []
+        drawn: list[Perturbations] = []
         for number, batch in enumerate(batches):
             with Using(first_row=first_rows[number], num_rows=num_rows[number]):
                 if size is None:  # the first batch decides
@@ -148,10 +150,11 @@ def stream(
         first_draw += count
 
 
-def _check(num_samples: int, chunk: int | None, executor: str) -> None:
+def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str) -> None:
+    check_module(model)
     check_num_samples(num_samples)
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"chunk must be a whole number of at least 1, got {chunk!r}")
     if executor not in ("auto", "vmap", "loop"):
         raise ValueError(f"executor must be 'auto', 'vmap' or 'loop', got {executor!r}")
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dubio.sampling.drawing import Call, Drawn, map_draws, one_draw
+from dubio.sampling.drawing import Call, Perturbations, map_draws, one_draw
 
 __all__ = ["CPU_BUDGET", "ExecutorWarning", "Plan", "plan_for", "plans", "remember_failure", "unchanged"]
 
@@ -171,7 +171,7 @@ def _levels_to_the_user() -> int:
 
 
 def _try(call: Call, map_inputs: bool) -> tuple[_Footprint, _Footprint, bool]:
-    drawn: Drawn = {}
+    drawn: Perturbations = {}
     footprints = []
     for num_samples in (1, 2):
         drawn.clear()

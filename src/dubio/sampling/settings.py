@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from dubio.sampling.passes import Pass
@@ -30,6 +30,7 @@ __all__ = [
     "Settings",
     "Using",
     "antithetic",
+    "check_module",
     "check_num_samples",
     "fresh",
     "frozen",
@@ -130,6 +131,12 @@ def settings_for_run(seed: int | Tensor | None) -> Settings:
         # A mirrored pair needs the same noise twice; with a seed drawn here it is a function of the draw again.
         settings = dataclasses.replace(settings, seed=torch.randint(2**62, (), device="cpu"))
     return settings
+
+
+def check_module(model: object) -> None:
+    """Refuse what is not a network."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def check_num_samples(num_samples: int) -> None:
