@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dubio
+from dubio.data import Examples, Loader
 from networks import mlp
 
 TRUTH = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
@@ -28,6 +29,8 @@ def quick(model: nn.Module, *args: object, **options: object) -> dubio.Run:
 
 DATA = {
     "tensors": lambda: (INPUTS, TARGETS),
+    "examples": lambda: Examples(INPUTS, TARGETS, ("a", "b", "c")),
+    "examples, loaded": lambda: Loader(Examples(INPUTS, TARGETS, ("a", "b", "c")), batch_size=32),
     "dataset": lambda: TensorDataset(INPUTS, TARGETS),
     "loader": lambda: DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=32, shuffle=True),
     "batches": lambda: list(zip(INPUTS.split(32), TARGETS.split(32), strict=True)),
@@ -203,8 +206,10 @@ REFUSALS = {
     "lengths": ((INPUTS, TARGETS[:5]), {}, ValueError, r"as many inputs as targets, got \(240, 5\) beside 5 targets"),
     "nan": ((INPUTS * math.nan, TARGETS), {}, ValueError, "train must be finite, got NaN or infinite values"),
     "float labels": ((INPUTS, TARGETS.float()), {}, TypeError, "targets must be whole numbers that name classes"),
-    "labels out of range": ((INPUTS, TARGETS + 5), {}, (ValueError, IndexError, RuntimeError), "targets must|index"),
-    "a tensor": (INPUTS, {}, TypeError, r"train must be \(inputs, targets\), a Dataset, a DataLoader or an iterable"),
+    "labels out of range": ((INPUTS, TARGETS + 5), {}, ValueError, "targets must name classes from 0 to 2, got 7"),
+    "negative labels": ((INPUTS, TARGETS - 1), {}, ValueError, "targets must name classes from 0 to 2, got -1"),
+    "weights": ((INPUTS, TARGETS), {"sample_weight": torch.ones(239)}, ValueError, r"got \(239,\) beside 240 targets"),
+    "a tensor": (INPUTS, {}, TypeError, r"train must be \(inputs, targets\), dubio\.data\.Examples, a Dataset"),
     "an iterator": (iter([(INPUTS, TARGETS)]), {}, TypeError, "must be iterable more than once"),
     "epochs": ((INPUTS, TARGETS), {"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
     "lr": ((INPUTS, TARGETS), {"lr": -1.0}, ValueError, r"lr must be positive and finite, got -1\.0"),
@@ -225,6 +230,17 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         quick(make(), (INPUTS, TARGETS), folder=tmp_path / "file" / "run")
+
+
+def test_examples_are_learned_from_as_their_tensors_are() -> None:
+    """Bytes become numbers in [0, 1], in the same order and with the same weights."""
+    images = torch.randint(256, (240, 5), dtype=torch.uint8)
+    weights = torch.rand(240)
+    models = [make(), make()]
+    for model, train in zip(models, (Examples(images, TARGETS), (images / 255.0, TARGETS)), strict=True):
+        quick(model, train, sample_weight=weights)
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -166,3 +167,47 @@ def test_fifty_kills_at_random_points_change_nothing(tmp_path: Path) -> None:
         assert_same(folder, tmp_path / "whole")
         number += 1
     assert number >= 2
+
+
+class FullDisk:
+    """Lets no file grow beyond a kilobyte after an epoch, as a full disk would."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_step(self, step: int, loss: dubio.Loss) -> None:
+        pass
+
+    def on_epoch(self, metrics: dict[str, float]) -> None:
+        if metrics["epoch"] == self.epoch:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    def on_end(self, run: dubio.Run) -> None:
+        pass
+
+
+def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
+    train(tmp_path / "whole")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(OSError, match=r"cannot write the checkpoint of step 15 to .*; the one before is kept"):
+            train(tmp_path / "full", callbacks=[FullDisk(2)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in (tmp_path / "full" / "checkpoint").iterdir()] == ["step-0000000010"]
+    train(tmp_path / "full", resume=True)
+    assert_same(tmp_path / "full", tmp_path / "whole")
+
+
+def test_a_checkpoint_of_the_same_step_never_leaves_a_moment_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.write_checkpoint(tmp_path, 7, {"a": torch.zeros(2)}, {"turn": 1})
+    monkeypatch.setattr(checkpoints.os, "rename", lambda *paths: pytest.fail("killed here"))
+    with pytest.raises(pytest.fail.Exception):
+        checkpoints.write_checkpoint(tmp_path, 7, {"a": torch.ones(2)}, {"turn": 2})
+    monkeypatch.undo()
+    assert checkpoints.read_checkpoint(checkpoints.latest_checkpoint(tmp_path))[1] == {"turn": 1}
+    checkpoints.write_checkpoint(tmp_path, 7, {"a": torch.ones(2)}, {"turn": 3})
+    assert checkpoints.read_checkpoint(checkpoints.latest_checkpoint(tmp_path))[1] == {"turn": 3}
+    assert len(list(tmp_path.glob("step-*"))) == 1

@@ -87,8 +87,12 @@ class GaussianPosterior(nn.Module):
 
     def closed_divergence(self) -> Float[Tensor, ""]:
         """Divergence from the prior, summed over random weights, where it has a closed form."""
+        return self.divergence_per_weight().sum()
+
+    def divergence_per_weight(self) -> Float[Tensor, "*shape"]:
+        """What each weight adds to the closed divergence; nothing where it is fixed."""
         mean, std, centre = self._in_full_precision()
-        return self._zero_where_fixed(self.prior.divergence(mean, std, centre)).sum()
+        return self._zero_where_fixed(self.prior.divergence(mean, std, centre))
 
     def estimated_divergence(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
         """One draw's Monte Carlo estimate of the divergence, from the noise that was drawn."""

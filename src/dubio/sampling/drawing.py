@@ -3,8 +3,7 @@
 These are the bare mechanisms; which one runs, and over how many draws at a time, is decided in ``planning``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,8 +110,15 @@ def map_draws(call: Call, draws: Tensor, map_inputs: bool = False, drawn: Pertur
     The inputs are not mapped, so the sample axis appears where noise enters. ``map_inputs`` maps copies of them from
     the start: needed by networks that add noise in place to what has none (``x += noisy``).
     """
-    with _without_fallback_warning():
+    if torch.compiler.is_compiling():
         return _map_draws(call, draws, map_inputs, drawn)
+    # Torch warns of every operator that it maps draw by draw. Nobody can act on it, and trials time the result.
+    warn_of_fallbacks = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    warn_of_fallbacks(False)
+    try:
+        return _map_draws(call, draws, map_inputs, drawn)
+    finally:
+        warn_of_fallbacks(True)  # torch's default; it cannot be asked
 
 
 def _map_draws(call: Call, draws: Tensor, map_inputs: bool, drawn: Perturbations | None) -> Draws:
@@ -154,20 +160,6 @@ def repeat(call: Call, num_samples: int) -> Draws:
             one_draw(call),
         )
     )
-
-
-@contextmanager
-def _without_fallback_warning() -> Iterator[None]:
-    """Torch warns of every operator that it maps draw by draw; nobody can act on it, and the trial times the result."""
-    if torch.compiler.is_compiling():
-        yield
-        return
-    enable = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
-    enable(False)
-    try:
-        yield
-    finally:
-        enable(True)  # torch's default; it cannot be asked
 
 
 def _stack(*leaves: Any) -> Any:

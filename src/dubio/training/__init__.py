@@ -1,6 +1,7 @@
 """Training: data in, a trained network and a record out."""
 
+from dubio.training.diagnosis import CollapseWarning
 from dubio.training.fitting import fit
-from dubio.training.trainer import Callback, CollapseWarning, Interrupted, Run
+from dubio.training.values import Callback, Interrupted, Run
 
 __all__ = ["Callback", "CollapseWarning", "Interrupted", "Run", "fit"]

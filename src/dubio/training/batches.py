@@ -1,10 +1,10 @@
-"""Training data as batches: tensors, a ``Dataset``, a ``DataLoader``, or any iterable of batches.
+"""Training data as batches: examples in memory, tensors, a ``Dataset``, a ``DataLoader``, or any iterable of batches.
 
 What is held in memory or can be indexed is shuffled by a generator made from (seed, epoch), so that an epoch can be
 taken up again at any batch. A loader or iterable keeps its own order, and is run through to the batch wanted.
 """
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dubio.sampling.noise import noise_key
+from dubio.data import Examples, Loader, epoch_order
 
 __all__ = ["Batch", "Batches", "batches_from"]
 
@@ -41,59 +41,80 @@ class Batches:
 
     num_data: int | None
     num_batches: int | None
-    _rows: Any
-    """What is indexed by a tensor of row numbers; None where order is the source's own."""
-    _source: Iterable[Any] | None
-    _batch_size: int
-    _seed: int | None
-    """None: not shuffled."""
+    _items: Callable[[int, int], Iterator[Any]]
+    """Number of an epoch and of its first batch wanted, to what it yields from there on."""
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         """The batches of epoch ``number``, from batch ``first`` on."""
-        if self._rows is None:
-            assert self._source is not None
-            return (_batch(item) for item in islice(self._source, first, None))
-        assert self.num_data is not None
-        order = torch.arange(self.num_data)
-        if self._seed is not None:
-            generator = torch.Generator().manual_seed(noise_key(f"epoch {number} of seed {self._seed}"))
-            order = torch.randperm(self.num_data, generator=generator)
-        return (_batch(_take(self._rows, rows)) for rows in order.split(self._batch_size)[first:])
+        return map(_batch, self._items(number, first))
 
 
 def batches_from(
-    data: Any, batch_size: int, *, name: str, seed: int | None = None, sample_weight: Tensor | None = None
+    data: Any,
+    batch_size: int,
+    *,
+    name: str,
+    seed: int | None = None,
+    sample_weight: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> Batches:
-    """Batches from any kind of data; ``name`` is what error messages call it."""
-    if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor):
-        inputs, targets, *weights = data
-        if sample_weight is not None:
-            weights = [sample_weight]
-        _check_rows(name, inputs, targets, *weights)
-        return Batches(
-            len(targets), -(-len(targets) // batch_size), (inputs, targets, *weights), None, batch_size, seed
+    """Batches from any kind of data; ``name`` is what error messages call it. Without a seed, nothing is shuffled."""
+    if isinstance(data, Examples):
+        loader = Loader(
+            data, batch_size, shuffle=seed is not None, seed=seed or 0, sample_weight=sample_weight, device=device
         )
+        return Batches(len(data), len(loader), loader.epoch)
+    if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor):
+        return _from_tensors((*data[:2], sample_weight) if sample_weight is not None else data, batch_size, name, seed)
     if sample_weight is not None:
         raise ValueError(
             f"sample_weight goes with {name} given as tensors; else let {name} yield (inputs, targets, weights)"
         )
+    if isinstance(data, Loader):
+        return Batches(len(data.examples), len(data), data.epoch)
     if isinstance(data, DataLoader):
         num_data = len(data.dataset) if isinstance(data.dataset, Sized) else None
-        return Batches(num_data, len(data) if isinstance(data, Sized) else None, None, data, batch_size, None)
+        return _from_source(data, num_data)
     if isinstance(data, Dataset) and hasattr(data, "__getitem__"):
-        if not isinstance(data, Sized) or len(data) == 0:
-            raise ValueError(f"{name} must hold at least one example, got none")
-        return Batches(len(data), -(-len(data) // batch_size), data, None, batch_size, seed)
+        return _from_dataset(data, batch_size, name, seed)
+    if isinstance(data, Iterator):
+        raise TypeError(f"{name} must be iterable more than once, got a {type(data).__name__}; pass a list or loader")
     if isinstance(data, Iterable) and not isinstance(data, Tensor | str):
-        if isinstance(data, Iterator):
-            raise TypeError(
-                f"{name} must be iterable more than once, got a {type(data).__name__}; pass a list or loader"
-            )
-        return Batches(None, len(data) if isinstance(data, Sized) else None, None, data, batch_size, None)
+        return _from_source(data, None)
     raise TypeError(
-        f"{name} must be (inputs, targets), a Dataset, a DataLoader or an iterable of batches, "
+        f"{name} must be (inputs, targets), dubio.data.Examples, a Dataset, a DataLoader or an iterable of batches, "
         f"got {type(data).__name__}"
     )
+
+
+def _from_tensors(data: Any, batch_size: int, name: str, seed: int | None) -> Batches:
+    inputs, targets, *weights = data
+    _check_rows(name, inputs, targets, *weights)
+
+    def take(rows: Tensor) -> Any:
+        return pytree.tree_map_only(Tensor, lambda leaf: leaf[rows.to(leaf.device)], (inputs, targets, *weights))
+
+    return _in_order(len(targets), batch_size, seed, take)
+
+
+def _from_dataset(data: Any, batch_size: int, name: str, seed: int | None) -> Batches:
+    if not isinstance(data, Sized) or len(data) == 0:
+        raise ValueError(f"{name} must hold at least one example, got none")
+    return _in_order(len(data), batch_size, seed, lambda rows: default_collate([data[row] for row in rows.tolist()]))  # type: ignore[index]
+
+
+def _from_source(source: Iterable[Any], num_data: int | None) -> Batches:
+    num_batches = len(source) if isinstance(source, Sized) else None
+    return Batches(num_data, num_batches, lambda number, first: islice(source, first, None))
+
+
+def _in_order(num_data: int, batch_size: int, seed: int | None, take: Callable[[Tensor], Any]) -> Batches:
+    """Batches of rows that ``take`` fetches, in the order of each epoch."""
+
+    def items(number: int, first: int) -> Iterator[Any]:
+        return map(take, epoch_order(num_data, number, seed).split(batch_size)[first:])
+
+    return Batches(num_data, -(-num_data // batch_size), items)
 
 
 def _check_rows(name: str, inputs: Any, targets: Tensor, *weights: Tensor) -> None:
@@ -108,12 +129,6 @@ def _check_rows(name: str, inputs: Any, targets: Tensor, *weights: Tensor) -> No
             raise ValueError(f"{name} must be finite, got NaN or infinite values")
     if targets.is_floating_point() and not bool(targets.isfinite().all()):
         raise ValueError(f"{name} must have finite targets, got NaN or infinite values")
-
-
-def _take(data: Any, rows: Tensor) -> Any:
-    if isinstance(data, tuple):
-        return pytree.tree_map_only(Tensor, lambda leaf: leaf[rows.to(leaf.device)], data)
-    return default_collate([data[row] for row in rows.tolist()])
 
 
 def _batch(item: Any) -> Batch:

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -26,15 +27,16 @@ def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], state:
     unfinished = folder / f"{UNFINISHED}{os.getpid()}"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-        unfinished / "tensors.safetensors",
-    )
-    (unfinished / "state.json").write_text(json.dumps(state, indent=1) + "\n")
-    for part in unfinished.iterdir():
-        flush(part)
+    try:
+        _write_parts(unfinished, tensors, state)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise OSError(
+            f"cannot write the checkpoint of step {step} to {folder}: {error}; the one before is kept"
+        ) from error
     final = folder / f"{PREFIX}{step:010d}"
-    shutil.rmtree(final, ignore_errors=True)
+    while final.exists():  # never removed before the new one is there
+        final = final.with_name(f"{final.name}+")
     os.rename(unfinished, final)
     flush(folder)
     for other in _checkpoints(folder):
@@ -51,6 +53,15 @@ def latest_checkpoint(folder: Path) -> Path | None:
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and state of a checkpoint."""
     return load_file(path / "tensors.safetensors"), json.loads((path / "state.json").read_text())
+
+
+def _write_parts(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / "tensors.safetensors"
+    )
+    (folder / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+    for part in folder.iterdir():
+        flush(part)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

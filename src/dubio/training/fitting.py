@@ -15,7 +15,8 @@ from dubio.objectives import Elbo
 from dubio.training.batches import batches_from
 from dubio.training.progress import display_for
 from dubio.training.settings import Recipe, Schedule
-from dubio.training.trainer import Callback, Plan, Run, Trainer
+from dubio.training.trainer import Trainer
+from dubio.training.values import Callback, Plan, Run
 
 __all__ = ["fit"]
 
@@ -53,7 +54,8 @@ def fit(
 
     Args:
         model: a converted network.
-        train: ``(inputs, targets)``, a ``Dataset``, a ``DataLoader``, or an iterable of batches.
+        train: ``dubio.data.Examples`` (or its ``Loader``, to augment), ``(inputs, targets)``, a ``Dataset``, a
+            ``DataLoader``, or an iterable of batches.
         validation: the same, or None; with it the best epoch's weights are kept.
         objective: what is minimised; by default the method's. Its ``num_data`` is filled in.
         epochs: how often the data are run through; None, here and below, means the method's default.
@@ -93,8 +95,8 @@ def fit(
     )
     where = torch.device(device) if device is not None else next(model.parameters()).device
     model.to(where)
-    batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight)
-    held_out = None if validation is None else batches_from(validation, batch_size, name="validation")
+    batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight, device=where)
+    held_out = None if validation is None else batches_from(validation, batch_size, name="validation", device=where)
     count = num_data or batches.num_data
     if count is None:
         raise ValueError("num_data must be given where the training data cannot tell their number of examples")

@@ -6,109 +6,31 @@ that was not (on a CPU); a checkpoint is whole or not there; ``metrics.jsonl`` h
 
 import dataclasses
 import json
-import math
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.layers import posteriors
-from dubio.likelihoods import Categorical, Gaussian, likelihood_of, observation_scale
 from dubio.objectives import Elbo, Loss
 from dubio.persistence import save
 from dubio.persistence.atomic import remove_unfinished, write_atomically
-from dubio.sampling import Using, sample
 from dubio.training.batches import Batch, Batches
 from dubio.training.checkpoints import latest_checkpoint, read_checkpoint, write_checkpoint
+from dubio.training.diagnosis import culprit_of, warn_of_collapse
 from dubio.training.progress import Display
 from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.state import Standing, pack, unpack
+from dubio.training.validation import validate
+from dubio.training.values import Callback, Interrupted, Plan, Run
 
-__all__ = ["Callback", "CollapseWarning", "Interrupted", "Plan", "Run", "Trainer"]
-
-VALIDATION_SAMPLES = 10
-
-
-class Interrupted(KeyboardInterrupt):
-    """Training was interrupted; where it had a folder, its state is saved there."""
-
-
-class CollapseWarning(UserWarning):
-    """Most posteriors sit on the prior and the network has learned nothing."""
-
-
-@runtime_checkable
-class Callback(Protocol):
-    """What ``fit`` calls as it goes; each returns nothing."""
-
-    def on_step(self, step: int, loss: Loss) -> None:
-        """After every optimiser step."""
-
-    def on_epoch(self, metrics: dict[str, float]) -> None:
-        """After every epoch."""
-
-    def on_end(self, run: "Run") -> None:
-        """When training is over."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What training did."""
-
-    history: tuple[dict[str, float], ...]
-    """Metrics of every epoch."""
-    best_epoch: int
-    """The epoch whose weights the network now has (the last one where nothing was validated)."""
-    stopped_early: bool
-    seconds: float
-    folder: Path | None
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the best epoch."""
-        return self.history[self.best_epoch - 1]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The plain values of a run, on which a resumed one must agree."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-    num_samples: int
-    weight_decay: float
-    clip_norm: float | None
-    accumulate: int
-    patience: int | None
-    monitor: str
-    seed: int
-    precision: str
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "num_samples", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not (math.isfinite(self.lr) and self.lr > 0.0):
-            raise ValueError(f"lr must be positive and finite, got {self.lr}")
-        if self.weight_decay < 0.0:
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
-        if self.clip_norm is not None and not self.clip_norm > 0.0:
-            raise ValueError(f"clip_norm must be positive, got {self.clip_norm}")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1 epoch, got {self.patience}")
-        if self.monitor not in ("val_nll", "val_accuracy", "loss", "nll"):
-            raise ValueError(f"monitor must be 'val_nll', 'val_accuracy', 'loss' or 'nll', got {self.monitor!r}")
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f"precision must be 'fp32' or 'bf16', got {self.precision!r}")
+__all__ = ["Trainer"]
 
 
 @dataclass
@@ -127,6 +49,7 @@ class Trainer:
     device: torch.device
     _rows: int = 0
     """Examples whose gradients wait for the step."""
+    _num_classes: int | None = None
 
     def run(self, resume: bool, interrupted: threading.Event, display: Display) -> Run:
         """All epochs, from the start or from the checkpoint."""
@@ -193,7 +116,9 @@ class Trainer:
                 epoch=standing.epoch + (standing.batch / (self.batches.num_batches or 1)),
             )
         if not bool(torch.isfinite(loss.total)):
-            raise FloatingPointError(self._what_is_not_finite(batch, loss, standing))
+            place = f"step {standing.step + 1} of epoch {standing.epoch + 1}"
+            culprit = culprit_of(self.model, batch.inputs, loss)
+            raise FloatingPointError(f"loss is {loss.total.item()} at {place}, from {culprit}{self._kept()}")
         # Batches of one step count by their rows; the sum is divided once it is complete.
         (loss.total * len(batch.targets)).backward()
         self._rows += len(batch.targets)
@@ -225,6 +150,7 @@ class Trainer:
         values = {"examples": 1.0, "loss": loss.total.item(), "nll": loss.nll.item()}
         values |= {name: term.item() for name, term in loss.terms.items()}
         if loss.log_probs is not None:
+            self._num_classes = loss.log_probs.shape[-1]
             labels = functional.predictive_log_probs(loss.log_probs).argmax(dim=-1)
             values["accuracy"] = (labels == batch.targets).float().mean().item()
         for name, value in values.items():
@@ -243,33 +169,8 @@ class Trainer:
             **{name: value / examples for name, value in sums.items()},
         }
         if self.held_out is not None:
-            metrics |= self._validate()
+            metrics |= validate(self.model, self.held_out, self.plan.seed, self.device)
         return {**metrics, "seconds": round(standing.seconds, 3)}
-
-    @torch.no_grad()
-    def _validate(self) -> dict[str, float]:
-        """Negative log-likelihood of the mean prediction (E-14), and accuracy, from the same draws in every epoch."""
-        assert self.held_out is not None
-        likelihood = likelihood_of(self.model)
-        if isinstance(likelihood, Categorical):  # weights and smoothing belong to training
-            likelihood = dataclasses.replace(likelihood, class_weight=None, label_smoothing=0.0)
-        sums = {"nll": 0.0, "right": 0.0, "examples": 0.0}
-        self.model.eval()
-        for batch in self.held_out.epoch(0):
-            batch = batch.to(self.device)
-            with Using(estimator="weight"):
-                outputs = sample(self.model, batch.inputs, VALIDATION_SAMPLES, seed=self.plan.seed)
-            nll = likelihood.nll(outputs, batch.targets, observation_scale(self.model))
-            sums["nll"] -= (torch.logsumexp(-nll.double(), dim=0) - math.log(len(nll))).sum().item()
-            sums["examples"] += len(batch.targets)
-            if not isinstance(likelihood, Gaussian):
-                labels = functional.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
-                sums["right"] += (labels == batch.targets).float().mean().item() * len(batch.targets)
-        self.model.train()
-        metrics = {"val_nll": sums["nll"] / sums["examples"]}
-        if not isinstance(likelihood, Gaussian):
-            metrics["val_accuracy"] = sums["right"] / sums["examples"]
-        return metrics
 
     def _improved(self, metrics: dict[str, float], standing: Standing) -> bool:
         value = metrics[self.plan.monitor]
@@ -314,7 +215,7 @@ class Trainer:
             standing.seconds,
             self.folder,
         )
-        self._warn_of_collapse(history[-1])
+        warn_of_collapse(self.model, history[-1], self._num_classes)
         for callback in self.callbacks:
             callback.on_end(run)
         return run
@@ -326,32 +227,10 @@ class Trainer:
             weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
             write_atomically(path, to_bytes(weights))
 
-    def _warn_of_collapse(self, metrics: dict[str, float]) -> None:
-        accuracy = metrics.get("val_accuracy", metrics.get("accuracy"))
-        if accuracy is None or accuracy > 0.3:
-            return
-        on_prior, total = 0, 0
-        for posterior in posteriors(self.model):
-            if posterior.has_closed_divergence:
-                mean, std, centre = posterior._in_full_precision()
-                on_prior += int((posterior.prior.divergence(mean, std, centre) < 0.02).sum())
-                total += mean.numel()
-        if total and on_prior > 0.5 * total:
-            warnings.warn(
-                f"{on_prior / total:.0%} of the weights have gone back to the prior and accuracy is {accuracy:.3f}: "
-                "the divergence has won over the data. Try a wider prior, fewer weights, more data, Elbo(beta=0.1) or "
-                "Elbo(warmup=...)",
-                CollapseWarning,
-                stacklevel=4,
-            )
-
-    def _what_is_not_finite(self, batch: Batch, loss: Loss, standing: Standing) -> str:
-        """Name the first layer that gives something not finite."""
+    def _kept(self) -> str:
+        """Which checkpoint is there, as the end of a message."""
         checkpoint = None if self.folder is None else latest_checkpoint(self.folder / "checkpoint")
-        kept = "" if checkpoint is None else f"; the last good checkpoint is kept in {checkpoint}"
-        culprit = "the loss itself" if bool(torch.isfinite(loss.nll)) else _first_not_finite(self.model, batch)
-        place = f"step {standing.step + 1} of epoch {standing.epoch + 1}"
-        return f"loss is {loss.total.item()} at {place}, from {culprit}{kept}"
+        return "" if checkpoint is None else f"; the last good checkpoint is kept in {checkpoint}"
 
     def _config(self) -> dict[str, Any]:
         record = getattr(self.model, "dubio_spec", None)
@@ -373,25 +252,6 @@ def _check_same(known: dict[str, Any], now: dict[str, Any]) -> None:
     if differing:
         listed = "; ".join(f"{name} was {known.get(name)!r}, is {now.get(name)!r}" for name in sorted(differing))
         raise ValueError(f"cannot resume with another configuration: {listed}")
-
-
-def _first_not_finite(model: nn.Module, batch: Batch) -> str:
-    found: list[str] = []
-    names = {module: name for name, module in model.named_modules()}
-
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-            found.append(f"{names[module] or 'the network'} ({type(module).__name__})")
-
-    leaves = [module for module in model.modules() if not any(True for _ in module.children()) or posteriors(module)]
-    handles = [module.register_forward_hook(note) for module in leaves if module is not model]
-    try:
-        with torch.no_grad(), Using(mode="off", seed=None):
-            sample(model, batch.inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found[0] if found else "the outputs"
 
 
 def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:

@@ -1,0 +1,65 @@
+"""What went wrong, in plain words: a posterior that fell back on its prior, a loss that is no number."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubio.layers import posteriors
+from dubio.objectives import Loss
+from dubio.sampling import Using, sample
+
+__all__ = ["CollapseWarning", "culprit_of", "warn_of_collapse"]
+
+ON_PRIOR = 0.02
+"""Divergence, in nats, below which a weight says nothing that its prior does not."""
+LEARNED = 0.1
+"""Share of the way from chance to certainty below which a network has learned nothing."""
+
+
+class CollapseWarning(UserWarning):
+    """Most posteriors sit on the prior and the network has learned nothing."""
+
+
+def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: int | None) -> None:
+    """Warn where most weights have gone back to the prior while accuracy is at chance."""
+    accuracy = metrics.get("val_accuracy", metrics.get("accuracy"))
+    if accuracy is None or num_classes is None or accuracy > (1.0 - LEARNED) / num_classes + LEARNED:
+        return
+    on_prior, total = 0, 0
+    for posterior in posteriors(model):
+        if posterior.has_closed_divergence:
+            cost = posterior.divergence_per_weight()
+            on_prior += int((cost < ON_PRIOR).sum())
+            total += cost.numel()
+    if total and on_prior > 0.5 * total:
+        warnings.warn(
+            f"{on_prior / total:.0%} of the weights have gone back to the prior and accuracy is {accuracy:.3f}: "
+            "the divergence has won over the data. Try a wider prior, fewer weights, more data, Elbo(beta=0.1) or "
+            "Elbo(warmup=...)",
+            CollapseWarning,
+            stacklevel=5,
+        )
+
+
+def culprit_of(model: nn.Module, inputs: Any, loss: Loss) -> str:
+    """Where a loss that is not finite comes from: the first layer that gives something not finite."""
+    if bool(torch.isfinite(loss.nll)):
+        return "the loss itself"
+    found: list[str] = []
+    names = {module: name for name, module in model.named_modules()}
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+            found.append(f"{names[module] or 'the network'} ({type(module).__name__})")
+
+    leaves = [module for module in model.modules() if not any(True for _ in module.children()) or posteriors(module)]
+    handles = [module.register_forward_hook(note) for module in leaves if module is not model]
+    try:
+        with torch.no_grad(), Using(mode="off", seed=None):
+            sample(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else "the outputs"

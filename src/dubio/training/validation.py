@@ -1,0 +1,41 @@
+"""How a network does on data that it does not learn from, while it learns."""
+
+import dataclasses
+import math
+
+import torch
+from torch import nn
+
+from dubio import functional
+from dubio.likelihoods import Categorical, Gaussian, likelihood_of, observation_scale
+from dubio.sampling import Using, sample
+from dubio.training.batches import Batches
+
+__all__ = ["validate"]
+
+VALIDATION_SAMPLES = 10
+
+
+@torch.no_grad()
+def validate(model: nn.Module, held_out: Batches, seed: int, device: torch.device) -> dict[str, float]:
+    """Negative log-likelihood of the mean prediction (E-14), and accuracy, from the same draws in every epoch."""
+    likelihood = likelihood_of(model)
+    if isinstance(likelihood, Categorical):  # weights and smoothing belong to training
+        likelihood = dataclasses.replace(likelihood, class_weight=None, label_smoothing=0.0)
+    sums = {"nll": 0.0, "right": 0.0, "examples": 0.0}
+    model.eval()
+    for batch in held_out.epoch(0):
+        batch = batch.to(device)
+        with Using(estimator="weight"):
+            outputs = sample(model, batch.inputs, VALIDATION_SAMPLES, seed=seed)
+        nll = likelihood.nll(outputs, batch.targets, observation_scale(model))
+        sums["nll"] -= (torch.logsumexp(-nll.double(), dim=0) - math.log(len(nll))).sum().item()
+        sums["examples"] += len(batch.targets)
+        if not isinstance(likelihood, Gaussian):
+            labels = functional.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
+            sums["right"] += (labels == batch.targets).float().mean().item() * len(batch.targets)
+    model.train()
+    metrics = {"val_nll": sums["nll"] / sums["examples"]}
+    if not isinstance(likelihood, Gaussian):
+        metrics["val_accuracy"] = sums["right"] / sums["examples"]
+    return metrics
