@@ -4,6 +4,14 @@ Nothing here holds parameters, draws noise or knows a layer. The numbers (E-n) b
 methods specification and are repeated in the tests (T-n).
 """
 
+from dubio.functional.adversarial import (
+    attack_loss,
+    averaged_attack_loss,
+    perturbation_norm,
+    project_perturbation,
+    random_perturbation,
+    steepest_direction,
+)
 from dubio.functional.bayesian import (
     flip,
     gaussian_kl,
@@ -17,6 +25,7 @@ from dubio.functional.bayesian import (
     softplus,
 )
 from dubio.functional.free_energy import kl_share, minibatch_cost
+from dubio.functional.intervals import clopper_pearson, normal_interval, retry_probability, two_way_standard_error
 from dubio.functional.regression import mixture_cdf, mixture_quantile
 from dubio.functional.uncertainty import (
     class_variance,
@@ -29,7 +38,10 @@ from dubio.functional.uncertainty import (
 )
 
 __all__ = [
+    "attack_loss",
+    "averaged_attack_loss",
     "class_variance",
+    "clopper_pearson",
     "entropy",
     "expected_entropy",
     "flip",
@@ -42,12 +54,19 @@ __all__ = [
     "mixture_quantile",
     "monte_carlo_kl",
     "mutual_information",
+    "normal_interval",
     "normal_log_prob",
+    "perturbation_norm",
     "posterior_log_prob",
     "predictive_log_probs",
+    "project_perturbation",
+    "random_perturbation",
+    "retry_probability",
     "safe_sqrt",
     "scale_mixture_log_prob",
     "softplus",
+    "steepest_direction",
+    "two_way_standard_error",
     "variation_ratio",
     "vote_shares",
 ]

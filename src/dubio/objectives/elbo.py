@@ -32,8 +32,7 @@ class Elbo:
         num_data: how many training examples there are; given once, here. ``dubio.fit`` fills it in.
         beta: weight of the divergence.
         kl_weighting: how batches share the divergence: ``"uniform"``, ``"geometric"`` (halving from batch to batch,
-        which
-            needs ``batch_index`` and ``num_batches`` in the call) or ``"none"``.
+            which needs ``batch_index`` and ``num_batches`` in the call) or ``"none"``.
         warmup: number of epochs over which ``beta`` grows from zero (needs ``epoch`` in the call).
     """
 

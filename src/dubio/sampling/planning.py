@@ -28,7 +28,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dubio.sampling.drawing import Call, Perturbations, map_draws, one_draw
 
-__all__ = ["CPU_BUDGET", "ExecutorWarning", "Plan", "plan_for", "plans", "remember_failure", "unchanged"]
+__all__ = [
+    "CPU_BUDGET",
+    "ExecutorWarning",
+    "Footprint",
+    "Plan",
+    "memory_budget",
+    "plan_for",
+    "plans",
+    "remember_failure",
+    "unchanged",
+]
 
 CPU_BUDGET = 256 * 2**20
 """Bytes that one chunk of draws may take on a CPU; beyond the cache, larger chunks gain nothing there."""
@@ -93,7 +103,7 @@ def memory_budget(device: torch.device) -> int:
     return CPU_BUDGET
 
 
-class _Footprint(TorchDispatchMode):
+class Footprint(TorchDispatchMode):
     """Counts the bytes that operators write, and the most that were alive at once. Works below vmap, on real shapes."""
 
     def __init__(self) -> None:
@@ -170,12 +180,12 @@ def _levels_to_the_user() -> int:
     return level
 
 
-def _try(call: Call, map_inputs: bool) -> tuple[_Footprint, _Footprint, bool]:
+def _try(call: Call, map_inputs: bool) -> tuple[Footprint, Footprint, bool]:
     drawn: Perturbations = {}
     footprints = []
     for num_samples in (1, 2):
         drawn.clear()
-        with _Footprint() as footprint:
+        with Footprint() as footprint:
             map_draws(call, torch.arange(num_samples), map_inputs, drawn)
         footprints.append(footprint)
     return footprints[0], footprints[1], bool(drawn)

@@ -1,0 +1,103 @@
+"""What an attacker raises, and how far one may go: losses over many draws, norms, projections.
+
+Losses are per example and larger is worse for the network. Each can be taken of the log of the mean probability over
+draws (``predictive``), of each draw and then averaged (``expected``), or of the mean logits (``mean_logit``).
+Log-probabilities serve as logits throughout: they differ by a constant per draw and example, to which none of the
+losses is sensitive.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dubio.functional.uncertainty import predictive_log_probs
+
+__all__ = [
+    "AttackLoss",
+    "AttackObjective",
+    "Norm",
+    "attack_loss",
+    "averaged_attack_loss",
+    "perturbation_norm",
+    "project_perturbation",
+    "random_perturbation",
+    "steepest_direction",
+]
+
+AttackObjective = Literal["predictive", "expected", "mean_logit"]
+AttackLoss = Literal["cross_entropy", "margin", "dlr"]
+Norm = Literal["linf", "l2"]
+
+TINY = 1e-12
+INSIDE = 1.0 - 1e-6
+"""What a scaled perturbation keeps of its radius, so that rounding cannot carry it out of the ball."""
+
+
+def averaged_attack_loss(
+    log_probs: Float[Tensor, "sample batch class"],
+    targets: Int[Tensor, " batch"],
+    objective: AttackObjective,
+    loss: AttackLoss,
+) -> Float[Tensor, " batch"]:
+    """The attacker's loss per example, over all draws."""
+    if objective == "predictive":
+        return attack_loss(predictive_log_probs(log_probs), targets, loss)
+    if objective == "mean_logit":
+        return attack_loss(log_probs.mean(dim=0), targets, loss)
+    return attack_loss(log_probs, targets.expand(log_probs.shape[:-1]), loss).mean(dim=0)
+
+
+def attack_loss(
+    logits: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"], loss: AttackLoss
+) -> Float[Tensor, "*batch"]:
+    """Cross-entropy, margin ``max_k z_k - z_y``, or the difference of logits ratio (Croce and Hein 2020)."""
+    index = targets.unsqueeze(-1)
+    if loss == "cross_entropy":
+        return -logits.log_softmax(dim=-1).gather(-1, index).squeeze(-1)
+    own = logits.gather(-1, index).squeeze(-1)
+    margin = logits.scatter(-1, index, -torch.inf).amax(dim=-1) - own
+    if loss == "margin":
+        return margin
+    top = logits.topk(min(3, logits.shape[-1]), dim=-1).values
+    return margin / (top[..., 0] - top[..., -1] + TINY)
+
+
+def perturbation_norm(perturbation: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, " batch"]:
+    """Size of each example's perturbation."""
+    flat = perturbation.flatten(1)
+    return flat.abs().amax(dim=1) if norm == "linf" else flat.norm(dim=1)
+
+
+def steepest_direction(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, "batch *shape"]:
+    """The step of norm one along which a loss with this gradient grows fastest; none where the gradient vanishes."""
+    if norm == "linf":
+        return gradient.sign()
+    return gradient / _as_rows(perturbation_norm(gradient, norm), gradient).clamp_min(TINY)
+
+
+def project_perturbation(
+    perturbation: Float[Tensor, "batch *shape"], norm: Norm, epsilon: float | Float[Tensor, " batch"]
+) -> Float[Tensor, "batch *shape"]:
+    """The nearest perturbation of norm at most ``epsilon``."""
+    radius = _as_rows(epsilon, perturbation) if isinstance(epsilon, Tensor) else epsilon
+    if norm == "linf":
+        return perturbation.clamp(-radius, radius)  # type: ignore[arg-type]
+    size = _as_rows(perturbation_norm(perturbation, norm), perturbation)
+    return perturbation * (INSIDE * radius / size.clamp_min(TINY)).clamp_max(1.0)
+
+
+def random_perturbation(
+    uniform: Float[Tensor, "batch *shape"], normal: Float[Tensor, "batch *shape"], norm: Norm, epsilon: float
+) -> Float[Tensor, "batch *shape"]:
+    """A random point of the ball, from uniform numbers in [0, 1] and normal ones: evenly spread in either norm."""
+    if norm == "linf":
+        return (2.0 * uniform - 1.0) * epsilon
+    dimensions = normal[0].numel()
+    radius = uniform.flatten(1)[:, :1].pow(1.0 / dimensions)
+    return steepest_direction(normal, norm) * epsilon * _as_rows(radius.squeeze(1), normal)
+
+
+def _as_rows(values: Float[Tensor, " batch"], like: Float[Tensor, "batch *shape"]) -> Tensor:
+    return values.reshape(-1, *[1] * (like.dim() - 1))
