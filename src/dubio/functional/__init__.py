@@ -17,6 +17,13 @@ from dubio.functional.bayesian import (
     softplus,
 )
 from dubio.functional.free_energy import kl_share, minibatch_cost
+from dubio.functional.label_noise import (
+    flip_destinations,
+    patterned_transition,
+    redrawn_labels,
+    symmetric_transition,
+    uniform_transition,
+)
 from dubio.functional.regression import mixture_cdf, mixture_quantile
 from dubio.functional.uncertainty import (
     class_variance,
@@ -33,6 +40,7 @@ __all__ = [
     "entropy",
     "expected_entropy",
     "flip",
+    "flip_destinations",
     "gaussian_kl",
     "inverse_softplus",
     "kl_share",
@@ -43,11 +51,15 @@ __all__ = [
     "monte_carlo_kl",
     "mutual_information",
     "normal_log_prob",
+    "patterned_transition",
     "posterior_log_prob",
     "predictive_log_probs",
+    "redrawn_labels",
     "safe_sqrt",
     "scale_mixture_log_prob",
     "softplus",
+    "symmetric_transition",
+    "uniform_transition",
     "variation_ratio",
     "vote_shares",
 ]
