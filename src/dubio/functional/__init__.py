@@ -16,6 +16,7 @@ from dubio.functional.bayesian import (
     scale_mixture_log_prob,
     softplus,
 )
+from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
 from dubio.functional.free_energy import kl_share, minibatch_cost
 from dubio.functional.label_noise import (
     flip_destinations,
@@ -36,6 +37,7 @@ from dubio.functional.uncertainty import (
 )
 
 __all__ = [
+    "blurred",
     "class_variance",
     "entropy",
     "expected_entropy",
@@ -43,6 +45,7 @@ __all__ = [
     "flip_destinations",
     "gaussian_kl",
     "inverse_softplus",
+    "inverted",
     "kl_share",
     "local_reparameterisation",
     "minibatch_cost",
@@ -55,6 +58,7 @@ __all__ = [
     "posterior_log_prob",
     "predictive_log_probs",
     "redrawn_labels",
+    "rotated",
     "safe_sqrt",
     "scale_mixture_log_prob",
     "softplus",
@@ -62,4 +66,6 @@ __all__ = [
     "uniform_transition",
     "variation_ratio",
     "vote_shares",
+    "with_contrast",
+    "with_noise",
 ]
