@@ -140,6 +140,15 @@ def test_a_preactivated_block_does_nothing_to_the_sum() -> None:
     assert torch.equal(block(x), x)
 
 
+def test_a_preactivated_shortcut_starts_from_the_activated_input() -> None:
+    block = preresnet18((3, 32, 32), 10).layer2[0].eval()
+    nn.init.zeros_(block.conv2.weight)
+    nn.init.constant_(block.bn1.bias, 0.5)
+    x = torch.randn(2, 64, 6, 6)
+    expected = nn.functional.conv2d(block.bn1(x).relu(), block.downsample.weight, stride=2)
+    assert torch.equal(block(x), expected)
+
+
 def test_an_activated_block_is_positive_and_adds_its_shortcut() -> None:
     block = resnet18((3, 32, 32), 10).layer1[0].eval()
     nn.init.zeros_(block.conv2.weight)
