@@ -125,10 +125,10 @@ def test_metadata_of_another_kind_are_refused(path: Path) -> None:
 
 
 def test_a_network_that_does_not_fit_is_named(path: Path) -> None:
-    with pytest.raises(ValueError, match=r"0\.weight_posterior\.mean has shape \(7, 5\) in the file and \(9, 5\)"):
+    with pytest.raises(ValueError, match=r"1\.weight_posterior\.mean has shape \(7, 5\) in the file and \(9, 5\)"):
         dubio.load(path, net=dubio.models.mlp(5, 9, 4))
-    longer = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4), nn.LayerNorm(4))
-    with pytest.raises(ValueError, match=r"does not fit this network: it lacks \['3\.bias', '3\.weight'\]"):
+    longer = nn.Sequential(*dubio.models.mlp(5, 7, 4), nn.LayerNorm(4))
+    with pytest.raises(ValueError, match=r"does not fit this network: it lacks \['4\.bias', '4\.weight'\]"):
         dubio.load(path, net=longer)
 
 

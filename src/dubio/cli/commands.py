@@ -16,7 +16,7 @@ from dubio.cli.digits import NUM_PIXELS, check_fits, load_split, score
 from dubio.cli.folders import CONFIG, check_name, find_run, list_runs, load_model
 from dubio.cli.ordering import Order, read_order, train_order
 from dubio.cli.showing import show_demo
-from dubio.models import architecture_of
+from dubio.models import sizes_of
 
 __all__ = ["app", "main"]
 
@@ -211,13 +211,13 @@ def export(
     if not out.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {out.parent} to write {out.name} to")
     model = load_model(named, runs)
-    name = architecture_of(model)
-    width = NUM_PIXELS if name is None else int(name.partition(":")[2].split("-")[0])
+    sizes = sizes_of(model)
+    shape = (NUM_PIXELS,) if sizes is None or sizes.inputs is None else sizes.inputs
     format: Literal["torch", "onnx"] = "onnx" if out.suffix == ".onnx" else "torch"
-    dubio.export(model, torch.zeros(2, width), out, format=format, noise=noise, num_samples=samples, seed=seed)
+    dubio.export(model, torch.zeros(2, *shape), out, format=format, noise=noise, num_samples=samples, seed=seed)
     weights = out.with_name(f"{out.name}.data")  # where torch puts the weights of an .onnx
     files = f"{out} and {weights.name}" if out.suffix == ".onnx" and weights.is_file() else str(out)
-    typer.echo(f"wrote {files}: noise {noise}, inputs (batch, {width})")
+    typer.echo(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, shape))})")
 
 
 def parse_index(text: str, count: int) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dubio.models import architecture_of
+from dubio.models import architecture_of, sizes_of
 from dubio.prediction import ClassPredictive, predict
 
 __all__ = ["Digits", "Score", "check_fits", "load_split", "score"]
@@ -51,11 +51,11 @@ def load_split() -> Digits:
 
 def check_fits(net: nn.Module) -> None:
     """Refuse a network that cannot read digits or name their classes."""
-    name = architecture_of(net)
-    widths = [] if name is None else name.partition(":")[2].split("-")
-    if widths and (int(widths[0]), int(widths[-1])) != (NUM_PIXELS, NUM_CLASSES):
+    sizes = sizes_of(net)
+    if sizes is not None and (sizes.inputs, sizes.num_classes) != ((NUM_PIXELS,), NUM_CLASSES):
         raise ValueError(
-            f"digits need a model from {NUM_PIXELS} inputs to {NUM_CLASSES} outputs, got {name}; try mlp:64-100-100-10"
+            f"digits need a model from {NUM_PIXELS} inputs to {NUM_CLASSES} outputs, got {architecture_of(net)}; "
+            "try mlp:64-100-100-10"
         )
 
 

@@ -24,8 +24,16 @@ from dubio.functional.bayesian import (
     scale_mixture_log_prob,
     softplus,
 )
+from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
 from dubio.functional.free_energy import kl_share, minibatch_cost
 from dubio.functional.intervals import clopper_pearson, normal_interval, retry_probability, two_way_standard_error
+from dubio.functional.label_noise import (
+    flip_destinations,
+    patterned_transition,
+    redrawn_labels,
+    symmetric_transition,
+    uniform_transition,
+)
 from dubio.functional.regression import mixture_cdf, mixture_quantile
 from dubio.functional.uncertainty import (
     class_variance,
@@ -40,13 +48,16 @@ from dubio.functional.uncertainty import (
 __all__ = [
     "attack_loss",
     "averaged_attack_loss",
+    "blurred",
     "class_variance",
     "clopper_pearson",
     "entropy",
     "expected_entropy",
     "flip",
+    "flip_destinations",
     "gaussian_kl",
     "inverse_softplus",
+    "inverted",
     "kl_share",
     "local_reparameterisation",
     "minibatch_cost",
@@ -56,17 +67,24 @@ __all__ = [
     "mutual_information",
     "normal_interval",
     "normal_log_prob",
+    "patterned_transition",
     "perturbation_norm",
     "posterior_log_prob",
     "predictive_log_probs",
     "project_perturbation",
     "random_perturbation",
+    "redrawn_labels",
     "retry_probability",
+    "rotated",
     "safe_sqrt",
     "scale_mixture_log_prob",
     "softplus",
     "steepest_direction",
+    "symmetric_transition",
     "two_way_standard_error",
+    "uniform_transition",
     "variation_ratio",
     "vote_shares",
+    "with_contrast",
+    "with_noise",
 ]

@@ -1,5 +1,36 @@
-"""Networks by name."""
+"""Networks by name and as functions: those of the papers, and any of torchvision or timm where installed."""
 
-from dubio.models.building import architecture_of, build, mlp
+from dubio.models.building import build
+from dubio.models.convolutional import DadCnn, LeNet, Vgg16, dad_cnn, lenet, vgg16
+from dubio.models.dense import VibMlp, dad_mlp, fc, mlp, vib_mlp
+from dubio.models.naming import Sizes, architecture_of, sizes_of
+from dubio.models.normalising import NORMALISATIONS, Normalise, normalised
+from dubio.models.residual import PreActResNet, ResNet, Stem, preresnet18, resnet18, resnet50, resnext101_32x8d
 
-__all__ = ["architecture_of", "build", "mlp"]
+__all__ = [
+    "DadCnn",
+    "LeNet",
+    "NORMALISATIONS",
+    "Normalise",
+    "PreActResNet",
+    "ResNet",
+    "Sizes",
+    "Stem",
+    "Vgg16",
+    "VibMlp",
+    "architecture_of",
+    "build",
+    "dad_cnn",
+    "dad_mlp",
+    "fc",
+    "lenet",
+    "mlp",
+    "normalised",
+    "preresnet18",
+    "resnet18",
+    "resnet50",
+    "resnext101_32x8d",
+    "sizes_of",
+    "vgg16",
+    "vib_mlp",
+]

@@ -1,39 +1,209 @@
-"""Networks by name, so that a file can say which one it holds.
+"""Networks by name, so that a command line and a file can say which one they mean.
 
-``build("mlp:64-100-100-10")`` and ``mlp(64, 100, 100, 10)`` give the same network; it carries its name, which
-conversion and copying keep and ``dubio.save`` writes down.
+A name is
+
+    KIND[:CHOICE][:SIZES][,normalise=CONSTANTS]
+
+and spells the whole network out, or leaves its sizes to ``inputs`` and ``num_classes``:
+
+    mlp:784-100-100-10          all widths, inputs first; dad_mlp too, which alone is 100-100 between
+    fc:100-100                  hidden widths, FC-100-100-10 of the papers; fc alone is softmax regression
+    lenet:1x28x28-10            channels x height x width - classes; dad_cnn and vgg16 too
+    vib_mlp:784-10              features - classes; an image shape is read as its number of features
+    resnet18:cifar:3x32x32-10   a stem, cifar (also where none is named) or imagenet; resnet50, resnext101_32x8d and
+                                preresnet18 too
+    torchvision:resnet34:10     a model of torchvision or timm, [inputs -] classes
+    timm:vit_tiny_patch16_224:3x224x224-10
+
+Numbers are plain: no sign, no leading zero. ``,normalise=cifar10`` puts a normalisation first, see
+``dubio.models.NORMALISATIONS``.
+
+The network that ``build`` gives carries its full name (``architecture_of``), from which ``build`` alone gives the same
+network again, whatever it was asked by (``test_a_network_is_rebuilt_from_its_name_alone``).
 """
 
-from itertools import pairwise
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast, get_args
 
 from torch import nn
 
-__all__ = ["architecture_of", "build", "mlp"]
+from dubio.models.convolutional import dad_cnn, lenet, vgg16
+from dubio.models.dense import dad_mlp, fc, mlp, vib_mlp
+from dubio.models.external import timm_model, torchvision_model
+from dubio.models.naming import Sizes, read_sizes, read_widths
+from dubio.models.normalising import NORMALISATIONS, normalised
+from dubio.models.residual import Stem, preresnet18, resnet18, resnet50, resnext101_32x8d
+
+__all__ = ["build"]
+
+MakeSized = Callable[[Sequence[int], int], nn.Module]
+MakeStemmed = Callable[[Sequence[int], int, Stem], nn.Module]
+MakeExternal = Callable[[str, Sequence[int] | None, int], nn.Module]
 
 
-def mlp(*widths: int) -> nn.Sequential:
-    """Linear layers of these widths, inputs first, with ReLU between."""
-    if len(widths) < 2 or any(width < 1 for width in widths):
-        raise ValueError(f"an mlp needs at least two widths of at least 1, inputs and outputs, got {widths}")
-    layers = [layer for inputs, outputs in pairwise(widths) for layer in (nn.Linear(inputs, outputs), nn.ReLU())]
-    net = nn.Sequential(*layers[:-1])
-    net.dubio_architecture = f"mlp:{'-'.join(map(str, widths))}"  # type: ignore[assignment]
-    return net
+def build(
+    name: str,
+    *,
+    inputs: Sequence[int] | None = None,
+    num_classes: int | None = None,
+    normalise: str | None = None,
+) -> nn.Module:
+    """The network of a name such as ``mlp:64-100-100-10``, ``lenet`` or ``resnet18:cifar:3x32x32-10``.
+
+    Args:
+        name: see the module's docstring.
+        inputs: shape of one input, such as (1, 28, 28); must agree with the name where that has one.
+        num_classes: number of outputs; must agree with the name where that has one.
+        normalise: constants by name for a normalisation as the first layer, see ``NORMALISATIONS``.
+    """
+    given = Sizes(None if inputs is None else tuple(inputs), num_classes)
+    text, constants = _split_normalisation(name, normalise)
+    kind, *parts = text.split(":")
+    if kind not in READERS:
+        raise ValueError(
+            f"model must be one of {', '.join(READERS)}, with its sizes as in mlp:64-100-100-10, got {name!r}"
+        )
+    if constants is not None:
+        _check_channels(constants, given.inputs)
+
+    net = READERS[kind](_Reading(name, tuple(parts), given))
+    return net if constants is None else normalised(net, constants)
 
 
-def build(name: str) -> nn.Module:
-    """The network of a name such as ``mlp:64-100-100-10``."""
-    kind, _, sizes = name.partition(":")
-    if kind != "mlp":
-        raise ValueError(f"model must be 'mlp:IN-...-OUT', such as mlp:64-100-100-10, got {name!r}")
-    try:
-        widths = [int(width) for width in sizes.split("-")]
-    except ValueError:
-        raise ValueError(f"model must be 'mlp:IN-...-OUT' with whole numbers, got {name!r}") from None
+@dataclass(frozen=True)
+class _Reading:
+    """A name being read: what stands behind its kind, and the sizes given beside it."""
+
+    name: str
+    parts: tuple[str, ...]
+    given: Sizes
+
+    def refusal(self, example: str) -> ValueError:
+        """An error that shows what such a name looks like."""
+        return ValueError(f"model must be like {example}, with plain whole numbers, got {self.name!r}")
+
+    def widths(self, example: str) -> tuple[int, ...]:
+        """The one part that is left, as widths."""
+        widths = read_widths(self.parts[0]) if len(self.parts) == 1 else None
+        if widths is None:
+            raise self.refusal(example)
+        return widths
+
+    def sizes(self, parts: Sequence[str], example: str) -> tuple[tuple[int, ...], int]:
+        """Inputs and classes from the parts that are left, or from what was given where none is."""
+        if not parts:
+            return self.given_sizes(example)
+        found = read_sizes(parts[0]) if len(parts) == 1 else None
+        if found is None or found.inputs is None or found.num_classes is None:
+            raise self.refusal(example)
+        self.check(found.inputs, found.num_classes)
+        return found.inputs, found.num_classes
+
+    def given_sizes(self, example: str) -> tuple[tuple[int, ...], int]:
+        """Inputs and classes as they were given."""
+        inputs, num_classes = self.given.inputs, self.given.num_classes
+        if inputs is None or num_classes is None:
+            raise ValueError(
+                f"model {self.name!r} needs inputs and num_classes, got {inputs} and {num_classes}; "
+                f"pass both, or write them into the name, as in {example}"
+            )
+        return inputs, num_classes
+
+    def check(self, inputs: tuple[int, ...] | None, num_classes: int) -> None:
+        """Refuse sizes of the name that are not those given; a number of features agrees with an image of as many."""
+        asked = self.given.inputs
+        if asked is not None and inputs is not None and asked != inputs and (math.prod(asked),) != inputs:
+            raise ValueError(f"inputs must be {inputs}, which model {self.name!r} takes, got {asked}")
+        if self.given.num_classes not in (None, num_classes):
+            raise ValueError(
+                f"num_classes must be {num_classes}, which model {self.name!r} has, got {self.given.num_classes}"
+            )
+
+
+def _read_mlp(reading: _Reading) -> nn.Module:
+    widths = reading.widths("mlp:784-100-100-10")
+    reading.check(widths[:1], widths[-1])
     return mlp(*widths)
 
 
-def architecture_of(net: nn.Module) -> str | None:
-    """The name a network was built by, where it was."""
-    name = getattr(net, "dubio_architecture", None)
-    return name if isinstance(name, str) else None
+def _read_fc(reading: _Reading) -> nn.Module:
+    hidden = reading.widths("fc:100-100") if reading.parts else ()
+    inputs, num_classes = reading.given_sizes("mlp:784-100-100-10")
+    return fc(*hidden, inputs=inputs, num_classes=num_classes)
+
+
+def _read_dad_mlp(reading: _Reading) -> nn.Module:
+    example = "dad_mlp:784-100-100-10"
+    if not reading.parts:
+        inputs, num_classes = reading.given_sizes(example)
+        return dad_mlp(math.prod(inputs), 100, 100, num_classes)
+    widths = reading.widths(example)
+    reading.check(widths[:1], widths[-1])
+    return dad_mlp(*widths)
+
+
+def _sized(make: MakeSized, example: str) -> Callable[[_Reading], nn.Module]:
+    return lambda reading: make(*reading.sizes(reading.parts, example))
+
+
+def _stemmed(make: MakeStemmed, example: str) -> Callable[[_Reading], nn.Module]:
+    def read(reading: _Reading) -> nn.Module:
+        is_named = reading.parts[:1] and reading.parts[0] in get_args(Stem)
+        stem, *parts = reading.parts if is_named else ("cifar", *reading.parts)
+        return make(*reading.sizes(parts, example), cast(Stem, stem))
+
+    return read
+
+
+def _external(make: MakeExternal, example: str) -> Callable[[_Reading], nn.Module]:
+    def read(reading: _Reading) -> nn.Module:
+        model, *parts = reading.parts or ("",)
+        found = read_sizes(parts[0]) if len(parts) == 1 else None if parts else reading.given
+        if not model or found is None:
+            raise reading.refusal(example)
+        if found.num_classes is None:
+            raise ValueError(f"model {reading.name!r} needs num_classes: pass it, or write it behind, as in {example}")
+        reading.check(found.inputs, found.num_classes)
+        return make(model, found.inputs or reading.given.inputs, found.num_classes)
+
+    return read
+
+
+READERS: dict[str, Callable[[_Reading], nn.Module]] = {
+    "mlp": _read_mlp,
+    "fc": _read_fc,
+    "dad_mlp": _read_dad_mlp,
+    "vib_mlp": _sized(vib_mlp, "vib_mlp:784-10"),
+    "lenet": _sized(lenet, "lenet:1x28x28-10"),
+    "dad_cnn": _sized(dad_cnn, "dad_cnn:1x28x28-10"),
+    "vgg16": _sized(vgg16, "vgg16:3x32x32-10"),
+    "resnet18": _stemmed(resnet18, "resnet18:cifar:3x32x32-10"),
+    "resnet50": _stemmed(resnet50, "resnet50:cifar:3x32x32-10"),
+    "resnext101_32x8d": _stemmed(resnext101_32x8d, "resnext101_32x8d:cifar:3x32x32-10"),
+    "preresnet18": _stemmed(preresnet18, "preresnet18:cifar:3x32x32-10"),
+    "torchvision": _external(torchvision_model, "torchvision:resnet34:10"),
+    "timm": _external(timm_model, "timm:vit_tiny_patch16_224:10"),
+}
+
+
+def _split_normalisation(name: str, normalise: str | None) -> tuple[str, str | None]:
+    """The name without its normalisation, and the constants, from the name or as given."""
+    text, comma, option = name.partition(",")
+    key, _, constants = option.partition("=")
+    if comma and (key != "normalise" or constants not in NORMALISATIONS):
+        raise ValueError(
+            f"model may end in ',normalise=' and one of {', '.join(NORMALISATIONS)}, and in nothing else, got {name!r}"
+        )
+    if normalise is not None and normalise not in NORMALISATIONS:
+        raise ValueError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {normalise!r}")
+    if comma and normalise not in (None, constants):
+        raise ValueError(f"normalise must be {constants}, which model {name!r} has, got {normalise}")
+    return text, constants if comma else normalise
+
+
+def _check_channels(constants: str, inputs: tuple[int, ...] | None) -> None:
+    num_channels = len(NORMALISATIONS[constants][0])
+    if inputs is not None and num_channels > 1 and (len(inputs) != 3 or inputs[0] != num_channels):
+        raise ValueError(f"normalise {constants} needs images of {num_channels} channels, got inputs {inputs}")

@@ -1,0 +1,90 @@
+"""Normalisation as a layer: the papers' constants, and inputs that it refuses."""
+
+import jaxtyping
+import pytest
+import torch
+
+import dubio
+from dubio.models import NORMALISATIONS, Normalise, build
+
+
+def test_normalised_images_are_minus_mean_over_std_by_channel() -> None:
+    images = torch.rand(2, 3, 4, 5)
+    found = Normalise((0.1, 0.2, 0.3), (0.5, 1.0, 2.0))(images)
+    for channel, (mean, std) in enumerate([(0.1, 0.5), (0.2, 1.0), (0.3, 2.0)]):
+        torch.testing.assert_close(found[:, channel], (images[:, channel] - mean) / std)
+
+
+@pytest.mark.parametrize(
+    ("constants", "black", "white"),
+    [
+        (
+            "cifar10",
+            (-0.4914 / 0.2023, -0.4822 / 0.1994, -0.4465 / 0.2010),
+            (0.5086 / 0.2023, 0.5178 / 0.1994, 0.5535 / 0.2010),
+        ),
+        ("cifar10_pni", (-125.3 / 63.0, -123.0 / 62.1, -113.9 / 66.7), (129.7 / 63.0, 132.0 / 62.1, 141.1 / 66.7)),
+        ("cifar100", (-129.3 / 68.2, -124.1 / 65.4, -112.4 / 70.4), (125.7 / 68.2, 130.9 / 65.4, 142.6 / 70.4)),
+        ("signed", (-1.0,), (1.0,)),
+        ("double", (0.0,), (2.0,)),
+        ("over126", (0.0,), (255 / 126,)),
+    ],
+)
+def test_the_papers_constants_send_black_and_white_where_they_say(
+    constants: str, black: tuple[float, ...], white: tuple[float, ...]
+) -> None:
+    layer = Normalise(*NORMALISATIONS[constants])
+    for value, expected in ((0.0, black), (1.0, white)):
+        found = layer(torch.full((1, len(expected), 2, 2), value))[0, :, 0, 0]
+        torch.testing.assert_close(found, torch.tensor(expected))
+
+
+def test_a_normalised_network_takes_images_as_they_are() -> None:
+    plain = build("lenet:3x32x32-10")
+    net = build("lenet", inputs=(3, 32, 32), num_classes=10, normalise="cifar10")
+    net[1].load_state_dict(plain.state_dict())  # type: ignore[index]
+    images = torch.rand(2, 3, 32, 32)
+    expected = plain(Normalise(*NORMALISATIONS["cifar10"])(images))
+    assert torch.equal(net(images), expected)
+    assert dubio.models.architecture_of(net) == "lenet:3x32x32-10,normalise=cifar10"
+    assert {"normalise.mean", "normalise.std"} <= set(net.state_dict())
+
+
+def test_one_constant_serves_inputs_of_any_shape() -> None:
+    for shape in ((4,), (4, 6), (4, 1, 2, 3)):
+        assert torch.equal(Normalise((0.5,), (0.5,))(torch.ones(shape)), torch.ones(shape))
+
+
+def test_a_layer_follows_the_type_of_its_network() -> None:
+    net = build("mlp:4-3-2,normalise=signed").double()
+    assert net(torch.rand(2, 4, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3), (3,), (2, 4, 4, 3)])
+def test_images_of_other_channels_are_refused(shape: tuple[int, ...]) -> None:
+    layer = Normalise(*NORMALISATIONS["cifar10"])
+    with pytest.raises(ValueError, match=r"^inputs must be images of 3 channels, as the constants are, got shape \("):
+        layer(torch.rand(shape))
+
+
+def test_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it would refuse them first
+    layer = Normalise((0.5,), (0.5,))
+    with pytest.raises(TypeError, match=r"^inputs must be numbers in \[0, 1\], got torch.uint8; dubio.data.scaled"):
+        layer(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((0.5, 0.5), (0.5,), r"^std must hold one number for each of mean, got 2 means and 1 stds$"),
+        ((), (), r"^std must hold one number for each of mean, got 0 means and 0 stds$"),
+        ((0.5,), (0.0,), r"^std must be positive and finite, got \(0.0,\)$"),
+        ((0.5,), (float("nan"),), r"^std must be positive and finite, got \(nan,\)$"),
+    ],
+)
+def test_constants_that_cannot_normalise_are_refused(
+    mean: tuple[float, ...], std: tuple[float, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Normalise(mean, std)
