@@ -5,7 +5,7 @@
 >>> pred.probs, pred.mutual_information
 """
 
-from dubio import models, sampling
+from dubio import attacks, data, models, sampling
 from dubio.conversion import (
     ConversionWarning,
     Description,
@@ -20,7 +20,7 @@ from dubio.conversion import (
 from dubio.layers import divergence
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian
 from dubio.methods import Bayes
-from dubio.objectives import Elbo, Loss
+from dubio.objectives import Adversarial, Elbo, Loss
 from dubio.persistence import load, save
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
 from dubio.priors import CentredNormal, Normal, ScaleMixture
@@ -30,6 +30,7 @@ from dubio.training import Callback, CollapseWarning, Interrupted, Run, fit
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adversarial",
     "Bayes",
     "Bernoulli",
     "Callback",
@@ -53,7 +54,9 @@ __all__ = [
     "Where",
     "__version__",
     "antithetic",
+    "attacks",
     "checkpoint",
+    "data",
     "describe",
     "divergence",
     "export",

@@ -1,6 +1,8 @@
 """What training minimises: frozen values that are called with a network and a batch."""
 
+from dubio.objectives.adversarial import Adversarial
 from dubio.objectives.elbo import Elbo
 from dubio.objectives.loss import Loss
+from dubio.objectives.objective import Objective
 
-__all__ = ["Elbo", "Loss"]
+__all__ = ["Adversarial", "Elbo", "Loss", "Objective"]

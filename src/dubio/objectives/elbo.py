@@ -8,7 +8,7 @@ Reference: Blundell et al. 2015, sections 3.1 and 3.4.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
@@ -50,6 +50,10 @@ class Elbo:
             raise ValueError(f"kl_weighting must be 'uniform', 'geometric' or 'none', got {self.kl_weighting!r}")
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0 epochs, got {self.warmup}")
+
+    def with_num_data(self, num_data: int) -> "Elbo":
+        """This objective for so many training examples."""
+        return replace(self, num_data=num_data)
 
     def __call__(
         self,

@@ -1,6 +1,5 @@
 """``fit``: train a stochastic network, show how it goes, and never lose work."""
 
-import dataclasses
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dubio.objectives import Elbo
+from dubio.objectives import Elbo, Objective
 from dubio.training.batches import batches_from
 from dubio.training.progress import display_for
 from dubio.training.settings import Recipe, Schedule
@@ -28,7 +27,7 @@ def fit(
     train: Any,
     validation: Any = None,
     *,
-    objective: Elbo | None = None,
+    objective: Objective | None = None,
     epochs: int | None = None,
     batch_size: int = 128,
     lr: float | None = None,
@@ -101,7 +100,7 @@ def fit(
     if count is None:
         raise ValueError("num_data must be given where the training data cannot tell their number of examples")
     objective = Elbo() if objective is None else objective
-    objective = dataclasses.replace(objective, num_data=count)
+    objective = objective.with_num_data(count)
     made = (optimizer or torch.optim.Adam)(_groups(model, plan.lr, weight_decay))
     trainer = Trainer(
         model,

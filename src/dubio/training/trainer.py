@@ -18,7 +18,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.objectives import Elbo, Loss
+from dubio.objectives import Loss, Objective
 from dubio.persistence import save
 from dubio.persistence.atomic import remove_unfinished, write_atomically
 from dubio.training.batches import Batch, Batches
@@ -40,7 +40,7 @@ class Trainer:
     model: nn.Module
     batches: Batches
     held_out: Batches | None
-    objective: Elbo
+    objective: Objective
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     plan: Plan

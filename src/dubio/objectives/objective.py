@@ -1,0 +1,32 @@
+"""What every objective offers, so that ``fit`` and one's own loop can use any of them."""
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from dubio.objectives.loss import Loss
+from dubio.sampling import Inputs
+
+__all__ = ["Objective"]
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """A value that is called with a network, inputs and targets, and gives a ``Loss``."""
+
+    def with_num_data(self, num_data: int) -> "Objective":
+        """The same objective for so many training examples."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        targets: Tensor,
+        num_samples: int = 1,
+        *,
+        sample_weight: Tensor | None = None,
+        batch_index: int | None = None,
+        num_batches: int | None = None,
+        epoch: float | None = None,
+    ) -> Loss:
+        """The loss of one batch."""

@@ -1,0 +1,110 @@
+"""Adversarial training: its loss is that of clean and attacked inputs, and its attack leaves no trace."""
+
+from dataclasses import replace
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio.attacks import Fgsm, Pgd
+from networks import mlp
+
+INPUTS = torch.rand(40, 5, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(2))
+ATTACK = Pgd(epsilon=0.1, steps=3, num_samples=2, noise="frozen", seed=4)
+
+
+def make(net: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    return dubio.Bayes(init_std=0.1).convert(mlp(5, 8, 3) if net is None else net)
+
+
+def test_the_loss_is_the_weighted_mean_of_clean_and_attacked() -> None:
+    model, inner = make(), dubio.Elbo(40)
+    attacked = ATTACK(model, INPUTS, TARGETS).inputs
+    clean, hot = (inner(model, batch, TARGETS, 2, seed=3) for batch in (INPUTS, attacked))
+    found = dubio.Adversarial(inner, ATTACK, weight=0.3, label="true")(model, INPUTS, TARGETS, 2, seed=3)
+    torch.testing.assert_close(found.total, 0.3 * clean.total + 0.7 * hot.total)
+    torch.testing.assert_close(found.nll, 0.3 * clean.nll + 0.7 * hot.nll)
+    torch.testing.assert_close(found.terms["adversarial_nll"], hot.nll)
+    torch.testing.assert_close(found.terms["divergence"], clean.terms["divergence"])
+    assert torch.equal(found.log_probs, clean.log_probs)
+    assert hot.nll > clean.nll
+
+
+def test_without_clean_loss_it_is_min_max_training() -> None:
+    model, inner = make(), dubio.Elbo(40)
+    hot = inner(model, ATTACK(model, INPUTS, TARGETS).inputs, TARGETS, 2, seed=3)
+    found = dubio.Adversarial(inner, ATTACK, weight=0.0, label="true")(model, INPUTS, TARGETS, 2, seed=3)
+    assert torch.equal(found.total, hot.total)
+    assert torch.equal(found.log_probs, hot.log_probs)
+
+
+def test_own_labels_are_what_the_network_takes_clean_inputs_for() -> None:
+    model = make()
+    attacked: list[Tensor] = []
+
+    class Watched(Fgsm):
+        def __call__(self, net, inputs, labels, **options):  # type: ignore[no-untyped-def]
+            attacked.append(labels)
+            return super().__call__(net, inputs, labels, **options)
+
+    watched = Watched(epsilon=0.1, noise="off")
+    dubio.Adversarial(dubio.Elbo(40), watched)(model, INPUTS, TARGETS)
+    with torch.no_grad(), dubio.noise_off():
+        assert torch.equal(attacked[0], model(INPUTS).argmax(dim=1))
+    assert not torch.equal(attacked[0], TARGETS)
+
+
+def test_gradients_of_parameters_are_those_of_the_loss_alone_and_batch_statistics_move_twice() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    model = make(net).train()
+    dubio.Adversarial(dubio.Elbo(40), ATTACK)(model, INPUTS, TARGETS, 1).total.backward()
+    assert int(model.get_buffer("1.num_batches_tracked")) == 2  # the clean and the attacked pass, not the attack's
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad and parameter.grad is not None for parameter in model.parameters())
+
+
+def test_training_against_an_attack_makes_a_network_robust_to_it() -> None:
+    """Two clouds that touch along the first axis alone: robust training leaves the small differences of the others."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(2, (400,), generator=generator)
+    signs = labels * 2.0 - 1.0
+    inputs = 0.5 + 0.02 * torch.randn(400, 60, generator=generator)
+    inputs[:, 0] += 0.3 * signs * (torch.rand(400, generator=generator) > 0.1)
+    inputs[:, 1:] += 0.03 * signs.unsqueeze(1)
+    inputs = inputs.clamp(0.0, 1.0)
+    attack = Pgd(epsilon=0.1, steps=5, num_samples=1)
+    left = {}
+    robust = dubio.Adversarial(attack=attack, weight=0.0, label="true")
+    for name, objective in {"plain": None, "robust": robust}.items():
+        torch.manual_seed(0)
+        model = dubio.Bayes(init_std=0.01).convert(nn.Linear(60, 2))
+        dubio.fit(model, (inputs, labels), objective=objective, epochs=15, lr=0.02, batch_size=100, progress=False)
+        attacked = replace(attack, num_samples=10, seed=0)(model, inputs, labels).inputs
+        left[name] = dubio.attacks.score(model, attacked, labels, seed=1).predictive.value
+    assert left["robust"] > left["plain"] + 0.2, left
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"weight": 1.0}, ValueError, r"weight of the clean loss must be in \[0, 1\), got 1\.0"),
+        ({"label": "mine"}, ValueError, "label must be 'true' or 'own', got 'mine'"),
+        ({"attack": Pgd(targeted=True)}, ValueError, "attack must not be targeted"),
+    ],
+    ids=["weight", "label", "targeted"],
+)
+def test_bad_fields_are_refused(
+    fields: dict[str, object], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(error, match=message):
+        dubio.Adversarial(**fields)  # type: ignore[arg-type]
+
+
+def test_inputs_must_be_one_tensor() -> None:
+    with pytest.raises(TypeError, match="inputs must be one tensor to be attacked, got tuple"):
+        dubio.Adversarial(dubio.Elbo(40))(make(), (INPUTS,), TARGETS)
