@@ -5,7 +5,7 @@
 >>> pred.probs, pred.mutual_information
 """
 
-from dubio import models, sampling
+from dubio import data, models, sampling
 from dubio.conversion import (
     ConversionWarning,
     Description,
@@ -54,6 +54,7 @@ __all__ = [
     "__version__",
     "antithetic",
     "checkpoint",
+    "data",
     "describe",
     "divergence",
     "export",

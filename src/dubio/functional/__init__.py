@@ -17,7 +17,8 @@ from dubio.functional.bayesian import (
     softplus,
 )
 from dubio.functional.free_energy import kl_share, minibatch_cost
-from dubio.functional.regression import mixture_cdf, mixture_quantile
+from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
+from dubio.functional.resizing import area_resized
 from dubio.functional.uncertainty import (
     class_variance,
     entropy,
@@ -29,6 +30,7 @@ from dubio.functional.uncertainty import (
 )
 
 __all__ = [
+    "area_resized",
     "class_variance",
     "entropy",
     "expected_entropy",
@@ -45,6 +47,7 @@ __all__ = [
     "normal_log_prob",
     "posterior_log_prob",
     "predictive_log_probs",
+    "regression_curve",
     "safe_sqrt",
     "scale_mixture_log_prob",
     "softplus",
