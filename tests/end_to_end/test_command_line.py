@@ -17,7 +17,7 @@ from dubio.cli import app
 
 pytest.importorskip("sklearn")
 
-COMMANDS = ("demo", "train", "runs", "describe", "predict", "export")
+COMMANDS = ("demo", "data", "train", "runs", "describe", "predict", "export")
 TINY = ("--model", "mlp:64-16-10", "--epochs", "2")
 
 

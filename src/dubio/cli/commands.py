@@ -1,4 +1,4 @@
-"""The commands: ``dubio demo``, ``train``, ``runs``, ``describe``, ``predict``, ``export``."""
+"""The commands: ``dubio demo``, ``data``, ``train``, ``runs``, ``describe``, ``predict``, ``export``."""
 
 import shlex
 from pathlib import Path
@@ -12,6 +12,7 @@ from rich.table import Table
 
 import dubio
 from dubio.cli.answers import Answering
+from dubio.cli.data_command import show_data
 from dubio.cli.digits import NUM_PIXELS, check_fits, load_split, score
 from dubio.cli.folders import CONFIG, check_name, find_run, list_runs, load_model
 from dubio.cli.ordering import Order, read_order, train_order
@@ -71,6 +72,22 @@ def demo(
     Example:  dubio demo
     """
     show_demo(runs, epochs)
+
+
+@app.command("data")
+def list_data(
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
+    ] = None,
+    download: Annotated[str | None, typer.Option(metavar="NAME", help="Fetch this dataset first.")] = None,
+) -> None:
+    """List the datasets: what is there, what is missing, and where each goes.
+
+    A folder of images by class, or a .npz, .csv or .parquet file, will do wherever a name is asked for.
+
+    Example:  dubio data --download fashionmnist
+    """
+    show_data(data_dir, download)
 
 
 @app.command()

@@ -1,16 +1,10 @@
 """Data: datasets by name, from a folder or a table, held in memory."""
 
-from dubio.data.corruptions import (
-    CORRUPTIONS,
-    Blur,
-    Contrast,
-    Corruption,
-    GaussianNoise,
-    Inversion,
-    Rotation,
-    corrupt,
-)
+from dubio.data.corruptions import CORRUPTIONS, Blur, Contrast, Corruption, GaussianNoise, Inversion, Rotation, corrupt
+from dubio.data.downloads import DownloadError
+from dubio.data.errors import DataError
 from dubio.data.examples import Examples, Splits, scaled
+from dubio.data.image_folder import read_image_folder
 from dubio.data.label_noise import (
     Flip,
     LabelNoise,
@@ -21,13 +15,19 @@ from dubio.data.label_noise import (
     parse_label_noise,
 )
 from dubio.data.loading import CropAndFlip, Loader, epoch_order
+from dubio.data.ood import OOD_PAIRS, held_out_classes, ood_sets
+from dubio.data.registry import NAMES, Status, data_folder, fetch, load, load_test, status
+from dubio.data.tables import read_table
+from dubio.data.toy import clusters, curve, diabetes, digits
 
 __all__ = [
-    "CORRUPTIONS",
     "Blur",
+    "CORRUPTIONS",
     "Contrast",
     "Corruption",
     "CropAndFlip",
+    "DataError",
+    "DownloadError",
     "Examples",
     "Flip",
     "GaussianNoise",
@@ -35,13 +35,29 @@ __all__ = [
     "LabelNoise",
     "Loader",
     "MnistAsymmetric",
+    "NAMES",
     "NoisyLabels",
+    "OOD_PAIRS",
     "Rotation",
     "Splits",
+    "Status",
     "Symmetric",
     "UniformMix",
+    "clusters",
     "corrupt",
+    "curve",
+    "data_folder",
+    "diabetes",
+    "digits",
     "epoch_order",
+    "fetch",
+    "held_out_classes",
+    "load",
+    "load_test",
+    "ood_sets",
     "parse_label_noise",
+    "read_image_folder",
+    "read_table",
     "scaled",
+    "status",
 ]

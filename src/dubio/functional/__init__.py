@@ -34,7 +34,8 @@ from dubio.functional.label_noise import (
     symmetric_transition,
     uniform_transition,
 )
-from dubio.functional.regression import mixture_cdf, mixture_quantile
+from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
+from dubio.functional.resizing import area_resized
 from dubio.functional.uncertainty import (
     class_variance,
     entropy,
@@ -46,6 +47,7 @@ from dubio.functional.uncertainty import (
 )
 
 __all__ = [
+    "area_resized",
     "attack_loss",
     "averaged_attack_loss",
     "blurred",
@@ -74,6 +76,7 @@ __all__ = [
     "project_perturbation",
     "random_perturbation",
     "redrawn_labels",
+    "regression_curve",
     "retry_probability",
     "rotated",
     "safe_sqrt",

@@ -1,14 +1,22 @@
-"""The predictive distribution of a regression: a mixture of one Gaussian per draw.
+"""Regression: the curve that is learned, and the predictive distribution, a mixture of one Gaussian per draw.
 
 Its quantiles have no closed form; they are found by bisection of the mixture's distribution function, which is exact to
 the resolution of the number format (tested against SciPy).
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["mixture_cdf", "mixture_quantile"]
+__all__ = ["mixture_cdf", "mixture_quantile", "regression_curve"]
+
+
+def regression_curve(x: Float[Tensor, "*batch"], noise: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """(E-29) x + 0.3 sin(2 pi (x+e)) + 0.3 sin(4 pi (x+e)) + e: the same noise e enters three times."""
+    shifted = x + noise
+    return x + 0.3 * torch.sin(2.0 * math.pi * shifted) + 0.3 * torch.sin(4.0 * math.pi * shifted) + noise
 
 
 def mixture_cdf(

@@ -1,0 +1,28 @@
+"""What ``dubio data`` shows: the datasets, whether they are there, and where they go."""
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dubio import data
+
+__all__ = ["show_data"]
+
+
+def show_data(folder: Path | None, download: str | None) -> None:
+    """Download a dataset, where one is named, and list all of them."""
+    if download is not None:
+        data.fetch(download, folder)
+    rows = data.status(folder)
+    table = Table("name", "what", "state", "where")
+    for row in rows:
+        table.add_row(row.name, row.what, row.state, row.place or "-")
+    typer.echo(f"in {data.data_folder(folder)}:")
+    Console().print(table)
+    for row in rows:
+        if row.state == "incomplete":
+            typer.echo(f"{row.name} lacks {', '.join(Path(file).name for file in row.missing)}")
+    if any(row.state == "missing" for row in rows):
+        typer.echo("fetch what is missing with: dubio data --download NAME")

@@ -1,0 +1,176 @@
+"""Datasets by name or by path: ``load("mnist")``, ``load("photos/")``, ``load("wine.csv")``.
+
+Datasets in files live in torchvision's layout under one folder: the one given, else the one that ``DUBIO_DATA`` names,
+else ``data``. A path may stand wherever a name may: a folder of images by class, or a table.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, get_args
+
+from dubio.data import toy
+from dubio.data.cifar import CIFAR10, CIFAR100
+from dubio.data.downloads import download as download_file
+from dubio.data.examples import Examples, Splits
+from dubio.data.image_folder import read_image_folder
+from dubio.data.mnist import FASHIONMNIST, KMNIST, MNIST
+from dubio.data.omniglot import OMNIGLOT
+from dubio.data.splitting import TENTH, with_validation
+from dubio.data.stored import Part, StoredSet
+from dubio.data.tables import TABLES, read_table
+from dubio.data.targets import Task
+
+__all__ = ["NAMES", "Status", "data_folder", "fetch", "find_name", "load", "load_test", "status"]
+
+STORED: dict[str, StoredSet] = {
+    dataset.name: dataset for dataset in (MNIST, FASHIONMNIST, KMNIST, OMNIGLOT, CIFAR10, CIFAR100)
+}
+EMBEDDED: dict[str, tuple[Callable[[int | float], Splits], str]] = {
+    "digits": (toy.digits, "1,797 digits, 8x8 grey"),
+    "diabetes": (toy.diabetes, "442 patients, regression"),
+    "curve": (toy.curve, "1,000 points, regression"),
+    "clusters": (toy.clusters, "1,000 points of 2 classes"),
+}
+NAMES = (*STORED, *EMBEDDED)
+
+Source = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a dataset is there.
+
+    ``state`` goes by the names of files; what is in them is checked when they are read. ``place`` is where they are or
+    go, and ``missing`` lists those that are not there, both relative to the folder of all data.
+    """
+
+    name: str
+    what: str
+    state: Literal["present", "incomplete", "missing", "embedded"]
+    place: str = ""
+    missing: tuple[str, ...] = ()
+
+
+def load(
+    source: Source,
+    *,
+    folder: Source | None = None,
+    download: bool = False,
+    validation: int | float = TENTH,
+    task: Task | None = None,
+) -> Splits:
+    """A dataset, by its name or by the path of a folder of images or of a table.
+
+    Args:
+        source: one of ``NAMES``; or a folder of images by class, or a ``.npz``, ``.csv`` or ``.parquet`` file.
+        folder: the folder of all data; by default what ``DUBIO_DATA`` says, else ``data``.
+        download: fetch what is missing.
+        validation: how many training examples to hold out, or a fraction of them; 0 for none.
+        task: what the targets of a table are for, where that is not plain: "classification" or "regression".
+
+    Raises:
+        ValueError: there is no dataset of this name.
+        FileNotFoundError: its files are not there; the message says where they come from and go to.
+        DataError: a file is damaged, foreign, or not the official one.
+        DownloadError: what is missing cannot be fetched.
+    """
+    name = find_name(source)
+    if name is None:
+        path = Path(source).expanduser()
+        return read_image_folder(path, validation) if path.is_dir() else read_table(path, validation, task)
+    if task is not None:
+        raise ValueError(f"task belongs to tables, {name} has its own, got {task!r}; leave it out")
+    if name in EMBEDDED:
+        return EMBEDDED[name][0](validation)
+    dataset, where = STORED[name], data_folder(folder)
+    train = None
+    if not dataset.train_optional or download or not dataset.missing(where, "train"):
+        train = _read(dataset, where, "train", download)
+    return with_validation(train, _read(dataset, where, "test", download), validation)
+
+
+def load_test(source: Source, *, folder: Source | None = None, download: bool = False) -> Examples:
+    """The test part of a dataset; of datasets in files nothing else is read."""
+    name = find_name(source)
+    if name in STORED:
+        return _read(STORED[name], data_folder(folder), "test", download)
+    test = load(source, validation=0).test
+    if test is None:
+        raise ValueError(f"{source} must have a test part, got none; add a folder test, or arrays x_test and y_test")
+    return test
+
+
+def fetch(name: str, folder: Source | None = None, *, progress: bool = True) -> None:
+    """Download what a dataset lacks; what needs no files is there already."""
+    found = find_name(name)
+    if found is None:
+        raise ValueError(f"what is downloaded must be one of {', '.join(STORED)}, got the path {name!r}")
+    where = data_folder(folder)
+    for part in get_args(Part) if found in STORED else ():
+        if STORED[found].missing(where, part):
+            for remote in STORED[found].remotes(part):
+                download_file(remote, where, progress=progress)
+
+
+def status(folder: Source | None = None) -> list[Status]:
+    """What is there of every dataset, and where the rest goes."""
+    where = data_folder(folder)
+    embedded = [Status(name, what, "embedded") for name, (_, what) in EMBEDDED.items()]
+    return [_status(dataset, where) for dataset in STORED.values()] + embedded
+
+
+def data_folder(folder: Source | None = None) -> Path:
+    """The folder of all data: the one given, or the one that ``DUBIO_DATA`` names, or ``data``."""
+    return Path(folder or os.environ.get("DUBIO_DATA") or "data").expanduser()
+
+
+def find_name(source: Source) -> str | None:
+    """The name of a dataset, however it is written (CIFAR-10, fashion_mnist); None for the path of a folder or table.
+
+    Raises:
+        ValueError: it is neither.
+        FileNotFoundError: it looks like a path, and there is nothing.
+    """
+    plain = re.sub("[-_ ]", "", str(source).lower())
+    if isinstance(source, str) and plain in NAMES:
+        return plain
+    path = Path(source).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix.lower() in TABLES):
+        return None
+    if path.is_file():
+        raise ValueError(
+            f"data must be a folder of images or a file that ends in {', '.join(TABLES)}, got {str(path)!r}"
+        )
+    if not isinstance(source, str) or len(path.parts) > 1 or path.suffix.lower() in TABLES:
+        raise FileNotFoundError(f"there is no folder or table {str(path)!r}")
+    close = get_close_matches(plain, NAMES, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"data must be {', '.join(NAMES)}, or the path of a folder or table, got {source!r}{hint}")
+
+
+def _read(dataset: StoredSet, where: Path, part: Part, download: bool) -> Examples:
+    if download and dataset.missing(where, part):
+        fetch(dataset.name, where)
+    missing = dataset.missing(where, part)
+    if missing:
+        remotes = dataset.remotes(part)
+        raise FileNotFoundError(
+            f"{dataset.name} lacks {', '.join(missing)} in {where}: where there is a network, dubio data --data-dir "
+            f"{where} --download {dataset.name} fetches it; elsewhere put {' and '.join(r.urls[0] for r in remotes)} "
+            f"in {(where / remotes[0].path).parent}"
+        )
+    return dataset.read(where, part)
+
+
+def _status(dataset: StoredSet, where: Path) -> Status:
+    files, missing = (
+        tuple(dict.fromkeys(file for part in get_args(Part) for file in listed(part)))
+        for listed in (dataset.files, lambda part: dataset.missing(where, part))
+    )
+    state: Literal["present", "incomplete", "missing"]
+    state = "present" if not missing else "missing" if len(missing) >= len(files) else "incomplete"
+    return Status(dataset.name, dataset.what, state, dataset.place, missing)
