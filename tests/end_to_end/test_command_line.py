@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli import app
+from dubio.cli.ordering import Order, load_splits
 
 pytest.importorskip("sklearn")
 
@@ -74,10 +75,8 @@ def test_a_network_goes_from_training_to_export(tmp_path: Path) -> None:
 
 
 def test_predictions_are_those_of_the_saved_network(runs: Path) -> None:
-    from dubio.cli.digits import load_split
-
     model = dubio.load(runs / "first" / "model.safetensors")
-    expected = dubio.predict(model, load_split().test[0][4:6], num_samples=20, seed=3)
+    expected = dubio.predict(model, dubio.data.load_test("digits")[4:6].tensors[0], num_samples=20, seed=3)
     by_file = invoke("predict", runs / "first" / "model.safetensors", "--index", "4..5", "--samples", 20, "--seed", 3)
     by_folder = invoke("predict", runs / "first", "--index", "4..5", "--samples", 20, "--seed", 3)
     assert by_file.stdout == by_folder.stdout
@@ -85,6 +84,51 @@ def test_predictions_are_those_of_the_saved_network(runs: Path) -> None:
     rows = [line.split("│")[1:-1] for line in by_file.stdout.splitlines() if line.startswith("│")]
     assert [int(row[2]) for row in rows] == expected.label.tolist()
     assert [float(row[5]) for row in rows] == pytest.approx(expected.mutual_information.tolist(), abs=6e-4)
+
+
+@pytest.mark.feature("dubio train takes a dataset's name, a table or a folder of images; label noise and augmentation")
+def test_a_network_is_trained_on_a_table_and_predicts_it(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(200, 2, generator=generator)
+    names = ["warm" if x > y else "cold" for x, y in points.tolist()]
+    rows = [f"{x},{y},{name}" for (x, y), name in zip(points.tolist(), names, strict=True)]
+    (tmp_path / "weather.csv").write_text("\n".join(["left,right,class", *rows]) + "\n")
+    trained = invoke(
+        "train", "weather", "--data", tmp_path / "weather.csv", "--model", "fc:8", "--epochs", 2, "--runs", tmp_path
+    )
+    assert trained.exit_code == 0, trained.output
+    assert "test accuracy" in trained.stdout
+    assert "(50 examples, 100 draws)" in trained.stdout
+    predicted = invoke("predict", "weather", "--index", "0..3", "--runs", tmp_path)
+    assert predicted.exit_code == 0, predicted.output
+    assert "warm" in predicted.stdout or "cold" in predicted.stdout
+
+
+def test_a_network_is_trained_to_predict_numbers(tmp_path: Path) -> None:
+    trained = invoke("train", "sugar", "--data", "diabetes", "--model", "fc:8", "--epochs", 2, "--runs", tmp_path)
+    assert trained.exit_code == 0, trained.output
+    assert "test RMSE" in trained.stdout
+    predicted = invoke("predict", "sugar", "--index", "0..3", "--runs", tmp_path)
+    assert predicted.exit_code == 0, predicted.output
+    assert "of the network" in predicted.stdout
+
+
+def test_wrong_labels_and_augmentation_change_what_is_learned(tmp_path: Path) -> None:
+    weights = []
+    for name, options in {"plain": (), "noisy": ("--label-noise", "flip:0.4"), "moved": ("--augment",)}.items():
+        trained = invoke("train", name, *TINY, *options, "--runs", tmp_path)
+        assert trained.exit_code == 0, trained.output
+        weights.append(dubio.load(tmp_path / name / "model.safetensors").state_dict())
+        resumed = invoke("train", name, "--resume", "--epochs", 3, "--runs", tmp_path)
+        assert resumed.exit_code == 0, resumed.output
+    first = next(iter(weights[0]))
+    assert not torch.equal(weights[0][first], weights[1][first])
+    assert not torch.equal(weights[0][first], weights[2][first])
+    noisy, clean = load_splits(Order(label_noise="flip:0.4")), load_splits(Order())
+    assert noisy.train is not None
+    assert clean.train is not None
+    assert 0.3 < (noisy.train.targets != clean.train.targets).float().mean() < 0.5
+    assert torch.equal(noisy.test.targets, clean.test.targets)  # what is tested with stays true
 
 
 def test_resume_goes_on_with_the_options_the_run_had(tmp_path: Path) -> None:
@@ -112,12 +156,26 @@ def test_a_name_that_is_taken_is_refused(runs: Path) -> None:
     ("args", "message"),
     [
         (("train", "x", "--model", "cnn:3"), "mlp:64-100-100-10"),
-        (("train", "x", "--model", "mlp:784-10"), "64 inputs"),
+        (
+            ("train", "x", "--model", "mlp:784-10"),
+            "model 'mlp:784-10' takes, got (1, 8, 8)",
+        ),
         (("train", "x", "--prior", "cauchy:1"), "--prior must be normal:MEAN,STD"),
         (("train", "x", "--prior", "normal:0"), "--prior must be normal:MEAN,STD"),
         (("train", "x", "--prior", "normal:0,-1"), "std of a prior must be positive"),
         (("train", "x", "--method", "magic"), "--method must be bayes"),
-        (("train", "x", "--data", "mnist"), "--data must be digits"),
+        (("train", "x", "--data", "mnist", "--data-dir", "nowhere"), "mnist lacks MNIST/raw/train-images-idx3-ubyte"),
+        (("train", "x", "--data", "dgits"), "did you mean 'digits'?"),
+        (("train", "x", "--data", "nowhere.csv"), "nowhere.csv"),
+        (("train", "x", "--label-noise", "flip"), "flip"),
+        (("train", "x", "--label-noise", "flip:1.5"), "1.5"),
+        (("train", "x", "--data", "diabetes", "--label-noise", "flip:0.3"), "--label-noise needs classes"),
+        (
+            ("train", "x", "--data", "diabetes", "--augment"),
+            "--augment needs images, and diabetes has inputs of shape (10,)",
+        ),
+        (("train", "x", "--device", "abacus"), "abacus"),
+        (("predict", "first", "--data", "diabetes"), "this network reads inputs of shape (64,), and diabetes"),
         (("train", "x", "--epochs", "0"), "epochs must be at least 1, got 0"),
         (("train", "x", "--epochs", "many"), "--epochs"),
         (("train", "x", "--estimator", "exact"), "--estimator"),
@@ -163,7 +221,7 @@ def test_debug_shows_the_traceback(runs: Path) -> None:
 
 
 def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     assert_refused(invoke("demo", "--runs", tmp_path), "pip install scikit-learn")
 
 

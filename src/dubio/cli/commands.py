@@ -13,9 +13,10 @@ from rich.table import Table
 import dubio
 from dubio.cli.answers import Answering
 from dubio.cli.data_command import show_data
-from dubio.cli.digits import NUM_PIXELS, check_fits, load_split, score
 from dubio.cli.folders import CONFIG, check_name, find_run, list_runs, load_model
-from dubio.cli.ordering import Order, read_order, train_order
+from dubio.cli.judging import score
+from dubio.cli.ordering import Order, load_splits, read_order, train_order
+from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
 from dubio.cli.showing import show_demo
 from dubio.models import sizes_of
 
@@ -30,12 +31,20 @@ app = typer.Typer(
 )
 
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
+DataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
+]
 Named = Annotated[str, typer.Argument(metavar="RUN_OR_FILE", help="A run's name or folder, or a .safetensors file.")]
 
 
 def main() -> None:
     """The console script ``dubio``."""
     app(prog_name="dubio")
+
+
+def best_device() -> str:
+    """Where to train unless told."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _version(wanted: bool) -> bool:
@@ -76,9 +85,7 @@ def demo(
 
 @app.command("data")
 def list_data(
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
-    ] = None,
+    data_dir: DataDir = None,
     download: Annotated[str | None, typer.Option(metavar="NAME", help="Fetch this dataset first.")] = None,
 ) -> None:
     """List the datasets: what is there, what is missing, and where each goes.
@@ -93,8 +100,20 @@ def list_data(
 @app.command()
 def train(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the run; its folder is DIR/NAME.")],
-    data: Annotated[str | None, typer.Option(help="Data to train on (default: digits).")] = None,
-    model: Annotated[str | None, typer.Option(help="Network (default: mlp:64-100-100-10).")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A dataset (see dubio data), or path of a folder of images or table (default: digits)."),
+    ] = None,
+    data_dir: DataDir = None,
+    label_noise: Annotated[
+        str | None,
+        typer.Option(help="Wrong labels to train with: flip:P, symmetric:P, uniform-mix:P or mnist-asymmetric:P."),
+    ] = None,
+    augment: Annotated[bool, typer.Option("--augment", help="Shift and mirror images while training.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Network: fc:100-100, lenet, vgg16, resnet18, mlp:64-100-10 ... (default: fc:100-100)."),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="Method (default: bayes).")] = None,
     prior: Annotated[
         str | None, typer.Option(help="normal:MEAN,STD, mixture or centred:STD (default: normal:0,1).")
@@ -107,6 +126,7 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Examples in a batch (default: 128).")] = None,
     samples: Annotated[int | None, typer.Option(help="Draws for each step.")] = None,
     seed: Annotated[int | None, typer.Option(help="First weights, order of the data, and noise (default: 0).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, with the options it had.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -115,11 +135,15 @@ def train(
     Ctrl-C loses nothing: the run is saved, and --resume goes on; with --epochs it trains longer.
 
     Example:  dubio train first --prior normal:0,1 --epochs 30
+    Example:  dubio train second --data mnist --model lenet --label-noise flip:0.3
     """
     check_name(name)
     folder = runs / name
     given: dict[str, Any] = {
         "data": data,
+        "data_dir": None if data_dir is None else str(data_dir),
+        "label_noise": label_noise,
+        "augment": augment or None,
         "model": model,
         "method": method,
         "prior": prior,
@@ -137,15 +161,15 @@ def train(
         raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
     else:
         order = Order(**given)
-    digits = load_split()
+    splits = load_splits(order)
     try:
-        trained, run = train_order(order, digits, folder, resume)
+        trained, run = train_order(order, splits, folder, resume, device or best_device())
     except dubio.Interrupted:
         again = ["dubio", "train", name, "--resume", *([] if runs == Path("runs") else ["--runs", str(runs)])]
         raise dubio.Interrupted(f"{folder} is saved; go on with: {shlex.join(again)}") from None
-    tested = score(trained, digits.test)
     typer.echo(f"{folder}: best epoch {run.best_epoch} of {len(run.history)}, {run.seconds:.1f} s")
-    typer.echo(f"test accuracy {tested.accuracy:.4f}  NLL {tested.nll:.4f}  ({len(digits.test[1])} digits, 100 draws)")
+    if splits.test is not None:
+        typer.echo(f"{score(trained, splits.test)}  ({len(splits.test)} examples, 100 draws)")
 
 
 @app.command("runs")
@@ -182,28 +206,28 @@ def describe(named: Named, runs: Runs = Path("runs")) -> None:
 @app.command()
 def predict(
     named: Named,
-    index: Annotated[str, typer.Option(help="Which test digits: 3, 0..9, 40.. or 1,5,7.")] = "0..9",
+    index: Annotated[str, typer.Option(help="Which test examples: 3, 0..9, 40.. or 1,5,7.")] = "0..9",
+    data: Annotated[
+        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
+    ] = None,
+    data_dir: DataDir = None,
     samples: Annotated[int, typer.Option(help="Draws.")] = 100,
     seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Predict test digits: the label, how sure it is, and where the doubt comes from.
+    """Predict test examples: the label, how sure it is, and where the doubt comes from.
 
     Entropy is all doubt, in nats; mutual information is the part that draws disagree about.
 
     Example:  dubio predict first --index 0..9 --samples 100
     """
     model = load_model(named, runs)
-    check_fits(model)
-    inputs, targets = load_split().test
-    rows = parse_index(index, len(targets))
-    found = dubio.predict(model, inputs[rows], num_samples=samples, seed=seed)
-    assert isinstance(found, dubio.ClassPredictive)
-    table = Table("digit", "truth", "label", "confidence", "entropy", "mutual information")
-    figures = zip(found.confidence.tolist(), found.entropy.tolist(), found.mutual_information.tolist(), strict=True)
-    for row, truth, label, values in zip(rows, targets[rows].tolist(), found.label.tolist(), figures, strict=True):
-        table.add_row(str(row), str(truth), str(label), *(f"{value:.3f}" for value in values))
-    Console().print(table)
+    examples = test_examples(named, runs, data, data_dir)
+    check_fits(model, examples)
+    rows = parse_index(index, len(examples))
+    inputs, targets = examples[rows].tensors
+    found = dubio.predict(model, inputs, num_samples=samples, seed=seed)
+    Console().print(tabulate(found, rows, targets, examples.classes))
 
 
 @app.command()
@@ -229,25 +253,11 @@ def export(
         raise FileNotFoundError(f"there is no folder {out.parent} to write {out.name} to")
     model = load_model(named, runs)
     sizes = sizes_of(model)
-    shape = (NUM_PIXELS,) if sizes is None or sizes.inputs is None else sizes.inputs
+    if sizes is None or sizes.inputs is None:
+        raise ValueError(f"{named} does not say what its inputs look like; use dubio.export in Python")
+    shape = sizes.inputs
     format: Literal["torch", "onnx"] = "onnx" if out.suffix == ".onnx" else "torch"
     dubio.export(model, torch.zeros(2, *shape), out, format=format, noise=noise, num_samples=samples, seed=seed)
     weights = out.with_name(f"{out.name}.data")  # where torch puts the weights of an .onnx
     files = f"{out} and {weights.name}" if out.suffix == ".onnx" and weights.is_file() else str(out)
     typer.echo(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, shape))})")
-
-
-def parse_index(text: str, count: int) -> list[int]:
-    """Row numbers from ``3``, ``0..9``, ``40..`` or ``1,5,7``."""
-    try:
-        rows: list[int] = []
-        for part in text.split(","):
-            first, dots, last = part.partition("..")
-            begin = int(first)
-            end = begin if not dots else int(last) if last else count - 1
-            rows += range(begin, end + 1)
-    except ValueError:
-        raise ValueError(f"--index must be like 3, 0..9, 40.. or 1,5,7, got {text!r}") from None
-    if not rows or min(rows) < 0 or max(rows) >= count:
-        raise ValueError(f"--index must name digits from 0 to {count - 1}, got {text!r}")
-    return rows

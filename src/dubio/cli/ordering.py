@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from dubio.cli.digits import Digits, check_fits
+from dubio.data import CropAndFlip, Examples, Loader, Splits, load, parse_label_noise
+from dubio.likelihoods import Categorical, Gaussian, Likelihood
 from dubio.methods import Bayes
 from dubio.models import build
 from dubio.objectives import Loss
 from dubio.persistence import save
+from dubio.persistence.atomic import write_atomically
 from dubio.priors import CentredNormal, Normal, Prior, ScaleMixture
 from dubio.sampling import Estimator
 from dubio.training import Run, fit
 
-__all__ = ["Order", "parse_prior", "read_order", "train_order"]
+__all__ = ["Order", "build_for", "load_splits", "parse_prior", "read_order", "train_order"]
 
 FILE = "command.json"
 PRIORS = "normal:MEAN,STD, mixture, mixture:WEIGHT,WIDE,NARROW or centred:STD"
@@ -31,7 +32,10 @@ class Order:
     """Values of the options; None is the method's default."""
 
     data: str = "digits"
-    model: str = "mlp:64-100-100-10"
+    data_dir: str | None = None
+    label_noise: str | None = None
+    augment: bool = False
+    model: str = "fc:100-100"
     method: str = "bayes"
     prior: str = "normal:0,1"
     estimator: Estimator = "local"
@@ -42,23 +46,50 @@ class Order:
     seed: int = 0
 
 
-def train_order(order: Order, digits: Digits, folder: Path, resume: bool = False) -> tuple[nn.Module, Run]:
+def load_splits(order: Order) -> Splits:
+    """The data of an order, with noise on the labels that are trained and validated with."""
+    splits = load(order.data, folder=order.data_dir)
+    if splits.train is None:
+        raise FileNotFoundError(f"--data {order.data} has no training part here, only a test part; see dubio data")
+    if order.label_noise is None:
+        return splits
+    noise, train = parse_label_noise(order.label_noise), splits.train
+    if not train.classes:
+        raise ValueError(f"--label-noise needs classes to mix up, and {order.data} has numbers for targets")
+    held_out = [] if splits.validation is None else [splits.validation]
+    labels = torch.cat([part.targets for part in (train, *held_out)])
+    noisy = noise(labels, len(train.classes), torch.Generator().manual_seed(order.seed)).labels
+    parts = noisy.split([len(part) for part in (train, *held_out)])
+    changed = [dataclasses.replace(part, targets=own) for part, own in zip((train, *held_out), parts, strict=True)]
+    return Splits(changed[0], changed[1] if held_out else None, splits.test)
+
+
+def build_for(order: Order, examples: Examples) -> tuple[nn.Module, Likelihood]:
+    """The plain network of an order, as large as the data need, and what its outputs mean."""
+    torch.manual_seed(order.seed)
+    outputs = len(examples.classes) or examples.targets[0].numel()
+    net = build(order.model, inputs=examples.shape, num_classes=outputs)
+    return net, Categorical() if examples.classes else Gaussian("learned")
+
+
+def train_order(
+    order: Order, splits: Splits, folder: Path, resume: bool = False, device: str | None = None
+) -> tuple[nn.Module, Run]:
     """Build, convert, train and save a network."""
-    if order.data != "digits":
-        raise ValueError(f"--data must be digits for now, got {order.data!r}")
     if order.method != "bayes":
         raise ValueError(f"--method must be bayes for now, got {order.method!r}")
-    torch.manual_seed(order.seed)
-    net = build(order.model)
-    check_fits(net)
-    model = Bayes(prior=parse_prior(order.prior), estimator=order.estimator).convert(net)
+    assert splits.train is not None
+    if order.augment and splits.train.inputs.dim() != 4:
+        raise ValueError(f"--augment needs images, and {order.data} has inputs of shape {splits.train.shape}")
+    net, likelihood = build_for(order, splits.train)
+    model = Bayes(prior=parse_prior(order.prior), estimator=order.estimator).convert(net, likelihood)
     if not resume:
         _write_order(order, folder)
     try:
         run = fit(
             model,
-            digits.train,
-            digits.validation,
+            _training_data(order, splits.train, device),
+            None if splits.validation is None else _in_rows(splits.validation),
             epochs=order.epochs,
             batch_size=order.batch_size,
             lr=order.lr,
@@ -67,6 +98,7 @@ def train_order(order: Order, digits: Digits, folder: Path, resume: bool = False
             folder=folder,
             resume=resume,
             seed=order.seed,
+            device=device,
         )
     except Exception:
         if not (folder / "config.json").exists():  # refused before it began: leave no trace of it
@@ -74,6 +106,7 @@ def train_order(order: Order, digits: Digits, folder: Path, resume: bool = False
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
+    model.cpu()
     save(model, folder / "model.safetensors")
     return model, run
 
@@ -109,6 +142,19 @@ def parse_prior(text: str) -> Prior:
     return maker(*numbers)
 
 
+def _training_data(order: Order, train: Examples, device: str | None) -> Examples | Loader:
+    if not order.augment:
+        return _in_rows(train)
+    return Loader(train, order.batch_size, seed=order.seed, augment=CropAndFlip(), device=device)
+
+
+def _in_rows(examples: Examples) -> Examples:
+    """Numbers to predict as rows of outputs, which is what a network gives."""
+    if examples.classes or examples.targets.dim() > 1:
+        return examples
+    return dataclasses.replace(examples, targets=examples.targets.unsqueeze(1))
+
+
 class _Keeper:
     """Keeps the order of a resumed run, once ``fit`` has taken it."""
 
@@ -129,6 +175,4 @@ class _Keeper:
 
 def _write_order(order: Order, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f".{FILE}"
-    unfinished.write_text(json.dumps(dataclasses.asdict(order), indent=1) + "\n")
-    os.replace(unfinished, folder / FILE)
+    write_atomically(folder / FILE, (json.dumps(dataclasses.asdict(order), indent=1) + "\n").encode())

@@ -1,0 +1,70 @@
+"""What ``dubio predict`` needs: which examples, whether they fit, and a table of what was predicted."""
+
+from pathlib import Path
+
+from rich.table import Table
+from torch import Tensor, nn
+
+from dubio.cli.folders import find_run
+from dubio.cli.ordering import FILE, Order, read_order
+from dubio.data import Examples, load_test
+from dubio.models import sizes_of
+from dubio.prediction import ClassPredictive, Predictive, RealPredictive
+
+__all__ = ["check_fits", "parse_index", "tabulate", "test_examples"]
+
+
+def test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
+    """The test part of the data named, or else of those that a run was trained on."""
+    order = Order()
+    if data is None and Path(named).suffix != ".safetensors":
+        folder = find_run(named, runs)
+        order = read_order(folder) if (folder / FILE).is_file() else order
+    return load_test(data or order.data, folder=data_dir or order.data_dir)
+
+
+def check_fits(model: nn.Module, examples: Examples) -> None:
+    """Refuse examples that a network cannot read."""
+    sizes = sizes_of(model)
+    if sizes is None or sizes.inputs is None:
+        return
+    numel = examples.inputs[0].numel()
+    if sizes.inputs != examples.shape and sizes.inputs != (numel,):
+        raise ValueError(
+            f"this network reads inputs of shape {sizes.inputs}, and {examples.name} has {examples.shape}; "
+            "name its data with --data"
+        )
+
+
+def parse_index(text: str, count: int) -> list[int]:
+    """Row numbers from ``3``, ``0..9``, ``40..`` or ``1,5,7``."""
+    try:
+        rows: list[int] = []
+        for part in text.split(","):
+            first, dots, last = part.partition("..")
+            begin = int(first)
+            end = begin if not dots else int(last) if last else count - 1
+            rows += range(begin, end + 1)
+    except ValueError:
+        raise ValueError(f"--index must be like 3, 0..9, 40.. or 1,5,7, got {text!r}") from None
+    if not rows or min(rows) < 0 or max(rows) >= count:
+        raise ValueError(f"--index must name examples from 0 to {count - 1}, got {text!r}")
+    return rows
+
+
+def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> Table:
+    """Predictions beside the truth."""
+    if isinstance(found, ClassPredictive):
+        table = Table("example", "truth", "label", "confidence", "entropy", "mutual information")
+        figures = zip(found.confidence.tolist(), found.entropy.tolist(), found.mutual_information.tolist(), strict=True)
+        for row, truth, label, values in zip(rows, targets.tolist(), found.label.tolist(), figures, strict=True):
+            names = [classes[number] if number < len(classes) else str(number) for number in (truth, label)]
+            table.add_row(str(row), *names, *(f"{value:.3f}" for value in values))
+        return table
+    assert isinstance(found, RealPredictive)
+    table = Table("example", "truth", "mean", "std", "of the data", "of the network")
+    columns = (targets, found.mean, found.std, found.aleatoric_std, found.epistemic_std)
+    first = [column.view(len(rows), -1)[:, 0].tolist() for column in columns]
+    for place, row in enumerate(rows):
+        table.add_row(str(row), *(f"{column[place]:.3f}" for column in first))
+    return table
