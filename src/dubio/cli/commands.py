@@ -42,9 +42,15 @@ def main() -> None:
     app(prog_name="dubio")
 
 
-def best_device() -> str:
-    """Where to train unless told."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def device_for(name: str | None) -> str:
+    """Where to train: what was asked for, else a GPU where there is one."""
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"--device must be cpu, cuda, cuda:1 ... or mps, got {name!r}")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {name} is not there; cpu is")
+    return name
 
 
 def _version(wanted: bool) -> bool:
@@ -163,7 +169,7 @@ def train(
         order = Order(**given)
     splits = load_splits(order)
     try:
-        trained, run = train_order(order, splits, folder, resume, device or best_device())
+        trained, run = train_order(order, splits, folder, resume, device_for(device))
     except dubio.Interrupted:
         again = ["dubio", "train", name, "--resume", *([] if runs == Path("runs") else ["--runs", str(runs)])]
         raise dubio.Interrupted(f"{folder} is saved; go on with: {shlex.join(again)}") from None
