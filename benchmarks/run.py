@@ -1,87 +1,39 @@
-"""Measure the engine on this machine: time of a training step and of a prediction, by estimator, executor and draws.
+"""Measure dubio on this machine.
 
-``python benchmarks/run.py [--output FILE]`` prints a table and, with ``--output``, writes the records as JSON. Times
-are medians over repetitions after two warm-ups.
+``python benchmarks/run.py [engine] [loading] [attacking] [--output FILE]`` prints tables and, with ``--output``, writes
+the records as JSON.
 """
 
 import argparse
 import json
 import platform
-import statistics
-import time
-from collections.abc import Callable
-from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
+import attacking
+import engine
+import loading
 import torch
-from torch import nn
 
 import dubio
 
-WIDTHS = (784, 1200, 1200, 10)
-BATCH = 128
-
-
-def median_ms(work: Callable[[], object], device: torch.device, repetitions: int = 7) -> float:
-    times = []
-    for repetition in range(repetitions + 2):
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if repetition >= 2:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3
-
-
-def mlp() -> nn.Sequential:
-    layers = [layer for a, b in pairwise(WIDTHS) for layer in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
-
-
-def training_step(estimator: str, executor: str, num_samples: int, device: torch.device) -> Callable[[], None]:
-    inputs, targets = torch.randn(BATCH, WIDTHS[0], device=device), torch.randint(10, (BATCH,), device=device)
-    model = dubio.Bayes(estimator=estimator).convert(mlp()).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-
-    def step() -> None:
-        draws = dubio.sample(model, inputs, num_samples, executor=executor)
-        nll = -draws.log_softmax(dim=-1)[:, range(BATCH), targets].mean()
-        optimizer.zero_grad(set_to_none=True)
-        (nll + dubio.divergence(model) / 60_000).backward()
-        optimizer.step()
-
-    return step
-
-
-def measure(device: torch.device) -> list[dict[str, Any]]:
-    records = []
-    for estimator, executor, num_samples in product(("local", "weight", "flipout"), ("vmap", "loop"), (1, 10)):
-        milliseconds = median_ms(training_step(estimator, executor, num_samples, device), device)
-        record = {"what": "training step", "estimator": estimator, "executor": executor, "num_samples": num_samples}
-        records.append({**record, "milliseconds": milliseconds})
-        print(f"training step  {estimator:<8} {executor:<5} S={num_samples:<4} {milliseconds:8.1f} ms", flush=True)
-    images = torch.randn(2_000, WIDTHS[0], device=device)
-    model = dubio.Bayes().convert(mlp()).to(device)
-    milliseconds = median_ms(lambda: dubio.predict(model, images, 10, keep_samples=False), device, repetitions=3)
-    records.append({"what": "predict 2,000 images", "num_samples": 10, "milliseconds": milliseconds})
-    print(f"predict 2,000 images          S=10   {milliseconds:8.1f} ms", flush=True)
-    return records
+PARTS = {"engine": engine.measure, "loading": loading.measure, "attacking": attacking.measure}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all by default")
     parser.add_argument("--output", type=Path, help="write the records here as JSON")
     options = parser.parse_args()
+    unknown = [part for part in options.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"PART must be one of {', '.join(PARTS)}, got {unknown[0]}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"dubio {dubio.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {hardware}")
-    print(f"{'-'.join(map(str, WIDTHS))}, batch {BATCH}")
-    records = measure(device)
+    records = {part: PARTS[part](device) for part in options.parts or PARTS}
     if options.output:
         versions = {"dubio": dubio.__version__, "torch": torch.__version__, "python": platform.python_version()}
-        record = {"network": WIDTHS, "batch": BATCH, "hardware": hardware, "versions": versions, "records": records}
+        record = {"hardware": hardware, "versions": versions, "records": records}
         options.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
