@@ -29,6 +29,12 @@ FOLDERS = {
 Real = Callable[..., Path]
 
 
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local servers are asked directly, whatever proxies the machine has."""
+    monkeypatch.setenv("no_proxy", "*")
+
+
 @pytest.fixture(scope="session")
 def real() -> Real:
     """Give the folder of all data, after unpacking the named datasets into it."""

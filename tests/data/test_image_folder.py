@@ -39,6 +39,7 @@ def test_folders_for_training_and_testing_are_its_parts(tmp_path: Path) -> None:
     assert splits.validation is not None
     assert splits.test.classes == ("a dog", "cat")
     assert splits.test.shape == (1, 5, 4)
+    assert splits.test.name == tmp_path.name
     assert splits.test.inputs[:, 0, 0, 0].tolist() == [150, 151, 152, 50, 51, 52]
     assert splits.test.targets.tolist() == [0, 0, 0, 1, 1, 1]
     assert (len(splits.train), len(splits.validation)) == (36, 4)
@@ -55,6 +56,7 @@ def test_without_such_folders_a_quarter_is_for_testing_and_always_the_same(tmp_p
     assert first.test is not None
     assert second.test is not None
     assert first.test.fingerprint == second.test.fingerprint
+    assert first.test.name == tmp_path.name
 
 
 def test_coloured_images_have_three_channels_in_the_order_of_their_colours(tmp_path: Path) -> None:

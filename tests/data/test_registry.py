@@ -163,6 +163,11 @@ def test_what_is_missing_is_downloaded_where_that_is_asked_for(mirror: Path, tmp
     assert sorted(path.name for path in (tmp_path / "MNIST/raw").iterdir()) == sorted(f"{name}.gz" for name in FILES)
 
 
+def test_for_the_test_part_nothing_else_is_downloaded(mirror: Path, tmp_path: Path) -> None:
+    assert len(data.load_test("mnist", folder=tmp_path, download=True)) == 6
+    assert sorted(path.name for path in (tmp_path / "MNIST/raw").iterdir()) == [f"{FILES[2]}.gz", f"{FILES[3]}.gz"]
+
+
 def test_a_damaged_mirror_leaves_nothing_that_could_be_taken_for_the_dataset(mirror: Path, tmp_path: Path) -> None:
     (mirror / "t10k-labels-idx1-ubyte.gz").write_bytes(b"<html>sorry</html>")
     with pytest.raises(DownloadError, match=r"t10k-labels-idx1-ubyte\.gz could not be downloaded"):

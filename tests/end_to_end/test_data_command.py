@@ -52,6 +52,7 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path: Path, monkeypatch:
         def remotes(self, part: str) -> tuple[object, ...]:
             return offline
 
+    monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setitem(registry.STORED, "cifar10", Offline(**vars(CIFAR10)))
     refused = invoke("data", "--data-dir", tmp_path, "--download", "cifar10")
     assert refused.exit_code == 2
