@@ -56,3 +56,20 @@ def test_mixture_of_one_component_has_the_quantiles_of_a_gaussian(level):
 def test_a_level_outside_its_range_is_refused(level):
     with pytest.raises(ValueError, match=rf"quantile level must be in \(0, 1\), got {level}"):
         functional.mixture_quantile(level, torch.zeros(2, 3), torch.ones(2, 3))
+
+
+def test_t25_the_curve_without_noise_has_the_value_of_the_specification():
+    x = torch.tensor([0.25, 0.0], dtype=torch.float64)
+
+    found = functional.regression_curve(x, torch.zeros_like(x))
+
+    np.testing.assert_allclose(found.numpy(), [0.55, 0.0], atol=1e-15)
+
+
+def test_the_same_noise_enters_the_curve_three_times():
+    x, noise = np.random.default_rng(0).uniform(-1, 1, (2, 50))
+
+    expected = x + 0.3 * np.sin(2 * np.pi * (x + noise)) + 0.3 * np.sin(4 * np.pi * (x + noise)) + noise
+
+    found = functional.regression_curve(torch.tensor(x), torch.tensor(noise))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-13, atol=1e-15)

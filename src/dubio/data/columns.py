@@ -60,18 +60,23 @@ def read_parquet(path: Path) -> Table:
     if not names or table.num_rows == 0:
         raise DataError(f"{file} must have columns and at least one row, got {len(names)} and {table.num_rows}")
     target = _target(names, file)
-    for name, column in zip(names, table.columns, strict=True):
-        if column.null_count:
-            row = column.is_null().to_pylist().index(True)
-            _refuse_cell("", "a value", f"row {row}, column {name!r}", file)
-    arrays = [np.asarray(column.to_pylist()) for column in table.columns]
-    for name, array in zip(names, arrays, strict=True):
-        if array.dtype.kind not in "biuf" and name != names[target]:
-            raise DataError(
-                f"{file} must have numbers in column {name!r}, got {array.dtype}; leave it out or encode it"
-            )
-    inputs = [array.astype(np.float64) for index, array in enumerate(arrays) if index != target]
-    return np.stack(inputs, axis=1), arrays[target]
+    inputs = [_values(table.column(index), file, names[index], False) for index in range(len(names)) if index != target]
+    return np.stack(inputs, axis=1).astype(np.float64), _values(table.column(target), file, names[target], True)
+
+
+def _values(column: Any, file: str, name: str, texts: bool) -> NDArray[Any]:
+    """A column of pyarrow as numbers, or as texts where these will do."""
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        _refuse_cell("", "a value", f"row {row}, column {name!r}", file)
+    kind = str(column.type)
+    if re.fullmatch(r"bool|u?int(8|16|32|64)|halffloat|float|double", kind):
+        return np.asarray(column.to_numpy())
+    if texts and re.fullmatch(r"(large_)?string|string_view|dictionary<values=(large_)?string,.*", kind):
+        return np.array(column.to_pylist())
+    raise DataError(
+        f"{file} must have {'targets' if texts else 'numbers'} in column {name!r}, got {kind}; encode it first"
+    )
 
 
 def _cells(content: bytes, file: str) -> tuple[list[str], list[int], list[list[str]]]:

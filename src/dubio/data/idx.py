@@ -42,9 +42,8 @@ def parse_idx(content: bytes, file: str, axes: int | None = None, md5: str | Non
     shape = _shape(content, file)
     start, count = 4 + 4 * len(shape), math.prod(shape)
     if axes is not None and len(shape) != axes:
-        raise DataError(
-            f"{file} must hold {_kind(axes)}, got {_kind(len(shape))} of shape {shape}; are images and labels swapped?"
-        )
+        hint = "; are images and labels swapped?" if {axes, len(shape)} == {1, 3} else ""
+        raise DataError(f"{file} must hold {_kind(axes)}, got {_kind(len(shape))}{hint}")
     if len(content) < start + count:
         raise DataError(f"{file} is truncated: shape {shape} takes {count} bytes, got {len(content) - start}")
     if len(content) > start + count:

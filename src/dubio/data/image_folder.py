@@ -29,8 +29,8 @@ def read_image_folder(root: Path, validation: int | float = TENTH) -> Splits:
     """
     train, test = root / "train", root / "test"
     if not train.is_dir() and not test.is_dir():
-        return split_three_ways(_Images(root).examples(root), validation)
-    images = _Images(train if train.is_dir() else test)
+        return split_three_ways(_Images(root, root.name).examples(root), validation)
+    images = _Images(train if train.is_dir() else test, root.name)
     parts = [images.examples(folder) if folder.is_dir() else None for folder in (train, test)]
     return with_validation(parts[0], parts[1], validation)
 
@@ -38,8 +38,8 @@ def read_image_folder(root: Path, validation: int | float = TENTH) -> Splits:
 class _Images:
     """Classes by the folders of the first part; size and kind by the first image that was read."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.classes = folder, _classes(folder)
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name, self.classes = folder, name, _classes(folder)
         self.first: Path | None = None
         self.shape: tuple[int, ...] = ()
 
@@ -51,7 +51,7 @@ class _Images:
         files = [(file, label) for label, name in enumerate(self.classes) for file in _files(folder / name)]
         pixels = np.stack([self.pixels(file) for file, _ in files])
         labels = torch.tensor([label for _, label in files])
-        return Examples(torch.from_numpy(pixels), labels, self.classes, self.folder.parent.name)
+        return Examples(torch.from_numpy(pixels), labels, self.classes, self.name)
 
     def pixels(self, file: Path) -> NDArray[np.uint8]:
         """One image, which must be like the first."""

@@ -109,11 +109,8 @@ def fetch(name: str, folder: Source | None = None, *, progress: bool = True) -> 
     found = find_name(name)
     if found is None:
         raise ValueError(f"what is downloaded must be one of {', '.join(STORED)}, got the path {name!r}")
-    where = data_folder(folder)
     for part in get_args(Part) if found in STORED else ():
-        if STORED[found].missing(where, part):
-            for remote in STORED[found].remotes(part):
-                download_file(remote, where, progress=progress)
+        _fetch(STORED[found], data_folder(folder), part, progress)
 
 
 def status(folder: Source | None = None) -> list[Status]:
@@ -153,8 +150,8 @@ def find_name(source: Source) -> str | None:
 
 
 def _read(dataset: StoredSet, where: Path, part: Part, download: bool) -> Examples:
-    if download and dataset.missing(where, part):
-        fetch(dataset.name, where)
+    if download:
+        _fetch(dataset, where, part)
     missing = dataset.missing(where, part)
     if missing:
         remotes = dataset.remotes(part)
@@ -164,6 +161,11 @@ def _read(dataset: StoredSet, where: Path, part: Part, download: bool) -> Exampl
             f"in {(where / remotes[0].path).parent}"
         )
     return dataset.read(where, part)
+
+
+def _fetch(dataset: StoredSet, where: Path, part: Part, progress: bool = True) -> None:
+    for remote in dataset.remotes(part) if dataset.missing(where, part) else ():
+        download_file(remote, where, progress=progress)
 
 
 def _status(dataset: StoredSet, where: Path) -> Status:

@@ -2,7 +2,7 @@
 
 A ``.npz`` has inputs called ``x`` or ``inputs`` and targets called ``y``, ``targets`` or ``labels``; with ``_train``
 and ``_test`` after the names it says which are for testing. Without, and in the other files, a quarter of the rows is
-for testing, always the same. ``columns.py`` says which column is the target, ``targets.py`` what it is for.
+for testing, always the same. ``columns.py`` says which column is the target, ``targets.py`` what targets are for.
 
 Bytes of shape `(example, height, width)`, with a channel axis of 1 or 3 before or after the two or without, are images
 and stay bytes. All other inputs become ``float32``, and nothing is standardised.
