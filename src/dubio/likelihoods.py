@@ -102,6 +102,10 @@ class Bernoulli:
     ) -> Float[Tensor, "sample batch"]:
         """Negative log-probability of the targets, summed over the outputs of an example."""
         _check_shape(targets, outputs.shape[1:])
+        if not torch.compiler.is_compiling() and targets.device.type == "cpu" and targets.numel():
+            low, high = float(targets.min()), float(targets.max())
+            if not 0.0 <= low <= high <= 1.0:
+                raise ValueError(f"targets of a Bernoulli must be from 0 to 1, got {low if low < 0.0 else high}")
         wanted = targets.to(outputs.dtype)
         loss = -(wanted * F.logsigmoid(outputs) + (1.0 - wanted) * F.logsigmoid(-outputs))
         return _sum_over_example(loss)

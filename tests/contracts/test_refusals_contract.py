@@ -326,7 +326,7 @@ CONVERSIONS: dict[str, Refusal] = {
     "norms only": (
         lambda: dubio.Bayes().convert(nn.Sequential(nn.LayerNorm(3))),
         ValueError,
-        r"this network has normalisation layers only; norms=True makes those random",
+        r"nothing to convert: 0 normalise; norms=True makes such layers random",
     ),
     "only layers without parameters chosen": (
         lambda: dubio.Bayes(where=nn.ReLU).convert(mlp(5, 4, 3)),
@@ -352,8 +352,9 @@ CONVERSIONS: dict[str, Refusal] = {
     "weights that a hook computes, which torch cannot copy": (
         lambda: dubio.Bayes().convert(normalised_by_a_hook(torch.nn.utils.weight_norm, run=False)),
         ValueError,
-        r"the network must be copyable, but copy\.deepcopy fails on it; where it has torch\.nn\.utils\.weight_norm or "
-        r"spectral_norm, use those of torch\.nn\.utils\.parametrizations",
+        r"the network must be copyable, but copy\.deepcopy fails on it: 0\.weight keeps a tensor that forward "
+        r"computed; remove it, or where it comes from torch\.nn\.utils\.weight_norm or spectral_norm, use those of "
+        r"torch\.nn\.utils\.parametrizations",
     ),
     "weights that a hook has computed, which torch cannot copy": (
         lambda: dubio.Bayes().convert(normalised_by_a_hook(spectral_norm, run=True)),

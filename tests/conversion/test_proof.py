@@ -398,3 +398,50 @@ def test_a_warning_is_a_user_warning() -> None:
         warnings.simplefilter("ignore", UserWarning)
         convert(Sparing())
     assert dubio.ConversionWarning is ConversionWarning
+
+
+class TrainedWithDropout(nn.Module):
+    """Drops in training mode only, and through torch itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.dropout(x, 0.5, True) if self.training else x)
+
+
+def test_dropout_in_training_mode_alone_is_found() -> None:
+    found = find_functional_dropout(TrainedWithDropout().eval(), torch.randn(3, 4))
+    assert [call.function for call in found] == ["dropout"]
+
+
+class Siamese(nn.Module):
+    """Calls one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) - self.layer(x)
+
+
+def test_a_layer_that_the_example_calls_twice_has_one_draw() -> None:
+    inputs = torch.randn(3, 4)
+    model = dubio.Bayes(init_std=0.5).convert(Siamese(), example=inputs)
+    assert not model(inputs).any()
+    assert "called several times: it has one draw" in str(dubio.describe(model))
+    assert dubio.Bayes(init_std=0.5).convert(Siamese())(inputs).any()  # nobody has looked
+
+
+def test_outputs_that_cannot_be_compared_are_no_proof() -> None:
+    class Result:
+        pass
+
+    class Opaque(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return Result()
+
+    with pytest.raises(TypeError, match=r"outputs must be tensors, .* or have \.logits, to be compared"):
+        dubio.Bayes().convert(Opaque(4, 4), example=torch.randn(3, 4))

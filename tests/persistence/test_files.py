@@ -10,16 +10,20 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dubio
+from dubio.persistence.files import _hash
 from networks import Residual, Tied
 
 INPUTS = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
 
 
-def rewrite(path: Path, **changes: object) -> None:
-    """Change the metadata of a file, leaving its tensors."""
+def rewrite(path: Path, forge: bool = True, **changes: object) -> None:
+    """Change the metadata of a file, leaving its tensors; the hash goes with them if it is forged."""
     with safe_open(path, framework="pt") as content:
-        described = json.loads(content.metadata()["dubio"])
-    save_file(load_file(path), path, {"dubio": json.dumps(described | changes)})
+        described = json.loads(content.metadata()["dubio"]) | changes
+    tensors = load_file(path)
+    if forge:
+        described["sha256"] = _hash(described, tensors)
+    save_file(tensors, path, {"dubio": json.dumps(described)})
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ def test_a_truncated_file_is_refused(path: Path) -> None:
 
 def test_a_foreign_file_is_refused(path: Path) -> None:
     save_file({"a": torch.zeros(3)}, path)
-    with pytest.raises(ValueError, match="dubio did not write it"):
+    with pytest.raises(ValueError, match="holds no network that dubio saved"):
         dubio.load(path)
     path.write_text("not at all")
     with pytest.raises(ValueError, match="is not a whole safetensors file"):
@@ -108,8 +112,49 @@ def test_a_changed_tensor_is_noticed(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="is damaged: its tensors do not match their hash"):
+    with pytest.raises(ValueError, match="is damaged: its contents do not match their hash"):
         dubio.load(path)
+
+
+def test_changed_metadata_are_noticed(path: Path) -> None:
+    """The hash finds damage, not forgery: whoever writes the file can write the hash."""
+    rewrite(path, forge=False, likelihood={"value": "Categorical", "label_smoothing": 0.5})
+    with pytest.raises(ValueError, match="is damaged: its contents do not match their hash"):
+        dubio.load(path)
+    rewrite(path, likelihood={"value": "Categorical", "label_smoothing": 0.5})
+    assert dubio.spec(dubio.load(path)).likelihood.label_smoothing == 0.5
+    rewrite(path, method=None)
+    with pytest.raises(ValueError, match="describes its network in a way that this version cannot read"):
+        dubio.load(path)
+
+
+def test_ties_must_be_those_of_the_network(tmp_path: Path) -> None:
+    dubio.save(dubio.Bayes().convert(Tied()), tmp_path / "tied")
+    untied = Tied()
+    untied.decode.weight = nn.Parameter(untied.decode.weight.detach().clone())
+    with pytest.raises(ValueError, match=r"does not fit this network: .* is tied to .* in one of them"):
+        dubio.load(tmp_path / "tied", net=untied)
+
+
+def test_buffers_that_share_memory_are_saved(tmp_path: Path) -> None:
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 2)
+            self.register_buffer("whole", torch.arange(6.0))
+            self.register_buffer("part", self.whole[:3])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + self.part[:2]
+
+    dubio.save(dubio.Bayes().convert(Views()), tmp_path / "a")
+    assert dubio.load(tmp_path / "a", net=Views()).part.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_compiled_network_is_saved_as_what_it_wraps(tmp_path: Path) -> None:
+    model = dubio.Bayes().convert(dubio.models.mlp(5, 4))
+    dubio.save(torch.compile(model), tmp_path / "a")
+    assert dubio.load(tmp_path / "a").state_dict().keys() == model.state_dict().keys()
 
 
 def test_metadata_of_another_kind_are_refused(path: Path) -> None:

@@ -2,16 +2,19 @@
 
 import json
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import dubio
 from dubio.data import Examples, Loader
-from networks import mlp
+from dubio.training.batches import batches_from
+from networks import Tied, mlp
 
 TRUTH = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 INPUTS = torch.randn(240, 5, generator=torch.Generator().manual_seed(1))
@@ -85,6 +88,24 @@ def test_the_same_seed_gives_the_same_network_and_leaves_the_callers_generator_a
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+class Rates:
+    """Keeps the learning rate of every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def make(self, parameters: list[dict[str, object]]) -> torch.optim.Optimizer:
+        self.optimizer = torch.optim.SGD(parameters)
+        return self.optimizer
+
+    def on_step(self, step: int, loss: dubio.Loss) -> None:
+        self.seen.append(self.optimizer.param_groups[0]["lr"])
+
+    def on_epoch(self, metrics: dict[str, float]) -> None: ...
+
+    def on_end(self, run: dubio.Run) -> None: ...
+
+
 def test_accumulated_batches_are_one_step() -> None:
     """Four batches of 60 as one step equal one batch of 240, noise off; and a short last batch counts by its rows."""
     with dubio.noise_off():
@@ -110,17 +131,30 @@ def test_weight_decay_leaves_scales_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "last"), [("constant", 1.0), ("linear", 0.0), ("cosine", 0.0), (lambda done: 1 - 0.5 * done, 0.5)]
+    ("schedule", "factor"),
+    [
+        ("constant", lambda done: 1.0),
+        ("linear", lambda done: 1.0 - done),
+        ("cosine", lambda done: 0.5 + 0.5 * math.cos(math.pi * done)),
+        (lambda done: 1 - 0.5 * done, lambda done: 1 - 0.5 * done),
+    ],
+    ids=["constant", "linear", "cosine", "own"],
 )
-def test_schedules_end_where_they_should(schedule: object, last: float) -> None:
-    made: list[torch.optim.Optimizer] = []
+def test_schedules_go_by_the_share_that_is_done(schedule: object, factor: Callable[[float], float]) -> None:
+    """The first step has the whole rate, and none has rate zero."""
+    rates = Rates()
+    quick(make(), (INPUTS, TARGETS), schedule=schedule, optimizer=rates.make, lr=0.02, callbacks=[rates])
+    assert rates.seen == pytest.approx([0.02 * factor(step / 24) for step in range(24)], abs=1e-9)
 
-    def keep(parameters: list[dict[str, object]]) -> torch.optim.Optimizer:
-        made.append(torch.optim.SGD(parameters))
-        return made[0]
 
-    quick(make(), (INPUTS, TARGETS), schedule=schedule, optimizer=keep, lr=0.02)
-    assert made[0].param_groups[0]["lr"] == pytest.approx(0.02 * last, abs=1e-9)
+def test_without_a_known_number_of_batches_schedules_go_by_epochs() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return iter(zip(INPUTS.split(120), TARGETS.split(120), strict=True))
+
+    rates = Rates()
+    quick(make(), Endless(), num_data=240, schedule="linear", optimizer=rates.make, lr=0.03, callbacks=[rates])
+    assert rates.seen == pytest.approx([0.03, 0.03, 0.02, 0.02, 0.01, 0.01])
 
 
 def test_clipping_bounds_the_step() -> None:
@@ -181,7 +215,9 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_layer(tmp_path: P
     model = make(estimator="weight")
     with torch.no_grad():
         model[2].weight_posterior.mean[0, 0] = math.nan
-    with pytest.raises(FloatingPointError, match=r"loss is nan at step 1 of epoch 1, from 2 \(Linear\)$"):
+    with pytest.raises(
+        FloatingPointError, match=r"loss is nan at step 1 of epoch 1, from parameter 2.weight_posterior.mean$"
+    ):
         quick(model, (INPUTS, TARGETS), folder=tmp_path / "a")
 
     class Break:
@@ -201,6 +237,77 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_layer(tmp_path: P
         quick(good, (INPUTS, TARGETS), folder=tmp_path / "b", callbacks=[Break()])
 
 
+def test_a_layer_that_gives_no_number_is_named() -> None:
+    class Logarithm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.log()
+
+    model = dubio.Bayes().convert(nn.Sequential(nn.Linear(5, 4), Logarithm(), nn.Linear(4, 3)))
+    with pytest.raises(FloatingPointError, match=r"loss is nan at step 1 of epoch 1, from 1 \(Logarithm\)"):
+        quick(model, (INPUTS, TARGETS))
+
+
+def test_weights_that_the_last_step_broke_are_never_kept(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match=r"(parameter .* is not finite|val_nll is nan) after epoch 1"):
+        quick(make(), (INPUTS, TARGETS), (INPUTS, TARGETS), epochs=1, batch_size=240, lr=1e30, folder=tmp_path)
+    assert not (tmp_path / "checkpoint").exists()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_tied_networks_are_kept_in_a_run_folder(tmp_path: Path) -> None:
+    inputs = torch.randn(40, 5)
+    model = dubio.Bayes().convert(Tied(), dubio.Gaussian(0.1))
+    targets = model(inputs).detach()
+    quick(model, (inputs, targets), (inputs, targets), folder=tmp_path, epochs=1)
+    quick(model, (inputs, targets), (inputs, targets), folder=tmp_path, epochs=2, resume=True)
+    loaded = dubio.load(tmp_path / "model.safetensors", net=Tied())
+    assert torch.equal(dubio.sample(loaded, inputs, 2, seed=1), dubio.sample(model.eval(), inputs, 2, seed=1))
+
+
+def test_the_number_of_examples_is_what_the_data_give_or_the_objective_says() -> None:
+    """The divergence is divided by the examples that are trained on, not by those that a sampler leaves out."""
+    dataset = TensorDataset(INPUTS, TARGETS)
+    loaders = {
+        20: DataLoader(dataset, 10, sampler=SubsetRandomSampler(range(20))),
+        210: DataLoader(dataset, 70, drop_last=True),
+        240: DataLoader(dataset, 70),
+    }
+    for count, loader in loaders.items():
+        assert batches_from(loader, 1, name="train").num_data == count
+
+    class Watch:
+        def on_step(self, step: int, loss: dubio.Loss) -> None:
+            terms.append((loss.total - loss.nll).item() / loss.terms["divergence"].item())
+
+        def on_epoch(self, metrics: dict[str, float]) -> None: ...
+
+        def on_end(self, run: dubio.Run) -> None: ...
+
+    terms: list[float] = []
+    stream = [(INPUTS, TARGETS)]
+    quick(make(), stream, objective=dubio.Elbo(num_data=4800), epochs=1, callbacks=[Watch()])
+    assert terms == pytest.approx([1 / 4800], rel=1e-3)
+
+
+def test_arrays_and_streams_are_learned_from() -> None:
+    class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return iter(zip(INPUTS, TARGETS, strict=True))
+
+    first = quick(make(), (INPUTS.double().numpy(), TARGETS.numpy()))
+    assert first.metrics["loss"] == pytest.approx(quick(make(), (INPUTS, TARGETS)).metrics["loss"], rel=1e-5)
+    assert quick(make(), Stream(), num_data=240).metrics["step"] == 24
+    assert quick(make(), DataLoader(Stream(), 60), num_data=240).metrics["step"] == 12
+
+
+def test_collapse_is_named_also_where_better_weights_are_kept() -> None:
+    torch.manual_seed(0)
+    model = dubio.Bayes(dubio.Normal(0.0, 0.1), init_std=0.1).convert(mlp(5, 60, 60, 10))
+    labels = torch.randint(10, (60,))
+    with pytest.warns(dubio.CollapseWarning):
+        quick(model, (INPUTS[:60], labels), (INPUTS[:60], labels), epochs=60, lr=0.02)
+
+
 REFUSALS = {
     "no data": ((INPUTS[:0], TARGETS[:0]), {}, ValueError, "train must hold at least one example"),
     "lengths": ((INPUTS, TARGETS[:5]), {}, ValueError, r"as many inputs as targets, got \(240, 5\) beside 5 targets"),
@@ -216,12 +323,22 @@ REFUSALS = {
     "patience": ((INPUTS, TARGETS), {"patience": 0}, ValueError, "patience must be at least 1 epoch, got 0"),
     "monitor": ((INPUTS, TARGETS), {"monitor": "f1"}, ValueError, "monitor must be .*got 'f1'"),
     "resume": ((INPUTS, TARGETS), {"resume": True}, ValueError, "resume needs the folder"),
+    "schedule": ((INPUTS, TARGETS), {"schedule": "cosin"}, ValueError, "schedule must be .* got 'cosin'"),
+    "negative weights": ((INPUTS, TARGETS, -torch.ones(240)), {}, ValueError, "weights of train must be at least 0"),
+    "weights in columns": ((INPUTS, TARGETS, torch.ones(240, 1)), {}, ValueError, "sample_weight must have one weight"),
+    "no validation": ((INPUTS, TARGETS), {"validation": []}, ValueError, "validation must hold at least one example"),
+    "optimizer": ((INPUTS, TARGETS), {"optimizer": torch.optim.SGD(make().parameters())}, TypeError, "optimizer must"),
+    "callback": ((INPUTS, TARGETS), {"callbacks": [print]}, TypeError, "callbacks must have on_step"),
+    "no examples": ((INPUTS, TARGETS), {"num_data": 0}, ValueError, "num_data must be at least 1, got 0"),
     "count": ([(INPUTS, TARGETS)], {}, ValueError, "num_data must be given where"),
 }
 
 
 @pytest.mark.parametrize(("data", "options", "error", "message"), REFUSALS.values(), ids=REFUSALS)
-def test_bad_input_is_refused(data: object, options: dict[str, object], error: type[Exception], message: str) -> None:
+def test_bad_input_is_refused(
+    data: object, options: dict[str, object], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(error, match=message):
         quick(make(), data, **options)
 

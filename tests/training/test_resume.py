@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import dubio
 from dubio.training import checkpoints, trainer
@@ -76,6 +77,31 @@ def test_an_interrupted_run_resumes_exactly(tmp_path: Path, step: int) -> None:
     assert_same(tmp_path / "cut", tmp_path / "whole")
 
 
+class Shaken(Dataset[tuple[Tensor, Tensor]]):
+    """Examples with noise from torch's generator, drawn when they are fetched."""
+
+    def __len__(self) -> int:
+        return len(TARGETS)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return INPUTS[row] + 0.1 * torch.randn(5), TARGETS[row]
+
+
+@pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.parametrize("step", [3, 5, 8])
+def test_a_run_on_a_shuffled_loader_resumes_exactly(tmp_path: Path, step: int, own_generator: bool) -> None:
+    def go(folder: Path, **options: object) -> None:
+        generator = torch.Generator().manual_seed(4) if own_generator else None
+        loader = DataLoader(Shaken(), 16, shuffle=True, generator=generator)
+        dubio.fit(make(), loader, epochs=3, folder=folder, progress=False, **options)  # type: ignore[arg-type]
+
+    go(tmp_path / "whole")
+    with pytest.raises(dubio.Interrupted):
+        go(tmp_path / "cut", callbacks=[StopAfter(step)])
+    go(tmp_path / "cut", resume=True)
+    assert_same(tmp_path / "cut", tmp_path / "whole")
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_that_dies_between_checkpoints_resumes_exactly(
     tmp_path: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +149,23 @@ def test_resuming_with_another_configuration_says_what_differs(tmp_path: Path) -
         train(tmp_path, resume=True, batch_size=8, lr=0.1)
     with pytest.raises(FileExistsError, match="holds a run already; pass resume=True"):
         train(tmp_path)
+    other = dubio.Bayes(init_std=0.1).convert(mlp(5, 9, 4))
+    with pytest.raises(ValueError, match=r"parameter 0\.bias_posterior\.mean was \[7\], is \[9\]"):
+        dubio.fit(other, (INPUTS, TARGETS), (INPUTS, TARGETS), folder=tmp_path, resume=True, progress=False)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"cannot resume: .*metrics\.jsonl must hold 6 epochs, got 0"):
+        train(tmp_path, resume=True)
+
+
+def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    class Twice(StopAfter):
+        def on_step(self, step: int, loss: dubio.Loss) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        train(tmp_path, callbacks=[Twice(1)])
+    assert not isinstance(stopped.value, dubio.Interrupted)
 
 
 def test_batch_statistics_resume_too(tmp_path: Path) -> None:

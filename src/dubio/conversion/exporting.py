@@ -20,6 +20,7 @@ from dubio.conversion.replacement import to_mean
 from dubio.layers import posteriors
 from dubio.sampling import Inputs, Pass, Settings, arguments, name_sources, seed_tensor
 from dubio.sampling.drawing import Call, one_draw
+from dubio.sampling.planning import unchanged
 from dubio.sampling.settings import check_num_samples
 
 __all__ = ["export"]
@@ -79,6 +80,9 @@ def export(
         args, kwargs, shared = bound.args, {}, _positions(bound, shared)
     network.eval()
     shapes = _dynamic_rows(network, args, kwargs, shared)
+    if noise == "off" and _gives_an_object(network, args, kwargs):
+        network = _Logits(network).eval()
+        shapes = _dynamic_rows(network, args, kwargs, shared)
     with torch.no_grad():
         if format == "onnx":
             return _to_onnx(network, args, kwargs, shapes, path)
@@ -86,6 +90,26 @@ def export(
     if path is not None:
         torch.export.save(program, str(path))
     return program
+
+
+@torch.no_grad()
+def _gives_an_object(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether outputs are objects with logits, which torch cannot export; those it knows as trees it can."""
+    with unchanged(network):
+        outputs = network(*args, **kwargs)
+    return hasattr(outputs, "logits") and pytree.tree_leaves(outputs) == [outputs]
+
+
+class _Logits(nn.Module):
+    """A network that gives the logits of an output object alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The logits."""
+        return self.network(*args, **kwargs).logits
 
 
 class _Unrolled(nn.Module):

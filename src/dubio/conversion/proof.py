@@ -4,12 +4,13 @@ A module that reads its parameters in some other way than as attributes - from a
 would convert and then quietly compute with its means. Running the network once shows it.
 """
 
+import contextlib
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,14 +19,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dubio.layers import GaussianPosterior
+from dubio.conversion.replacement import share_draw
+from dubio.layers import Drawn, GaussianPosterior
 from dubio.sampling import Inputs, Pass, Settings, arguments
 from dubio.sampling.planning import unchanged
 from dubio.sampling.settings import STATE
 
 __all__ = ["ConversionWarning", "FunctionCall", "find_functional_dropout", "prove"]
 
-DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+DROPOUTS = (
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
@@ -45,11 +50,16 @@ class FunctionCall:
 def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
     """Raise unless ``model`` with noise off gives what ``net`` gives on ``example``; warn of what the run shows.
 
-    Both run in eval mode, and are put back.
+    Both run in eval mode, and are put back. A layer that is called several times draws its weights from then on: they
+    have one draw in a pass.
     """
     args, kwargs = arguments(example)
     with torch.no_grad(), _plain_attention():
         expected = _leaves(_run(net, args, kwargs, None))
+        if not expected:
+            raise TypeError(
+                "the network's outputs must be tensors, in tuples, lists or dicts, or have .logits, to be compared"
+            )
         for place, (found, wanted) in enumerate(
             zip(_leaves(_run(model, args, kwargs, Settings("off"))), expected, strict=True)
         ):
@@ -61,7 +71,10 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
                 )
         reading = Settings(estimator="weight")
         running = Pass(reading)
-        _run(model, args, kwargs, reading, running)
+        with _counted_calls(model) as calls:
+            _run(model, args, kwargs, reading, running)
+    for module in {module for module in calls if calls[module] > 1}:
+        share_draw(module, "called several times: it has one draw")
     unread = [
         name
         for name, p in model.named_modules()
@@ -82,9 +95,29 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
 def find_functional_dropout(net: nn.Module, example: Inputs) -> list[FunctionCall]:
     """Where a network's own code calls dropout as a function, found by running it once."""
     args, kwargs = arguments(example)
-    with torch.no_grad(), _Dropouts() as found:
-        _run(net, args, kwargs, None)
-    return list(dict.fromkeys(found.calls))
+    calls: list[FunctionCall] = []
+    for training in (False, True):
+        with (
+            torch.no_grad(),
+            _Dropouts() as found,
+            contextlib.suppress(*((RuntimeError, ValueError) if training else ())),
+        ):
+            _run(net, args, kwargs, None, training=training)  # batch norm may refuse to train on one row
+        calls += found.calls
+    return list(dict.fromkeys(calls))
+
+
+@contextmanager
+def _counted_calls(model: nn.Module) -> Iterator[Counter[Drawn]]:
+    """How often each drawn module is called."""
+    calls: Counter[Drawn] = Counter()
+    drawn = [module for module in model.modules() if isinstance(module, Drawn)]
+    handles = [module.register_forward_pre_hook(lambda module, _: calls.update([module])) for module in drawn]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Dropouts(TorchFunctionMode):
@@ -99,12 +132,14 @@ class _Dropouts(TorchFunctionMode):
 
     def _note(self, func: Any) -> None:
         """Note the calling line, unless it is torch's own: a module, which conversion can see."""
-        frame: FrameType | None = inspect.currentframe()
-        while frame is not None and frame.f_globals.get("__name__") != F.__name__:  # up to the function itself
-            frame = frame.f_back
-        while frame is not None and frame.f_globals.get("__name__") == F.__name__:  # and to whoever called it
-            frame = frame.f_back
-        if frame is not None and not frame.f_globals.get("__name__", "").startswith("torch."):
+        frames = [info.frame for info in inspect.stack(context=0)]
+        names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
+        if func.__module__ == F.__name__:  # up to the function itself, and to whoever called it
+            caller = next(i for i in range(names.index(F.__name__), len(names)) if names[i] != F.__name__)
+        else:
+            caller = next(i for i, name in enumerate(names) if name not in (__name__, "torch.overrides"))
+        frame = frames[caller]
+        if not names[caller].startswith("torch."):
             self.calls.append(FunctionCall(func.__name__, frame.f_code.co_filename, frame.f_lineno))
 
 
@@ -114,10 +149,11 @@ def _run(
     kwargs: dict[str, Any],
     settings: Settings | None,
     running: Pass | None = None,
+    training: bool = False,
 ) -> Any:
     modes = {module: module.training for module in net.modules()}
     former = STATE.own.settings, STATE.own.current
-    net.eval()
+    net.train(training)
     STATE.own.settings, STATE.own.current = settings or Settings(), running
     try:
         with unchanged(net):  # the same random state for every run, and no trace of it

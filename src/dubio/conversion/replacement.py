@@ -30,7 +30,7 @@ from dubio.layers import (
 )
 from dubio.sampling import Estimator, attach, attach_alone, detach
 
-__all__ = ["is_norm", "parameter_names", "randomise", "to_mean", "why_unconvertible"]
+__all__ = ["is_norm", "parameter_names", "randomise", "share_draw", "to_mean", "why_unconvertible"]
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -53,7 +53,7 @@ def randomise(
     model = _copy(net)
     chosen = {
         name: module
-        for name, module in model.named_modules()
+        for name, module in model.named_modules(remove_duplicate=False)
         if own_parameters(module) and (norms or not is_norm(module)) and chooses(where, name, module)
     }
     unconvertible = {name: reason for name, module in chosen.items() if (reason := why_unconvertible(module))}
@@ -89,8 +89,9 @@ def to_mean(model: nn.Module) -> nn.Module:
             restore_parameters(module)
         elif type(module) in PLAIN:
             module.__class__ = PLAIN[type(module)]
-    plain.__dict__.pop("dubio_spec", None)
-    plain._parameters.pop("observation_rho", None)
+    record = plain.__dict__.pop("dubio_spec", None)
+    if getattr(getattr(record, "likelihood", None), "std", None) == "learned":
+        plain._parameters.pop("observation_rho", None)
     return plain
 
 
@@ -130,10 +131,20 @@ def _copy(net: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(net)
     except (RuntimeError, NotImplementedError) as error:  # a tensor that is not a leaf, kept on a module
+        keeper = next((f"{name}.{key}".lstrip(".") for name, key in _computed_tensors(net)), None)
+        kept = f": {keeper} keeps a tensor that forward computed" if keeper else ""
         raise ValueError(
-            "the network must be copyable, but copy.deepcopy fails on it; where it has torch.nn.utils.weight_norm or "
-            "spectral_norm, use those of torch.nn.utils.parametrizations"
+            f"the network must be copyable, but copy.deepcopy fails on it{kept}; remove it, or where it comes from "
+            "torch.nn.utils.weight_norm or spectral_norm, use those of torch.nn.utils.parametrizations"
         ) from error
+
+
+def _computed_tensors(net: nn.Module) -> Iterator[tuple[str, str]]:
+    """Modules that keep tensors with a history, and under which name."""
+    for name, module in net.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                yield name, key
 
 
 def _nothing_to_convert(model: nn.Module, where: Where, unconvertible: list[str]) -> str:
@@ -141,8 +152,9 @@ def _nothing_to_convert(model: nn.Module, where: Where, unconvertible: list[str]
     if unconvertible:
         return f"nothing to convert: no Gaussian can be put over the parameters of {', '.join(unconvertible)}"
     holders = [name for name, module in model.named_modules() if own_parameters(module)]
-    if all(is_norm(model.get_submodule(name)) for name in holders):
-        return "nothing to convert: this network has normalisation layers only; norms=True makes those random"
+    chosen = [name for name in holders if chooses(where, name, model.get_submodule(name))]
+    if chosen:
+        return f"nothing to convert: {', '.join(chosen)} normalise; norms=True makes such layers random"
     close = get_close_matches(where, holders, n=3, cutoff=0.5) if isinstance(where, str) else []
     below = [name for name in holders if isinstance(where, str) and name.startswith(f"{where}.")]
     hint = f"; did you mean {f'{where}.*' if below else close[0]!r}?" if below or close else ""
@@ -203,10 +215,15 @@ def _mark_shared(model: nn.Module) -> None:
     for module in drawn:
         tied = any(users[id(module._modules[f"{name}_posterior"])] > 1 for name in drawn_names(module))
         if tied or places[id(module)] > 1:
-            module.dubio_shares_draw = True
-            if module.dubio_estimator != "weight":
-                module.dubio_estimator = "weight"
-                module.dubio_estimator_remark = "tied weights share a draw" if tied else "a shared layer has one draw"
+            share_draw(module, "tied weights share a draw" if tied else "a shared layer has one draw")
+
+
+def share_draw(module: Drawn, remark: str) -> None:
+    """Have the weights of a module drawn, whatever the estimator, since several calls or layers see them."""
+    module.dubio_shares_draw = True
+    if module.dubio_estimator != "weight":
+        module.dubio_estimator = "weight"
+        module.dubio_estimator_remark = remark
 
 
 def _check_source(net: nn.Module) -> None:

@@ -87,6 +87,11 @@ class Elbo:
         draws = run(model, inputs, num_samples, seed=seed, executor=executor, collecting=True)
         nll_per_example = likelihood.nll(draws.outputs, targets, observation_scale(model))
         if sample_weight is not None:
+            if sample_weight.shape != nll_per_example.shape[1:]:
+                raise ValueError(
+                    f"sample_weight must have one weight per example, {nll_per_example.shape[1]}, "
+                    f"got shape {tuple(sample_weight.shape)}"
+                )
             nll_per_example = nll_per_example * sample_weight
         kl = self._divergence(model, draws, num_samples, seed)
 

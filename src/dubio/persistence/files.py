@@ -20,6 +20,7 @@ from dubio.conversion.choice import consists_of
 from dubio.layers import Drawn
 from dubio.models import architecture_of, build
 from dubio.persistence.atomic import write_atomically
+from dubio.persistence.tensors import with_ties, without_ties
 from dubio.persistence.values import from_json, to_json
 
 __all__ = ["load", "save"]
@@ -29,11 +30,12 @@ FORMAT = "dubio-1"
 
 def save(model: nn.Module, path: str | Path) -> None:
     """Write a converted network to a file, whole or not at all."""
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     record = spec(model)
     where = record.method.where
     names = tuple(name for name, module in model.named_modules() if isinstance(module, Drawn))
-    tensors, tied = _unique(model.state_dict())
-    described = {
+    tensors, tied = without_ties(model.state_dict())
+    described: dict[str, Any] = {
         "format": FORMAT,
         "method": to_json(
             record.method if consists_of(where, str) else dataclasses.replace(record.method, where=names)
@@ -41,8 +43,8 @@ def save(model: nn.Module, path: str | Path) -> None:
         "likelihood": to_json(record.likelihood),
         "architecture": architecture_of(model),
         "tied": tied,
-        "sha256": _hash(tensors),
     }
+    described["sha256"] = _hash(described, tensors)
     write_atomically(Path(path), to_bytes(tensors, {"dubio": json.dumps(described)}))
 
 
@@ -62,8 +64,18 @@ def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
                 f"{path} holds a network that dubio did not build; pass one of its kind: load(path, net=...)"
             )
         net = build(described["architecture"])
-    model: nn.Module = from_json(described["method"]).convert(net, from_json(described["likelihood"]), strict=False)
-    tensors |= {name: tensors[original] for name, original in described["tied"].items()}
+    try:
+        method, likelihood = from_json(described["method"]), from_json(described["likelihood"])
+        make = method.convert
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} describes its network in a way that this version cannot read: {error}") from error
+    model: nn.Module = make(net, likelihood, strict=False)
+    tied = without_ties(model.state_dict())[1]
+    if tied != described["tied"]:
+        differing = sorted(set(tied.items()) ^ set(described["tied"].items()))[0]
+        names = f"{differing[0]} is tied to {differing[1]}"
+        raise ValueError(f"{path} does not fit this network: {names} in one of them and not in the other")
+    tensors = with_ties(tensors, tied)
     _check_fit(path, model.state_dict(), tensors)
     model.load_state_dict(tensors, assign=True)
     return model.eval()
@@ -81,11 +93,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         described = json.loads(metadata["dubio"])
     except (KeyError, json.JSONDecodeError):
-        raise ValueError(f"{path} is a safetensors file, but dubio did not write it") from None
+        raise ValueError(f"{path} is a safetensors file, but holds no network that dubio saved") from None
     if described.get("format") != FORMAT:
         raise ValueError(f"{path} has format {described.get('format')!r}, and this version reads {FORMAT!r}")
-    if described["sha256"] != _hash(tensors):
-        raise ValueError(f"{path} is damaged: its tensors do not match their hash")
+    if described.get("sha256") != _hash(described, tensors):
+        raise ValueError(f"{path} is damaged: its contents do not match their hash")
     return described, tensors
 
 
@@ -103,22 +115,10 @@ def _check_fit(path: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) 
             )
 
 
-def _unique(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor once, and for tied names the one it is kept under."""
-    first: dict[tuple[int, tuple[int, ...]], str] = {}
-    kept, tied = {}, {}
-    for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
-        if tensor.numel() and key in first:
-            tied[name] = first[key]
-        else:
-            first[key] = name
-            kept[name] = tensor.detach().cpu().contiguous()
-    return kept, tied
-
-
-def _hash(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _hash(described: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """A hash of the tensors and of what is said about them."""
+    said = {name: value for name, value in described.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -6,15 +6,17 @@ taken up again at any batch. A loader or iterable keeps its own order, and is ru
 
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from dubio.data import Examples, Loader, epoch_order
+from dubio.sampling.noise import noise_key
 
 __all__ = ["Batch", "Batches", "batches_from"]
 
@@ -64,7 +66,8 @@ def batches_from(
             data, batch_size, shuffle=seed is not None, seed=seed or 0, sample_weight=sample_weight, device=device
         )
         return Batches(len(data), len(loader), loader.epoch)
-    if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor):
+    if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor | np.ndarray):
+        data = pytree.tree_map_only(np.ndarray, _from_numpy, tuple(data))
         return _from_tensors((*data[:2], sample_weight) if sample_weight is not None else data, batch_size, name, seed)
     if sample_weight is not None:
         raise ValueError(
@@ -72,9 +75,10 @@ def batches_from(
         )
     if isinstance(data, Loader):
         return Batches(len(data.examples), len(data), data.epoch)
+    if isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size)
     if isinstance(data, DataLoader):
-        num_data = len(data.dataset) if isinstance(data.dataset, Sized) else None
-        return _from_source(data, num_data)
+        return _from_loader(data)
     if isinstance(data, Dataset) and hasattr(data, "__getitem__"):
         return _from_dataset(data, batch_size, name, seed)
     if isinstance(data, Iterator):
@@ -103,9 +107,40 @@ def _from_dataset(data: Any, batch_size: int, name: str, seed: int | None) -> Ba
     return _in_order(len(data), batch_size, seed, lambda rows: default_collate([data[row] for row in rows.tolist()]))  # type: ignore[index]
 
 
+def _from_loader(loader: DataLoader[Any]) -> Batches:
+    """Batches of torch's loader, each epoch in an order that can be had again: its generator is seeded anew."""
+    num_data = None
+    if not isinstance(loader.dataset, IterableDataset):
+        num_data = len(loader) * loader.batch_size if loader.drop_last and loader.batch_size else _rows_of(loader)
+    first_seed = None if loader.generator is None else loader.generator.initial_seed()
+
+    def items(number: int, first: int) -> Iterator[Any]:
+        if loader.generator is not None:
+            loader.generator.manual_seed(noise_key(f"epoch {number} of seed {first_seed}"))
+        with torch.random.fork_rng(devices=[]):  # what the loader and its sampler draw when they begin
+            torch.manual_seed(noise_key(f"epoch {number} of a loader"))
+            iterator = iter(loader)
+            begun = list(islice(iterator, max(first, 1)))
+        return iterator if first else chain(begun, iterator)
+
+    return Batches(num_data, None if isinstance(loader.dataset, IterableDataset) else len(loader), items)
+
+
+def _rows_of(loader: DataLoader[Any]) -> int | None:
+    """How many examples an epoch has: those that the sampler takes, which may be some of the dataset's."""
+    sampler = loader.sampler if loader.batch_size is not None else None
+    return len(sampler) if isinstance(sampler, Sized) else None
+
+
 def _from_source(source: Iterable[Any], num_data: int | None) -> Batches:
     num_batches = len(source) if isinstance(source, Sized) else None
     return Batches(num_data, num_batches, lambda number, first: islice(source, first, None))
+
+
+def _from_numpy(array: Any) -> Tensor:
+    """An array as a tensor; numbers as float32, which is what networks compute with."""
+    tensor = torch.as_tensor(array)
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _in_order(num_data: int, batch_size: int, seed: int | None, take: Callable[[Tensor], Any]) -> Batches:
@@ -127,6 +162,9 @@ def _check_rows(name: str, inputs: Any, targets: Tensor, *weights: Tensor) -> No
             )
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             raise ValueError(f"{name} must be finite, got NaN or infinite values")
+    for weight in weights:
+        if bool((weight < 0).any()):
+            raise ValueError(f"weights of {name} must be at least 0, got {weight.min().item():g}")
     if targets.is_floating_point() and not bool(targets.isfinite().all()):
         raise ValueError(f"{name} must have finite targets, got NaN or infinite values")
 

@@ -1,16 +1,18 @@
 """What went wrong, in plain words: a posterior that fell back on its prior, a loss that is no number."""
 
+import math
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dubio.layers import posteriors
 from dubio.objectives import Loss
 from dubio.sampling import Using, sample
 
-__all__ = ["CollapseWarning", "culprit_of", "warn_of_collapse"]
+__all__ = ["CollapseWarning", "culprit_of", "warn_of_collapse", "what_is_not_finite"]
 
 ON_PRIOR = 0.02
 """Divergence, in nats, below which a weight says nothing that its prior does not."""
@@ -45,21 +47,50 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
 
 def culprit_of(model: nn.Module, inputs: Any, loss: Loss) -> str:
     """Where a loss that is not finite comes from: the first layer that gives something not finite."""
+    broken = _broken_parameter(model)
+    if broken:
+        return broken
     if bool(torch.isfinite(loss.nll)):
         return "the loss itself"
+    for mode in ("off", "fresh"):
+        layer = _first_broken_layer(model, inputs, mode)
+        if layer:
+            return layer
+    return "the outputs"
+
+
+def what_is_not_finite(model: nn.Module, metrics: dict[str, float]) -> str:
+    """Which parameter or metric is no longer a finite number; nothing where all are."""
+    broken = _broken_parameter(model)
+    if broken:
+        return f"{broken} is not finite"
+    wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
+    return f"{wrong[0]} is {metrics[wrong[0]]}" if wrong else ""
+
+
+def _broken_parameter(model: nn.Module) -> str:
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            return f"parameter {name}"
+    return ""
+
+
+def _first_broken_layer(model: nn.Module, inputs: Any, mode: str) -> str:
+    """The first layer that gives something not finite."""
     found: list[str] = []
     names = {module: name for name, module in model.named_modules()}
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+        numbers = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if any(not bool(leaf.isfinite().all()) for leaf in numbers):
             found.append(f"{names[module] or 'the network'} ({type(module).__name__})")
 
     leaves = [module for module in model.modules() if not any(True for _ in module.children()) or posteriors(module)]
     handles = [module.register_forward_hook(note) for module in leaves if module is not model]
     try:
-        with torch.no_grad(), Using(mode="off", seed=None):
+        with torch.no_grad(), Using(mode=mode, seed=None):
             sample(model, inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else "the outputs"
+    return found[0] if found else ""

@@ -5,15 +5,18 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from dubio.likelihoods import Gaussian, likelihood_of
 from dubio.objectives import Elbo, Objective
+from dubio.sampling.settings import check_module
 from dubio.training.batches import batches_from
 from dubio.training.progress import display_for
-from dubio.training.settings import Recipe, Schedule
+from dubio.training.settings import Recipe, Schedule, schedule_factor
 from dubio.training.trainer import Trainer
 from dubio.training.values import Callback, Plan, Run
 
@@ -78,6 +81,19 @@ def fit(
         precision: ``"bf16"`` runs the network under autocast.
         progress: show how it goes.
     """
+    check_module(model)
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"model must have parameters to train, got a {type(model).__name__} without any")
+    if optimizer is not None and not callable(optimizer):
+        raise TypeError(
+            f"optimizer must make an optimiser from parameter groups, such as torch.optim.SGD, got {optimizer!r}"
+        )
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise TypeError(f"callbacks must have on_step, on_epoch and on_end, got {callback!r}")
+    if monitor == "val_accuracy" and isinstance(likelihood_of(model), Gaussian):
+        raise ValueError("monitor must not be 'val_accuracy' for numbers, which are never exactly right; use 'val_nll'")
+    schedule_factor(schedule, 0.0)
     recipe = getattr(getattr(getattr(model, "dubio_spec", None), "method", None), "recipe", Recipe())
     plan = Plan(
         epochs=recipe.epochs if epochs is None else epochs,
@@ -96,10 +112,11 @@ def fit(
     model.to(where)
     batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight, device=where)
     held_out = None if validation is None else batches_from(validation, batch_size, name="validation", device=where)
-    count = num_data or batches.num_data
+    objective = Elbo() if objective is None else objective
+    given = getattr(objective, "num_data", None)
+    count = num_data if num_data is not None else given if given is not None else batches.num_data
     if count is None:
         raise ValueError("num_data must be given where the training data cannot tell their number of examples")
-    objective = Elbo() if objective is None else objective
     objective = objective.with_num_data(count)
     made = (optimizer or torch.optim.Adam)(_groups(model, plan.lr, weight_decay))
     trainer = Trainer(
@@ -134,14 +151,18 @@ def _groups(model: nn.Module, lr: float, weight_decay: float) -> list[dict[str, 
 
 @contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """An event that is set by Ctrl-C or SIGTERM, in place of an exception in the middle of a step."""
+    """An event that is set by Ctrl-C or SIGTERM, not an exception in the middle of a step; a second one raises."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
         return
-    former = {
-        number: signal.signal(number, lambda *unused: interrupted.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupted.is_set():  # the second time, whoever asks does not want to wait for the step
+            raise KeyboardInterrupt
+        interrupted.set()
+
+    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupted
     finally:

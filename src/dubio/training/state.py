@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubio.persistence.tensors import with_ties, without_ties
+
 __all__ = ["Standing", "pack", "unpack"]
 
 
@@ -31,7 +33,8 @@ def pack(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and plain values of a run."""
     packed = optimizer.state_dict()
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    weights, tied = without_ties(model.state_dict())
+    tensors = {f"model/{name}": tensor for name, tensor in weights.items()}
     tensors |= {f"best/{name}": tensor for name, tensor in (best or {}).items()}
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
@@ -43,8 +46,8 @@ def pack(
                 tensors[f"optimizer/{place}/{name}"] = value
             else:
                 plain.setdefault(str(place), {})[name] = value
-    state = {"standing": asdict(standing), "optimizer": {"state": plain, "param_groups": packed["param_groups"]}}
-    return tensors, state
+    slots = {"state": plain, "param_groups": packed["param_groups"]}
+    return tensors, {"standing": asdict(standing), "tied": tied, "optimizer": slots}
 
 
 def unpack(
@@ -55,7 +58,7 @@ def unpack(
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
         parts.setdefault(kind, {})[rest] = tensor
-    model.load_state_dict(parts["model"])
+    model.load_state_dict(with_ties(parts["model"], state["tied"]))
     slots: dict[int, dict[str, Any]] = {
         int(place): dict(values) for place, values in state["optimizer"]["state"].items()
     }

@@ -21,9 +21,10 @@ from dubio import functional
 from dubio.objectives import Loss, Objective
 from dubio.persistence import save
 from dubio.persistence.atomic import remove_unfinished, write_atomically
+from dubio.persistence.tensors import without_ties
 from dubio.training.batches import Batch, Batches
 from dubio.training.checkpoints import latest_checkpoint, read_checkpoint, write_checkpoint
-from dubio.training.diagnosis import culprit_of, warn_of_collapse
+from dubio.training.diagnosis import culprit_of, warn_of_collapse, what_is_not_finite
 from dubio.training.progress import Display
 from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.state import Standing, pack, unpack
@@ -57,7 +58,7 @@ class Trainer:
         self.model.train()
         began = time.perf_counter() - standing.seconds
         while standing.epoch < self.plan.epochs and not self._out_of_patience(standing):
-            for batch, last in _with_last(self.batches.epoch(standing.epoch, standing.batch)):
+            for batch, last in self._batches_of(standing):
                 self._learn_from(batch, last, standing, display)
                 if interrupted.is_set() and self._rows == 0:  # between two steps
                     standing.seconds = time.perf_counter() - began
@@ -96,14 +97,33 @@ class Trainer:
             return Standing(), None, []
         standing, best = unpack(self.model, self.optimizer, *read_checkpoint(checkpoint))
         # What was written after the checkpoint will be written again.
-        history = [json.loads(line) for line in metrics.read_text().splitlines()[: standing.epoch]]
+        lines = metrics.read_text().splitlines()[: standing.epoch] if metrics.is_file() else []
+        if len(lines) < standing.epoch:
+            raise ValueError(f"cannot resume: {metrics} must hold {standing.epoch} epochs, got {len(lines)}")
+        history = [json.loads(line) for line in lines]
         write_atomically(metrics, "".join(json.dumps(line) + "\n" for line in history).encode())
         return standing, best, history
+
+    def _batches_of(self, standing: Standing) -> Iterator[tuple[Batch, bool]]:
+        """The batches of the epoch that are left, and whether each is the last.
+
+        Where their number is known none is fetched before its time: fetching may draw random numbers, and a run that
+        is resumed must draw them in the same order.
+        """
+        batches = self.batches.epoch(standing.epoch, standing.batch)
+        if self.batches.num_batches is None:
+            yield from _with_last(batches)
+        else:
+            for number, batch in enumerate(batches, start=standing.batch + 1):
+                yield batch, number == self.batches.num_batches
 
     def _learn_from(self, batch: Batch, last: bool, standing: Standing, display: Display) -> None:
         batch = batch.to(self.device)
         if self._rows == 0:
             self.optimizer.zero_grad(set_to_none=True)
+            factor = schedule_factor(self.schedule, self._epochs_done(standing) / self.plan.epochs)
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.precision == "bf16"):
             loss = self.objective(
                 self.model,
@@ -113,7 +133,7 @@ class Trainer:
                 sample_weight=batch.weight,
                 batch_index=standing.batch,
                 num_batches=self.batches.num_batches,
-                epoch=standing.epoch + (standing.batch / (self.batches.num_batches or 1)),
+                epoch=self._epochs_done(standing),
             )
         if not bool(torch.isfinite(loss.total)):
             place = f"step {standing.step + 1} of epoch {standing.epoch + 1}"
@@ -137,12 +157,12 @@ class Trainer:
         self._rows = 0
         if self.plan.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip_norm)
-        per_epoch = self.batches.num_batches or standing.batch
-        done = (standing.epoch + standing.batch / per_epoch) / self.plan.epochs
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * schedule_factor(self.schedule, min(done, 1.0))
         self.optimizer.step()
         standing.step += 1
+
+    def _epochs_done(self, standing: Standing) -> float:
+        """How many epochs are over; whole ones alone where nobody knows how many batches an epoch has."""
+        return standing.epoch + (standing.batch / self.batches.num_batches if self.batches.num_batches else 0.0)
 
     def _add(self, loss: Loss, batch: Batch, standing: Standing) -> None:
         """Add a batch to the sums of the epoch."""
@@ -170,6 +190,9 @@ class Trainer:
         }
         if self.held_out is not None:
             metrics |= validate(self.model, self.held_out, self.plan.seed, self.device)
+        broken = what_is_not_finite(self.model, metrics)
+        if broken:
+            raise FloatingPointError(f"{broken} after epoch {standing.epoch}{self._kept()}")
         return {**metrics, "seconds": round(standing.seconds, 3)}
 
     def _improved(self, metrics: dict[str, float], standing: Standing) -> bool:
@@ -186,8 +209,11 @@ class Trainer:
     def _keep(self, metrics: dict[str, float], standing: Standing, best: dict[str, Tensor] | None) -> None:
         if self.folder is None:
             return
-        with (self.folder / "metrics.jsonl").open("a") as lines:
-            lines.write(json.dumps(metrics) + "\n")
+        try:
+            with (self.folder / "metrics.jsonl").open("a") as lines:
+                lines.write(json.dumps(metrics) + "\n")
+        except OSError as error:
+            raise OSError(f"cannot write to {self.folder / 'metrics.jsonl'}: {error}{self._kept()}") from error
         self._save(standing, best)
 
     def _save(self, standing: Standing, best: dict[str, Tensor] | None) -> None:
@@ -203,6 +229,7 @@ class Trainer:
         )
 
     def _end(self, standing: Standing, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> Run:
+        warn_of_collapse(self.model, history[-1], self._num_classes)  # before the best weights hide it
         if best is not None:
             self.model.load_state_dict(best)
         self.model.eval()
@@ -215,7 +242,6 @@ class Trainer:
             standing.seconds,
             self.folder,
         )
-        warn_of_collapse(self.model, history[-1], self._num_classes)
         for callback in self.callbacks:
             callback.on_end(run)
         return run
@@ -224,8 +250,7 @@ class Trainer:
         if hasattr(self.model, "dubio_spec"):
             save(self.model, path)
         else:  # a plain network has weights and nothing else to keep
-            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-            write_atomically(path, to_bytes(weights))
+            write_atomically(path, to_bytes(without_ties(self.model.state_dict())[0]))
 
     def _kept(self) -> str:
         """Which checkpoint is there, as the end of a message."""
@@ -242,6 +267,7 @@ class Trainer:
             "schedule": self.schedule
             if isinstance(self.schedule, str)
             else getattr(self.schedule, "__name__", "function"),
+            "num_data": self.batches.num_data,
             "parameters": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()},
             **dataclasses.asdict(self.plan),
         }
@@ -250,8 +276,15 @@ class Trainer:
 def _check_same(known: dict[str, Any], now: dict[str, Any]) -> None:
     differing = [name for name in {**known, **now} if known.get(name) != now.get(name) and name != "epochs"]
     if differing:
-        listed = "; ".join(f"{name} was {known.get(name)!r}, is {now.get(name)!r}" for name in sorted(differing))
+        listed = "; ".join(_difference(name, known.get(name), now.get(name)) for name in sorted(differing))
         raise ValueError(f"cannot resume with another configuration: {listed}")
+
+
+def _difference(name: str, known: Any, now: Any) -> str:
+    if name != "parameters" or not isinstance(known, dict):
+        return f"{name} was {known!r}, is {now!r}"
+    other = sorted(key for key in {**known, **now} if known.get(key) != now.get(key))
+    return f"parameter {other[0]} was {known.get(other[0], 'not there')}, is {now.get(other[0], 'not there')}"
 
 
 def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:

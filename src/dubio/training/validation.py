@@ -35,6 +35,8 @@ def validate(model: nn.Module, held_out: Batches, seed: int, device: torch.devic
             labels = functional.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
             sums["right"] += (labels == batch.targets).float().mean().item() * len(batch.targets)
     model.train()
+    if sums["examples"] == 0.0:
+        raise ValueError("validation must hold at least one example, got none")
     metrics = {"val_nll": sums["nll"] / sums["examples"]}
     if not isinstance(likelihood, Gaussian):
         metrics["val_accuracy"] = sums["right"] / sums["examples"]
