@@ -1,4 +1,4 @@
-"""Quantiles of a mixture of Gaussians against SciPy."""
+"""Quantiles of a mixture of Gaussians against SciPy, and the curve of (E-29)."""
 
 import numpy as np
 import pytest
@@ -56,3 +56,22 @@ def test_mixture_of_one_component_has_the_quantiles_of_a_gaussian(level):
 def test_a_level_outside_its_range_is_refused(level):
     with pytest.raises(ValueError, match=rf"quantile level must be in \(0, 1\), got {level}"):
         functional.mixture_quantile(level, torch.zeros(2, 3), torch.ones(2, 3))
+
+
+def test_t25_the_curve_without_noise_has_its_known_values():
+    x = torch.tensor([0.0, 0.25, 0.125, 1.0], dtype=torch.float64)
+
+    found = functional.regression_curve(x, torch.zeros_like(x))
+
+    expected = [0.0, 0.55, 0.125 + 0.3 * np.sqrt(0.5) + 0.3, 1.0]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-15)
+
+
+def test_the_same_noise_enters_the_curve_three_times():
+    """So that noise is a shift along the curve without noise."""
+    x, noise = torch.rand(50, 1, dtype=torch.float64), 0.02 * torch.randn(50, 1, dtype=torch.float64)
+
+    found = functional.regression_curve(x, noise)
+
+    torch.testing.assert_close(found, functional.regression_curve(x + noise, torch.zeros_like(x)), rtol=0, atol=1e-14)
+    assert (found - functional.regression_curve(x, torch.zeros_like(x))).abs().max() > 0.05

@@ -17,7 +17,7 @@ from dubio.functional.bayesian import (
     softplus,
 )
 from dubio.functional.free_energy import kl_share, minibatch_cost
-from dubio.functional.regression import mixture_cdf, mixture_quantile
+from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.uncertainty import (
     class_variance,
     entropy,
@@ -45,6 +45,7 @@ __all__ = [
     "normal_log_prob",
     "posterior_log_prob",
     "predictive_log_probs",
+    "regression_curve",
     "safe_sqrt",
     "scale_mixture_log_prob",
     "softplus",
