@@ -14,8 +14,17 @@ import dubio
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "dubio"
-NUMBERED = [number for number in range(1, 21) if number != 11]
-UNWANTED = ("sklearn", "torchmetrics", "matplotlib", "typer", "torchvision", "scipy", "torch._dynamo")
+NUMBERED = [*(number for number in range(1, 21) if number != 11), 25]
+UNWANTED = (
+    "sklearn",
+    "torchmetrics",
+    "matplotlib",
+    "typer",
+    "torchvision",
+    "scipy",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+)
 
 TIMED_IMPORT = """
 import json, sys, time

@@ -25,7 +25,7 @@ from dubio.persistence import load, save
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
-from dubio.training import Callback, CollapseWarning, Interrupted, Run, fit
+from dubio.training import Callback, CollapseWarning, Interrupted, Run, TensorBoard, fit
 
 __version__ = "0.1.0"
 
@@ -51,6 +51,7 @@ __all__ = [
     "Run",
     "ScaleMixture",
     "Spec",
+    "TensorBoard",
     "Where",
     "__version__",
     "antithetic",

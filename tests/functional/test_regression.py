@@ -1,4 +1,4 @@
-"""Quantiles of a mixture of Gaussians against SciPy."""
+"""Quantiles of a mixture of Gaussians against SciPy, and the curve of (E-29)."""
 
 import numpy as np
 import pytest
@@ -58,18 +58,20 @@ def test_a_level_outside_its_range_is_refused(level):
         functional.mixture_quantile(level, torch.zeros(2, 3), torch.ones(2, 3))
 
 
-def test_t25_the_curve_without_noise_has_the_value_of_the_specification():
-    x = torch.tensor([0.25, 0.0], dtype=torch.float64)
+def test_t25_the_curve_without_noise_has_its_known_values():
+    x = torch.tensor([0.0, 0.25, 0.125, 1.0], dtype=torch.float64)
 
     found = functional.regression_curve(x, torch.zeros_like(x))
 
-    np.testing.assert_allclose(found.numpy(), [0.55, 0.0], atol=1e-15)
+    expected = [0.0, 0.55, 0.125 + 0.3 * np.sqrt(0.5) + 0.3, 1.0]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-15)
 
 
 def test_the_same_noise_enters_the_curve_three_times():
-    x, noise = np.random.default_rng(0).uniform(-1, 1, (2, 50))
+    """So that noise is a shift along the curve without noise."""
+    x, noise = torch.rand(50, 1, dtype=torch.float64), 0.02 * torch.randn(50, 1, dtype=torch.float64)
 
-    expected = x + 0.3 * np.sin(2 * np.pi * (x + noise)) + 0.3 * np.sin(4 * np.pi * (x + noise)) + noise
+    found = functional.regression_curve(x, noise)
 
-    found = functional.regression_curve(torch.tensor(x), torch.tensor(noise))
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(found, functional.regression_curve(x + noise, torch.zeros_like(x)), rtol=0, atol=1e-14)
+    assert (found - functional.regression_curve(x, torch.zeros_like(x))).abs().max() > 0.05

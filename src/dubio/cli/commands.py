@@ -127,8 +127,12 @@ def train(
     estimator: Annotated[
         Literal["weight", "local", "flipout"] | None, typer.Option(help="How outputs are drawn (default: local).")
     ] = None,
+    init_std: Annotated[float | None, typer.Option(help="First spread of every weight (default: 0.05).")] = None,
     epochs: Annotated[int | None, typer.Option(help="How often the data are run through.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    schedule: Annotated[
+        Literal["constant", "cosine", "linear"] | None, typer.Option(help="How the rate falls (default: constant).")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a batch (default: 128).")] = None,
     samples: Annotated[int | None, typer.Option(help="Draws for each step.")] = None,
     seed: Annotated[int | None, typer.Option(help="First weights, order of the data, and noise (default: 0).")] = None,
@@ -154,6 +158,8 @@ def train(
         "method": method,
         "prior": prior,
         "estimator": estimator,
+        "init_std": init_std,
+        "schedule": schedule,
         "epochs": epochs,
         "lr": lr,
         "batch_size": batch_size,
@@ -249,7 +255,7 @@ def export(
 ) -> None:
     """Write a network to a file that runs without dubio: .pt2 or .onnx.
 
-    The batch size stays free; .onnx needs the export extra, pip install 'dubio[export]'.
+    The batch size stays free; .onnx needs the export extra, pip install 'dubio\\[export]'.
 
     Example:  dubio export first first.onnx --noise frozen --samples 10
     """

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -31,9 +32,12 @@ def load_model(named: str, runs: Path) -> nn.Module:
     path = Path(named)
     if path.suffix == ".safetensors":
         return load(path)
-    file = find_run(named, runs) / MODEL
+    folder = find_run(named, runs)
+    file = folder / MODEL
     if not file.is_file():
         raise FileNotFoundError(f"run {named!r} has no {MODEL} yet; finish it with: dubio train {named} --resume")
+    if _summary(folder).method == "Deterministic":
+        raise ValueError(f"run {named!r} holds an ordinary network's weights; it has no draws to look at")
     return load(file)
 
 
@@ -71,15 +75,29 @@ def unused_name(name: str, runs: Path) -> str:
 
 
 def _names(runs: Path) -> list[str]:
-    return sorted(file.parent.name for file in runs.glob(f"*/{CONFIG}"))
+    return sorted(file.parent.name for file in runs.glob(f"*/{CONFIG}") if _config(file) is not None)
+
+
+def _config(file: Path) -> dict[str, Any] | None:
+    """The configuration of a run; None where a file of that name is something else."""
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) and {"method", "epochs"} <= config.keys() else None
+
+
+def _history(file: Path) -> list[dict[str, float]]:
+    """The metrics of a run so far; a line that is being written is left out."""
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _summary(folder: Path) -> Summary:
-    config = json.loads((folder / CONFIG).read_text())
-    file = folder / METRICS
-    history: list[dict[str, float]] = (
-        [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    )
+    config = _config(folder / CONFIG)
+    if config is None:
+        raise ValueError(f"{folder / CONFIG} is not the configuration of a run")
+    history = _history(folder / METRICS)
     best = min(history, key=lambda metrics: metrics.get("val_nll", metrics["nll"])) if history else {}
     method = str(config["method"]).partition("(")[0]
     return Summary(

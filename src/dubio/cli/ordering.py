@@ -5,7 +5,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -39,8 +39,10 @@ class Order:
     method: str = "bayes"
     prior: str = "normal:0,1"
     estimator: Estimator = "local"
+    init_std: float = 0.05
     epochs: int | None = None
     lr: float | None = None
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
     batch_size: int = 128
     samples: int | None = None
     seed: int = 0
@@ -82,7 +84,9 @@ def train_order(
     if order.augment and splits.train.inputs.dim() != 4:
         raise ValueError(f"--augment needs images, and {order.data} has inputs of shape {splits.train.shape}")
     net, likelihood = build_for(order, splits.train)
-    model = Bayes(prior=parse_prior(order.prior), estimator=order.estimator).convert(net, likelihood)
+    model = Bayes(prior=parse_prior(order.prior), estimator=order.estimator, init_std=order.init_std).convert(
+        net, likelihood
+    )
     if not resume:
         _write_order(order, folder)
     try:
@@ -93,6 +97,7 @@ def train_order(
             epochs=order.epochs,
             batch_size=order.batch_size,
             lr=order.lr,
+            schedule=order.schedule,
             num_samples=order.samples,
             callbacks=(_Keeper(order, folder),),
             folder=folder,

@@ -1,7 +1,7 @@
-"""Regression: the curve that is learned, and the predictive distribution, a mixture of one Gaussian per draw.
+"""Regression: its predictive distribution, a mixture of one Gaussian per draw, and the curve it is tried on.
 
-Its quantiles have no closed form; they are found by bisection of the mixture's distribution function, which is exact to
-the resolution of the number format (tested against SciPy).
+The mixture's quantiles have no closed form; they are found by bisection of its distribution function, which is exact to
+the resolution of the number format (tested against SciPy). The curve is that of Blundell et al. 2015, section 5.2.
 """
 
 import math
@@ -11,12 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 __all__ = ["mixture_cdf", "mixture_quantile", "regression_curve"]
-
-
-def regression_curve(x: Float[Tensor, "*batch"], noise: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """(E-29) x + 0.3 sin(2 pi (x+e)) + 0.3 sin(4 pi (x+e)) + e: the same noise e enters three times."""
-    shifted = x + noise
-    return x + 0.3 * torch.sin(2.0 * math.pi * shifted) + 0.3 * torch.sin(4.0 * math.pi * shifted) + noise
 
 
 def mixture_cdf(
@@ -46,3 +40,9 @@ def mixture_quantile(
         below = mixture_cdf(middle, means, stds) < level
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return 0.5 * (low + high)
+
+
+def regression_curve(x: Float[Tensor, "*batch"], noise: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """``x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e`` (E-29): the same noise ``e`` enters three times."""
+    phase = 2.0 * math.pi * (x + noise)
+    return x + 0.3 * torch.sin(phase) + 0.3 * torch.sin(2.0 * phase) + noise

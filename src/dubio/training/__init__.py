@@ -2,6 +2,7 @@
 
 from dubio.training.diagnosis import CollapseWarning
 from dubio.training.fitting import fit
+from dubio.training.tensorboard import TensorBoard
 from dubio.training.values import Callback, Interrupted, Run
 
-__all__ = ["Callback", "CollapseWarning", "Interrupted", "Run", "fit"]
+__all__ = ["Callback", "CollapseWarning", "Interrupted", "Run", "TensorBoard", "fit"]

@@ -73,7 +73,7 @@ def fit(
         monitor: the metric that improves: ``"val_nll"``, ``"val_accuracy"``, ``"loss"`` or ``"nll"``.
         num_data: number of training examples, where the data cannot tell.
         sample_weight: one weight per training example.
-        callbacks: objects with ``on_step``, ``on_epoch`` and ``on_end``.
+        callbacks: objects with ``on_step``, ``on_epoch`` and ``on_end``, such as ``dubio.TensorBoard(folder)``.
         folder: where the run is kept: configuration, metrics, checkpoint, best weights.
         resume: go on from the folder's checkpoint.
         seed: order of the data, and noise.

@@ -8,6 +8,9 @@ from typing import Any
 
 __all__ = ["Display", "display_for"]
 
+SHORT = {"accuracy": "acc", "divergence": "kl", "val_accuracy": "val_acc"}
+"""Names that let a line of metrics, a bar and the time left fit into 80 columns."""
+
 
 class Display:
     """Shows nothing."""
@@ -44,20 +47,22 @@ class Bar(Display):
     def batch(self, epoch: int, batch: int, loss: float) -> None:
         """After a batch."""
         share = batch / self._num_batches if self._num_batches else 0.0
-        text = f"epoch {epoch + 1}/{self._epochs}  {self._metrics or f'loss {loss:.4f}'}"
+        text = f"{epoch + 1}/{self._epochs} {self._metrics or f'loss {loss:.3g}'}"
         self._bar.update(self._task, completed=epoch + share, description=text)
 
     def epoch(self, metrics: dict[str, float]) -> None:
         """After an epoch."""
-        self._metrics = summary(metrics)
-        text = f"epoch {int(metrics['epoch'])}/{self._epochs}  {self._metrics}"
+        self._metrics = summary(metrics, SHORT)
+        text = f"{int(metrics['epoch'])}/{self._epochs} {self._metrics}"
         self._bar.update(self._task, completed=metrics["epoch"], description=text)
 
 
-def summary(metrics: dict[str, float]) -> str:
-    """Metrics in one line."""
-    hidden = ("epoch", "step", "seconds")
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in hidden)
+def summary(metrics: dict[str, float], names: dict[str, str] | None = None) -> str:
+    """Metrics in one line, some of them under shorter names; terms that are nothing are left out."""
+    hidden = ("epoch", "step", "seconds", *(["nll"] if names else []))
+    shown = {name: value for name, value in metrics.items() if name not in hidden and (value or name != "divergence")}
+    digits, gap = (3, " ") if names else (4, "  ")
+    return gap.join(f"{(names or {}).get(name, name)} {value:.{digits}g}" for name, value in shown.items())
 
 
 @contextmanager
@@ -76,6 +81,6 @@ def display_for(progress: bool, epochs: int, num_batches: int | None) -> Iterato
         return
     from rich.console import Console
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         yield Bar(bar, bar.add_task("starting", total=epochs), epochs, num_batches)
