@@ -53,22 +53,24 @@ class Apgd(Attack):
         return reduce(stronger, (self._select(victim, moved, targets) for moved in climbed))
 
     def _climb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Tensor:
-        """The best of all points on the way."""
+        """The strongest of all points on the way."""
         before = self._random_start(victim, inputs) if self.random_start else inputs
         here = best = _Point.seen(victim, before, targets)
+        strongest = here.perturbed
         pace = _Pace.first(2.0 * self.epsilon, here.values)
         checkpoints = functional.halving_checkpoints(self.steps)
         for k in range(1, self.steps + 1):
             arrived = _Point.seen(victim, self._step(here, before, pace.step, inputs, first=k == 1), targets)
             pace = replace(pace, num_rises=pace.num_rises + (arrived.values > here.values))
             best = best.or_where(arrived.values > best.values, arrived)
+            strongest = stronger(strongest, arrived.perturbed)
             before, here = here.inputs, arrived
             if k in checkpoints:
                 pace = pace.checked(k, best.values)
                 before = torch.where(functional.as_rows(pace.halved, before), here.inputs, before)
                 here = here.or_where(pace.halved, best)
             ticker.tick()
-        return best.inputs
+        return strongest.inputs
 
     def _step(self, here: "_Point", before: Tensor, size: Tensor, inputs: Tensor, first: bool) -> Tensor:
         direction = functional.steepest_direction(here.gradient, self.norm)
@@ -82,23 +84,26 @@ class Apgd(Attack):
 class _Point:
     """Where the examples are, and what the attacker sees there."""
 
-    inputs: Float[Tensor, "batch ..."]
-    values: Float[Tensor, " batch"]
+    perturbed: Perturbed
     gradient: Float[Tensor, "batch ..."]
 
     @classmethod
     def seen(cls, victim: Victim, inputs: Tensor, targets: Tensor) -> "_Point":
         view = victim.look(inputs, targets)
-        return cls(inputs, view.values, view.gradient)
+        return cls(Perturbed(inputs, view.values, view.fooled), view.gradient)
+
+    @property
+    def inputs(self) -> Float[Tensor, "batch ..."]:
+        return self.perturbed.inputs
+
+    @property
+    def values(self) -> Float[Tensor, " batch"]:
+        return self.perturbed.values
 
     def or_where(self, chosen: Bool[Tensor, " batch"], other: "_Point") -> "_Point":
         """The other point for those examples that are chosen."""
-        rows = functional.as_rows(chosen, self.inputs)
-        return _Point(
-            torch.where(rows, other.inputs, self.inputs),
-            torch.where(chosen, other.values, self.values),
-            torch.where(rows, other.gradient, self.gradient),
-        )
+        gradient = torch.where(functional.as_rows(chosen, self.gradient), other.gradient, self.gradient)
+        return _Point(self.perturbed.or_where(chosen, other.perturbed), gradient)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,14 @@ class Perturbed:
     c: Float[Tensor, " batch"] | None = None
     """Weight of the distance (E-64), where the attack searches for it; NaN where it found no perturbation."""
 
+    def or_where(self, chosen: Bool[Tensor, " batch"], other: "Perturbed") -> "Perturbed":
+        """The other attempt for those examples that are chosen."""
+        return Perturbed(
+            torch.where(functional.as_rows(chosen, self.inputs), other.inputs, self.inputs),
+            torch.where(chosen, other.values, self.values),
+            torch.where(chosen, other.fooled, self.fooled),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
@@ -211,13 +219,9 @@ class Attack:
 
 
 def stronger(one: Perturbed, other: Perturbed) -> Perturbed:
-    """Of two attempts at the same examples, for each the one with the larger value."""
-    better = other.values > one.values
-    return Perturbed(
-        torch.where(functional.as_rows(better, one.inputs), other.inputs, one.inputs),
-        torch.where(better, other.values, one.values),
-        torch.where(better, other.fooled, one.fooled),
-    )
+    """Of two attempts at the same examples, for each the one that fools; of two that do or do not, the larger value."""
+    same = one.fooled == other.fooled
+    return one.or_where(torch.where(same, other.values > one.values, other.fooled), other)
 
 
 def check_count(name: str, count: int) -> None:

@@ -38,7 +38,9 @@ class Transfer(Attack):
         super().__post_init__()
 
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
-        attack, source = (self._on_itself(), victim.model) if self.source is None else (self.attack, self.source)
+        attack, source = self.attack, self.source
+        if source is None:
+            attack, source = replace(attack, noise="off"), victim.model
         if attack.seed is None:
             attack = replace(attack, seed=victim.seed)
         moved = attack._run(source, inputs, targets, victim.first_row)
@@ -46,7 +48,3 @@ class Transfer(Attack):
         victim.backwards += moved.backwards
         ticker.tick()
         return self._select(victim, moved.inputs, targets)
-
-    def _on_itself(self) -> Attack:
-        """The attack on the victim itself, whose noise is then off."""
-        return replace(self.attack, noise="off")
