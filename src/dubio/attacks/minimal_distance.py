@@ -31,6 +31,8 @@ class Nearest:
         self._clean, self._norm = inputs, norm
         self.inputs = inputs
         self.size = torch.full_like(functional.perturbation_norm(inputs, norm), math.inf)
+        self.open = self.size.isinf()
+        """Examples that are still searched; the others stay as they are."""
 
     @property
     def found(self) -> Bool[Tensor, " batch"]:
@@ -40,7 +42,7 @@ class Nearest:
     def consider(self, moved: Float[Tensor, "batch ..."], fooled: Bool[Tensor, " batch"]) -> None:
         """Keep what is better."""
         size = functional.perturbation_norm(moved - self._clean, self._norm)
-        better = fooled & (size < self.size)
+        better = self.open & fooled & (size < self.size)
         self.inputs = torch.where(functional.as_rows(better, moved), moved, self.inputs)
         self.size = torch.where(better, size, self.size)
 

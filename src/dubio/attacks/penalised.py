@@ -106,17 +106,18 @@ class MinimumNorm(Attack):
         """Try one c after another; returns those with which the perturbations now kept were found."""
         c = torch.full_like(kept, self.c)
         works, fails = torch.zeros_like(c), torch.full_like(c, math.inf)
-        num_bisections = torch.zeros_like(c)
+        left = torch.full_like(c, self.bisections)
         for _ in range(DECADES + self.bisections):
+            nearest.open = (left >= 0.0) & (nearest.size > 0.0)
+            if not bool(nearest.open.any()):
+                break
             before = nearest.size
             succeeded = self._solve(problem, c, nearest)
             kept = torch.where(nearest.size < before, c, kept)
             works, fails = torch.where(succeeded, c, works), torch.where(succeeded, fails, c)
-            num_bisections += fails.isfinite() & (works > 0.0)
+            left = left - ((works > 0.0) & fails.isfinite()).to(left.dtype)
             c = functional.next_penalty(c, works, fails)
             ticker.tick()
-            if bool(((num_bisections > self.bisections) | (nearest.size == 0.0)).all()):
-                break
         return kept
 
     def _solve(self, problem: Problem, c: Tensor, nearest: Nearest) -> Bool[Tensor, " batch"]:

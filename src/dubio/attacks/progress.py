@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Any, Self
+from typing import Any
 
 __all__ = ["Ticker"]
 
@@ -32,7 +32,7 @@ class Ticker:
         """There will be more steps than thought."""
         self._total += more
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Ticker":
         return self
 
     def __exit__(self, *failure: object) -> None:

@@ -23,6 +23,9 @@ from dubio.functional.adversarial import AttackLoss
 
 __all__ = ["Square"]
 
+SMALLEST_BUMP = 3
+"""Side of the smallest window in L2, as in the authors' code: a bump in one pixel would cancel what stands there."""
+
 
 @dataclass(frozen=True)
 class Square(Attack):
@@ -113,7 +116,7 @@ class Square(Attack):
     def _with_bump(self, victim: Victim, moved: Tensor, images: Tensor, share: float) -> Tensor:
         """One window put back, and all the distance this frees given to a bump in another."""
         numbers = victim.random((len(images), 5 + images.shape[1]), "uniform", images)
-        raised, dropped = (_Windows.at(numbers[:, i : i + 2], images, share) for i in (0, 2))
+        raised, dropped = (_Windows.at(numbers[:, i : i + 2], images, share, SMALLEST_BUMP) for i in (0, 2))
         perturbation = moved - images
         kept = raised.put(dropped.put(perturbation, 0.0), 0.0)
         bump = raised.bump(numbers[:, 4]) * _signs(numbers[:, 5:])
@@ -128,14 +131,14 @@ class _Windows:
     index: tuple[Tensor, Tensor, Tensor, Tensor]
 
     @classmethod
-    def at(cls, uniform: Float[Tensor, "batch 2"], images: Tensor, share: float) -> "_Windows":
+    def at(cls, uniform: Float[Tensor, "batch 2"], images: Tensor, share: float, smallest: int = 1) -> "_Windows":
         """Windows that cover this share of the pixels, at places told by uniform numbers."""
-        batch, channels, *sides = images.shape
-        window = functional.square_window(share, *sides)
+        batch, channels, height, width = images.shape
+        window = functional.square_window(share, height, width, smallest)
         places = [
             (numbers * (side - length + 1)).long().clamp_max(side - length).view(-1, 1)
             + torch.arange(length, device=images.device)
-            for numbers, side, length in zip(uniform.unbind(dim=1), sides, window, strict=True)
+            for numbers, side, length in zip(uniform.unbind(dim=1), (height, width), window, strict=True)
         ]
         rows, columns = places
         examples = torch.arange(batch, device=images.device).view(-1, 1, 1, 1)

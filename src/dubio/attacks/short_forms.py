@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from dubio.attacks.victims import Model
 __all__ = ["ShortForm", "short_form"]
 
 
+@runtime_checkable
 class ShortForm(Protocol):
     """A function of a network, inputs, labels and the fields of an attack, that gives adversarial inputs."""
 

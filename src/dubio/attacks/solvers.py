@@ -84,10 +84,12 @@ def minimise(
     problem: Problem, start: Float[Tensor, "batch ..."], c: Float[Tensor, " batch"], nearest: Nearest, steps: int
 ) -> Bool[Tensor, " batch"]:
     """L-BFGS-B from ``start``, one example after another; whether its last points fool the network."""
-    rows = [problem.row(i) for i in range(len(start))]
-    moved = torch.cat([_minimise_one(row, start[i : i + 1], c[i : i + 1], steps) for i, row in enumerate(rows)])
-    problem.victim.forwards += max(row.victim.forwards for row in rows)
-    problem.victim.backwards += max(row.victim.backwards for row in rows)
+    moved = start.clone()
+    rows = {int(i): problem.row(int(i)) for i in nearest.open.nonzero()}
+    for i, row in rows.items():
+        moved[i : i + 1] = _minimise_one(row, start[i : i + 1], c[i : i + 1], steps)
+    problem.victim.forwards += max(row.victim.forwards for row in rows.values())
+    problem.victim.backwards += max(row.victim.backwards for row in rows.values())
     _, fooled = problem.victim.judge(moved, problem.labels)
     nearest.consider(moved, fooled)
     return fooled

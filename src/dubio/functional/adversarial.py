@@ -6,6 +6,7 @@ Log-probabilities serve as logits throughout: they differ by a constant per draw
 losses is sensitive.
 """
 
+import functools
 from typing import Literal
 
 import torch
@@ -127,6 +128,7 @@ def as_rows(values: Shaped[Tensor, " batch"], like: Shaped[Tensor, "batch *shape
     return values.reshape(-1, *[1] * (like.dim() - 1))
 
 
+@functools.cache
 def _rounded_down(value: float, dtype: torch.dtype) -> float:
     """The largest number of this type that is not above the value."""
     rounded = torch.tensor(value, dtype=dtype)

@@ -39,10 +39,10 @@ SMOOTH = 1e-12
 
 def halving_checkpoints(steps: int) -> tuple[int, ...]:
     """Steps at which Auto-PGD asks whether to halve: ``ceil(p_j * steps)``, ever closer to each other."""
-    shares = [0.0, 0.22]
-    while shares[-1] < 1.0:
-        shares.append(shares[-1] + max(shares[-1] - shares[-2] - 0.03, 0.06))
-    found = {math.ceil(share * steps) for share in shares[1:]}
+    percent = [0, 22]
+    while percent[-1] < 100:
+        percent.append(percent[-1] + max(percent[-1] - percent[-2] - 3, 6))
+    found = {-(-share * steps // 100) for share in percent[1:]}  # in whole numbers: 0.57 * 100 would round up to 58
     return tuple(sorted(step for step in found if step < steps))
 
 
@@ -141,11 +141,11 @@ def square_share(step: int, steps: int, first: float) -> float:
     return first / 2.0 ** sum(scaled > limit for limit in HALVED_AT)
 
 
-def square_window(share: float, height: int, width: int) -> tuple[int, int]:
+def square_window(share: float, height: int, width: int, smallest: int = 1) -> tuple[int, int]:
     """Height and width of the window that covers this share of an image: a square, or a stretch of a single row."""
     if height == 1:
-        return 1, min(max(round(share * width), 1), width)
-    side = min(max(round(math.sqrt(share * height * width)), 1), height, width)
+        return 1, min(max(round(share * width), smallest), width)
+    side = min(max(round(math.sqrt(share * height * width)), smallest), height, width)
     return side, side
 
 
