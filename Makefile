@@ -15,7 +15,7 @@ PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo check bench faults table clean $(CHECKS)
+.PHONY: help demo check bench faults oracles table clean $(CHECKS)
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -42,11 +42,14 @@ bench: $(STAMP) ## measure speed (ARGS="loading attacking" for some parts)
 faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test catches it
 	$(BIN)/python scripts/faults.py $(ARGS)
 
+oracles: $(STAMP) ## compare attacks with foolbox and AutoAttack, in an environment of their own
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/oracles.py
+
 table: $(STAMP) ## write the status table of README.md anew
 	$(BIN)/python scripts/status.py
 
 clean: ## remove .venv, caches and build output
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) .venv-oracles build dist src/*.egg-info
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src", "dubio")
 LIST = Path("tests", "faults.toml")
-LEFT_BEHIND = (".git", ".venv", "__pycache__", "*_cache", ".hypothesis", "*.egg-info", "build", "dist")
+LEFT_BEHIND = (".git", ".venv*", "__pycache__", "*_cache", ".hypothesis", "*.egg-info", "build", "dist")
 KEYS = {"file": str, "find": str, "replace": str, "claim": str, "tests": list}
 SECONDS_PER_FAULT = 900
 

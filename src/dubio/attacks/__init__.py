@@ -5,34 +5,53 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. What an attack leaves of a
 ``score``, on draws that had no part in it.
 """
 
+from dubio.attacks.adaptive import Apgd
 from dubio.attacks.attack import Attack, Attacked
 from dubio.attacks.gradient import Fgsm, Pgd, TargetedFgsm
+from dubio.attacks.minimal_distance import Ddn, Fmn
 from dubio.attacks.noise import RandomNoise
+from dubio.attacks.penalised import MinimumNorm
+from dubio.attacks.random_search import Square
 from dubio.attacks.scoring import Accuracy, Score, score, strongest
 from dubio.attacks.short_forms import short_form
 from dubio.attacks.transferring import Transfer
 
 __all__ = [
     "Accuracy",
+    "Apgd",
     "Attack",
     "Attacked",
+    "Ddn",
     "Fgsm",
+    "Fmn",
+    "MinimumNorm",
     "Pgd",
     "RandomNoise",
     "Score",
+    "Square",
     "TargetedFgsm",
     "Transfer",
+    "apgd",
+    "ddn",
     "fgsm",
+    "fmn",
+    "minimum_norm",
     "pgd",
     "random_noise",
     "score",
+    "square",
     "strongest",
     "targeted_fgsm",
     "transfer",
 ]
 
+apgd = short_form(Apgd)
+ddn = short_form(Ddn)
 fgsm = short_form(Fgsm)
+fmn = short_form(Fmn)
+minimum_norm = short_form(MinimumNorm)
 pgd = short_form(Pgd)
 random_noise = short_form(RandomNoise)
+square = short_form(Square)
 targeted_fgsm = short_form(TargetedFgsm)
 transfer = short_form(Transfer)

@@ -6,23 +6,20 @@ in ``_perturb`` how it moves the inputs; everything else, the contract test incl
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import ClassVar, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from dubio import functional
 from dubio.attacks.progress import Ticker
-from dubio.attacks.victims import Model, Noise, Victim, untouched
+from dubio.attacks.victims import Model, Noise, Victim, check_classifier, seeded_generator, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
-from dubio.likelihoods import Categorical, likelihood_of
-from dubio.sampling.settings import check_num_samples
+from dubio.sampling.settings import check_num_samples, seed_tensor
 
-__all__ = ["Attack", "Attacked", "Perturbed"]
+__all__ = ["Attack", "Attacked", "Perturbed", "check_count", "stronger"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +31,16 @@ class Perturbed:
     """What the attacker raises, as the draws that selected the inputs see it."""
     fooled: Bool[Tensor, " batch"]
     """Whether those draws take the inputs for another class (when targeted: for the wanted one)."""
+    c: Float[Tensor, " batch"] | None = None
+    """Weight of the distance (E-64), where the attack searches for it; NaN where it found no perturbation."""
+
+    def or_where(self, chosen: Bool[Tensor, " batch"], other: "Perturbed") -> "Perturbed":
+        """The other attempt for those examples that are chosen."""
+        return Perturbed(
+            torch.where(functional.as_rows(chosen, self.inputs), other.inputs, self.inputs),
+            torch.where(chosen, other.values, self.values),
+            torch.where(chosen, other.fooled, self.fooled),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +58,8 @@ class Attacked:
     """Forward passes that each example has cost, draws counted."""
     backwards: int
     seconds: float
+    c: Float[Tensor, " batch"] | None = None
+    """Weight of the distance (E-64), where the attack searches for it; NaN where it found no perturbation."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,8 @@ class Attack:
     seed: int | None = None
     batch_size: int | None = None
 
+    _uses_gradients: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         check_num_samples(self.num_samples)
         choices = {"norm": Norm, "objective": AttackObjective, "loss": AttackLoss, "noise": Noise}
@@ -89,40 +100,56 @@ class Attack:
             if getattr(self, name) not in get_args(kind):
                 options = ", ".join(map(repr, get_args(kind)))
                 raise ValueError(f"{name} must be one of {options}, got {getattr(self, name)!r}")
-        low, high = self.bounds
+        low, high = bounds = (float(self.bounds[0]), float(self.bounds[1]))
+        object.__setattr__(self, "bounds", bounds)
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"bounds must be two finite numbers, the smaller one first, got {self.bounds}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        if self.seed is not None:
+            seed_tensor(self.seed)
         self._check_epsilon()
 
     def __call__(
         self, model: Model, inputs: Float[Tensor, "batch ..."], targets: Int[Tensor, " batch"], *, progress: bool = True
     ) -> Attacked:
         """Attack a network (or a function from inputs to logits) on inputs whose labels are ``targets``."""
+        return self._run(model, inputs, targets, progress=progress)
+
+    def _run(
+        self, model: Model, inputs: Tensor, targets: Tensor, first_row: int = 0, *, progress: bool = False
+    ) -> Attacked:
+        """What a call does, on rows of which the first is row ``first_row`` of the whole data."""
         self._check_call(model, inputs, targets)
         began = time.perf_counter()
-        with untouched(model), _randomness(self.seed, inputs.device), torch.no_grad():
+        with torch.inference_mode(False), untouched(model), seeded_generator(self.seed, inputs.device), torch.no_grad():
+            inputs, targets = inputs.detach().clone(), targets.clone().long()  # one's own, outside of any graph
             victim = self._victim(model)
             victim.check(inputs, targets)
-            rows = self.batch_size or victim.rows_at_a_time(inputs, targets)
-            count = -(-len(inputs) // rows)
-            parts, ticker = [], Ticker(count * self._num_steps(), type(self).__name__, progress)
-            for first in range(0, len(inputs), rows):
-                part = replace(victim, first_row=first)
-                piece = slice(first, first + rows)
-                parts.append((part, self._perturb(part, inputs[piece], targets[piece], ticker)))
-            ticker.close()
-        perturbed = [part for _, part in parts]
-        adversarial = torch.cat([part.inputs for part in perturbed])
+            rows = self.batch_size or victim.rows_at_a_time(inputs, targets, self._uses_gradients)
+            pieces = [slice(first, first + rows) for first in range(0, len(inputs), rows)]
+            victims = [replace(victim, first_row=first_row + piece.start) for piece in pieces]
+            with Ticker(len(pieces) * self._num_steps(), type(self).__name__, progress) as ticker:
+                found = [
+                    self._perturb(part, inputs[piece], targets[piece], ticker)
+                    for part, piece in zip(victims, pieces, strict=True)
+                ]
+            return self._collect(found, inputs, victims, began)
+
+    def _collect(self, found: list[Perturbed], inputs: Tensor, victims: list[Victim], began: float) -> Attacked:
+        adversarial = torch.cat([part.inputs for part in found])
+        values = torch.cat([part.values for part in found])
+        if bool(values.isnan().any()):
+            raise ValueError("the model must give finite logits, got NaN on inputs within the bounds of the attack")
         return Attacked(
             adversarial,
-            torch.cat([part.values for part in perturbed]),
+            values,
             functional.perturbation_norm(adversarial - inputs, self.norm),
-            torch.cat([part.fooled for part in perturbed]),
-            forwards=max(part.forwards for part, _ in parts),
-            backwards=max(part.backwards for part, _ in parts),
+            torch.cat([part.fooled for part in found]),
+            forwards=max(victim.forwards for victim in victims),
+            backwards=max(victim.backwards for victim in victims),
             seconds=time.perf_counter() - began,
+            c=None if found[0].c is None else torch.cat([part.c for part in found if part.c is not None]),
         )
 
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
@@ -139,27 +166,24 @@ class Attack:
 
     def _select(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Perturbed:
         """Look at candidates with draws of their own."""
-        log_probs = victim.log_probs(inputs)
-        values = functional.averaged_attack_loss(log_probs, targets, self.objective, self.loss)
-        labels = functional.predictive_log_probs(log_probs).argmax(dim=-1)
-        if self.targeted:
-            return Perturbed(inputs, -values, labels == targets)
-        return Perturbed(inputs, values, labels != targets)
+        return Perturbed(inputs, *victim.judge(inputs, targets))
 
     def _inside(self, candidate: Tensor, inputs: Tensor) -> Tensor:
         """The nearest allowed point: in the ball around the inputs, and in the box."""
         assert self.epsilon is not None
-        within = inputs + functional.project_perturbation(candidate - inputs, self.norm, self.epsilon)
-        if self.norm == "linf":  # a sum is rounded, and may be rounded out of the ball
-            within = torch.where((within - inputs).abs() > self.epsilon, torch.nextafter(within, inputs), within)
-        return within.clamp(*self.bounds)
+        return functional.project_inputs(candidate, inputs, self.norm, self.epsilon).clamp(*self.bounds)
 
-    def _random_start(self, inputs: Tensor) -> Tensor:
+    def _random_start(self, victim: Victim, inputs: Tensor) -> Tensor:
         assert self.epsilon is not None
-        uniform, normal = torch.rand_like(inputs), torch.randn_like(inputs)
+        uniform, normal = (victim.random(inputs.shape, kind, inputs) for kind in ("uniform", "normal"))
         return self._inside(inputs + functional.random_perturbation(uniform, normal, self.norm, self.epsilon), inputs)
 
     def _check_epsilon(self) -> None:
+        name, ball = type(self).__name__, type(self).epsilon is not None
+        if not ball and self.epsilon is not None:
+            raise ValueError(f"epsilon must be None for {name}, which has no ball to stay in, got {self.epsilon}")
+        if ball and self.epsilon is None:
+            raise ValueError(f"epsilon must be a number for {name}, which stays in a ball, got None")
         if self.epsilon is None:
             return
         low, high = self.bounds
@@ -173,19 +197,19 @@ class Attack:
             )
 
     def _check_call(self, model: Model, inputs: Tensor, targets: Tensor) -> None:
-        if isinstance(model, nn.Module) and not isinstance(likelihood_of(model), Categorical):
-            raise TypeError(f"attacks need a classifier, got a network with likelihood {likelihood_of(model)}")
-        if not isinstance(model, nn.Module) and not callable(model):
-            raise TypeError(f"model must be a torch.nn.Module or a function of inputs, got {type(model).__name__}")
+        check_classifier(model)
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
             kind = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
             raise TypeError(f"inputs must be a tensor of real numbers, got {kind}; dubio.data.scaled makes images such")
-        if len(inputs) == 0 or targets.shape != inputs.shape[:1]:
+        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dtype == torch.bool:
+            kind = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
+            raise TypeError(f"targets must be a tensor of whole numbers that name classes, got {kind}")
+        if inputs.dim() < 2 or len(inputs) == 0:
+            raise ValueError(f"inputs must be (batch, ...) with one example or more, got shape {tuple(inputs.shape)}")
+        if targets.shape != inputs.shape[:1]:
             raise ValueError(
                 f"targets must be one label per input, got shapes {tuple(targets.shape)} and {tuple(inputs.shape)}"
             )
-        if targets.is_floating_point() or targets.dtype == torch.bool:
-            raise TypeError(f"targets must be whole numbers that name classes, got {targets.dtype}")
         low, high = self.bounds
         if not bool(((inputs >= low) & (inputs <= high)).all()):
             raise ValueError(
@@ -194,12 +218,13 @@ class Attack:
             )
 
 
-@contextmanager
-def _randomness(seed: int | None, device: torch.device) -> Iterator[None]:
-    """A generator of one's own where there is a seed; else torch's, which goes on."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+def stronger(one: Perturbed, other: Perturbed) -> Perturbed:
+    """Of two attempts at the same examples, for each the one that fools; of two that do or do not, the larger value."""
+    same = one.fooled == other.fooled
+    return one.or_where(torch.where(same, other.values > one.values, other.fooled), other)
+
+
+def check_count(name: str, count: int) -> None:
+    """Refuse what does not count."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")

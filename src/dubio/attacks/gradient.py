@@ -4,18 +4,20 @@ Every gradient is that of a loss averaged over draws. References: Goodfellow et 
 (PGD), Li and Gal 2017 (FGSM on the network's own label, and targeted).
 """
 
+import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks.attack import Attack, Perturbed
+from dubio.attacks.attack import Attack, Perturbed, check_count, stronger
 from dubio.attacks.progress import Ticker
 from dubio.attacks.victims import Victim
 
-__all__ = ["Fgsm", "Pgd", "TargetedFgsm"]
+__all__ = ["Fgsm", "Pgd", "TargetedFgsm", "check_restarts", "check_steps"]
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class Fgsm(Attack):
         super().__post_init__()
         if self.label not in ("true", "own"):
             raise ValueError(f"label must be 'true' or 'own', got {self.label!r}")
+        if self.label == "own" and self.targeted:
+            raise ValueError("label must be 'true' for a targeted attack, which goes towards the targets, got 'own'")
 
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
-        gradient = self._own_gradient(victim, inputs) if self.label == "own" else None
-        if gradient is None:
-            gradient = victim.values_and_gradient(inputs, targets)[1]
+        own = self.label == "own"
+        gradient = self._own_gradient(victim, inputs) if own else victim.look(inputs, targets).gradient
         moved = self._inside(inputs + self.epsilon * functional.steepest_direction(gradient, self.norm), inputs)
         ticker.tick()
         return self._select(victim, moved, targets)
@@ -62,11 +65,9 @@ class TargetedFgsm(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_steps(self.steps, self.step_size)
+        check_steps(self.steps, self.step_size)
         if not self.targeted:
             raise ValueError("targeted must be True for TargetedFgsm; Fgsm and Pgd leave a class")
-        if self.epsilon is not None:
-            raise ValueError(f"epsilon must be None for TargetedFgsm, which has no ball to stay in, got {self.epsilon}")
 
     def _num_steps(self) -> int:
         return self.steps
@@ -74,7 +75,7 @@ class TargetedFgsm(Attack):
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
         moved = inputs
         for _ in range(self.steps):
-            gradient = victim.values_and_gradient(moved, targets)[1]
+            gradient = victim.look(moved, targets).gradient
             direction = functional.steepest_direction(gradient, self.norm)
             moved = (moved + self.step_size * direction).clamp(*self.bounds)
             ticker.tick()
@@ -102,11 +103,8 @@ class Pgd(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_steps(self.steps, self.step_size)
-        if self.restarts < 1:
-            raise ValueError(f"restarts must be at least 1, got {self.restarts}")
-        if self.restarts > 1 and not self.random_start:
-            raise ValueError("restarts from the same point would be equal; leave random_start=True")
+        check_steps(self.steps, self.step_size)
+        check_restarts(self.restarts, self.random_start)
         if not 0.0 <= self.momentum < 1.0:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
 
@@ -114,38 +112,30 @@ class Pgd(Attack):
         return self.steps * self.restarts
 
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
-        best: Perturbed | None = None
-        for _ in range(self.restarts):
-            found = self._select(victim, self._climb(victim, inputs, targets, ticker), targets)
-            best = found if best is None else stronger(best, found)
-        assert best is not None
-        return best
+        climbed = (self._climb(victim, inputs, targets, ticker) for _ in range(self.restarts))
+        return reduce(stronger, (self._select(victim, moved, targets) for moved in climbed))
 
     def _climb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Tensor:
         size = 2.5 * self.epsilon / self.steps if self.step_size is None else self.step_size
-        moved = self._random_start(inputs) if self.random_start else inputs
+        moved = self._random_start(victim, inputs) if self.random_start else inputs
         direction = torch.zeros_like(inputs)
         for _ in range(self.steps):
-            gradient = victim.values_and_gradient(moved, targets)[1]
+            gradient = victim.look(moved, targets).gradient
             direction = self.momentum * direction + functional.steepest_direction(gradient, "l2")
             moved = self._inside(moved + size * functional.steepest_direction(direction, self.norm), inputs)
             ticker.tick()
         return moved
 
 
-def stronger(one: Perturbed, other: Perturbed) -> Perturbed:
-    """Of two attempts at the same examples, for each the one with the larger value."""
-    better = other.values > one.values
-    rows = better.view(-1, *[1] * (one.inputs.dim() - 1))
-    return Perturbed(
-        torch.where(rows, other.inputs, one.inputs),
-        torch.where(better, other.values, one.values),
-        torch.where(better, other.fooled, one.fooled),
-    )
+def check_steps(steps: int, step_size: float | None = None) -> None:
+    """Refuse what is no number of steps, or no size of one."""
+    check_count("steps", steps)
+    if step_size is not None and not 0.0 < step_size < math.inf:
+        raise ValueError(f"step_size must be positive and finite, got {step_size}")
 
 
-def _check_steps(steps: int, step_size: float | None) -> None:
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if step_size is not None and not step_size > 0.0:
-        raise ValueError(f"step_size must be positive, got {step_size}")
+def check_restarts(restarts: int, random_start: bool) -> None:
+    """Refuse what is no number of restarts, or more than one of the same."""
+    check_count("restarts", restarts)
+    if restarts > 1 and not random_start:
+        raise ValueError("restarts from the same point would be equal; leave random_start=True")

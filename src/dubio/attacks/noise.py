@@ -1,13 +1,13 @@
 """Random noise: the floor that every attack must beat."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import reduce
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from dubio.attacks.attack import Attack, Perturbed
-from dubio.attacks.gradient import stronger
+from dubio.attacks.attack import Attack, Perturbed, check_count, stronger
 from dubio.attacks.progress import Ticker
 from dubio.attacks.victims import Victim
 
@@ -22,10 +22,11 @@ class RandomNoise(Attack):
     tries: int = 10
     kind: Literal["uniform", "sign"] = "uniform"
 
+    _uses_gradients: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tries < 1:
-            raise ValueError(f"tries must be at least 1, got {self.tries}")
+        check_count("tries", self.tries)
         if self.kind not in ("uniform", "sign"):
             raise ValueError(f"kind must be 'uniform' or 'sign', got {self.kind!r}")
 
@@ -33,17 +34,16 @@ class RandomNoise(Attack):
         return self.tries
 
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
-        best: Perturbed | None = None
-        for _ in range(self.tries):
-            found = self._select(victim, self._candidate(inputs), targets)
-            best = found if best is None else stronger(best, found)
-            ticker.tick()
-        assert best is not None
-        return best
+        def tries() -> Iterator[Perturbed]:
+            for _ in range(self.tries):
+                yield self._select(victim, self._candidate(victim, inputs), targets)
+                ticker.tick()
 
-    def _candidate(self, inputs: Tensor) -> Tensor:
+        return reduce(stronger, tries())
+
+    def _candidate(self, victim: Victim, inputs: Tensor) -> Tensor:
         if self.kind == "uniform":
-            return self._random_start(inputs)
-        signs = torch.randint_like(inputs, 2) * 2.0 - 1.0
+            return self._random_start(victim, inputs)
+        signs = victim.random(inputs.shape, "sign", inputs)
         reach = 1.0 if self.norm == "linf" else inputs[0].numel() ** -0.5
         return self._inside(inputs + self.epsilon * reach * signs, inputs)

@@ -10,7 +10,7 @@ PATIENCE = 2.0
 
 
 class Ticker:
-    """Counts steps, and shows them once the attack has taken longer than ``PATIENCE`` seconds."""
+    """Counts steps, and shows them once the attack has taken longer than ``PATIENCE`` seconds, until it is over."""
 
     def __init__(self, total: int, name: str, wanted: bool = True) -> None:
         self._total, self._name, self._done = total, name, 0
@@ -26,10 +26,16 @@ class Ticker:
         if self._bar is None and time.perf_counter() - self._began > PATIENCE:
             self._open()
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done)
+            self._bar.update(self._task, completed=self._done, total=self._total)
 
-    def close(self) -> None:
-        """The attack is over."""
+    def expect(self, more: int) -> None:
+        """There will be more steps than thought."""
+        self._total += more
+
+    def __enter__(self) -> "Ticker":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

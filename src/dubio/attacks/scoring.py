@@ -6,16 +6,17 @@ draws: so scores come from draws of their own, never from the flags of an attack
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks.attack import Attacked, _randomness
-from dubio.attacks.victims import Model, Victim, untouched
+from dubio.attacks.attack import Attacked, check_count
+from dubio.attacks.victims import Model, Victim, check_classifier, seeded_generator, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective
+from dubio.sampling.noise import noise_key
 from dubio.sampling.settings import check_num_samples
 
 __all__ = ["Accuracy", "Score", "score", "strongest"]
@@ -74,10 +75,12 @@ def score(
         targets: the true labels.
         num_samples: T, how many draws.
         num_tries: m, how many queries must all be right.
-        seed: makes the draws repeatable; choose another one than the attack's.
+        seed: makes the draws repeatable; they are not those of an attack with the same seed.
         batch_size: examples at a time.
     """
+    check_classifier(model)
     check_num_samples(num_samples)
+    check_count("batch_size", batch_size)
     if not 1 <= num_tries <= num_samples:
         raise ValueError(f"num_tries must be from 1 to num_samples = {num_samples}, got {num_tries}")
     if targets.shape != inputs.shape[:1] or len(inputs) == 0:
@@ -86,12 +89,14 @@ def score(
         )
     victim = Victim(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
     predicted, right = [], []
-    with untouched(model), _randomness(seed, inputs.device):
+    with untouched(model), seeded_generator(_own_seed(seed, "score"), inputs.device):
+        victim.check(inputs, targets)
         for first in range(0, len(inputs), batch_size):
             part = slice(first, first + batch_size)
-            log_probs = replace(victim, first_row=first).log_probs(inputs[part])
+            log_probs = victim.log_probs(inputs[part])
+            victim.check_logits(log_probs, targets[part])
             predicted.append(functional.predictive_log_probs(log_probs).argmax(dim=-1) == targets[part])
-            right.append(log_probs.argmax(dim=-1) == targets[part])
+            right.append((log_probs.argmax(dim=-1) == targets[part]).expand(num_samples, -1))
     return _summary(torch.cat(predicted), torch.cat(right, dim=1), num_tries)
 
 
@@ -105,6 +110,7 @@ def strongest(
     objective: AttackObjective = "predictive",
     loss: AttackLoss = "margin",
     seed: int | None = None,
+    batch_size: int = 256,
 ) -> tuple[Float[Tensor, "batch ..."], Int[Tensor, " batch"]]:
     """For each example the worst of several attacks, chosen by draws of their own: inputs, and which attack's.
 
@@ -112,12 +118,25 @@ def strongest(
     """
     if not results:
         raise ValueError("results must hold at least one attack's result, got none")
-    victim = Victim(model, num_samples, objective, loss, "fresh", 0)
-    with untouched(model), _randomness(seed, targets.device):
-        values = torch.stack([victim.values(result.inputs, targets) for result in results])
-    chosen = values.argmax(dim=0)
+    check_classifier(model)
+    check_count("batch_size", batch_size)
     inputs = torch.stack([result.inputs for result in results])
+    if targets.shape != inputs.shape[1:2]:
+        raise ValueError(
+            f"targets must be one label per input, got shapes {tuple(targets.shape)} and {tuple(inputs.shape[1:])}"
+        )
+    victim = Victim(model, num_samples, objective, loss, "fresh", 0)
+    with untouched(model), seeded_generator(_own_seed(seed, "strongest"), targets.device):
+        victim.check(inputs[0], targets)
+        pieces = zip(inputs.split(batch_size, dim=1), targets.split(batch_size), strict=True)
+        values = [torch.stack([victim.values(one, labels) for one in piece]) for piece, labels in pieces]
+    chosen = torch.cat(values, dim=1).argmax(dim=0)
     return inputs[chosen, torch.arange(len(chosen), device=chosen.device)], chosen
+
+
+def _own_seed(seed: int | None, purpose: str) -> int | None:
+    """Another seed for each purpose: an attack of the same seed must not have seen the draws."""
+    return None if seed is None else noise_key(f"{purpose}/{seed}")
 
 
 def _summary(predicted: Bool[Tensor, " batch"], right: Bool[Tensor, "sample batch"], num_tries: int) -> Score:
@@ -127,8 +146,8 @@ def _summary(predicted: Bool[Tensor, " batch"], right: Bool[Tensor, "sample batc
     held = int(predicted.sum())
     return Score(
         Accuracy(held / count, *functional.clopper_pearson(held, count)),
-        _two_way(single, right),
-        _two_way(retry, right),
+        _two_way(single, functional.retry_influence(right, 1)),
+        _two_way(retry, functional.retry_influence(right, num_tries)),
         num_samples,
         num_tries,
         predicted,
@@ -137,8 +156,7 @@ def _summary(predicted: Bool[Tensor, " batch"], right: Bool[Tensor, "sample batc
     )
 
 
-def _two_way(per_example: Float[Tensor, " batch"], right: Bool[Tensor, "sample batch"]) -> Accuracy:
+def _two_way(per_example: Float[Tensor, " batch"], per_draw: Float[Tensor, " sample"]) -> Accuracy:
     """A mean over examples whose error comes from the choice of examples and of draws, which all examples may share."""
     mean = per_example.mean().item()
-    error = functional.two_way_standard_error(per_example, right.double().mean(dim=1))
-    return Accuracy(mean, *functional.normal_interval(mean, error))
+    return Accuracy(mean, *functional.normal_interval(mean, functional.two_way_standard_error(per_example, per_draw)))

@@ -1,7 +1,7 @@
 """Transfer: perturbations made on one network, tried on another."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,17 +25,25 @@ class Transfer(Attack):
     attack: Attack = Pgd()
     source: Any = None
 
+    _uses_gradients: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if not isinstance(self.attack, Attack):
             raise TypeError(f"attack must be an attack such as attacks.Pgd(), got {self.attack!r}")
+        if self.epsilon is not None:
+            raise ValueError(f"epsilon belongs to the attack, as in Transfer(attack=Pgd(epsilon={self.epsilon}))")
+        for name in ("norm", "bounds", "targeted"):
+            if getattr(self, name) != (its := getattr(self.attack, name)):
+                raise ValueError(f"{name} must be that of the attack, {its!r}, got {getattr(self, name)!r}")
         super().__post_init__()
 
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
-        if self.source is None:
-            attack, source = replace(self.attack, noise="off"), victim.model
-        else:
-            attack, source = self.attack, self.source
-        moved = attack(source, inputs, targets, progress=False)
+        attack, source = self.attack, self.source
+        if source is None:
+            attack, source = replace(attack, noise="off"), victim.model
+        if attack.seed is None:
+            attack = replace(attack, seed=victim.seed)
+        moved = attack._run(source, inputs, targets, victim.first_row)
         victim.forwards += moved.forwards
         victim.backwards += moved.backwards
         ticker.tick()

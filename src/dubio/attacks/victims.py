@@ -1,32 +1,48 @@
 """The network under attack: log-probabilities of many draws, and the gradient of the attacker's loss.
 
 A victim is a network or a bare function from inputs to logits. It is in eval mode while it is attacked, its parameters
-ask for no gradients, and both are put back afterwards (``tests/attacks/test_untouched.py``). Its noise is *fresh* at
-every step, *frozen* to the same draws throughout, or *off*.
+ask for no gradients, and both are put back afterwards, as are its buffers (``tests/attacks/test_untouched.py``). Its
+noise is *fresh* at every step, *frozen* to the same draws throughout, or *off*.
+
+Random numbers of the attack itself come from here too. They belong to rows, so that cutting the data into batches
+changes no attack on a network without noise (``test_the_batch_size_does_not_matter``).
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dubio import functional
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, sample, seed_tensor
+from dubio.sampling.executors import Executor
+from dubio.sampling.noise import Kind, noise_key, seeded_noise
 from dubio.sampling.planning import Footprint, memory_budget
 
-__all__ = ["Model", "Noise", "Victim", "untouched"]
+__all__ = ["Model", "Noise", "Victim", "View", "check_classifier", "seeded_generator", "untouched"]
 
 Model = nn.Module | Callable[[Tensor], Tensor]
 Noise = Literal["fresh", "frozen", "off"]
 
 ROWS_TO_TRY = 8
+KEY = noise_key("attacks")
+
+
+class View(NamedTuple):
+    """What the attacker learns from one look at some inputs."""
+
+    values: Float[Tensor, " batch"]
+    """What the attacker raises."""
+    fooled: Bool[Tensor, " batch"]
+    """Whether the mean over the draws is another class (when targeted: the wanted one)."""
+    gradient: Float[Tensor, "batch ..."]
 
 
 @dataclass
@@ -41,96 +57,191 @@ class Victim:
     seed: int
     targeted: bool = False
     first_row: int = 0
+    is_random: bool = True
+    """Whether looking twice may show two things; found out by ``check``."""
     forwards: int = field(default=0, init=False)
     backwards: int = field(default=0, init=False)
+    _num_asked: int = field(default=0, init=False)
 
-    def log_probs(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "sample batch class"]:
+    def log_probs(
+        self, inputs: Float[Tensor, "batch ..."], executor: Executor = "auto"
+    ) -> Float[Tensor, "sample batch class"]:
         """Log-probabilities of all draws, differentiable."""
         self.forwards += self.num_samples
-        if not isinstance(self.model, nn.Module):
-            return self._call_function(inputs).log_softmax(dim=-1)
-        with Using(**self._settings(), first_row=self.first_row, num_rows=len(inputs)):
-            outputs = sample(self.model, inputs, self.num_samples)
+        with self._frozen_generator(inputs.device):
+            if not isinstance(self.model, nn.Module):
+                return Categorical().log_probs(self._call_function(self.model, inputs))
+            with Using(**self._settings(), first_row=self.first_row, num_rows=len(inputs)):
+                outputs = sample(self.model, inputs, self.num_samples, executor=executor)
         likelihood = likelihood_of(self.model)
         assert isinstance(likelihood, Categorical)
         return likelihood.log_probs(outputs)
 
-    def values(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """What the attacker raises, per example: the loss of the true label, or minus that of the wanted one."""
-        found = functional.averaged_attack_loss(self.log_probs(inputs), labels, self.objective, self.loss)
-        return -found if self.targeted else found
+    def judge(
+        self,
+        inputs: Float[Tensor, "batch ..."],
+        labels: Int[Tensor, " batch"],
+        goals: Int[Tensor, " batch"] | None = None,
+    ) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
+        """What the attacker raises, per example, and whether the mean over the draws is fooled.
 
-    def values_and_gradient(
-        self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch ..."]]:
-        """What the attacker raises, and its gradient: that of the average over draws, not the average of one draw."""
+        Raised is the loss of the true label, or minus that of the wanted one; with ``goals``, minus that of those.
+        """
+        log_probs = self.log_probs(inputs)
+        seen = labels if goals is None else goals
+        values = functional.averaged_attack_loss(log_probs, seen, self.objective, self.loss)
+        right = functional.predictive_log_probs(log_probs).argmax(dim=-1) == labels
+        raised = -values if self.targeted or goals is not None else values
+        return raised, right if self.targeted else ~right
+
+    def values(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """What the attacker raises, per example."""
+        return self.judge(inputs, labels)[0]
+
+    def compare(
+        self, one: Float[Tensor, "batch ..."], other: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """What the attacker raises at two points, as the same draws see it: new ones at each call.
+
+        Seen by draws of its own, a point that was lucky once is hard to beat, and a small change is lost in the noise.
+        """
+        self._num_asked += 1
+        twin = replace(self, noise="frozen", seed=noise_key(f"{self.seed}/compare/{self._num_asked}"))
+        values = twin.values(one, labels), twin.values(other, labels)
+        self.forwards += twin.forwards
+        return values
+
+    def look(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> View:
+        """What the attacker raises, whether it has won, and the gradient: that of the average over draws."""
         leaf = inputs.detach().requires_grad_(True)
         with torch.enable_grad():
-            values = self.values(leaf, labels)
+            values, fooled = self.judge(leaf, labels)
             gradient = self.gradient(values, leaf)
-        return values.detach(), gradient
+        return View(values.detach(), fooled, gradient)
 
     def gradient(self, values: Float[Tensor, " batch"], leaf: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Gradient of a sum over examples with respect to the inputs."""
-        if not values.requires_grad:
+        self.backwards += self.num_samples
+        found = torch.autograd.grad(values.sum(), leaf, allow_unused=True)[0] if values.requires_grad else None
+        if found is None:
             raise ValueError(
                 "the model's outputs must depend on its inputs through differentiable operations to be attacked by "
                 "gradients; attacks.Square and attacks.RandomNoise need none"
             )
-        self.backwards += self.num_samples
-        return torch.autograd.grad(values.sum(), leaf)[0]
+        return found
+
+    def random(self, shape: Sequence[int], kind: Kind, like: Tensor) -> Tensor:
+        """Random numbers for the rows at hand: a function of the seed, the row and how often was asked before."""
+        self._num_asked += 1
+        found: Tensor = seeded_noise(
+            seed_tensor(self.seed),
+            torch.zeros((), dtype=torch.int64),
+            KEY,
+            self._num_asked,
+            shape,
+            kind,
+            like.dtype,
+            like.device,
+            antithetic=False,
+            by_row=True,
+            first_row=self.first_row,
+        )
+        return found
 
     @torch.no_grad()
     def check(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> None:
         """Refuse what cannot be attacked, by running a few rows; a network without noise is one draw from then on."""
-        rows = inputs[:ROWS_TO_TRY]
-        wanted, self.num_samples = self.num_samples, 1
-        first = self.log_probs(rows)
-        if first.dim() != 3:
-            raise ValueError(f"the model must give one row of logits per input, got shape {tuple(first.shape[1:])}")
-        if not bool(first.isfinite().any(dim=-1).all()):
-            raise ValueError("the model must give finite logits, got NaN or infinite ones on unperturbed inputs")
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= first.shape[-1]:
-            wrong = low if low < 0 else high
-            raise ValueError(f"targets must name classes from 0 to {first.shape[-1] - 1}, got {wrong}")
-        if self.noise == "fresh" and wanted > 1 and torch.equal(first, self.log_probs(rows)):
-            wanted = 1
-        self.num_samples = 1 if self.noise == "off" else wanted
-        self.forwards = 0
+        wanted = self.num_samples
+        two = replace(self, num_samples=2, noise="off" if self.noise == "off" else "fresh")
+        before = _generator_state(inputs.device)
+        draws = two.log_probs(inputs[:ROWS_TO_TRY], executor="loop")
+        # Draws that are few and discrete may agree by chance: whether numbers were drawn tells more.
+        random = not torch.equal(before, _generator_state(inputs.device)) or not torch.equal(draws[0], draws[1])
+        self.check_logits(draws, labels)
+        if self.noise == "off" and random:
+            raise ValueError(
+                "noise='off' needs a model whose noise dubio draws; this one is random still, "
+                "so choose noise='fresh' or 'frozen', or give Transfer a source"
+            )
+        self.num_samples = wanted if random else 1
+        self.is_random = random
 
-    def rows_at_a_time(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> int:
+    def rows_at_a_time(
+        self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"], with_gradient: bool = True
+    ) -> int:
         """How many examples, with all their draws, fit into the memory budget; found by attacking a few."""
         probe = replace(self, num_samples=1)
         few = inputs[:ROWS_TO_TRY]
-        with Footprint() as footprint, contextlib.suppress(ValueError):
-            probe.values_and_gradient(few, labels[: len(few)])
+        with Footprint() as footprint:
+            if with_gradient:
+                probe.look(few, labels[: len(few)])
+            else:
+                probe.judge(few, labels[: len(few)])
         per_row = max(footprint.peak // len(few), 1)
         fitting: int = memory_budget(inputs.device) // (per_row * self.num_samples)
         return max(1, min(len(inputs), fitting))
+
+    def check_logits(self, log_probs: Tensor, labels: Tensor) -> None:
+        """Refuse outputs that are no logits of classes, labels that name none, and a loss that says nothing."""
+        if log_probs.dim() != 3:
+            raise ValueError(f"the model must give one row of logits per input, got shape {tuple(log_probs.shape[1:])}")
+        if not bool(log_probs.isfinite().any(dim=-1).all()):
+            raise ValueError("the model must give finite logits, got NaN or infinite ones")
+        num_classes = log_probs.shape[-1]
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= num_classes:
+            wrong = low if low < 0 else high
+            raise ValueError(f"targets must name classes from 0 to {num_classes - 1}, got {wrong}")
+        if self.loss == "dlr" and num_classes < 3:
+            raise ValueError("loss 'dlr' needs three classes or more, being constant for two; use 'margin'")
 
     def _settings(self) -> dict[str, object]:
         seed = seed_tensor(self.seed) if self.noise == "frozen" else None
         return {"mode": self.noise, "seed": seed}
 
-    def _call_function(self, inputs: Tensor) -> Tensor:
-        assert not isinstance(self.model, nn.Module)
-        if self.noise != "frozen":
-            return torch.stack([self.model(inputs) for _ in range(self.num_samples)])
-        devices = [inputs.device] if inputs.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.seed)
-            return torch.stack([self.model(inputs) for _ in range(self.num_samples)])
+    def _call_function(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        return torch.stack([function(inputs) for _ in range(self.num_samples)])
+
+    def _frozen_generator(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        """Freezes noise that a model draws itself, as the engine freezes its own."""
+        return seeded_generator(self.seed if self.noise == "frozen" else None, device)
+
+
+@contextmanager
+def seeded_generator(seed: int | None, device: torch.device) -> Iterator[None]:
+    """A generator of one's own where there is a seed; else torch's, which goes on."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def check_classifier(model: Model) -> None:
+    """Refuse what does not give logits of classes."""
+    if isinstance(model, nn.Module):
+        likelihood = likelihood_of(model)
+        if not isinstance(likelihood, Categorical):
+            raise TypeError(f"attacks need a classifier, got a network with likelihood {likelihood}")
+    elif not callable(model):
+        raise TypeError(f"model must be a torch.nn.Module or a function of inputs, got {type(model).__name__}")
 
 
 @contextmanager
 def untouched(model: Model) -> Iterator[None]:
-    """A network in eval mode whose parameters ask for no gradients; both as they were when the block is left."""
+    """A network in eval mode whose parameters ask for no gradients; all as it was when the block is left."""
     if not isinstance(model, nn.Module):
         yield
         return
     modes = [(module, module.training) for module in model.modules()]
     wanting = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    buffers = [
+        (module, name, buffer, buffer._version, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not buffer.is_inference()
+    ]
     model.eval()
     for parameter in wanting:
         parameter.requires_grad_(False)
@@ -141,3 +252,14 @@ def untouched(model: Model) -> Iterator[None]:
             module.training = mode
         for parameter in wanting:
             parameter.requires_grad_(True)
+        with torch.no_grad():
+            for module, name, buffer, version, value in buffers:
+                module._buffers[name] = buffer
+                if buffer._version != version:  # writing into one that is as it was would spoil a graph of the caller
+                    buffer.copy_(value)
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    """What any draw from torch's generators on this device changes."""
+    state = torch.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state

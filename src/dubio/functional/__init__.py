@@ -5,12 +5,29 @@ methods specification and are repeated in the tests (T-n).
 """
 
 from dubio.functional.adversarial import (
+    as_rows,
     attack_loss,
     averaged_attack_loss,
     perturbation_norm,
+    project_inputs,
     project_perturbation,
     random_perturbation,
     steepest_direction,
+)
+from dubio.functional.attack_steps import (
+    boundary_distance,
+    cosine_annealed,
+    free_distance,
+    halving_checkpoints,
+    minimum_norm_objective,
+    next_boundary_radius,
+    next_decoupled_radius,
+    next_penalty,
+    should_halve,
+    square_bump,
+    square_share,
+    square_window,
+    with_momentum,
 )
 from dubio.functional.bayesian import (
     flip,
@@ -26,7 +43,13 @@ from dubio.functional.bayesian import (
 )
 from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
 from dubio.functional.free_energy import kl_share, minibatch_cost
-from dubio.functional.intervals import clopper_pearson, normal_interval, retry_probability, two_way_standard_error
+from dubio.functional.intervals import (
+    clopper_pearson,
+    normal_interval,
+    retry_influence,
+    retry_probability,
+    two_way_standard_error,
+)
 from dubio.functional.label_noise import (
     flip_destinations,
     patterned_transition,
@@ -48,40 +71,55 @@ from dubio.functional.uncertainty import (
 
 __all__ = [
     "area_resized",
+    "as_rows",
     "attack_loss",
     "averaged_attack_loss",
     "blurred",
+    "boundary_distance",
     "class_variance",
     "clopper_pearson",
+    "cosine_annealed",
     "entropy",
     "expected_entropy",
     "flip",
     "flip_destinations",
+    "free_distance",
     "gaussian_kl",
+    "halving_checkpoints",
     "inverse_softplus",
     "inverted",
     "kl_share",
     "local_reparameterisation",
     "minibatch_cost",
+    "minimum_norm_objective",
     "mixture_cdf",
     "mixture_quantile",
     "monte_carlo_kl",
     "mutual_information",
+    "next_boundary_radius",
+    "next_decoupled_radius",
+    "next_penalty",
     "normal_interval",
     "normal_log_prob",
     "patterned_transition",
     "perturbation_norm",
     "posterior_log_prob",
     "predictive_log_probs",
+    "project_inputs",
     "project_perturbation",
     "random_perturbation",
     "redrawn_labels",
     "regression_curve",
+    "retry_influence",
     "retry_probability",
     "rotated",
     "safe_sqrt",
     "scale_mixture_log_prob",
+    "should_halve",
     "softplus",
+    "square_bump",
+    "square_share",
+    "square_window",
     "steepest_direction",
     "symmetric_transition",
     "two_way_standard_error",
@@ -89,5 +127,6 @@ __all__ = [
     "variation_ratio",
     "vote_shares",
     "with_contrast",
+    "with_momentum",
     "with_noise",
 ]

@@ -6,10 +6,11 @@ Log-probabilities serve as logits throughout: they differ by a constant per draw
 losses is sensitive.
 """
 
+import functools
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dubio.functional.uncertainty import predictive_log_probs
@@ -18,9 +19,11 @@ __all__ = [
     "AttackLoss",
     "AttackObjective",
     "Norm",
+    "as_rows",
     "attack_loss",
     "averaged_attack_loss",
     "perturbation_norm",
+    "project_inputs",
     "project_perturbation",
     "random_perturbation",
     "steepest_direction",
@@ -71,21 +74,42 @@ def perturbation_norm(perturbation: Float[Tensor, "batch *shape"], norm: Norm) -
 
 
 def steepest_direction(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, "batch *shape"]:
-    """The step of norm one along which a loss with this gradient grows fastest; none where the gradient vanishes."""
+    """The step of norm one along which a loss with this gradient grows fastest; none where the gradient vanishes.
+
+    Tiny is not vanished: the gradient of a very sure network, 1e-30 say, is scaled before its squares are summed.
+    """
     if norm == "linf":
         return gradient.sign()
-    return gradient / _as_rows(perturbation_norm(gradient, norm), gradient).clamp_min(TINY)
+    largest = as_rows(perturbation_norm(gradient, "linf"), gradient)
+    scaled = gradient / largest.clamp_min(torch.finfo(gradient.dtype).tiny)
+    return scaled / as_rows(perturbation_norm(scaled, norm), scaled).clamp_min(TINY)
 
 
 def project_perturbation(
     perturbation: Float[Tensor, "batch *shape"], norm: Norm, epsilon: float | Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch *shape"]:
     """The nearest perturbation of norm at most ``epsilon``."""
-    radius = _as_rows(epsilon, perturbation) if isinstance(epsilon, Tensor) else epsilon
+    radius = as_rows(epsilon, perturbation) if isinstance(epsilon, Tensor) else epsilon
     if norm == "linf":
         return perturbation.clamp(-radius, radius)  # type: ignore[arg-type]
-    size = _as_rows(perturbation_norm(perturbation, norm), perturbation)
+    size = as_rows(perturbation_norm(perturbation, norm), perturbation)
     return perturbation * (INSIDE * radius / size.clamp_min(TINY)).clamp_max(1.0)
+
+
+def project_inputs(
+    candidate: Float[Tensor, "batch *shape"], inputs: Float[Tensor, "batch *shape"], norm: Norm, epsilon: float
+) -> Float[Tensor, "batch *shape"]:
+    """The nearest point at most ``epsilon`` from the inputs: not by rounding either (E-63).
+
+    The sum of an input and an allowed perturbation is rounded, perhaps out of the ball. The next number towards the
+    input is not.
+    """
+    radius = _rounded_down(epsilon, inputs.dtype)
+    within = inputs + project_perturbation(candidate - inputs, norm, radius)
+    distance = (within.double() - inputs.double()).abs()
+    if norm == "l2":
+        distance = as_rows(perturbation_norm(distance, norm), within)
+    return torch.where(distance > epsilon, torch.nextafter(within, inputs), within)
 
 
 def random_perturbation(
@@ -96,8 +120,16 @@ def random_perturbation(
         return (2.0 * uniform - 1.0) * epsilon
     dimensions = normal[0].numel()
     radius = uniform.flatten(1)[:, :1].pow(1.0 / dimensions)
-    return steepest_direction(normal, norm) * epsilon * _as_rows(radius.squeeze(1), normal)
+    return steepest_direction(normal, norm) * epsilon * as_rows(radius.squeeze(1), normal)
 
 
-def _as_rows(values: Float[Tensor, " batch"], like: Float[Tensor, "batch *shape"]) -> Tensor:
+def as_rows(values: Shaped[Tensor, " batch"], like: Shaped[Tensor, "batch *shape"]) -> Shaped[Tensor, "batch ..."]:
+    """One value per example, with axes of length one to meet its elements."""
     return values.reshape(-1, *[1] * (like.dim() - 1))
+
+
+@functools.cache
+def _rounded_down(value: float, dtype: torch.dtype) -> float:
+    """The largest number of this type that is not above the value."""
+    rounded = torch.tensor(value, dtype=dtype)
+    return (rounded if rounded.item() <= value else torch.nextafter(rounded, torch.zeros_like(rounded))).item()

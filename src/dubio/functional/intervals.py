@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["clopper_pearson", "normal_interval", "retry_probability", "two_way_standard_error"]
+__all__ = ["clopper_pearson", "normal_interval", "retry_influence", "retry_probability", "two_way_standard_error"]
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
@@ -42,6 +42,17 @@ def retry_probability(right: Int[Tensor, "*batch"], draws: int, tries: int) -> F
     steps = torch.arange(tries, dtype=torch.float64, device=right.device)
     factors = (right.double().unsqueeze(-1) - steps).clamp_min(0.0) / (draws - steps)
     return factors.prod(dim=-1)
+
+
+def retry_influence(right: Bool[Tensor, "sample batch"], tries: int) -> Float[Tensor, " sample"]:
+    """What each draw adds to the mean of ``retry_probability`` over examples, to first order.
+
+    The variance of a mean over sets of ``tries`` draws is that of these numbers over how many there are (Hoeffding
+    1948): ``tries`` times the chance, given that this draw is right, that so are all others of its set.
+    """
+    draws = right.shape[0]
+    others = retry_probability((right.sum(dim=0) - 1).clamp_min(0), draws - 1, tries - 1)
+    return tries * (right.double() * others).mean(dim=1)
 
 
 def _binomial_cdf(successes: int, trials: int, share: float) -> float:

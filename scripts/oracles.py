@@ -1,0 +1,213 @@
+"""Compare dubio's attacks with those of foolbox and AutoAttack, on a network without noise.
+
+The other libraries live in an environment of their own, ``.venv-oracles``, which borrows torch from the one that runs
+this script. At no radius may an attack of ours be weaker than its counterpart by more than a point of success.
+
+Exit status: 0 none is weaker, or the environment could not be made (one line says so); 1 some attack is weaker.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = ROOT / ".venv-oracles"
+PACKAGES = (
+    *("foolbox", "eagerpy", "GitPython", "gitdb", "smmap"),
+    *("requests", "urllib3", "certifi", "idna", "charset-normalizer"),
+    "pyautoattack",
+)
+INSIDE = "DUBIO_INSIDE_ORACLES"
+TOLERANCE = 0.01
+RADII = {"linf": (0.02, 0.05, 0.1, 0.15, 0.2), "l2": (0.2, 0.4, 0.6, 0.8, 1.0)}
+
+Rates = Sequence[float]
+
+
+def main() -> int:
+    """Make the environment where there is none, and compare inside it."""
+    if os.environ.get(INSIDE):
+        return compare()
+    try:
+        python = _environment()
+    except (OSError, subprocess.SubprocessError) as error:
+        output = getattr(error, "stdout", None) or str(error)
+        print(f"oracles: skipped, since their environment could not be made: {output.strip().splitlines()[-1]}")
+        return 0
+    settings = os.environ | {INSIDE: "1", "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run([str(python), str(Path(__file__).resolve())], env=settings).returncode
+
+
+def compare() -> int:
+    """Print success rates side by side; 1 where one of ours is too low."""
+    warnings.simplefilter("ignore")  # theirs, of points without a gradient
+    num_weaker, norm = 0, ""
+    for row in _rows(_Bench()):
+        if row.norm != norm:
+            norm = row.norm
+            print(f"{'% fooled, ours / theirs, at radius':40}" + "".join(f"{radius:>14}" for radius in RADII[norm]))
+        began = time.perf_counter()
+        pairs = list(zip(row.ours(), row.theirs(), strict=True))
+        weaker = [own < other - TOLERANCE for own, other in pairs]
+        cells = (f"{own:.1%}/{other:.1%}{'!' * low}" for (own, other), low in zip(pairs, weaker, strict=True))
+        print(f"{row.name:40}" + "".join(f"{cell:>14}" for cell in cells) + f"{time.perf_counter() - began:>6.1f} s")
+        num_weaker += sum(weaker)
+    print(f"oracles: {num_weaker} of our success rates are too low by more than a point")
+    return 1 if num_weaker else 0
+
+
+@dataclass(frozen=True)
+class _Row:
+    """An attack of ours and its counterpart: shares of images that they fool, for every radius."""
+
+    name: str
+    norm: str
+    ours: Callable[[], Rates]
+    theirs: Callable[[], Rates]
+
+
+class _Bench:
+    """A trained network for digits, images it was not trained on, and how success is counted."""
+
+    def __init__(self) -> None:
+        import torch
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+        from dubio.models import mlp
+
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        images, labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
+        inputs = (images / 16.0).float().view(-1, 1, 8, 8)
+        self.net = mlp(64, 100, 100, 10)
+        optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
+        for _ in range(500):
+            rows = torch.randint(1347, (128,))
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(self.net(inputs[rows]), labels[rows]).backward()
+            optimizer.step()
+        self.net.eval().requires_grad_(False)
+        self.inputs, self.labels = inputs[1347:], labels[1347:]
+
+    def fooled(self, adversarial: Any, norm: str, radius: float) -> float:
+        """Share of images that are misclassified and no further away than the radius."""
+        from dubio import functional
+
+        sizes = functional.perturbation_norm(adversarial - self.inputs, norm)  # type: ignore[arg-type]
+        wrong = self.net(adversarial).argmax(dim=1) != self.labels
+        return float((wrong & (sizes <= radius * (1.0 + 1e-5))).float().mean())
+
+    def in_balls(self, attack: Callable[[float], Any], norm: str) -> Callable[[], Rates]:
+        """Of an attack that is given a radius."""
+        return lambda: [self.fooled(attack(radius), norm, radius) for radius in RADII[norm]]
+
+    def nearest(self, attack: Callable[[], Any], norm: str) -> Callable[[], Rates]:
+        """Of an attack that finds the distance itself."""
+
+        def rates() -> Rates:
+            adversarial = attack()
+            return [self.fooled(adversarial, norm, radius) for radius in RADII[norm]]
+
+        return rates
+
+
+def _rows(bench: _Bench) -> list[_Row]:
+    """The table of all that is compared."""
+    from dubio import attacks
+
+    def row(name: str, attack: attacks.Attack, theirs: Callable[[], Rates]) -> _Row:
+        def inputs(radius: float | None = None) -> Any:
+            chosen = attack if radius is None else replace(attack, epsilon=radius)
+            return chosen(bench.net, bench.inputs, bench.labels, progress=False).inputs
+
+        ours = bench.nearest(inputs, attack.norm) if attack.epsilon is None else bench.in_balls(inputs, attack.norm)
+        return _Row(f"{type(attack).__name__}, {attack.norm}{name}", attack.norm, ours, theirs)
+
+    rows = []
+    for norm, short in (("linf", "Linf"), ("l2", "L2")):
+        fields: dict[str, Any] = {"norm": norm, "seed": 0}
+        pgd = _foolbox(bench, f"{short}ProjectedGradientDescentAttack", norm, steps=40, rel_stepsize=2.5 / 40)
+        fmn = _foolbox_nearest(bench, {"linf": "LInfFMNAttack", "l2": "L2FMNAttack"}[norm], norm)
+        square = _auto_attack(bench, "square.SquareAttack", norm, n_queries=500)
+        ce, dlr = (_auto_attack(bench, "autopgd_base.APGDAttack", norm, loss=loss) for loss in ("ce", "dlr"))
+        rows += [
+            row(": foolbox", attacks.Fgsm(**fields), _foolbox(bench, f"{short}FastGradientAttack", norm)),
+            row(", 40 steps: foolbox", attacks.Pgd(steps=40, **fields), pgd),
+            row(": AutoAttack", attacks.Apgd(**fields), ce),
+            row(", dlr: AutoAttack", attacks.Apgd(loss="dlr", **fields), dlr),
+            row(", 500 steps: AutoAttack", attacks.Square(steps=500, **fields), square),
+            row(": foolbox", attacks.Fmn(**fields), fmn),
+        ]
+    carlini = _foolbox_nearest(bench, "L2CarliniWagnerAttack", "l2", steps=300)
+    penalised = attacks.MinimumNorm(mode="untargeted", loss="margin", seed=0)
+    return [
+        *rows,
+        row(": foolbox", attacks.Ddn(seed=0), _foolbox_nearest(bench, "DDNAttack", "l2")),
+        row(": foolbox, Carlini", penalised, carlini),
+    ]
+
+
+def _foolbox(bench: _Bench, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
+    import foolbox  # type: ignore[import-not-found]
+
+    model = foolbox.PyTorchModel(bench.net, bounds=(0, 1), device="cpu")
+    attack = getattr(foolbox.attacks, name)(**options)
+    return bench.in_balls(lambda radius: attack(model, bench.inputs, bench.labels, epsilons=radius)[1], norm)
+
+
+def _foolbox_nearest(bench: _Bench, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
+    import foolbox
+
+    model = foolbox.PyTorchModel(bench.net, bounds=(0, 1), device="cpu")
+    attack = getattr(foolbox.attacks, name)(**options)
+    return bench.nearest(lambda: attack.run(model, bench.inputs, bench.labels), norm)
+
+
+def _auto_attack(bench: _Bench, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
+    import importlib
+
+    module, kind = name.split(".")
+    attack = getattr(importlib.import_module(f"pyautoattack.{module}"), kind)
+    name_of_norm = {"linf": "Linf", "l2": "L2"}[norm]
+
+    def perturbed(radius: float) -> Any:
+        made = attack(bench.net, norm=name_of_norm, eps=radius, n_restarts=1, seed=0, device="cpu", **options)
+        return made.perturb(bench.inputs, bench.labels)
+
+    return bench.in_balls(perturbed, norm)
+
+
+def _environment() -> Path:
+    """The interpreter of the environment, made where it is missing or was made for other versions."""
+    python, stamp = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "installed"
+    borrowed = sysconfig.get_path("purelib")
+    constraints = ROOT / "constraints.txt"
+    wanted = "\n".join([sys.version, borrowed, *PACKAGES, constraints.read_text(encoding="utf-8")])
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+        return python
+    _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(ENVIRONMENT))
+    install = ("install", "--quiet", "--no-deps", "--constraint", str(constraints), *PACKAGES)
+    _run(sys.executable, "-m", "pip", "--python", str(python), *install)
+    own = next((ENVIRONMENT / "lib").glob("python*/site-packages"))
+    (own / "borrowed.pth").write_text(f"{borrowed}\n", encoding="utf-8")
+    _run(str(python), "-c", "import torch, foolbox, pyautoattack")
+    stamp.write_text(wanted, encoding="utf-8")
+    return python
+
+
+def _run(*command: str) -> None:
+    subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The square attack: random search without gradients (Andriushchenko et al. 2020).
+
+It changes one window of the image at a time, keeps the change if the loss averaged over the draws has grown, and makes
+the windows smaller as it goes. It asks for logits alone, so whatever gives them can be attacked.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from dubio import functional
+from dubio.attacks.attack import Attack, Perturbed
+from dubio.attacks.gradient import check_steps
+from dubio.attacks.progress import Ticker
+from dubio.attacks.victims import Victim
+from dubio.functional.adversarial import AttackLoss
+
+__all__ = ["Square"]
+
+SMALLEST_BUMP = 3
+"""Side of the smallest window in L2, as in the authors' code: a bump in one pixel would cancel what stands there."""
+
+
+@dataclass(frozen=True)
+class Square(Attack):
+    """Random search over square windows, in Linf or L2, without gradients and without an early end.
+
+    Images are `(batch, channel, height, width)`. Flat inputs, `(batch, features)`, are one row of pixels, whose windows
+    are stretches of neighbouring features; if they are images laid flat, ``shape`` says which.
+
+    Args:
+        steps: how many changes are tried.
+        share: of the pixels that the first window covers.
+        shape: channel, height and width of the image that a flat input stands for.
+    """
+
+    epsilon: float = 8 / 255
+    loss: AttackLoss = "margin"
+    steps: int = 1000
+    share: float = 0.8
+    shape: tuple[int, int, int] | None = None
+
+    _uses_gradients: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_steps(self.steps)
+        if not 0.0 < self.share <= 1.0:
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
+        if self.shape is not None and (len(self.shape) != 3 or min(self.shape) < 1):
+            raise ValueError(f"shape must be channel, height and width, each at least 1, got {self.shape}")
+
+    def _num_steps(self) -> int:
+        return self.steps
+
+    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+        images = self._as_images(inputs)
+        start = self._stripes if self.norm == "linf" else self._tiles
+        change = self._with_square if self.norm == "linf" else self._with_bump
+        moved = self._inside(start(victim, images), images)
+        values = victim.values(moved.view_as(inputs), targets)
+        for k in range(self.steps):
+            share = functional.square_share(k, self.steps, self.share)
+            candidate = self._inside(change(victim, moved, images, share), images)
+            if victim.noise == "fresh" and victim.is_random:
+                found, values = victim.compare(candidate.view_as(inputs), moved.view_as(inputs), targets)
+            else:
+                found = victim.values(candidate.view_as(inputs), targets)
+            moved = torch.where(functional.as_rows(found > values, moved), candidate, moved)
+            values = torch.maximum(found, values)
+            ticker.tick()
+        return self._select(victim, moved.view_as(inputs), targets)
+
+    def _as_images(self, inputs: Tensor) -> Float[Tensor, "batch channel height width"]:
+        if inputs.dim() == 2:
+            shape = self.shape or (1, 1, inputs.shape[1])
+            if math.prod(shape) != inputs.shape[1]:
+                raise ValueError(f"shape must have as many pixels as an input, {inputs.shape[1]}, got {shape}")
+            return inputs.reshape(-1, *shape)
+        if inputs.dim() != 4:
+            raise ValueError(
+                "inputs must be images (batch, channel, height, width) or flat (batch, features) for Square, "
+                f"got shape {tuple(inputs.shape)}"
+            )
+        return inputs.contiguous()
+
+    def _stripes(self, victim: Victim, images: Tensor) -> Tensor:
+        """Vertical stripes, up or down."""
+        batch, channels, _, width = images.shape
+        return images + self.epsilon * victim.random((batch, channels, 1, width), "sign", images)
+
+    def _with_square(self, victim: Victim, moved: Tensor, images: Tensor, share: float) -> Tensor:
+        """One window at the edge of the ball, up or down in each channel."""
+        numbers = victim.random((len(images), 2 + images.shape[1]), "uniform", images)
+        window = _Windows.at(numbers[:, :2], images, share)
+        return window.put(moved, window.get(images) + self.epsilon * _signs(numbers[:, 2:]))
+
+    def _tiles(self, victim: Victim, images: Tensor) -> Tensor:
+        """Bumps on a grid of five by five, up or down in each channel, as far out as the ball goes."""
+        batch, channels, height, width = images.shape
+        tall, wide = (max(length // 5, 1) for length in (height, width))
+        rows, columns = height // tall, width // wide
+        signs = victim.random((batch, channels, rows, columns), "sign", images)
+        tiles = torch.kron(signs, _bump(tall, wide, images.dtype, images.device))
+        top, left = (height - rows * tall) // 2, (width - columns * wide) // 2
+        perturbation = torch.zeros_like(images)
+        perturbation[..., top : top + rows * tall, left : left + columns * wide] = tiles
+        return images + self.epsilon * functional.steepest_direction(perturbation, "l2")
+
+    def _with_bump(self, victim: Victim, moved: Tensor, images: Tensor, share: float) -> Tensor:
+        """One window put back, and all the distance this frees given to a bump in another."""
+        numbers = victim.random((len(images), 5 + images.shape[1]), "uniform", images)
+        raised, dropped = (_Windows.at(numbers[:, i : i + 2], images, share, SMALLEST_BUMP) for i in (0, 2))
+        perturbation = moved - images
+        kept = raised.put(dropped.put(perturbation, 0.0), 0.0)
+        bump = raised.bump(numbers[:, 4]) * _signs(numbers[:, 5:])
+        free = functional.free_distance(perturbation, kept, self.epsilon)
+        return images + raised.put(kept, free * _unit(bump + _unit(raised.get(perturbation))))
+
+
+@dataclass(frozen=True, eq=False)
+class _Windows:
+    """One window in each image, all of one size."""
+
+    index: tuple[Tensor, Tensor, Tensor, Tensor]
+
+    @classmethod
+    def at(cls, uniform: Float[Tensor, "batch 2"], images: Tensor, share: float, smallest: int = 1) -> "_Windows":
+        """Windows that cover this share of the pixels, at places told by uniform numbers."""
+        batch, channels, height, width = images.shape
+        window = functional.square_window(share, height, width, smallest)
+        places = [
+            (numbers * (side - length + 1)).long().clamp_max(side - length).view(-1, 1)
+            + torch.arange(length, device=images.device)
+            for numbers, side, length in zip(uniform.unbind(dim=1), (height, width), window, strict=True)
+        ]
+        rows, columns = places
+        examples = torch.arange(batch, device=images.device).view(-1, 1, 1, 1)
+        layers = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
+        return cls((examples, layers, rows[:, None, :, None], columns[:, None, None, :]))
+
+    def get(self, images: Tensor) -> Tensor:
+        """What stands in the windows."""
+        return images[self.index]
+
+    def put(self, images: Tensor, content: Tensor | float) -> Tensor:
+        """The images with something else in the windows."""
+        changed = images.clone()
+        changed[self.index] = content
+        return changed
+
+    def bump(self, uniform: Float[Tensor, " batch"]) -> Float[Tensor, "batch 1 height width"]:
+        """A bump for each window; where windows are square, lying down in half of them."""
+        tall, wide = self.index[2].shape[2], self.index[3].shape[3]
+        upright = _bump(tall, wide, uniform.dtype, uniform.device).expand(len(uniform), 1, tall, wide)
+        if tall != wide:
+            return upright
+        return torch.where(functional.as_rows(uniform < 0.5, upright), upright, upright.mT)
+
+
+@functools.lru_cache(maxsize=64)
+def _bump(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "height width"]:
+    return functional.square_bump(height, width).to(dtype=dtype, device=device)
+
+
+def _signs(uniform: Float[Tensor, "batch channel"]) -> Float[Tensor, "batch channel 1 1"]:
+    return (2.0 * (uniform < 0.5) - 1.0).to(uniform.dtype)[:, :, None, None]
+
+
+def _unit(windows: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
+    """Each channel of each window, of norm one."""
+    return F.normalize(windows.flatten(2), dim=2).view_as(windows)

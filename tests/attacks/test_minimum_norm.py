@@ -1,0 +1,257 @@
+"""The smallest perturbations: closed forms (T-61), the search over c, and failures that are told."""
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attack_table import bayesian_net, examples, plain_net
+from dubio import attacks
+from dubio.attacks import Attack, solvers
+from dubio.attacks.minimal_distance import Nearest
+
+WIDE = (-50.0, 50.0)
+
+
+def linear_net(classes: int = 2, seed: int = 3) -> nn.Module:
+    net = nn.Linear(8, classes)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        net.weight.copy_(torch.randn(classes, 8, generator=generator))
+        net.bias.copy_(torch.randn(classes, generator=generator))
+    return net
+
+
+def right_points(net: nn.Module, rows: int = 8) -> tuple[Tensor, Tensor]:
+    """Inputs at least one unit of logits away from the boundary, with their labels."""
+    inputs = torch.randn(400, 8, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        top = net(inputs).topk(2, dim=1)
+    sure = top.values[:, 0] - top.values[:, 1] > 1.0
+    return inputs[sure][:rows], top.indices[sure][:rows, 0]
+
+
+@torch.no_grad()
+def closed_form(net: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Distance to the nearest of all boundaries: ``min_k |z_k - z_y| / ||w_k - w_y||``."""
+    logits, weight = net(inputs), net.weight
+    distances = []
+    for row, label in enumerate(labels.tolist()):
+        others = [k for k in range(len(weight)) if k != label]
+        gaps = [(logits[row, label] - logits[row, k]) / (weight[label] - weight[k]).norm() for k in others]
+        distances.append(min(gaps))
+    return torch.stack(distances)
+
+
+SHORT: dict[str, Any] = {"bounds": WIDE, "steps": 100, "step_size": 0.03, "seed": 0}
+QUICK: dict[str, Attack] = {
+    "targeted": attacks.MinimumNorm(**SHORT),
+    "untargeted, hinge": attacks.MinimumNorm(mode="untargeted", loss="margin", **SHORT),
+    "lbfgs": attacks.MinimumNorm(bounds=WIDE, solver="lbfgs"),
+    "ddn": attacks.Ddn(bounds=WIDE, steps=200),
+    "fmn": attacks.Fmn(bounds=WIDE, steps=200),
+}
+DEFAULTS: dict[str, Attack] = {
+    "targeted": attacks.MinimumNorm(bounds=WIDE),
+    "targeted, hinge": attacks.MinimumNorm(bounds=WIDE, loss="margin"),
+    "untargeted, hinge": attacks.MinimumNorm(bounds=WIDE, mode="untargeted", loss="margin"),
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.feature("Minimum-norm attacks: closed form of a linear classifier within 2 %, failures told")
+def test_t61_two_classes_match_the_closed_form(name: str) -> None:
+    assert_nearest(QUICK[name], rows=2 if name == "lbfgs" else 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_t61_two_classes_match_the_closed_form_with_the_published_settings(name: str) -> None:
+    assert_nearest(DEFAULTS[name], rows=8)
+
+
+def assert_nearest(attack: Attack, rows: int) -> None:
+    net = linear_net()
+    inputs, labels = right_points(net, rows)
+    result = attack(net, inputs, labels)
+    assert result.fooled.all()
+    expected = closed_form(net, inputs, labels)
+    assert (result.norm >= expected * (1.0 - 1e-5)).all()
+    torch.testing.assert_close(result.norm, expected, rtol=0.02, atol=0.0)
+    assert (net(result.inputs).argmax(dim=1) != labels).all()
+
+
+@pytest.mark.parametrize("name", ["targeted", "untargeted, hinge", "ddn", "fmn"])
+def test_t61_more_classes_are_not_nearer_than_the_closed_form(name: str) -> None:
+    net = linear_net(classes=5)
+    inputs, labels = right_points(net)
+    attack = QUICK[name]
+    if isinstance(attack, attacks.MinimumNorm):
+        attack = replace(attack, bisections=2)
+    result = attack(net, inputs, labels)
+    assert result.fooled.all()
+    assert (result.norm >= closed_form(net, inputs, labels) * (1.0 - 1e-5)).all()
+
+
+def test_the_negated_loss_of_the_true_class_leaves_it_if_not_by_the_shortest_way() -> None:
+    net = linear_net()
+    inputs, labels = right_points(net)
+    result = attacks.MinimumNorm(mode="untargeted", bisections=2, **SHORT)(net, inputs, labels)
+    assert result.fooled.all()
+    ratio = result.norm / closed_form(net, inputs, labels)
+    assert (ratio >= 1.0 - 1e-5).all()
+    assert ratio.max() < 1.5
+
+
+@pytest.mark.slow
+def test_the_best_of_all_targets_is_the_nearest_class() -> None:
+    net = linear_net(classes=4)
+    inputs, labels = right_points(net, rows=4)
+    result = attacks.MinimumNorm(target="best_of_all", **SHORT)(net, inputs, labels)
+    torch.testing.assert_close(result.norm, closed_form(net, inputs, labels), rtol=0.05, atol=0.0)
+
+
+@pytest.mark.parametrize("solver", ["adam", "lbfgs"])
+def test_t61_a_larger_weight_keeps_the_perturbation_shorter(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = linear_net()
+    inputs, labels = right_points(net, rows=2)
+    victim = attacks.MinimumNorm(num_samples=1)._victim(net)
+    problem = solvers.Problem(victim, inputs, labels, 1 - labels, WIDE)
+    start = inputs + 1e-3 * torch.randn_like(inputs)
+    sizes = []
+    for c in (0.01, 0.1, 1.0, 10.0):
+        nearest, ends = Nearest(inputs, "l2"), []
+        monkeypatch.setattr(nearest, "consider", lambda moved, fooled, ends=ends: ends.append(moved.clone()))
+        weights = torch.full((2,), c)
+        if solver == "adam":
+            solvers.descend(problem, start, weights, nearest, steps=100, step_size=0.03)
+        else:
+            solvers.minimise(problem, start, weights, nearest, steps=50)
+        sizes.append((ends[-1] - inputs).norm(dim=1))
+    for larger, smaller in pairwise(sizes):
+        assert (smaller < larger).all()
+
+
+def test_t61_inputs_stay_in_the_box_where_it_is_in_the_way() -> None:
+    net = linear_net()
+    inputs, labels = right_points(net)
+    box = (inputs.min().item(), inputs.max().item())
+    quick = attacks.MinimumNorm(bounds=box, steps=20, step_size=0.1, bisections=2)
+    for attack in (quick, attacks.Ddn(bounds=box), attacks.Fmn(bounds=box)):
+        result = attack(net, inputs, labels)
+        assert result.inputs.min() >= box[0]
+        assert result.inputs.max() <= box[1]
+        assert result.fooled.any()
+
+
+FAILING: dict[str, Attack] = {
+    "minimum norm": attacks.MinimumNorm(steps=5, bisections=1),
+    "untargeted": attacks.MinimumNorm(steps=5, bisections=1, mode="untargeted", loss="margin"),
+    "lbfgs": attacks.MinimumNorm(steps=3, bisections=1, solver="lbfgs"),
+    "ddn": attacks.Ddn(steps=10),
+    "fmn": attacks.Fmn(steps=10),
+    "fmn, linf": attacks.Fmn(steps=10, norm="linf"),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_t61_failure_is_told_and_never_counted_as_success(name: str) -> None:
+    net = nn.Linear(3, 2)  # says class 0 wherever in the box
+    net.load_state_dict({"weight": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), "bias": torch.tensor([9.0, 0.0])})
+    inputs, labels = torch.rand(4, 3), torch.tensor([0, 0, 0, 1])  # the last one is wrong already
+    result = FAILING[name](net, inputs, labels)
+    assert result.fooled.tolist() == [False, False, False, True]
+    assert torch.equal(result.inputs, inputs)
+    assert result.norm.tolist() == [0.0] * 4
+    if result.c is not None:
+        assert result.c.isnan().all()
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_what_is_wrong_already_stays_as_it_is(name: str) -> None:
+    net = plain_net()
+    inputs, labels = examples()
+    wrong = (labels + 1) % 4
+    result = FAILING[name](net, inputs, wrong)
+    assert torch.equal(result.inputs, inputs)
+    assert result.fooled.all()
+
+
+def test_the_weight_with_which_a_perturbation_was_found_is_told() -> None:
+    net = linear_net()
+    inputs, labels = right_points(net)
+    result = QUICK["targeted"](net, inputs, labels)
+    assert result.c is not None
+    # At the boundary of two classes the loss falls with half the weights' distance: there c holds the balance.
+    balance = 0.5 * (net.weight[0] - net.weight[1]).norm()
+    torch.testing.assert_close(result.c, balance.expand(8).detach(), rtol=0.1, atol=0.0)
+    assert attacks.Pgd(steps=1)(plain_net(), *examples()).c is None
+
+
+@pytest.mark.parametrize("name", ["targeted", "lbfgs"])
+def test_wanted_classes_are_reached(name: str) -> None:
+    net = linear_net(classes=4)
+    inputs, labels = right_points(net, rows=2)
+    wanted = (labels + 2) % 4
+    result = replace(QUICK[name], targeted=True, bisections=2)(net, inputs, wanted)
+    assert result.fooled.all()
+    assert torch.equal(net(result.inputs).argmax(dim=1), wanted)
+
+
+def test_the_runner_up_is_the_likeliest_other_class_and_random_targets_are_any_other() -> None:
+    attack = attacks.MinimumNorm()
+    log_probs = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.4, 0.3, 0.2, 0.1]]).log()
+    labels = torch.tensor([2, 2])
+    victim = attack._victim(plain_net())
+    assert [goals.tolist() for goals in attack._goals(victim, log_probs, labels)] == [[1, 0]]
+    many = torch.arange(4).repeat(500)
+    random = attacks.MinimumNorm(target="random")._goals(victim, torch.zeros(2000, 4), many)[0]
+    counts = torch.bincount((random - many) % 4, minlength=4)
+    assert counts[0] == 0
+    assert counts[1:].min() > 2000 / 3 - 5 * (2000 * 2 / 9) ** 0.5
+    each = attacks.MinimumNorm(target="best_of_all")._goals(victim, log_probs, labels)
+    assert sorted(goals[0].item() for goals in each) == [0, 1, 3]
+
+
+def test_lbfgs_is_on_frozen_draws() -> None:
+    assert attacks.MinimumNorm(solver="lbfgs")._victim(plain_net()).noise == "frozen"
+    assert attacks.MinimumNorm(solver="lbfgs", noise="off")._victim(plain_net()).noise == "off"
+    assert attacks.MinimumNorm()._victim(plain_net()).noise == "fresh"
+
+
+@pytest.mark.parametrize("name", ["minimum norm", "ddn", "fmn", "lbfgs"])
+def test_random_networks_are_fooled_by_the_mean_over_the_draws(name: str) -> None:
+    model = bayesian_net("local")
+    inputs, labels = examples(model, rows=3)
+    options: dict[str, Any] = {"num_samples": 4, "seed": 1, "noise": "frozen"}
+    attack = type(FAILING[name])(**{**vars(FAILING[name]), **options})
+    result = attack(model, inputs, labels)
+    assert result.fooled.any()
+    victim = attack._victim(model)
+    with torch.no_grad():
+        model.eval()
+        _, fooled = victim.judge(result.inputs, labels)
+    assert torch.equal(fooled, result.fooled)
+
+
+def test_without_scipy_lbfgs_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ImportError, match=r"solver='lbfgs' needs SciPy: pip install 'dubio\[attacks\]'"):
+        attacks.minimum_norm(plain_net(), *examples(), solver="lbfgs")
+
+
+def test_a_saturated_network_is_left_by_a_random_direction() -> None:
+    net = nn.Linear(4, 3)
+    with torch.no_grad():
+        net.weight.mul_(1e4)
+    inputs, labels = torch.rand(6, 4), torch.zeros(6, dtype=torch.int64)
+    with torch.no_grad():
+        net.bias[0] = 1e4  # so sure that the gradient is zero in float32
+    leaf = inputs.clone().requires_grad_(True)
+    nn.functional.cross_entropy(net(leaf), labels).backward()
+    assert leaf.grad.abs().max() == 0.0
+    assert attacks.Ddn(steps=60, radius=0.1)(net, inputs, labels).fooled.any()
