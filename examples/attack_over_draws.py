@@ -2,8 +2,8 @@
 
 Two networks read digits. Of one, the weights got Gaussian noise of standard deviation 0.15 after ordinary training, a
 defence that has often been proposed; the other is Bayesian and has learned its noise. Each is attacked by PGD and by a
-single step, with gradients averaged over K = 1, 2, 5, 10, 20 and 50 draws; by PGD on the mean logits; and by images that
-were made on the network with its noise off (transfer). What is left is the accuracy of the mean over 200 fresh draws.
+single step, with gradients averaged over K = 1, 2, 5, 10, 20 and 50 draws; by PGD on the mean logits; and by images
+made on the network with its noise off (transfer). What is left is the accuracy of the mean over 200 fresh draws.
 
 Expect the network with added noise to look better by some points at K = 1 than at K = 50, and expect mean logits, and
 transfer, which is the cheapest of all, to leave about ten points less. Learned noise is smaller and hides less. Expect
@@ -81,7 +81,8 @@ def draw(path: Path, found: dict[str, dict[str, list[float]]]) -> None:
         for name, colour in COLOURS.items():
             values = [100.0 * value for value in curves[name]]
             axes.plot(DRAWS, values, "o-", color=colour, markersize=4, label=name)
-        axes.axhline(100.0 * curves["transfer"][0], color="black", linestyle="--", label="transfer from the noise-off network")
+        transfer = 100.0 * curves["transfer"][0]
+        axes.axhline(transfer, color="black", linestyle="--", label="transfer from the noise-off network")
         axes.set(title=title, xscale="log", xlabel="draws K that a gradient averages")
         axes.set_xticks(DRAWS, [str(num_samples) for num_samples in DRAWS])
         axes.minorticks_off()

@@ -30,9 +30,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
-@pytest.mark.feature(
-    "On noise added to a network, an attack on one draw looks weaker than on fifty, and transfer beats both"
-)
+@pytest.mark.feature("Of noise added to a network, an attack on one draw shows less than on fifty, and transfer more")
 def test_one_draw_flatters_added_noise_and_transfer_tells(
     example: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. What an attack leaves of a
 
 from dubio.attacks.attack import Attack, Attacked
 from dubio.attacks.gradient import Fgsm, Pgd, TargetedFgsm
+from dubio.attacks.harness import TransferTable, transfer_table
 from dubio.attacks.noise import RandomNoise
 from dubio.attacks.scoring import Accuracy, Score, score, strongest
 from dubio.attacks.short_forms import short_form
@@ -22,6 +23,7 @@ __all__ = [
     "Score",
     "TargetedFgsm",
     "Transfer",
+    "TransferTable",
     "fgsm",
     "pgd",
     "random_noise",
@@ -29,6 +31,7 @@ __all__ = [
     "strongest",
     "targeted_fgsm",
     "transfer",
+    "transfer_table",
 ]
 
 fgsm = short_form(Fgsm)

@@ -7,6 +7,7 @@ methods specification and are repeated in the tests (T-n).
 from dubio.functional.adversarial import (
     attack_loss,
     averaged_attack_loss,
+    distortion,
     perturbation_norm,
     project_perturbation,
     random_perturbation,
@@ -53,6 +54,7 @@ __all__ = [
     "blurred",
     "class_variance",
     "clopper_pearson",
+    "distortion",
     "entropy",
     "expected_entropy",
     "flip",
