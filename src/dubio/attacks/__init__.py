@@ -8,6 +8,7 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. What an attack leaves of a
 from dubio.attacks.adaptive import Apgd
 from dubio.attacks.attack import Attack, Attacked
 from dubio.attacks.gradient import Fgsm, Pgd, TargetedFgsm
+from dubio.attacks.harness import TransferTable, transfer_table
 from dubio.attacks.minimal_distance import Ddn, Fmn
 from dubio.attacks.noise import RandomNoise
 from dubio.attacks.penalised import MinimumNorm
@@ -33,6 +34,7 @@ __all__ = [
     "Transfer",
     "apgd",
     "ddn",
+    "TransferTable",
     "fgsm",
     "fmn",
     "minimum_norm",
@@ -43,6 +45,7 @@ __all__ = [
     "strongest",
     "targeted_fgsm",
     "transfer",
+    "transfer_table",
 ]
 
 apgd = short_form(Apgd)

@@ -1,4 +1,4 @@
-"""The commands: ``dubio demo``, ``data``, ``train``, ``runs``, ``describe``, ``predict``, ``export``."""
+"""The commands: ``dubio demo``, ``data``, ``train``, ``runs``, ``describe``, ``predict``, ``attack``, ``export``."""
 
 import shlex
 from pathlib import Path
@@ -12,10 +12,13 @@ from rich.table import Table
 
 import dubio
 from dubio.cli.answers import Answering
+from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
+from dubio.cli.attacking import tabulate as tabulate_attacks
 from dubio.cli.data_command import show_data
 from dubio.cli.folders import CONFIG, check_name, find_run, list_runs, load_model
 from dubio.cli.judging import score
 from dubio.cli.ordering import Order, load_splits, read_order, train_order
+from dubio.cli.picturing import picture
 from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
 from dubio.cli.showing import show_demo
 from dubio.models import sizes_of
@@ -240,6 +243,70 @@ def predict(
     inputs, targets = examples[rows].tensors
     found = dubio.predict(model, inputs, num_samples=samples, seed=seed)
     Console().print(tabulate(found, rows, targets, examples.classes))
+
+
+@app.command()
+def attack(
+    named: Named,
+    attack: Annotated[
+        str, typer.Option(help="fgsm, pgd, random_noise or transfer (from the noise-off network); several with commas.")
+    ] = "pgd",
+    epsilon: Annotated[
+        str, typer.Option(help="How far an input may move: 0.1 or 8/255; several with commas.")
+    ] = "8/255",
+    norm: Annotated[
+        Literal["linf", "l2"] | None, typer.Option(help="How distance is measured (default: linf).")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps along the gradient (default: 20).")] = None,
+    restarts: Annotated[int | None, typer.Option(help="How often it starts anew (default: 1).")] = None,
+    samples: Annotated[int | None, typer.Option(help="K: draws that each gradient averages (default: 20).")] = None,
+    draws: Annotated[int, typer.Option(help="T: fresh draws to score with.")] = 100,
+    objective: Annotated[
+        Literal["predictive", "expected", "mean_logit"] | None, typer.Option(help="What is averaged over draws.")
+    ] = None,
+    loss: Annotated[Literal["cross_entropy", "margin", "dlr"] | None, typer.Option(help="What is raised.")] = None,
+    noise: Annotated[
+        Literal["fresh", "frozen", "off"] | None, typer.Option(help="New draws at each step, the same ones, or none.")
+    ] = None,
+    images: Annotated[int, typer.Option(help="How many test images; always the same ones.")] = 500,
+    data: Annotated[
+        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
+    ] = None,
+    data_dir: DataDir = None,
+    seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where files go (default: the run's folder).")] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Attack a network over many draws, and score what is left on fresh ones.
+
+    R_pred is the accuracy of the mean over draws, R_1 of one draw, R_retry of ten in a row, all with intervals at 95 %.
+    Writes attack.json, attack.safetensors (the images) and attack.png over those of an attack before.
+
+    Example:  dubio attack first --attack pgd --epsilon 8/255 --samples 20
+    Example:  dubio attack first --attack pgd,transfer --epsilon 0.05,0.1
+    """
+    names, epsilons = parse_attacks(attack), parse_epsilons(epsilon)
+    chosen_fields = {
+        "norm": norm,
+        "steps": steps,
+        "restarts": restarts,
+        "num_samples": samples,
+        "objective": objective,
+        "loss": loss,
+        "noise": noise,
+    }
+    fields = {field: value for field, value in chosen_fields.items() if value is not None}
+    model = load_model(named, runs)
+    examples = test_examples(named, runs, data, data_dir)
+    check_fits(model, examples)
+    chosen = choose_images(examples, images)
+    found = assail(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed)
+    folder = out or (Path(named).parent if Path(named).suffix == ".safetensors" else find_run(named, runs))
+    found.save(folder, {"model": named})
+    Console().print(tabulate_attacks(found))
+    typer.echo(summarise(found))
+    typer.echo(f"images: {folder / 'attack.safetensors'}, record: {folder / 'attack.json'}")
+    typer.echo(picture(model, found, folder / "attack.png"))
 
 
 @app.command()

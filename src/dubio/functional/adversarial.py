@@ -22,6 +22,7 @@ __all__ = [
     "as_rows",
     "attack_loss",
     "averaged_attack_loss",
+    "distortion",
     "perturbation_norm",
     "project_inputs",
     "project_perturbation",
@@ -71,6 +72,11 @@ def perturbation_norm(perturbation: Float[Tensor, "batch *shape"], norm: Norm) -
     """Size of each example's perturbation."""
     flat = perturbation.flatten(1)
     return flat.abs().amax(dim=1) if norm == "linf" else flat.norm(dim=1)
+
+
+def distortion(perturbation: Float[Tensor, "batch *shape"]) -> Float[Tensor, ""]:
+    """Mean over examples of the root mean square of what was added, ``sqrt(||r||^2 / d)`` (E-27)."""
+    return perturbation.flatten(1).square().mean(dim=1).sqrt().mean()
 
 
 def steepest_direction(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, "batch *shape"]:

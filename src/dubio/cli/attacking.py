@@ -1,0 +1,246 @@
+"""``dubio attack``: attacks by name on the test images of a run, scored on draws that had no part in them.
+
+Three kinds of draws are kept apart by their seeds: those an attack climbs by, those that choose the strongest of
+several attacks, and those that score (``tests/end_to_end/test_attack_command.py``).
+"""
+
+import dataclasses
+import hashlib
+import json
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+import dubio
+from dubio import attacks
+from dubio.attacks import Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Transfer
+from dubio.data import Examples
+from dubio.persistence.atomic import write_atomically
+
+__all__ = ["Assault", "Row", "assail", "choose_images", "parse_attacks", "parse_epsilons", "summarise", "tabulate"]
+
+KINDS: dict[str, type[Attack]] = {"fgsm": Fgsm, "pgd": Pgd, "random_noise": RandomNoise, "transfer": Transfer}
+STRONGEST = "strongest"
+NUM_TRIES = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What one attack at one epsilon left."""
+
+    attack: str
+    epsilon: str
+    """As it was given, ``8/255``."""
+    value: Attack | None
+    """None for the strongest of several."""
+    inputs: Tensor
+    score: Score
+    forwards: int
+    backwards: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """What the images are called in the file."""
+        return f"{self.attack}@{self.epsilon}"
+
+
+@dataclass(frozen=True, eq=False)
+class Assault:
+    """All attacks on one network."""
+
+    examples: Examples
+    indices: list[int]
+    clean: Score
+    rows: list[Row]
+    seeds: dict[str, int]
+
+    def save(self, folder: Path, asked: dict[str, Any]) -> None:
+        """Write ``attack.json`` and ``attack.safetensors``; ``asked`` is what the record says of the command."""
+        folder.mkdir(parents=True, exist_ok=True)
+        clean, targets = self.examples.tensors
+        named = {row.name: row.inputs for row in self.rows}
+        tensors = {
+            name: tensor.cpu().contiguous() for name, tensor in {"clean": clean, "targets": targets, **named}.items()
+        }
+        content = to_bytes(tensors, {"format": "dubio-attack-1"})
+        record = {
+            "format": "dubio-attack-1",
+            **asked,
+            "data": self.examples.name,
+            "fingerprint": self.examples.fingerprint,
+            "indices": self.indices,
+            "seeds": self.seeds,
+            "num_draws": self.clean.num_samples,
+            "num_tries": self.clean.num_tries,
+            "versions": {"dubio": dubio.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "clean": _record_score(self.clean),
+            "rows": [_record_row(row) for row in self.rows],
+            "sha256_of_images": hashlib.sha256(content).hexdigest(),
+        }
+        write_atomically(folder / "attack.safetensors", content)
+        write_atomically(folder / "attack.json", (json.dumps(record, indent=1) + "\n").encode())
+
+
+def parse_attacks(text: str) -> list[str]:
+    """Names of attacks from ``pgd,transfer``."""
+    names = text.split(",")
+    for name in names:
+        if name not in KINDS:
+            raise ValueError(f"--attack must be of {', '.join(KINDS)}, or several with commas, got {text!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"--attack must name each attack once, got {text!r}")
+    return names
+
+
+def parse_epsilons(text: str) -> dict[str, float]:
+    """Distances from ``8/255`` or ``0.1,0.2``, under what was written."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        above, stroke, below = part.partition("/")
+        try:
+            found[part.strip()] = float(above) / float(below) if stroke else float(above)
+        except (ValueError, ZeroDivisionError):
+            message = f"--epsilon must be a number or a fraction such as 8/255, or several with commas, got {text!r}"
+            raise ValueError(message) from None
+    return found
+
+
+def choose_images(examples: Examples, count: int) -> tuple[Examples, list[int]]:
+    """Some of the examples at random, always the same ones, and their row numbers."""
+    if count < 1:
+        raise ValueError(f"--images must be at least 1, got {count}")
+    if not examples.classes:
+        raise ValueError(f"an attack needs classes to leave, and {examples.name} has numbers for targets")
+    inputs = examples.tensors[0]
+    if not 0.0 <= inputs.min().item() <= inputs.max().item() <= 1.0:
+        raise ValueError(
+            f"dubio attack needs inputs in [0, 1], and {examples.name} has {inputs.min().item():g} to "
+            f"{inputs.max().item():g}; in Python an attack takes bounds=(low, high)"
+        )
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
+    indices = sorted(order[:count].tolist())
+    return examples[indices], indices
+
+
+def assail(
+    model: nn.Module,
+    chosen: tuple[Examples, list[int]],
+    names: list[str],
+    epsilons: dict[str, float],
+    fields: dict[str, Any],
+    *,
+    num_draws: int = 100,
+    seed: int = 0,
+) -> Assault:
+    """Attack a network by each name at each epsilon, and where there are several by the strongest of them.
+
+    ``fields`` are those of attacks; each attack takes those it has, and one that none has is refused.
+    """
+    seeds = {"attack": 3 * seed, "selection": 3 * seed + 1, "scoring": 3 * seed + 2}
+    _check_fields(names, fields)
+    values = {
+        (name, epsilon): _attack(name, distance, fields, seeds["attack"])
+        for name in names
+        for epsilon, distance in epsilons.items()
+    }
+    inputs, targets = chosen[0].tensors
+
+    def scored(adversarial: Tensor) -> Score:
+        tries = min(NUM_TRIES, num_draws)
+        return attacks.score(model, adversarial, targets, num_samples=num_draws, num_tries=tries, seed=seeds["scoring"])
+
+    clean, rows = scored(inputs), []
+    for epsilon in epsilons:
+        results = []
+        for name in names:
+            value = values[name, epsilon]
+            result = value(model, inputs, targets)
+            results.append(result)
+            cost = (result.forwards, result.backwards, result.seconds)
+            rows.append(Row(name, epsilon, value, result.inputs, scored(result.inputs), *cost))
+        if len(names) > 1:
+            worst = attacks.strongest(model, results, targets, seed=seeds["selection"])[0]
+            rows.append(Row(STRONGEST, epsilon, None, worst, scored(worst), *_total_cost(results)))
+    return Assault(*chosen, clean, rows, seeds)
+
+
+def tabulate(assault: Assault) -> Table:
+    """One line for each attack and epsilon, intervals at 95 % below the shares, in percent."""
+    clean = assault.clean
+    table = Table("attack", "epsilon")
+    shares = (f"R_pred\nT = {clean.num_samples}", "R_1", f"R_retry\nm = {clean.num_tries}")
+    for heading in (*shares, "passes", "s"):
+        table.add_column(heading, justify="right")
+    table.add_row("none", "0", *_shares(clean), "", "")
+    for row in assault.rows:
+        passes = f"{row.forwards + row.backwards}"
+        table.add_row(row.attack, row.epsilon, *_shares(row.score), passes, f"{row.seconds:.1f}")
+    return table
+
+
+def summarise(assault: Assault) -> str:
+    """What the numbers mean, in a sentence about the row that leaves least."""
+    worst = min(assault.rows, key=lambda row: row.score.predictive.value)
+    clean, left = assault.clean.predictive.value, worst.score.predictive.value
+    return (
+        f"After {worst.attack} at {worst.epsilon} the mean over {worst.score.num_samples} fresh draws is right on "
+        f"{left:.1%} of {len(assault.examples)} images, against {clean:.1%} without an attack; a stronger attack may "
+        "leave less, so this says how robust the network is at most."
+    )
+
+
+def _attack(name: str, epsilon: float, fields: dict[str, Any], seed: int) -> Attack:
+    own = {field: value for field, value in fields.items() if field in _fields_of(name)}
+    if name != "transfer":
+        return KINDS[name](epsilon=epsilon, seed=seed, **own)
+    shared = {field: own[field] for field in ("norm", "num_samples", "objective", "loss") if field in own}
+    return Transfer(attack=Pgd(epsilon=epsilon, seed=seed, **own), seed=seed, **shared)
+
+
+def _fields_of(name: str) -> set[str]:
+    kind = Pgd if name == "transfer" else KINDS[name]  # what is transferred
+    fields = {field.name for field in dataclasses.fields(kind)}
+    return fields - {"noise"} if name == "transfer" else fields
+
+
+def _check_fields(names: list[str], fields: dict[str, Any]) -> None:
+    for field in fields:
+        if not any(field in _fields_of(name) for name in names):
+            raise ValueError(f"--{field.replace('num_', '')} means nothing to {' and '.join(names)}; leave it out")
+
+
+def _total_cost(results: list[Attacked]) -> tuple[int, int, float]:
+    return (
+        sum(result.forwards for result in results),
+        sum(result.backwards for result in results),
+        sum(result.seconds for result in results),
+    )
+
+
+def _shares(score: Score) -> list[str]:
+    found = (score.predictive, score.single, score.retry)
+    return [f"{share.value:.1%}\n{100 * share.low:.1f}-{100 * share.high:.1f}" for share in found]
+
+
+def _record_score(score: Score) -> dict[str, Any]:
+    shares = {name: dataclasses.asdict(getattr(score, name)) for name in ("predictive", "single", "retry")}
+    per_example = {
+        "predictive_per_example": score.predictive_per_example.int().tolist(),
+        "single_per_example": [round(share, 4) for share in score.single_per_example.tolist()],
+    }
+    return shares | per_example
+
+
+def _record_row(row: Row) -> dict[str, Any]:
+    fields = None if row.value is None else {"kind": type(row.value).__name__, **dataclasses.asdict(row.value)}
+    cost = {"forwards": row.forwards, "backwards": row.backwards, "seconds": row.seconds}
+    return {"attack": row.attack, "epsilon": row.epsilon, "fields": fields, **cost, **_record_score(row.score)}
