@@ -27,9 +27,9 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.attacks.attack import Attack, _randomness
+from dubio.attacks.attack import Attack
 from dubio.attacks.scoring import score
-from dubio.attacks.victims import Model, untouched
+from dubio.attacks.victims import Model, seeded_generator, untouched
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, stream
 from dubio.sampling.settings import check_num_samples
@@ -191,7 +191,7 @@ def _single(
     """Accuracy of each of many draws, one set of weights for all inputs (5.4)."""
     right = torch.zeros(num_draws, dtype=torch.long)
     if not isinstance(model, nn.Module):
-        with _randomness(seed, inputs.device):
+        with seeded_generator(seed, inputs.device):
             for draw in range(num_draws):
                 right[draw] = (model(inputs).argmax(dim=-1) == targets).sum()
         return right / len(inputs)

@@ -20,13 +20,20 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import attacks
-from dubio.attacks import Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Transfer
+from dubio.attacks import Apgd, Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Square, Transfer
 from dubio.data import Examples
 from dubio.persistence.atomic import write_atomically
 
 __all__ = ["Assault", "Row", "assail", "choose_images", "parse_attacks", "parse_epsilons", "summarise", "tabulate"]
 
-KINDS: dict[str, type[Attack]] = {"fgsm": Fgsm, "pgd": Pgd, "random_noise": RandomNoise, "transfer": Transfer}
+KINDS: dict[str, type[Attack]] = {
+    "fgsm": Fgsm,
+    "pgd": Pgd,
+    "apgd": Apgd,
+    "square": Square,
+    "random_noise": RandomNoise,
+    "transfer": Transfer,
+}
 STRONGEST = "strongest"
 NUM_TRIES = 10
 
