@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# Compiled code of its own for each worker: two that write the same file at once may load half of it.
+_compiled = tempfile.TemporaryDirectory(prefix="dubio-inductor-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled.name
 
 _checked = jaxtyping.jaxtyped
 

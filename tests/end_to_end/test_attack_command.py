@@ -153,7 +153,7 @@ def test_rows_of_a_table_are_attacked_without_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--attack", "magic"), "--attack must be of fgsm, pgd, random_noise, transfer"),
+        (("--attack", "magic"), "--attack must be of fgsm, pgd, apgd, square, random_noise, transfer"),
         (("--attack", "pgd,pgd"), "--attack must name each attack once"),
         (("--epsilon", "eight"), "--epsilon must be a number or a fraction such as 8/255"),
         (("--epsilon", "8/0"), "--epsilon must be a number or a fraction such as 8/255"),
@@ -161,7 +161,7 @@ def test_rows_of_a_table_are_attacked_without_a_picture(tmp_path: Path) -> None:
         (("--epsilon", "-0.1"), "epsilon must be in [0, 1]"),
         (("--samples", "0"), "num_samples must be at least 1, got 0"),
         (("--draws", "0"), "num_samples must be at least 1, got 0"),
-        (("--steps", "0"), "steps must be at least 1, got 0"),
+        (("--steps", "0"), "steps must be a whole number of at least 1, got 0"),
         (("--images", "0"), "--images must be at least 1, got 0"),
         (("--norm", "l7"), "--norm"),
         (("--attack", "transfer", "--noise", "fresh"), "--noise means nothing to transfer"),

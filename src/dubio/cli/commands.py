@@ -249,7 +249,8 @@ def predict(
 def attack(
     named: Named,
     attack: Annotated[
-        str, typer.Option(help="fgsm, pgd, random_noise or transfer (from the noise-off network); several with commas.")
+        str,
+        typer.Option(help="fgsm, pgd, apgd, square, random_noise or transfer (from noise off); several with commas."),
     ] = "pgd",
     epsilon: Annotated[
         str, typer.Option(help="How far an input may move: 0.1 or 8/255; several with commas.")

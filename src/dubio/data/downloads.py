@@ -6,9 +6,7 @@ name that readers look for. Where nothing can be fetched, the error says in one 
 
 import contextlib
 import hashlib
-import http.client
 import os
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -42,6 +40,8 @@ def download(remote: Remote, folder: Path, *, timeout: float = TIMEOUT, progress
     path = folder / remote.path
     if path.is_file() and md5_of(path.read_bytes()) == remote.md5:
         return path
+    import http.client  # slow, and seldom needed
+
     reasons = []
     for url in remote.urls:
         try:
@@ -56,6 +56,8 @@ def download(remote: Remote, folder: Path, *, timeout: float = TIMEOUT, progress
 
 
 def _fetch(url: str, path: Path, md5: str, timeout: float, progress: bool) -> None:
+    import urllib.request  # slow, and seldom needed
+
     request = urllib.request.Request(url, headers={"User-Agent": "dubio"})
     with urllib.request.urlopen(request, timeout=timeout) as response:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,7 @@ def _fetch(url: str, path: Path, md5: str, timeout: float, progress: bool) -> No
             unfinished.unlink(missing_ok=True)
 
 
-def _copy(response: http.client.HTTPResponse, file: BinaryIO, advance: Advance) -> str:
+def _copy(response: BinaryIO, file: BinaryIO, advance: Advance) -> str:
     """Copy all that comes, and return its md5."""
     digest = hashlib.md5(usedforsecurity=False)
     while chunk := response.read(CHUNK):
