@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from dubio.data.checksums import md5_of
 from dubio.data.stored import Remote
@@ -76,7 +76,7 @@ def _fetch(url: str, path: Path, md5: str, timeout: float, progress: bool) -> No
             unfinished.unlink(missing_ok=True)
 
 
-def _copy(response: BinaryIO, file: BinaryIO, advance: Advance) -> str:
+def _copy(response: Any, file: BinaryIO, advance: Advance) -> str:
     """Copy all that comes, and return its md5."""
     digest = hashlib.md5(usedforsecurity=False)
     while chunk := response.read(CHUNK):
