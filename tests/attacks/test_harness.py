@@ -1,6 +1,7 @@
 """Transfer tables: whose images, whose draws, what is counted, and what a file keeps."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.attacks import Pgd, TransferTable, transfer_table
-from dubio.attacks.harness import _hash
+from dubio.attacks import Pgd, TransferTable, harness, transfer_table
 
 NUM_CLASSES, NUM_PIXELS = 3, 6
 
@@ -97,6 +97,15 @@ def test_draws_are_those_of_the_engine_and_do_not_depend_on_the_batch_size(
     assert torch.allclose(cut.accuracy, table.accuracy)
 
 
+def test_draws_may_come_a_few_at_a_time(
+    table: TransferTable, networks: dict[str, nn.Module], data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "stream", partial(dubio.sampling.stream, chunk=3))
+    sources = {name: networks[name] for name in table.sources}
+    again = transfer_table(sources, Pgd(epsilon=0.15), networks, *data, num_draws=8, seed=2, batch_size=100)
+    assert torch.allclose(again.accuracy, table.accuracy)
+
+
 def test_mean_and_std_are_over_draws(table: TransferTable) -> None:
     values = table.accuracy[0, 2].double()
     assert table.mean[0, 2].item() == pytest.approx(values.mean().item())
@@ -130,7 +139,7 @@ def test_attack_and_draws_have_seeds_of_their_own_and_are_repeated_by_one(
 ) -> None:
     assert len(set(table.provenance["seeds"].values())) == 4
     assert f"seed={table.provenance['seeds']['attack']}" in table.provenance["attack"]
-    assert table.provenance["inputs_sha256"] == _hash(*data) != _hash(data[0], 1 - data[1])
+    assert table.provenance["inputs_sha256"] == harness._hash(*data) != harness._hash(data[0], 1 - data[1])
     sources = {name: networks[name] for name in table.sources}
     again, other = (
         transfer_table(sources, Pgd(epsilon=0.15, seed=77), networks, *data, num_draws=8, seed=seed) for seed in (2, 3)
