@@ -59,18 +59,18 @@ def test_a_classifier_that_ignores_its_input_gets_its_true_scores(share: float) 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_intervals_hold_the_truth_as_often_as_they_say(shared: bool) -> None:
-    """Over 200 repetitions, in which draws are each example's own or common to all: 95 % up to 4 standard errors."""
+    """Over 100 repetitions, in which draws are each example's own or common to all: 95 % up to 4 standard errors."""
     share, draws, rows = 0.9, 60, 50
     truths = {"single": share, "retry": share**5}
     held = dict.fromkeys(truths, 0)
-    for seed in range(200):
+    for seed in range(100):
         generator = torch.Generator().manual_seed(seed)
         right = (torch.rand(draws, 1 if shared else rows, generator=generator) < share).expand(draws, rows)
         found = attacks.scoring._summary(right.float().mean(dim=0) > 0.5, right, 5)
         for name, truth in truths.items():
             interval = getattr(found, name)
             held[name] += interval.low <= truth <= interval.high
-    assert min(held.values()) / 200 > 0.95 - 4.0 * math.sqrt(0.95 * 0.05 / 200)
+    assert min(held.values()) / 100 > 0.95 - 4.0 * math.sqrt(0.95 * 0.05 / 100)
 
 
 def test_scores_of_a_network_without_noise_are_its_accuracy() -> None:

@@ -116,3 +116,10 @@ def test_random_perturbations_are_spread_evenly_over_the_ball() -> None:
         share = 0.5**dimensions
         assert abs((sizes < 1.0).float().mean().item() - share) < 4.0 * (share * (1.0 - share) / 20_000) ** 0.5
         assert found.mean(dim=0).abs().max() < 4.0 * 2.0 / 20_000**0.5
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.2, 0.3, 0.6])
+def test_a_radius_that_single_precision_rounds_up_is_kept(epsilon: float) -> None:
+    inputs = -epsilon * torch.rand(1, 2000)  # so that results lie near zero, where numbers are finer than the radius
+    found = functional.project_inputs(inputs + 1.0, inputs, "linf", epsilon)
+    assert (found.double() - inputs.double()).max() <= epsilon
