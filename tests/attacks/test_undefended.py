@@ -13,7 +13,7 @@ STRONG: dict[str, Attack] = {
     "pgd": attacks.Pgd(epsilon=0.3),
     "apgd": attacks.Apgd(epsilon=0.3, steps=30),
     "apgd, dlr": attacks.Apgd(epsilon=0.3, steps=30, loss="dlr"),
-    "square": attacks.Square(epsilon=0.3, steps=200),
+    "square": attacks.Square(epsilon=0.3, steps=100),
 }
 
 
@@ -35,8 +35,8 @@ def test_attacks_beat_random_noise_and_many_steps_beat_one(digits: Any) -> None:
 
     noise, fgsm, pgd = (left(kind(epsilon=0.1, seed=0)) for kind in (attacks.RandomNoise, attacks.Fgsm, attacks.Pgd))
     apgd, square = (
-        left(attacks.Apgd(epsilon=0.1, steps=50, seed=0)),
-        left(attacks.Square(epsilon=0.1, steps=300, seed=0)),
+        left(attacks.Apgd(epsilon=0.1, steps=30, seed=0)),
+        left(attacks.Square(epsilon=0.1, steps=200, seed=0)),
     )
     assert noise > fgsm + 0.2
     assert fgsm > pgd + 0.01
@@ -49,7 +49,7 @@ def test_nearest_attacks_agree_with_those_in_a_ball(digits: Any) -> None:
     shares = {}
     for norm, radius in (("linf", 0.1), ("l2", 0.6)):
         fmn = attacks.Fmn(norm=norm)(digits.net, digits.inputs, digits.labels)
-        apgd = attacks.Apgd(norm=norm, epsilon=radius, steps=50)(digits.net, digits.inputs, digits.labels)
+        apgd = attacks.Apgd(norm=norm, epsilon=radius, steps=30)(digits.net, digits.inputs, digits.labels)
         assert fmn.fooled.all()
         shares[norm] = ((fmn.norm <= radius).float().mean() - apgd.fooled.float().mean()).item()
     ddn = attacks.Ddn()(digits.net, digits.inputs, digits.labels)
