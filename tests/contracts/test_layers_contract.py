@@ -274,7 +274,13 @@ def compiled_equals_eager(layer: str, estimator: Estimator, backend: str, atol: 
 
 @holds
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize(("layer", "estimator"), COMPILED.items())
+@pytest.mark.parametrize(
+    ("layer", "estimator"),
+    [
+        pytest.param(layer, estimator, marks=[pytest.mark.slow] if estimator == "flipout" else [])
+        for layer, estimator in COMPILED.items()
+    ],
+)
 def test_compiled_layers_equal_eager_ones_and_stay_fresh(layer: str, estimator: Estimator) -> None:
     compiled_equals_eager(layer, estimator, "aot_eager", atol=1e-6)
 

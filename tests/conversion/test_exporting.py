@@ -16,7 +16,7 @@ from dubio.sampling import Using, arguments, current_pass
 from networks import Attention, Residual, mlp
 
 STD = 0.3
-FORMATS = ("torch", "onnx")
+FORMATS = ("torch", pytest.param("onnx", marks=pytest.mark.slow))  # one ONNX file is written in the fast tests
 pytestmark = [
     pytest.mark.usefixtures("compiler"),
     pytest.mark.filterwarnings(

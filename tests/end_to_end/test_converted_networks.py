@@ -135,6 +135,7 @@ def train(model: nn.Module, task: Task, inputs: Tensor, targets: Tensor) -> list
 
 
 @pytest.mark.feature("ResNet-18, a ViT, a BiLSTM, a U-Net and a tied language model: converted, trained, exported")
+@pytest.mark.slow
 @every_task
 def test_a_network_from_plain_to_exported(name: str, tmp_path: Path) -> None:
     task = TASKS[name]

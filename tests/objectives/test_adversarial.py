@@ -67,6 +67,7 @@ def test_gradients_of_parameters_are_those_of_the_loss_alone_and_batch_statistic
     assert all(parameter.requires_grad and parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_training_against_an_attack_makes_a_network_robust_to_it() -> None:
     """Two clouds that touch along the first axis alone: robust training leaves the small differences of the others."""
     generator = torch.Generator().manual_seed(3)

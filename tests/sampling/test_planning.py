@@ -57,6 +57,7 @@ def test_networks_that_add_noise_in_place_are_mapped_with_their_inputs() -> None
     assert torch.equal(inputs, before)
 
 
+@pytest.mark.slow
 def test_chunks_are_cut_by_memory() -> None:
     """Peak of predicting grows with the chunk, not with the number of draws."""
     model = dubio.Bayes(estimator="local").convert(mlp(50, 500, 500, 10))
