@@ -16,7 +16,9 @@ def seconds(model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor, 
     attack = Pgd(epsilon=0.1, steps=STEPS, num_samples=DRAWS, seed=0)
     sample = victims.sample
     times = []
-    with mock.patch.object(victims, "sample", lambda *args, **options: sample(*args, executor=executor, **options)):
+    with mock.patch.object(
+        victims, "sample", lambda *args, **options: sample(*args, **{**options, "executor": executor})
+    ):
         for _ in range(4):
             began = time.perf_counter()
             attack(model, inputs, labels, progress=False)
