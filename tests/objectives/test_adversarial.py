@@ -42,6 +42,12 @@ def test_without_clean_loss_it_is_min_max_training() -> None:
     assert torch.equal(found.log_probs, hot.log_probs)
 
 
+def test_the_number_of_examples_is_that_of_the_inner_objective() -> None:
+    objective = dubio.Adversarial(dubio.Elbo(40))
+    assert objective.num_data == 40
+    assert objective.with_num_data(7).inner == dubio.Elbo(7)
+
+
 def test_own_labels_are_what_the_network_takes_clean_inputs_for() -> None:
     model = make()
     attacked: list[Tensor] = []

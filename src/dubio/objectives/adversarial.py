@@ -50,6 +50,11 @@ class Adversarial:
         if self.label not in ("true", "own"):
             raise ValueError(f"label must be 'true' or 'own', got {self.label!r}")
 
+    @property
+    def num_data(self) -> int | None:
+        """How many training examples there are, as the inner objective knows it."""
+        return self.inner.num_data
+
     def with_num_data(self, num_data: int) -> "Adversarial":
         """This objective for so many training examples."""
         return replace(self, inner=self.inner.with_num_data(num_data))

@@ -14,6 +14,10 @@ __all__ = ["Objective"]
 class Objective(Protocol):
     """A value that is called with a network, inputs and targets, and gives a ``Loss``."""
 
+    @property
+    def num_data(self) -> int | None:
+        """How many training examples there are, where that was said."""
+
     def with_num_data(self, num_data: int) -> "Objective":
         """The same objective for so many training examples."""
 

@@ -113,8 +113,7 @@ def fit(
     batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight, device=where)
     held_out = None if validation is None else batches_from(validation, batch_size, name="validation", device=where)
     objective = Elbo() if objective is None else objective
-    given = getattr(objective, "num_data", None)
-    count = num_data if num_data is not None else given if given is not None else batches.num_data
+    count = next((n for n in (num_data, objective.num_data, batches.num_data) if n is not None), None)
     if count is None:
         raise ValueError("num_data must be given where the training data cannot tell their number of examples")
     objective = objective.with_num_data(count)
