@@ -20,7 +20,7 @@ from dubio.conversion import (
 from dubio.layers import divergence
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian
 from dubio.methods import Bayes
-from dubio.objectives import Adversarial, Elbo, Loss
+from dubio.objectives import Adversarial, Alpha, Elbo, Loss
 from dubio.persistence import load, save
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
 from dubio.priors import CentredNormal, Normal, ScaleMixture
@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adversarial",
+    "Alpha",
     "Bayes",
     "Bernoulli",
     "Callback",

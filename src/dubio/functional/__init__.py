@@ -15,6 +15,7 @@ from dubio.functional.adversarial import (
     random_perturbation,
     steepest_direction,
 )
+from dubio.functional.alpha import alpha_energy
 from dubio.functional.attack_steps import (
     boundary_distance,
     cosine_annealed,
@@ -71,6 +72,7 @@ from dubio.functional.uncertainty import (
 )
 
 __all__ = [
+    "alpha_energy",
     "area_resized",
     "as_rows",
     "attack_loss",

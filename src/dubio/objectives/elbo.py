@@ -86,19 +86,24 @@ class Elbo:
         likelihood = likelihood_of(model)
         draws = run(model, inputs, num_samples, seed=seed, executor=executor, collecting=True)
         nll_per_example = likelihood.nll(draws.outputs, targets, observation_scale(model))
+        energy_per_example = self.energy(nll_per_example)
         if sample_weight is not None:
-            if sample_weight.shape != nll_per_example.shape[1:]:
+            if sample_weight.shape != energy_per_example.shape:
                 raise ValueError(
-                    f"sample_weight must have one weight per example, {nll_per_example.shape[1]}, "
+                    f"sample_weight must have one weight per example, {len(energy_per_example)}, "
                     f"got shape {tuple(sample_weight.shape)}"
                 )
-            nll_per_example = nll_per_example * sample_weight
+            nll_per_example, energy_per_example = nll_per_example * sample_weight, energy_per_example * sample_weight
         kl = self._divergence(model, draws, num_samples, seed)
 
-        share = self._share(nll_per_example.shape[1], batch_index, num_batches)
-        total = functional.minibatch_cost(nll_per_example, kl, share, self._beta(epoch))
+        share = self._share(len(energy_per_example), batch_index, num_batches)
+        total = functional.minibatch_cost(energy_per_example.unsqueeze(0), kl, share, self._beta(epoch))
         log_probs = None if isinstance(likelihood, Gaussian) else likelihood.log_probs(draws.outputs.detach())
         return Loss(total, nll_per_example.mean(), {"divergence": kl}, log_probs)
+
+    def energy(self, nll_per_example: Float[Tensor, "sample batch"]) -> Float[Tensor, " batch"]:
+        """What the losses of all draws come to, per example: their mean (E-2)."""
+        return nll_per_example.mean(dim=0)
 
     def _share(self, batch_size: int, batch_index: int | None, num_batches: int | None) -> float:
         if self.num_data is None:

@@ -1,0 +1,90 @@
+"""Alpha-divergences as an objective, for any sampler: dropout masks, drawn weights, noise on inputs.
+
+``total = mean_n -(1/alpha) log mean_k p(y_n | x_n, draw k)^alpha + beta * KL / N`` (E-30, E-35). Reference: Li and Gal
+2017; Hernandez-Lobato et al. 2016 for the energy it approximates.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from dubio import functional
+from dubio.functional.free_energy import KlWeighting
+from dubio.objectives.elbo import Elbo
+from dubio.objectives.loss import Loss
+from dubio.sampling import Inputs
+from dubio.sampling.executors import Executor
+
+__all__ = ["Alpha"]
+
+
+@dataclass(frozen=True)
+class Alpha:
+    """An alpha-divergence between posterior and approximation, as a loss.
+
+    Args:
+        alpha: 0 is the ``Elbo``, 0.5 the Hellinger distance, 1 the likelihood of the mean prediction. Other than 0, it
+            needs several draws: with one, every alpha is the same.
+        num_data, beta, kl_weighting, warmup: as for ``Elbo``.
+    """
+
+    alpha: float = 0.5
+    num_data: int | None = None
+    beta: float = 1.0
+    kl_weighting: KlWeighting = "uniform"
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not math.isfinite(self.alpha):
+            raise ValueError(f"alpha must be a finite number, got {self.alpha!r}")
+        self._inner()
+
+    def with_num_data(self, num_data: int) -> "Alpha":
+        """This objective for so many training examples."""
+        return replace(self, num_data=num_data)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        targets: Shaped[Tensor, "batch ..."],
+        num_samples: int = 10,
+        *,
+        sample_weight: Float[Tensor, " batch"] | None = None,
+        batch_index: int | None = None,
+        num_batches: int | None = None,
+        epoch: float | None = None,
+        seed: int | Tensor | None = None,
+        executor: Executor = "auto",
+    ) -> Loss:
+        """The loss of one batch; arguments as for ``Elbo``."""
+        if self.alpha != 0.0 and num_samples == 1:
+            raise ValueError(f"num_samples must be at least 2 for alpha = {self.alpha}: with one draw it has no effect")
+        return self._inner()(
+            model,
+            inputs,
+            targets,
+            num_samples,
+            sample_weight=sample_weight,
+            batch_index=batch_index,
+            num_batches=num_batches,
+            epoch=epoch,
+            seed=seed,
+            executor=executor,
+        )
+
+    def _inner(self) -> "_AlphaElbo":
+        return _AlphaElbo(self.num_data, self.beta, self.kl_weighting, self.warmup, self.alpha)
+
+
+@dataclass(frozen=True)
+class _AlphaElbo(Elbo):
+    """An ``Elbo`` whose draws count by alpha."""
+
+    alpha: float = 0.5
+
+    def energy(self, nll_per_example: Float[Tensor, "sample batch"]) -> Float[Tensor, " batch"]:
+        """What the losses of all draws come to, per example (E-30)."""
+        return functional.alpha_energy(nll_per_example, self.alpha)
