@@ -61,6 +61,8 @@ def main() -> int:
     if options.only:
         _check_numbers(options.only, len(faults))
         faults = [fault for fault in faults if fault.number in options.only]
+    if options.every > 1:
+        faults = faults[_turn(options.every) :: options.every]
     if options.list:
         for fault in faults:
             print(f"{fault.number:3d}  {fault.file}: {fault.claim}")
@@ -72,7 +74,8 @@ def main() -> int:
         num_workers = min(options.workers, len(faults))
         trees = [_copy(Path(folder, f"tree{index}")) for index in range(num_workers)]
         print(f"dubio is imported from {_origin(trees[0])}", flush=True)
-        _check_sound(faults, trees[0], num_workers)
+        if not options.passing:
+            _check_sound(faults, trees[0], num_workers)
         outcomes = _try_all(faults, trees)
 
     counts = {v: sum(o.verdict == v for o in outcomes) for v in ("caught", "SURVIVED", "error")}
@@ -84,11 +87,22 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Plant faults in a copy of dubio; a test must notice each.")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="try these faults only (see --list)")
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="try every N-th fault; which ones, the commit's hash decides"
+    )
+    parser.add_argument("--passing", action="store_true", help="take it that the tests pass without a fault")
     parser.add_argument("--workers", type=int, default=2, help="faults tried at a time (default 2)")
     options = parser.parse_args()
-    if options.workers < 1:
-        parser.error(f"--workers must be at least 1, got {options.workers}")
+    for name in ("workers", "every"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
     return options
+
+
+def _turn(count: int) -> int:
+    """Which of ``count`` parts of the list it is the turn of: one commit tries these, the next one others."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return int(found.stdout.strip(), 16) % count
 
 
 def _read(path: Path) -> list[Fault]:

@@ -82,13 +82,22 @@ def test_what_is_kept_can_be_made_and_scored_again(runs: Path, tmp_path: Path) -
     assert row["fields"]["steps"] == 3
 
 
-def test_the_strongest_is_chosen_by_draws_that_neither_attack_nor_score(runs: Path, tmp_path: Path) -> None:
-    every = []
+def test_the_strongest_is_chosen_by_draws_that_neither_attack_nor_score(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every, seeds = [], []
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seeds.append(options["seed"])
+        return strongest(*args, **options)
+
+    monkeypatch.setattr(dubio.attacks, "strongest", watched)
     for seed in (0, 1):
         options = ("--attack", "fgsm,random_noise", "--epsilon", 0.2, "--seed", seed, "--out", tmp_path)
         assert invoke("attack", "first", "--images", 20, "--draws", 10, *options, "--runs", runs).exit_code == 0
         record, images = kept(tmp_path)
         every += record["seeds"].values()
+        assert seeds[-1] == record["seeds"]["selection"]
     assert len(set(every)) == 6
     model = dubio.load(runs / "first" / "model.safetensors")
     results = [
