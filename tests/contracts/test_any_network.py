@@ -30,7 +30,7 @@ from dubio.sampling import Estimator, Using, arguments, current_pass, plans
 ESTIMATORS: tuple[Estimator, ...] = ("weight", "local", "flipout")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 ROWS = 3
-# Inductor and export take seconds: one network of each kind, under export the others in the slow tests.
+# Inductor takes seconds: one network of each kind.
 KINDS = (
     "linear",
     "conv2d, circular, depthwise",
@@ -50,7 +50,6 @@ KINDS = (
     "vision transformer",
     "u-net",
 )
-ONNX = ("linear", "tied weights")
 
 torchs_own_map = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 pytestmark = [
@@ -173,7 +172,7 @@ def test_the_table_holds_every_kind() -> None:
     others = (nn.EmbeddingBag, nn.Bilinear, nn.PReLU, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d)
     wholes = (nn.TransformerEncoder, nn.TransformerDecoderLayer, nn.Transformer, nn.ParameterList, nn.ParameterDict)
     assert {*others, *wholes} <= kinds
-    assert {*KINDS, *ONNX} <= set(MODULES)
+    assert set(KINDS) <= set(MODULES)
 
 
 # -------------------------------------------------------------------------------------------------- (a) exactness
@@ -407,6 +406,7 @@ def test_mapped_draws_equal_looped_ones(name: str) -> None:
         torch.testing.assert_close(gradient, looped_gradients[key], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @every_network
 def test_the_executor_is_recorded(name: str) -> None:
     model, inputs = convert(name), inputs_for(name)
@@ -639,7 +639,7 @@ def exported_draw_equals_eager(name: str, format: str) -> None:
 @survives
 @exporting
 @pytest.mark.usefixtures("compiler")
-@others_slow(KINDS)
+@others_slow(("linear", "u-net"))
 def test_exported_draws_take_any_batch_size(name: str) -> None:
     exported_draw_equals_eager(name, "torch")
 
@@ -670,7 +670,7 @@ def test_exported_means_and_fresh_draws_take_any_batch_size(name: str) -> None:
 @survives
 @exporting
 @pytest.mark.usefixtures("compiler")
-@others_slow(ONNX)
+@others_slow(())
 def test_onnx_draws_take_any_batch_size(name: str) -> None:
     exported_draw_equals_eager(name, "onnx")
 
@@ -760,7 +760,9 @@ def test_checkpointing_gives_the_same_gradients(name: str) -> None:
 
 
 @every_network
-@every_estimator
+@pytest.mark.parametrize(
+    "estimator", ["local", *(pytest.param(other, marks=pytest.mark.slow) for other in ("weight", "flipout"))]
+)
 def test_gradients_reach_every_parameter(name: str, estimator: Estimator) -> None:
     model, inputs = convert(name, estimator), inputs_for(name)
     projected(call(model, inputs)).backward()
