@@ -670,7 +670,8 @@ def test_exported_means_and_fresh_draws_take_any_batch_size(name: str) -> None:
 @survives
 @exporting
 @pytest.mark.usefixtures("compiler")
-@others_slow(())
+@pytest.mark.slow
+@every_network
 def test_onnx_draws_take_any_batch_size(name: str) -> None:
     exported_draw_equals_eager(name, "onnx")
 

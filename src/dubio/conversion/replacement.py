@@ -130,7 +130,7 @@ def why_unconvertible(module: nn.Module) -> str:
 def _copy(net: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(net)
-    except (RuntimeError, NotImplementedError) as error:  # a tensor that is not a leaf, kept on a module
+    except RuntimeError as error:  # a tensor that is not a leaf, kept on a module
         keeper = next((f"{name}.{key}".lstrip(".") for name, key in _computed_tensors(net)), None)
         kept = f": {keeper} keeps a tensor that forward computed" if keeper else ""
         raise ValueError(
