@@ -10,7 +10,7 @@ import gc
 _collecting = gc.isenabled()
 gc.disable()  # a collection in the midst of imports takes a tenth of a second and finds nothing
 try:
-    from dubio import attacks, data, models, sampling
+    from dubio import attacks, data, flows, models, sampling
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -24,7 +24,7 @@ try:
     )
     from dubio.layers import divergence
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
-    from dubio.methods import Bayes
+    from dubio.methods import Bayes, Dropout, Flow, InputNoise
     from dubio.objectives import Adversarial, Alpha, Elbo, Loss
     from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
@@ -49,9 +49,12 @@ __all__ = [
     "CollapseWarning",
     "ConversionWarning",
     "Description",
+    "Dropout",
     "Elbo",
     "ExecutorWarning",
+    "Flow",
     "Gaussian",
+    "InputNoise",
     "Interrupted",
     "Loss",
     "Normal",
@@ -71,6 +74,7 @@ __all__ = [
     "divergence",
     "export",
     "fit",
+    "flows",
     "fresh",
     "frozen",
     "load",

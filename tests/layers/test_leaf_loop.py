@@ -91,7 +91,7 @@ def test_collected_terms_of_a_looped_leaf_are_counted_once_a_draw() -> None:
     )
     inputs = torch.randn(3, 5)
     terms = [
-        dubio.sampling.run(model, inputs, 4, seed=1, executor=executor, collecting=True).terms["divergence"]
+        dubio.sampling.run(model, inputs, 4, seed=1, executor=executor, collecting=("divergence",)).terms["divergence"]
         for executor in ("vmap", "loop")
     ]
     torch.testing.assert_close(*terms)

@@ -3,7 +3,9 @@
 from dubio.conversion.choice import Where, chooses
 from dubio.conversion.description import Description, describe
 from dubio.conversion.exporting import export
+from dubio.conversion.insertion import insert_noise, randomise_dropout
 from dubio.conversion.proof import ConversionWarning, prove
+from dubio.conversion.recording import finish
 from dubio.conversion.replacement import parameter_names, randomise, to_mean
 from dubio.conversion.spec import Spec, spec
 
@@ -15,9 +17,12 @@ __all__ = [
     "chooses",
     "describe",
     "export",
+    "finish",
+    "insert_noise",
     "parameter_names",
     "prove",
     "randomise",
+    "randomise_dropout",
     "spec",
     "to_mean",
 ]

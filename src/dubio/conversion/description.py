@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from dubio.conversion.choice import chooses
-from dubio.conversion.replacement import is_norm, own_parameters, why_unconvertible
+from dubio.conversion.copying import is_norm, is_random, own_parameters, visible_modules
+from dubio.conversion.insertion import PLACES
+from dubio.conversion.replacement import why_unconvertible
 from dubio.conversion.spec import Spec
-from dubio.layers import Drawn, GaussianPosterior, drawn_names
+from dubio.layers import Drawn, Noised, RandomDropout, drawn_names, takes_noise
 from dubio.sampling import plans
 from dubio.sampling.settings import check_module
 
@@ -21,7 +23,7 @@ class LayerDescription:
     name: str
     kind: str
     random: tuple[str, ...]
-    """Names of the parameters that are drawn."""
+    """Names of the parameters that are drawn, ``inputs`` where noise goes before the layer, ``mask`` for dropout."""
     num_random: int
     """Weights with a posterior, counted where they first appear."""
     num_fixed: int
@@ -41,6 +43,11 @@ class Description:
     def num_random(self) -> int:
         """How many weights are drawn."""
         return sum(layer.num_random for layer in self.layers)
+
+    @property
+    def num_noisy(self) -> int:
+        """How many layers have noise on their activations."""
+        return sum(not layer.num_random and bool(layer.random) for layer in self.layers)
 
     @property
     def num_fixed(self) -> int:
@@ -70,10 +77,14 @@ class Description:
                 "",
                 *(line.rstrip() for line in lines),
                 "",
-                f"{self.num_random:,} weights are random, {self.num_fixed:,} are not",
+                f"{self.num_random:,} weights are random, {self.num_fixed:,} are not{self._noisy}",
                 *self.executors,
             ]
         )
+
+    @property
+    def _noisy(self) -> str:
+        return f"; {self.num_noisy} layers have noise on their activations" if self.num_noisy else ""
 
 
 def describe(model: nn.Module) -> Description:
@@ -85,10 +96,11 @@ def describe(model: nn.Module) -> Description:
     record = getattr(model, "dubio_spec", None)
     record = record if isinstance(record, Spec) else None
     seen: set[int] = set()
+    draws_weights = any(isinstance(module, Drawn) for module in model.modules())
     layers = [
-        _describe_layer(name, module, record, seen)
-        for name, module in model.named_modules()
-        if not isinstance(module, GaussianPosterior) and (own_parameters(module) or isinstance(module, Drawn))
+        _describe_layer(name, module, record, draws_weights, seen)
+        for name, module in visible_modules(model)
+        if own_parameters(module) or is_random(module)
     ]
     return Description(
         "none: not converted" if record is None else repr(record.method),
@@ -98,39 +110,47 @@ def describe(model: nn.Module) -> Description:
     )
 
 
-def _describe_layer(name: str, module: nn.Module, record: Spec | None, seen: set[int]) -> LayerDescription:
+def _describe_layer(
+    name: str, module: nn.Module, record: Spec | None, draws_weights: bool, seen: set[int]
+) -> LayerDescription:
     own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in seen]
     seen.update(id(parameter) for parameter in own)
     num_fixed = sum(parameter.numel() for parameter in own)
     kind = type(module).__name__
+    if isinstance(module, Noised):
+        return LayerDescription(name, kind, ("inputs",), 0, num_fixed, f"inputs: {module.input_noise.describe()}")
+    if isinstance(module, RandomDropout):
+        return LayerDescription(name, kind, ("mask",), 0, 0, module.describe())
     if not isinstance(module, Drawn):
-        return LayerDescription(name, kind, (), 0, num_fixed, _why_fixed(name, module, record))
+        return LayerDescription(name, kind, (), 0, num_fixed, _why_fixed(name, module, record, draws_weights))
     names = tuple(drawn_names(module))
     posteriors = list(dict.fromkeys(getattr(module, f"{parameter}_posterior") for parameter in names))
     new = [posterior for posterior in posteriors if id(posterior) not in seen]
     seen.update(id(posterior) for posterior in posteriors)
     num_random = sum(posterior.num_random for posterior in new)
     num_fixed += sum(posterior.mean.numel() - posterior.num_random for posterior in new)
-    remark = f"prior {posteriors[0].prior}, estimator {module.dubio_estimator}"
+    remark = f"{posteriors[0].describe()}, estimator {module.dubio_estimator}"
     if module.dubio_estimator_remark:
         remark += f" ({module.dubio_estimator_remark})"
-    if not any(posterior.rho.requires_grad for posterior in posteriors):
+    if not any(posterior.learns_noise for posterior in posteriors):
         remark += "; frozen: its scales will not be trained"
     if len(new) < len(posteriors):
         remark += "; weights tied to a layer above"
     return LayerDescription(name, kind, names, num_random, num_fixed, remark)
 
 
-def _why_fixed(name: str, module: nn.Module, record: Spec | None) -> str:
+def _why_fixed(name: str, module: nn.Module, record: Spec | None, draws_weights: bool) -> str:
     if record is None:
         return "not converted"
     if own_parameters(module) == ["observation_rho"]:
         return "fixed: the learned noise of the data"
     if is_norm(module) and not getattr(record.method, "norms", False):
         return "fixed: normalisation layers stay deterministic"
-    if not chooses(getattr(record.method, "where", None), name, module):
+    if not chooses(record.method.where, name, module):
         return "fixed: not chosen by where"
-    return f"fixed: {why_unconvertible(module) or 'biases stay deterministic'}"
+    if draws_weights:
+        return f"fixed: {why_unconvertible(module) or 'biases stay deterministic'}"
+    return f"fixed: {'no noise goes before it' if takes_noise(module) else PLACES}"
 
 
 def _describe_executors(model: nn.Module) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio.conversion.replacement import to_mean
-from dubio.layers import posteriors
+from dubio.layers import WeightSource, posteriors, sources
 from dubio.sampling import Inputs, Pass, Settings, arguments, name_sources, seed_tensor
 from dubio.sampling.drawing import Call, one_draw
 from dubio.sampling.planning import unchanged
@@ -69,6 +69,11 @@ def export(
                 f"cannot write {name or 'this network'} to ONNX: its LSTM has no projections, "
                 f"got proj_size={module.proj_size}"
             )
+    if noise == "frozen" and not all(isinstance(source, WeightSource) for source in sources(model)):
+        raise ValueError(
+            "noise must be 'off' or 'fresh' for a network with noise on its activations, got 'frozen': such draws "
+            "belong to rows, of which an exported network may see any number"
+        )
     args, kwargs = arguments(inputs)
     if noise == "off":
         network: nn.Module = to_mean(model)

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dubio.conversion.replacement import share_draw
-from dubio.layers import Drawn, GaussianPosterior
+from dubio.layers import Drawn, Source, WeightSource
 from dubio.sampling import Inputs, Pass, Settings, arguments
 from dubio.sampling.planning import unchanged
 from dubio.sampling.settings import STATE
@@ -76,9 +76,7 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
     for module in {module for module in calls if calls[module] > 1}:
         share_draw(module, "called several times: it has one draw")
     unread = [
-        name
-        for name, p in model.named_modules()
-        if isinstance(p, GaussianPosterior) and id(p.mean) not in running.drawn
+        name for name, module in model.named_modules() if isinstance(module, Source) and not _was_read(module, running)
     ]
     if unread:
         names = ", ".join(name.removesuffix("_posterior") for name in unread)
@@ -105,6 +103,10 @@ def find_functional_dropout(net: nn.Module, example: Inputs) -> list[FunctionCal
             _run(net, args, kwargs, None, training=training)  # batch norm may refuse to train on one row
         calls += found.calls
     return list(dict.fromkeys(calls))
+
+
+def _was_read(source: Source, running: Pass) -> bool:
+    return id(source.mean) in running.drawn if isinstance(source, WeightSource) else id(source) in running.calls
 
 
 @contextmanager

@@ -1,40 +1,39 @@
 """Make the parameters of a copied network random, module by module, and back again.
 
-Modules change their class in place, inside the copy: so shared submodules stay shared, hooks and attributes stay where
-they are, and a bare layer converts like a whole network. Linear layers and convolutions get all three estimators; any
-other module that reads its parameters as attributes, a user's own included, computes with drawn parameters in its own
-``forward``. Tied parameters get one posterior and so one draw.
+Linear layers and convolutions get all three estimators; any other module that reads its parameters as attributes, a
+user's own included, computes with drawn parameters in its own ``forward``. Tied parameters get one posterior and so one
+draw.
 """
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from dubio.conversion.choice import Where, chooses
+from dubio.conversion.copying import copy_of, is_norm, make_mappable, own_parameters, plain_copy
 from dubio.layers import (
     BAYESIAN,
-    MAPPABLE,
     PLAIN,
     Drawn,
-    GaussianPosterior,
+    InputPosterior,
+    Noised,
+    RandomDropout,
+    WeightSource,
     draw_parameters,
     drawn_class,
     drawn_names,
+    plain_input,
     restore_parameters,
 )
 from dubio.sampling import Estimator, attach, attach_alone, detach
 
-__all__ = ["is_norm", "parameter_names", "randomise", "share_draw", "to_mean", "why_unconvertible"]
+__all__ = ["parameter_names", "randomise", "refuse_unconvertible", "share_draw", "to_mean", "why_unconvertible"]
 
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
-MakePosterior = Callable[[nn.Parameter, Tensor | None], GaussianPosterior]
+MakePosterior = Callable[[nn.Parameter, Tensor | None], WeightSource]
 """A posterior from the parameter that becomes its mean, and a mask of the elements that stay fixed."""
 
 
@@ -49,21 +48,16 @@ def randomise(
     strict: bool = True,
 ) -> nn.Module:
     """A copy of ``net`` whose chosen parameters are drawn; ``net`` itself is untouched."""
-    _check_source(net)
-    model = _copy(net)
+    model = plain_copy(net)
     chosen = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
         if own_parameters(module) and (norms or not is_norm(module)) and chooses(where, name, module)
     }
     unconvertible = {name: reason for name, module in chosen.items() if (reason := why_unconvertible(module))}
-    if unconvertible and strict:
-        listed = "; ".join(f"{name or 'the network itself'}: {reason}" for name, reason in unconvertible.items())
-        raise TypeError(
-            f"cannot convert: {listed}. Choose other layers with where=..., or pass strict=False to leave these "
-            "deterministic"
-        )
-    _make_mappable(model)
+    if strict:
+        refuse_unconvertible(unconvertible)
+    make_mappable(model)
     posteriors = _make_posteriors(
         [module for name, module in chosen.items() if name not in unconvertible], make_posterior, bayesian_bias
     )
@@ -76,17 +70,32 @@ def randomise(
     return attach(model)
 
 
+def refuse_unconvertible(reasons: Mapping[str, str]) -> None:
+    """Raise where chosen modules, by name, cannot be made random for the reasons given."""
+    if reasons:
+        listed = "; ".join(f"{name or 'the network itself'}: {reason}" for name, reason in reasons.items())
+        raise TypeError(
+            f"cannot convert: {listed}. Choose other layers with where=..., or pass strict=False to leave these "
+            "deterministic"
+        )
+
+
 def to_mean(model: nn.Module) -> nn.Module:
     """The ordinary network again: a copy whose parameters are the posterior means; ``model`` itself is untouched.
 
     It has the class, parameter names and outputs of the network that was converted, and what training made of its
     weights.
     """
-    plain = _copy(model)
+    plain = copy_of(model)
     for module in list(plain.modules()):
         detach(module)
         if isinstance(module, Drawn):
             restore_parameters(module)
+        elif isinstance(module, Noised):
+            plain_input(module)
+        elif isinstance(module, RandomDropout):
+            module.__dict__.pop("dubio_noise_key", None)
+            module.__class__ = module.dubio_plain_class  # type: ignore[assignment]
         elif type(module) in PLAIN:
             module.__class__ = PLAIN[type(module)]
     record = plain.__dict__.pop("dubio_spec", None)
@@ -98,22 +107,14 @@ def to_mean(model: nn.Module) -> nn.Module:
 def parameter_names(model: nn.Module) -> dict[str, str]:
     """For every parameter of a converted network, the name it had: ``fc.weight_posterior.mean`` was ``fc.weight``.
 
-    A posterior's ``rho`` belongs to the same parameter as its ``mean``.
+    A posterior's ``rho`` belongs to the same parameter as its ``mean``. Parameters of noise on inputs had no name.
     """
+    noise = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, InputPosterior))
     return {
         name: name.rpartition(".")[0].removesuffix("_posterior") if _in_posterior(model, name) else name
         for name, _ in model.named_parameters(remove_duplicate=False)
+        if not name.startswith(noise)
     }
-
-
-def own_parameters(module: nn.Module) -> list[str]:
-    """Names of the parameters that a module holds itself."""
-    return [name for name, parameter in module._parameters.items() if parameter is not None]
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises: its scales stay deterministic unless asked for."""
-    return isinstance(module, NORMS)
 
 
 def why_unconvertible(module: nn.Module) -> str:
@@ -125,26 +126,6 @@ def why_unconvertible(module: nn.Module) -> str:
         if not parameter.is_floating_point():
             return f"{kind} has {name} of type {parameter.dtype}, over which no Gaussian can be put"
     return ""
-
-
-def _copy(net: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(net)
-    except RuntimeError as error:  # a tensor that is not a leaf, kept on a module
-        keeper = next((f"{name}.{key}".lstrip(".") for name, key in _computed_tensors(net)), None)
-        kept = f": {keeper} keeps a tensor that forward computed" if keeper else ""
-        raise ValueError(
-            f"the network must be copyable, but copy.deepcopy fails on it{kept}; remove it, or where it comes from "
-            "torch.nn.utils.weight_norm or spectral_norm, use those of torch.nn.utils.parametrizations"
-        ) from error
-
-
-def _computed_tensors(net: nn.Module) -> Iterator[tuple[str, str]]:
-    """Modules that keep tensors with a history, and under which name."""
-    for name, module in net.named_modules():
-        for key, value in vars(module).items():
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                yield name, key
 
 
 def _nothing_to_convert(model: nn.Module, where: Where, unconvertible: list[str]) -> str:
@@ -161,14 +142,9 @@ def _nothing_to_convert(model: nn.Module, where: Where, unconvertible: list[str]
     return f"nothing to convert: where={where!r} chooses no layer of this network that has parameters{hint}"
 
 
-def _make_mappable(model: nn.Module) -> None:
-    for module in model.modules():
-        module.__class__ = MAPPABLE.get(type(module), type(module))
-
-
 def _make_posteriors(
     modules: list[nn.Module], make_posterior: MakePosterior, bayesian_bias: bool
-) -> dict[int, GaussianPosterior]:
+) -> dict[int, WeightSource]:
     """One posterior for each parameter of the modules, by identity of the parameter."""
     parameters = {
         id(parameter): parameter
@@ -188,7 +164,7 @@ def _fixed(module: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
         yield cast(nn.Parameter, module.weight), mask
 
 
-def _draw(module: nn.Module, posteriors: dict[int, GaussianPosterior], estimator: Estimator) -> None:
+def _draw(module: nn.Module, posteriors: dict[int, WeightSource], estimator: Estimator) -> None:
     own = {
         name: posteriors[id(parameter)]
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
@@ -226,29 +202,11 @@ def share_draw(module: Drawn, remark: str) -> None:
         module.dubio_estimator_remark = remark
 
 
-def _check_source(net: nn.Module) -> None:
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-    for name, module in net.named_modules():
-        if isinstance(module, Drawn | GaussianPosterior):
-            raise ValueError(
-                f"net is stochastic already: {name or 'it'} is a Bayesian {type(module).__name__}; "
-                "dubio.to_mean(net) makes it plain again"
-            )
-    if not any(True for _ in net.parameters()):
-        raise ValueError(f"net must have parameters to make random, got a {type(net).__name__} without any")
-    lazy = [name for name, parameter in net.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ValueError(
-            f"net must be initialised, got lazy parameters {lazy}; run it once on an example before converting"
-        )
-
-
-def _check_ties(model: nn.Module, posteriors: dict[int, GaussianPosterior]) -> None:
+def _check_ties(model: nn.Module, posteriors: dict[int, WeightSource]) -> None:
     means = {id(posterior.mean) for posterior in posteriors.values()}
     for name, module in model.named_modules():
         for parameter_name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in means and not isinstance(module, GaussianPosterior):
+            if id(parameter) in means and not isinstance(module, WeightSource):
                 whole = f"{name}.{parameter_name}".lstrip(".")
                 raise ValueError(
                     f"cannot convert: {whole} shares its weights with a layer that becomes random, "
@@ -257,4 +215,4 @@ def _check_ties(model: nn.Module, posteriors: dict[int, GaussianPosterior]) -> N
 
 
 def _in_posterior(model: nn.Module, name: str) -> bool:
-    return isinstance(model.get_submodule(name.rpartition(".")[0]), GaussianPosterior)
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), WeightSource)

@@ -37,6 +37,7 @@ from dubio.functional.bayesian import (
     inverse_softplus,
     local_reparameterisation,
     monte_carlo_kl,
+    normal_entropy,
     normal_log_prob,
     posterior_log_prob,
     safe_sqrt,
@@ -44,7 +45,25 @@ from dubio.functional.bayesian import (
     softplus,
 )
 from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
-from dubio.functional.free_energy import kl_share, minibatch_cost
+from dubio.functional.dropout import alpha_dropout, dropout
+from dubio.functional.flows import (
+    actnorm_inverse,
+    actnorm_step,
+    affine_inverse,
+    affine_step,
+    coupling_inverse,
+    coupling_step,
+    flow_log_prob,
+    lu_mixing_inverse,
+    lu_mixing_step,
+    lu_weight,
+    mixing_inverse,
+    mixing_step,
+    planar_direction,
+    planar_inverse,
+    planar_step,
+)
+from dubio.functional.free_energy import kl_share, minibatch_cost, weighted_divergence
 from dubio.functional.intervals import (
     clopper_pearson,
     normal_interval,
@@ -59,6 +78,8 @@ from dubio.functional.label_noise import (
     symmetric_transition,
     uniform_transition,
 )
+from dubio.functional.mixtures import averaged_gaussian, component_of, mixture_log_prob
+from dubio.functional.penalties import weight_penalty
 from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.resizing import area_resized
 from dubio.functional.uncertainty import (
@@ -72,21 +93,32 @@ from dubio.functional.uncertainty import (
 )
 
 __all__ = [
+    "actnorm_inverse",
+    "actnorm_step",
+    "affine_inverse",
+    "affine_step",
+    "alpha_dropout",
     "alpha_energy",
     "area_resized",
     "as_rows",
     "attack_loss",
     "averaged_attack_loss",
+    "averaged_gaussian",
     "blurred",
     "boundary_distance",
     "class_variance",
     "clopper_pearson",
+    "component_of",
     "cosine_annealed",
+    "coupling_inverse",
+    "coupling_step",
     "distortion",
+    "dropout",
     "entropy",
     "expected_entropy",
     "flip",
     "flip_destinations",
+    "flow_log_prob",
     "free_distance",
     "gaussian_kl",
     "halving_checkpoints",
@@ -94,19 +126,29 @@ __all__ = [
     "inverted",
     "kl_share",
     "local_reparameterisation",
+    "lu_mixing_inverse",
+    "lu_mixing_step",
+    "lu_weight",
     "minibatch_cost",
     "minimum_norm_objective",
+    "mixing_inverse",
+    "mixing_step",
     "mixture_cdf",
+    "mixture_log_prob",
     "mixture_quantile",
     "monte_carlo_kl",
     "mutual_information",
     "next_boundary_radius",
     "next_decoupled_radius",
     "next_penalty",
+    "normal_entropy",
     "normal_interval",
     "normal_log_prob",
     "patterned_transition",
     "perturbation_norm",
+    "planar_direction",
+    "planar_inverse",
+    "planar_step",
     "posterior_log_prob",
     "predictive_log_probs",
     "project_inputs",
@@ -130,6 +172,8 @@ __all__ = [
     "uniform_transition",
     "variation_ratio",
     "vote_shares",
+    "weight_penalty",
+    "weighted_divergence",
     "with_contrast",
     "with_momentum",
     "with_noise",

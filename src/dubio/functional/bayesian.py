@@ -24,6 +24,7 @@ __all__ = [
     "inverse_softplus",
     "local_reparameterisation",
     "monte_carlo_kl",
+    "normal_entropy",
     "normal_log_prob",
     "posterior_log_prob",
     "safe_sqrt",
@@ -82,6 +83,11 @@ def normal_log_prob(
     """Log density of ``N(mean, std^2)``, element by element (E-17)."""
     log_std = std.log() if isinstance(std, Tensor) else math.log(std)
     return -0.5 * ((value - mean) / std).square() - log_std - HALF_LOG_TWO_PI
+
+
+def normal_entropy(std: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Entropy of ``N(., std^2)`` in nats, element by element: ``log std + (1 + log 2 pi) / 2``."""
+    return std.log() + (0.5 + HALF_LOG_TWO_PI)
 
 
 def scale_mixture_log_prob(

@@ -11,7 +11,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["KlWeighting", "kl_share", "minibatch_cost"]
+__all__ = ["KlWeighting", "kl_share", "minibatch_cost", "weighted_divergence"]
 
 KlWeighting = Literal["uniform", "geometric", "none"]
 
@@ -45,3 +45,10 @@ def minibatch_cost(
     """The batch's cost per example: the mean over draws of each draw's own cost, plus the divergence's part (E-5)."""
     batch_size = nll_per_example.shape[1]
     return nll_per_example.mean() + beta * share / batch_size * divergence
+
+
+def weighted_divergence(
+    divergence: Float[Tensor, ""], beta: float, entropy: Float[Tensor, ""] | None = None, gamma: float = 0.0
+) -> Float[Tensor, ""]:
+    """``beta * KL - gamma * H``: the same as ``(beta + gamma) log q - beta log p`` in expectation (E-46, T-45)."""
+    return beta * divergence if entropy is None else beta * divergence - gamma * entropy

@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.layers.drawn import Drawn, drawn_property, posterior_of
-from dubio.layers.posterior import GaussianPosterior
+from dubio.layers.drawn import Drawn, drawn_property, gaussian_of, posterior_of
+from dubio.layers.posterior import WeightSource
 from dubio.sampling import Estimator, Pass, joined_pass
 
 __all__ = [
@@ -73,8 +73,7 @@ class BayesianLayer(Drawn, ABC):
         return f"{super().extra_repr()}, estimator={self.estimator!r}"
 
     def _local(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
-        if run.collecting:  # no weight is drawn here, but a divergence without closed form needs one
-            self._collect_divergence(run)
+        self._collect_divergence(run)  # no weight is drawn here, but a divergence without closed form needs one
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
         dtype = torch.promote_types(input.dtype, torch.float32)
         # Squares under- and overflow in half precision: the variance is computed in float32 at least.
@@ -86,8 +85,8 @@ class BayesianLayer(Drawn, ABC):
 
     def _collect_divergence(self, run: Pass) -> None:
         for name in ("weight", "bias"):
-            posterior = posterior_of(self, name)
-            if posterior is not None and not posterior.has_closed_divergence:
+            posterior = gaussian_of(self, name)
+            if posterior is not None and posterior.wants(run)[0]:
                 posterior.perturbation(run)
 
     def _flipout(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
@@ -104,7 +103,7 @@ class BayesianLayer(Drawn, ABC):
         return self._parameters.get(name) if posterior is None else posterior.mean
 
     def _variance(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        posterior = posterior_of(self, name)
+        posterior = gaussian_of(self, name)
         return None if posterior is None else posterior.variance(dtype)
 
     def _perturbation(self, name: str, run: Pass) -> Tensor | None:
@@ -145,7 +144,7 @@ class Linear(BayesianLayer, nn.Linear):
 
 class _Convolution(BayesianLayer):
     in_channels: int
-    weight_posterior: GaussianPosterior
+    weight_posterior: WeightSource
 
     def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
         # One sign per row and channel: the perturbation must stay one filter over all positions.

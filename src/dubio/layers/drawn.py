@@ -9,11 +9,12 @@ Invariants: with noise off the plain forward runs on the means, so outputs are b
 no rule at the leaf is needed; a module changes its class and back without moving a tensor.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from dubio.layers.posterior import GaussianPosterior
+from dubio.layers.posterior import GaussianPosterior, WeightSource
 from dubio.sampling import Estimator, detach
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "drawn_class",
     "drawn_names",
     "drawn_property",
+    "gaussian_of",
     "posterior_of",
     "restore_parameters",
 ]
@@ -51,9 +53,15 @@ class Drawn(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def posterior_of(module: nn.Module, name: str) -> GaussianPosterior | None:
+def posterior_of(module: nn.Module, name: str) -> WeightSource | None:
     """The posterior of a parameter of a module, where it is drawn."""
     return getattr(module, f"{name}_posterior", None)
+
+
+def gaussian_of(module: nn.Module, name: str) -> GaussianPosterior | None:
+    """The same, where it is a Gaussian."""
+    posterior = posterior_of(module, name)
+    return posterior if isinstance(posterior, GaussianPosterior) else None
 
 
 def drawn_value(module: nn.Module, name: str) -> Tensor | None:
@@ -67,7 +75,7 @@ def drawn_names(module: nn.Module) -> list[str]:
     return [
         name.removesuffix("_posterior")
         for name, child in module._modules.items()
-        if isinstance(child, GaussianPosterior) and name.endswith("_posterior")
+        if isinstance(child, WeightSource) and name.endswith("_posterior")
     ]
 
 
@@ -97,7 +105,7 @@ def drawn_class(plain: type[nn.Module], base: type[nn.Module], names: tuple[str,
     return _CLASSES[key]
 
 
-def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: dict[str, GaussianPosterior]) -> Drawn:
+def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: Mapping[str, WeightSource]) -> Drawn:
     """Turn a plain module into a drawn one, in place: its class changes, posteriors take the place of parameters."""
     order = tuple(module._parameters)
     for name, posterior in posteriors.items():

@@ -1,29 +1,83 @@
-"""A Gaussian posterior over one tensor of weights, and the divergence of a network from its priors.
+"""Posteriors over one tensor of weights.
 
-``weight = mean + softplus(rho) * noise`` (E-15, E-16). The noise is the engine's; a draw belongs to the posterior, so
-every layer that shares it sees the same weights in a pass. Weights marked in ``fixed`` (the padding row of an
-embedding) are not random: no draw moves them and they have no part in the divergence.
+``weight = mean + perturbation``. The noise is the engine's; a draw belongs to the posterior, so every layer that shares
+it sees the same weights in a pass. The Gaussian posterior has ``weight = mean + softplus(rho) * noise`` (E-15, E-16);
+weights marked in ``fixed`` (the padding row of an embedding) are not random: no draw moves them and they have no part
+in the divergence.
 
 Invariants: the divergence is a sum over weights, never a mean, in float32 at least, and equals ``torch.distributions``
 (``test_divergence.py``); the Monte Carlo form uses the noise itself (T-7).
 """
+
+from abc import abstractmethod
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.layers.sources import Posterior, Source
 from dubio.priors import CentredNormal, Prior
-from dubio.sampling import Pass, Settings, current_pass, name_sources
-from dubio.sampling.settings import STATE, check_num_samples, fresh, settings_for_run
+from dubio.sampling import Pass, current_pass
 
-__all__ = ["GaussianPosterior", "closed_divergence", "divergence", "posteriors"]
+__all__ = ["GaussianPosterior", "WeightSource", "posteriors"]
 
 
-class GaussianPosterior(nn.Module):
+class WeightSource(Source):
+    """A distribution of weights around their means, which are the parameters of the plain network."""
+
+    mean: nn.Parameter
+    plain_parameter = "mean"
+
+    @property
+    @abstractmethod
+    def num_random(self) -> int:
+        """How many weights are random."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What kind of distribution this is, in a few words."""
+
+    @abstractmethod
+    def scale(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The perturbation that noise stands for."""
+
+    def draw(self) -> Float[Tensor, "*shape"]:
+        """The weights of the running pass (E-16); outside any pass, and with noise off, their means."""
+        run = current_pass()
+        return self.mean if run is None or run.off else self.mean + self.perturbation(run)
+
+    def perturbation(self, run: Pass) -> Float[Tensor, "*shape"]:
+        """How far the weights of this pass lie from their means, ``sigma * eps``: drawn once in a pass.
+
+        Kept in place of the weights, from which a small perturbation could not be recovered.
+        """
+        # By the mean, since an exporter may show the module itself as another object every time.
+        key = id(self.mean)
+        drawn = run.drawn.get(key)
+        if drawn is None:
+            noise = run.noise_for_weights(self, self.mean)
+            self.collect_from(run, noise)
+            drawn = run.drawn[key] = self.scale(noise)
+            if not torch.is_grad_enabled():
+                run.noise[key] = noise
+        elif torch.is_grad_enabled() and self.learns_noise and not drawn.requires_grad and key in run.noise:
+            drawn = run.drawn[key] = self.scale(run.noise.pop(key))  # first read without gradients, and now with them
+        return drawn
+
+    def collect_from(self, run: Pass, noise: Float[Tensor, "*shape"]) -> None:
+        """Hand over what the pass collects about this draw: nothing, for weights without a prior."""
+
+    @property
+    def learns_noise(self) -> bool:
+        """Whether its scales are trained."""
+        own = self.named_parameters(recurse=False)
+        return any(parameter.requires_grad for name, parameter in own if name != self.plain_parameter)
+
+
+class GaussianPosterior(WeightSource, Posterior):
     """Mean and softplus argument of a factorised Gaussian over a tensor of weights, with its prior."""
 
-    dubio_noise_key: int | None = None
     centre: Tensor | None
     fixed: Tensor | None
 
@@ -52,29 +106,18 @@ class GaussianPosterior(nn.Module):
         """How many weights are random."""
         return self.mean.numel() - (0 if self.fixed is None else int(self.fixed.sum()))
 
-    def draw(self) -> Float[Tensor, "*shape"]:
-        """The weights of the running pass (E-16); outside any pass, and with noise off, their means."""
-        run = current_pass()
-        return self.mean if run is None or run.off else self.mean + self.perturbation(run)
+    def describe(self) -> str:
+        """The prior it is held to."""
+        return f"prior {self.prior}"
 
-    def perturbation(self, run: Pass) -> Float[Tensor, "*shape"]:
-        """How far the weights of this pass lie from their means, ``sigma * eps``: drawn once in a pass.
+    def scale(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """``sigma * eps``."""
+        return self.std * noise
 
-        Kept in place of the weights, from which a small perturbation could not be recovered.
-        """
-        # By the mean, since an exporter may show the module itself as another object every time.
-        key = id(self.mean)
-        drawn = run.drawn.get(key)
-        if drawn is None:
-            noise = run.noise_for_weights(self, self.mean)
-            if run.collecting and not self.has_closed_divergence:
-                run.collect("divergence", self.estimated_divergence(noise))
-            drawn = run.drawn[key] = self.std * noise
-            if not torch.is_grad_enabled():
-                run.noise[key] = noise
-        elif torch.is_grad_enabled() and self.rho.requires_grad and not drawn.requires_grad and key in run.noise:
-            drawn = run.drawn[key] = self.std * run.noise.pop(key)  # first read without gradients, and now with them
-        return drawn
+    def collect_from(self, run: Pass, noise: Float[Tensor, "*shape"]) -> None:
+        """Hand over the divergence, where it has no closed form."""
+        if self.wants(run)[0]:
+            run.collect("divergence", self.estimated_divergence(noise))
 
     def variance(self, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
         """Variance of each weight, computed in ``dtype``."""
@@ -88,6 +131,20 @@ class GaussianPosterior(nn.Module):
     def closed_divergence(self) -> Float[Tensor, ""]:
         """Divergence from the prior, summed over random weights, where it has a closed form."""
         return self.divergence_per_weight().sum()
+
+    @property
+    def has_closed_entropy(self) -> bool:
+        """Yes: it is a Gaussian."""
+        return True
+
+    def closed_entropy(self) -> Float[Tensor, ""]:
+        """Entropy, summed over random weights."""
+        std = functional.softplus(self.rho.to(torch.promote_types(self.rho.dtype, torch.float32)))
+        return self._zero_where_fixed(functional.normal_entropy(std)).sum()
+
+    def draw_divergence(self, run: Pass) -> Float[Tensor, ""]:
+        """The estimate from the weights of a pass."""
+        return self.estimated_divergence(run.noise_for_weights(self, self.mean))
 
     def divergence_per_weight(self) -> Float[Tensor, "*shape"]:
         """What each weight adds to the closed divergence; nothing where it is fixed."""
@@ -114,42 +171,6 @@ class GaussianPosterior(nn.Module):
         return self.mean.to(dtype), functional.softplus(self.rho.to(dtype)), centre
 
 
-def posteriors(model: nn.Module) -> list[GaussianPosterior]:
-    """The posteriors of a network, each once however many layers share it."""
-    return [module for module in model.modules() if isinstance(module, GaussianPosterior)]
-
-
-def divergence(model: nn.Module, num_samples: int = 1, *, seed: int | Tensor | None = None) -> Float[Tensor, ""]:
-    """Divergence of the posterior from the prior, summed over all weights of the network.
-
-    Exact where the prior has a closed form; else the mean of ``num_samples`` Monte Carlo draws, frozen by ``seed`` or
-    by ``with dubio.frozen(...)`` (the draws are then those that ``dubio.sample`` uses with that seed). To be divided
-    by the number of training examples beside a mean loss; never by the number of weights or of batches.
-    """
-    check_num_samples(num_samples)
-    if STATE.own.settings.mode == "off":  # a divergence is one of distributions: it does not vanish with the noise
-        with fresh():
-            return divergence(model, num_samples, seed=seed)
-    settings = settings_for_run(seed)
-    if settings.seed is not None and not torch.compiler.is_compiling():
-        name_sources(model)
-
-    terms = [
-        posterior.closed_divergence()
-        if posterior.has_closed_divergence
-        else _mean_estimate(posterior, settings, num_samples)
-        for posterior in posteriors(model)
-    ]
-    return torch.stack(terms).sum() if terms else torch.zeros(())
-
-
-def closed_divergence(model: nn.Module) -> Float[Tensor, ""] | None:
-    """The part of the divergence that has a closed form; None where no posterior of the network has one."""
-    terms = [posterior.closed_divergence() for posterior in posteriors(model) if posterior.has_closed_divergence]
-    return torch.stack(terms).sum() if terms else None
-
-
-def _mean_estimate(posterior: GaussianPosterior, settings: Settings, num_samples: int) -> Tensor:
-    runs = [Pass(settings, torch.tensor(draw)) for draw in range(num_samples)]
-    draws = [posterior.estimated_divergence(run.noise_for_weights(posterior, posterior.mean)) for run in runs]
-    return torch.stack(draws).mean()
+def posteriors(model: nn.Module) -> list[WeightSource]:
+    """The distributions of weights of a network, each once however many layers share it."""
+    return [module for module in model.modules() if isinstance(module, WeightSource)]

@@ -1,5 +1,9 @@
 """Methods: frozen values, each a family of stochastic networks with its layers and defaults."""
 
 from dubio.methods.bayes import Bayes
+from dubio.methods.dropout import Dropout
+from dubio.methods.flow import Flow
+from dubio.methods.input_noise import InputNoise
+from dubio.methods.method import Method, Recipe
 
-__all__ = ["Bayes"]
+__all__ = ["Bayes", "Dropout", "Flow", "InputNoise", "Method", "Recipe"]

@@ -4,16 +4,16 @@ Reference: Blundell et al. 2015, Weight Uncertainty in Neural Networks.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 from torch import nn
 
-from dubio.conversion import Spec, Where, prove, randomise
-from dubio.conversion.choice import check_where, consists_of
-from dubio.conversion.spec import attach_spec
-from dubio.layers import Drawn, GaussianPosterior
+from dubio.conversion import Where, finish, randomise
+from dubio.conversion.choice import check_where
+from dubio.layers import GaussianPosterior
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.method import Recipe
 from dubio.objectives import Elbo
 from dubio.priors import Normal, Prior
 from dubio.sampling import Estimator, Inputs
@@ -53,8 +53,13 @@ class Bayes:
             raise ValueError(f"init_std must be positive and finite, got {self.init_std!r}")
         check_where(self.where)
 
-    def objective(self, num_data: int) -> Elbo:
-        """What this method minimises on ``num_data`` training examples."""
+    @property
+    def recipe(self) -> Recipe:
+        """How it is trained by default."""
+        return Recipe()
+
+    def objective(self, num_data: int | None = None) -> Elbo:
+        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
         return Elbo(num_data)
 
     def convert(
@@ -72,8 +77,6 @@ class Bayes:
         With ``example`` inputs the conversion is proved on them: noise off must equal ``net``, and parameters that the
         network does not read, or dropout called as a function, are warned of.
         """
-        if not isinstance(likelihood, Likelihood):
-            raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
         model = randomise(
             net,
             lambda weight, fixed: GaussianPosterior(weight, self.prior, self.init_std, fixed),
@@ -83,13 +86,4 @@ class Bayes:
             where=self.where,
             strict=strict,
         )
-        attach_spec(model, Spec(self._kept(model), likelihood))
-        if example is not None:
-            prove(model, net, example)
-        return model
-
-    def _kept(self, model: nn.Module) -> "Bayes":
-        """This method as a record can keep it: a function in ``where`` becomes the names that it chose."""
-        if consists_of(self.where, str, type):
-            return self
-        return replace(self, where=tuple(name for name, module in model.named_modules() if isinstance(module, Drawn)))
+        return finish(model, net, self, likelihood, example)

@@ -27,14 +27,16 @@ class Alpha:
     Args:
         alpha: 0 is the ``Elbo``, 0.5 the Hellinger distance, 1 the likelihood of the mean prediction. Other than 0, it
             needs several draws: with one, every alpha is the same.
-        num_data, beta, kl_weighting, warmup: as for ``Elbo``.
+        num_data, beta, gamma, kl_weighting, warmup, l2: as for ``Elbo``.
     """
 
     alpha: float = 0.5
     num_data: int | None = None
     beta: float = 1.0
+    gamma: float = 0.0
     kl_weighting: KlWeighting = "uniform"
     warmup: int = 0
+    l2: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not math.isfinite(self.alpha):
@@ -76,7 +78,7 @@ class Alpha:
         )
 
     def _inner(self) -> "_AlphaElbo":
-        return _AlphaElbo(self.num_data, self.beta, self.kl_weighting, self.warmup, self.alpha)
+        return _AlphaElbo(self.num_data, self.beta, self.gamma, self.kl_weighting, self.warmup, self.l2, self.alpha)
 
 
 @dataclass(frozen=True)

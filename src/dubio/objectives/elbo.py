@@ -10,12 +10,13 @@ Reference: Blundell et al. 2015, sections 3.1 and 3.4.
 import math
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from dubio import functional
 from dubio.functional.free_energy import KlWeighting
-from dubio.layers import closed_divergence, divergence
+from dubio.layers import closed_divergence, closed_entropy, divergence, weight_matrices
 from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.objectives.loss import Loss
 from dubio.sampling import Draws, Inputs, run
@@ -31,21 +32,27 @@ class Elbo:
     Args:
         num_data: how many training examples there are; given once, here. ``dubio.fit`` fills it in.
         beta: weight of the divergence.
+        gamma: weight of the posterior's entropy, which is rewarded beyond its part in the divergence (E-46).
         kl_weighting: how batches share the divergence: ``"uniform"``, ``"geometric"`` (halving from batch to batch,
             which needs ``batch_index`` and ``num_batches`` in the call) or ``"none"``.
         warmup: number of epochs over which ``beta`` grows from zero (needs ``epoch`` in the call).
+        l2: weight of the sum of squares of all weight matrices, added to the mean loss as it is (E-33).
     """
 
     num_data: int | None = None
     beta: float = 1.0
+    gamma: float = 0.0
     kl_weighting: KlWeighting = "uniform"
     warmup: int = 0
+    l2: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_data is not None and self.num_data < 1:
             raise ValueError(f"num_data must be at least 1, got {self.num_data}")
-        if not (math.isfinite(self.beta) and self.beta >= 0.0):
-            raise ValueError(f"beta must be finite and at least 0, got {self.beta}")
+        for name in ("beta", "gamma", "l2"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name} must be finite and at least 0, got {value}")
         if self.kl_weighting not in ("uniform", "geometric", "none"):
             raise ValueError(f"kl_weighting must be 'uniform', 'geometric' or 'none', got {self.kl_weighting!r}")
         if self.warmup < 0:
@@ -84,7 +91,8 @@ class Elbo:
             executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
         """
         likelihood = likelihood_of(model)
-        draws = run(model, inputs, num_samples, seed=seed, executor=executor, collecting=True)
+        wanted = ("divergence", "penalty", *(("entropy",) if self.gamma else ()))
+        draws = run(model, inputs, num_samples, seed=seed, executor=executor, collecting=wanted)
         nll_per_example = likelihood.nll(draws.outputs, targets, observation_scale(model))
         energy_per_example = self.energy(nll_per_example)
         if sample_weight is not None:
@@ -97,9 +105,14 @@ class Elbo:
         kl = self._divergence(model, draws, num_samples, seed)
 
         share = self._share(len(energy_per_example), batch_index, num_batches)
-        total = functional.minibatch_cost(energy_per_example.unsqueeze(0), kl, share, self._beta(epoch))
+        entropy = self._entropy(model, draws)
+        weighted = functional.weighted_divergence(kl, self._beta(epoch), entropy, self.gamma)
+        penalties = self._penalties(model, draws)
+        total = functional.minibatch_cost(energy_per_example.unsqueeze(0), weighted, share)
+        total = sum(penalties.values(), total)
+        terms = {"divergence": kl} | ({} if entropy is None else {"entropy": entropy}) | penalties
         log_probs = None if isinstance(likelihood, Gaussian) else likelihood.log_probs(draws.outputs.detach())
-        return Loss(total, nll_per_example.mean(), {"divergence": kl}, log_probs)
+        return Loss(total, nll_per_example.mean(), terms, log_probs)
 
     def energy(self, nll_per_example: Float[Tensor, "sample batch"]) -> Float[Tensor, " batch"]:
         """What the losses of all draws come to, per example: their mean (E-2)."""
@@ -122,6 +135,23 @@ class Elbo:
         if epoch is None:
             raise ValueError("a warm-up needs the epoch in the call")
         return self.beta * min(1.0, epoch / self.warmup)
+
+    def _entropy(self, model: nn.Module, draws: Draws) -> Tensor | None:
+        """Of the posterior, where it is rewarded."""
+        if not self.gamma:
+            return None
+        closed, estimated = closed_entropy(model), draws.terms.get("entropy")
+        terms = [*([] if closed is None else [closed]), *([] if estimated is None else [estimated.mean()])]
+        if not terms:
+            raise ValueError(f"gamma must be 0 for a network without a posterior, got {self.gamma}")
+        return torch.stack(terms).sum()
+
+    def _penalties(self, model: nn.Module, draws: Draws) -> dict[str, Tensor]:
+        """What is added as it is: what layers handed over, and the squares of weights."""
+        handed = {name: term.mean() for name, term in draws.terms.items() if name not in ("divergence", "entropy")}
+        if self.l2:
+            handed["l2"] = self.l2 * functional.weight_penalty(weight_matrices(model))
+        return handed
 
     def _divergence(self, model: nn.Module, draws: Draws, num_samples: int, seed: int | Tensor | None) -> Tensor:
         """In closed form where there is one; else from the draws of this very pass, where it drew weights."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dubio.conversion import spec
 from dubio.conversion.choice import consists_of
-from dubio.layers import Drawn
+from dubio.conversion.copying import random_names
 from dubio.models import architecture_of, build
 from dubio.persistence.atomic import write_atomically
 from dubio.persistence.tensors import with_ties, without_ties
@@ -33,12 +33,11 @@ def save(model: nn.Module, path: str | Path) -> None:
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     record = spec(model)
     where = record.method.where
-    names = tuple(name for name, module in model.named_modules() if isinstance(module, Drawn))
     tensors, tied = without_ties(model.state_dict())
     described: dict[str, Any] = {
         "format": FORMAT,
         "method": to_json(
-            record.method if consists_of(where, str) else dataclasses.replace(record.method, where=names)
+            record.method if consists_of(where, str) else dataclasses.replace(record.method, where=random_names(model))
         ),
         "likelihood": to_json(record.likelihood),
         "architecture": architecture_of(model),

@@ -6,15 +6,17 @@ A value is written as its class's name and its fields. Only the classes listed h
 import dataclasses
 from typing import Any
 
+from dubio import flows
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian
-from dubio.methods import Bayes
+from dubio.methods import Bayes, Dropout, Flow, InputNoise
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 
 __all__ = ["from_json", "to_json"]
 
-VALUES = {
-    kind.__name__: kind for kind in (Bayes, Bernoulli, Categorical, CentredNormal, Gaussian, Normal, ScaleMixture)
-}
+METHODS = (Bayes, Dropout, Flow, InputNoise)
+LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
+PRIORS = (CentredNormal, Normal, ScaleMixture)
+VALUES = {kind.__name__: kind for kind in (*METHODS, *LIKELIHOODS, *PRIORS, *flows.VALUES)}
 
 
 def to_json(value: Any) -> Any:

@@ -3,7 +3,7 @@
 These are the bare mechanisms; which one runs, and over how many draws at a time, is decided in ``planning``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     settings: Settings
-    collecting: bool = False
+    collecting: Collection[str] = ()
 
     def rows_and_device(self) -> tuple[int, torch.device]:
         """Number of rows and device of the first tensor among the arguments."""
@@ -98,9 +98,7 @@ def one_draw(
         outputs = call.model(*call.args, **call.kwargs)
     finally:
         own.settings, own.current = former  # also because a mapped tensor left in a global breaks the compiler
-    terms = (
-        {} if running.terms is None else {name: sum(values[1:], values[0]) for name, values in running.terms.items()}
-    )
+    terms = {name: sum(values[1:], values[0]) for name, values in running.terms.items()}
     return getattr(outputs, "logits", outputs), terms
 
 

@@ -8,7 +8,7 @@ Invariants: under frozen noise both agree, for any chunk size (``tests/sampling/
 batch statistics are pooled over draws by ``vmap`` and taken per draw by ``loop``, the one documented exception.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -59,11 +59,12 @@ def run(
     executor: Executor = "auto",
     chunk: int | None = None,
     first_draw: int = 0,
-    collecting: bool = False,
+    collecting: Collection[str] = (),
     drawn: Sequence[Perturbations] | None = None,
 ) -> Draws:
     """What ``sample`` does, with the terms that the layers collected.
 
+    ``collecting`` names the kinds of terms that are wanted: ``divergence``, ``entropy``, ``penalty``.
     ``first_draw`` continues an earlier run of the same seed. ``drawn``, one dict per draw, keeps drawn weights from
     call to call while the same frozen draws meet several batches; only the loop can use it.
     """

@@ -10,7 +10,7 @@ never outlives its forward, also when that raises (``test_traps.py``).
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -42,7 +42,7 @@ class Pass:
         settings: Settings,
         draw: Tensor | None = None,
         drawn: dict[int, Tensor] | None = None,
-        collecting: bool = False,
+        collecting: Collection[str] = (),
         owner: nn.Module | None = None,
         mapped: bool = False,
     ) -> None:
@@ -55,15 +55,12 @@ class Pass:
         self.noise: dict[int, Tensor] = {}
         """The noise of what was drawn without gradients."""
         self.calls: dict[int, int] = {}
-        self.terms: dict[str, list[Tensor]] | None = {} if collecting else None
+        self.collecting = frozenset(collecting)
+        """Kinds of terms that someone asked for: ``divergence``, ``entropy``, ``penalty``."""
+        self.terms: dict[str, list[Tensor]] = {}
         self.owner = owner
         self.depth = 0
         """How often the owner has called itself."""
-
-    @property
-    def collecting(self) -> bool:
-        """Whether anyone asked for the terms that depend on the noise."""
-        return self.terms is not None
 
     @property
     def off(self) -> bool:
@@ -88,9 +85,12 @@ class Pass:
         return self._noise(source, call, shape, kind, dtype, device, by_row=True)
 
     def collect(self, name: str, value: Tensor) -> None:
-        """Hand over a term that depends on the noise drawn; terms of one name are summed."""
-        if self.terms is not None:
-            self.terms.setdefault(name, []).append(value)
+        """Hand over a term that depends on the noise drawn; terms of one name are summed.
+
+        ``divergence`` and ``entropy`` belong to all data together; a term of any other name is added to the loss as it
+        is. Layers ask ``collecting`` first, so that nobody computes what nobody wants.
+        """
+        self.terms.setdefault(name, []).append(value)
 
     def _noise(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dubio.layers import posteriors
+from dubio.layers import GaussianPosterior, posteriors, sources
 from dubio.objectives import Loss
 from dubio.sampling import Using, sample
 
@@ -31,7 +31,7 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
         return
     on_prior, total = 0, 0
     for posterior in posteriors(model):
-        if posterior.has_closed_divergence:
+        if isinstance(posterior, GaussianPosterior) and posterior.has_closed_divergence:
             cost = posterior.divergence_per_weight()
             on_prior += int((cost < ON_PRIOR).sum())
             total += cost.numel()
@@ -85,7 +85,7 @@ def _first_broken_layer(model: nn.Module, inputs: Any, mode: str) -> str:
         if any(not bool(leaf.isfinite().all()) for leaf in numbers):
             found.append(f"{names[module] or 'the network'} ({type(module).__name__})")
 
-    leaves = [module for module in model.modules() if not any(True for _ in module.children()) or posteriors(module)]
+    leaves = [module for module in model.modules() if not any(True for _ in module.children()) or sources(module)]
     handles = [module.register_forward_hook(note) for module in leaves if module is not model]
     try:
         with torch.no_grad(), Using(mode=mode, seed=None):

@@ -11,12 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dubio.layers import noise_parameters
 from dubio.likelihoods import Gaussian, likelihood_of
+from dubio.methods import Method, Recipe
 from dubio.objectives import Elbo, Objective
 from dubio.sampling.settings import check_module
 from dubio.training.batches import batches_from
 from dubio.training.progress import display_for
-from dubio.training.settings import Recipe, Schedule, schedule_factor
+from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.trainer import Trainer
 from dubio.training.values import Callback, Plan, Run
 
@@ -34,6 +36,7 @@ def fit(
     epochs: int | None = None,
     batch_size: int = 128,
     lr: float | None = None,
+    noise_lr: float | None = None,
     optimizer: MakeOptimizer | None = None,
     schedule: Schedule = "constant",
     num_samples: int | None = None,
@@ -63,10 +66,11 @@ def fit(
         epochs: how often the data are run through; None, here and below, means the method's default.
         batch_size: examples in a batch, where the data do not come in batches.
         lr: learning rate.
+        noise_lr: that of the noise's own parameters; by default it moves with ``lr``.
         optimizer: makes an optimiser from parameter groups, each with its learning rate; Adam by default.
         schedule: ``"constant"``, ``"cosine"``, ``"linear"``, or a function of the share of training done.
         num_samples: draws for each step.
-        weight_decay: for all parameters but the scales of posteriors.
+        weight_decay: for all parameters but those of the noise.
         clip_norm: largest norm of the gradient.
         accumulate: batches that make up one step.
         patience: epochs without improvement after which training stops.
@@ -94,11 +98,14 @@ def fit(
     if monitor == "val_accuracy" and isinstance(likelihood_of(model), Gaussian):
         raise ValueError("monitor must not be 'val_accuracy' for numbers, which are never exactly right; use 'val_nll'")
     schedule_factor(schedule, 0.0)
-    recipe = getattr(getattr(getattr(model, "dubio_spec", None), "method", None), "recipe", Recipe())
+    method = getattr(getattr(model, "dubio_spec", None), "method", None)
+    recipe = method.recipe if isinstance(method, Method) else Recipe()
+    lr = recipe.lr if lr is None else lr
     plan = Plan(
         epochs=recipe.epochs if epochs is None else epochs,
         batch_size=batch_size,
-        lr=recipe.lr if lr is None else lr,
+        lr=lr,
+        noise_lr=lr * recipe.noise_ratio if noise_lr is None else noise_lr,
         num_samples=recipe.num_samples if num_samples is None else num_samples,
         weight_decay=weight_decay,
         clip_norm=clip_norm,
@@ -112,12 +119,13 @@ def fit(
     model.to(where)
     batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight, device=where)
     held_out = None if validation is None else batches_from(validation, batch_size, name="validation", device=where)
-    objective = Elbo() if objective is None else objective
+    if objective is None:
+        objective = method.objective() if isinstance(method, Method) else Elbo()
     count = next((n for n in (num_data, objective.num_data, batches.num_data) if n is not None), None)
     if count is None:
         raise ValueError("num_data must be given where the training data cannot tell their number of examples")
     objective = objective.with_num_data(count)
-    made = (optimizer or torch.optim.Adam)(_groups(model, plan.lr, weight_decay))
+    made = (optimizer or torch.optim.Adam)(_groups(model, plan.lr, plan.noise_lr, weight_decay))
     trainer = Trainer(
         model,
         batches,
@@ -136,14 +144,14 @@ def fit(
             return trainer.run(resume, interrupted, display)
 
 
-def _groups(model: nn.Module, lr: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Two parameter groups: weights, and the scales of distributions, which weight decay must not touch."""
-    scales = [p for name, p in model.named_parameters() if p.requires_grad and name.rpartition(".")[2].endswith("rho")]
-    known = {id(parameter) for parameter in scales}
+def _groups(model: nn.Module, lr: float, noise_lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Two parameter groups: those of the plain network, and those of its noise, which weight decay must not touch."""
+    noise = [parameter for parameter in noise_parameters(model) if parameter.requires_grad]
+    known = {id(parameter) for parameter in noise}
     weights = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
     groups = [
         {"params": weights, "lr": lr, "initial_lr": lr, "weight_decay": weight_decay},
-        {"params": scales, "lr": lr, "initial_lr": lr, "weight_decay": 0.0},
+        {"params": noise, "lr": noise_lr, "initial_lr": noise_lr, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 

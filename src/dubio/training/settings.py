@@ -1,22 +1,12 @@
-"""How a method likes to be trained, and how the learning rate moves."""
+"""How the learning rate moves."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Recipe", "Schedule", "schedule_factor"]
+__all__ = ["Schedule", "schedule_factor"]
 
 Schedule = Literal["constant", "cosine", "linear"] | Callable[[float], float]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Defaults of a method: what works on small data without tuning."""
-
-    epochs: int = 50
-    lr: float = 2e-3
-    num_samples: int = 1
 
 
 def schedule_factor(schedule: Schedule, done: float) -> float:

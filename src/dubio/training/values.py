@@ -53,6 +53,7 @@ class Plan:
     epochs: int
     batch_size: int
     lr: float
+    noise_lr: float
     num_samples: int
     weight_decay: float
     clip_norm: float | None
@@ -68,6 +69,8 @@ class Plan:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not (math.isfinite(self.lr) and self.lr > 0.0):
             raise ValueError(f"lr must be positive and finite, got {self.lr}")
+        if not (math.isfinite(self.noise_lr) and self.noise_lr > 0.0):
+            raise ValueError(f"noise_lr must be positive and finite, got {self.noise_lr}")
         if self.weight_decay < 0.0:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if self.clip_norm is not None and not self.clip_norm > 0.0:

@@ -1,0 +1,87 @@
+"""Put noise before the layers of a copied network, and make its own dropout random.
+
+Layers change their class in place and keep their parameters under the same names (``layers.noised``).
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from dubio.conversion.choice import Where, chooses
+from dubio.conversion.copying import is_norm, make_mappable, own_parameters, plain_copy
+from dubio.conversion.replacement import refuse_unconvertible
+from dubio.layers import DROPOUTS, InputMask, InputSource, noise_input, takes_noise
+from dubio.sampling import attach
+
+__all__ = ["insert_noise", "randomise_dropout"]
+
+PLACES = "noise goes before linear layers and convolutions"
+
+
+def insert_noise(
+    net: nn.Module,
+    make_noise: Callable[[dict[str, nn.Module]], Sequence[InputSource]],
+    *,
+    where: Where = None,
+    strict: bool = True,
+    freeze: bool = False,
+) -> nn.Module:
+    """A copy of ``net`` with noise before its chosen layers; ``make_noise`` gives one source for each, by name.
+
+    With ``freeze`` the network's own parameters are not trained.
+    """
+    model = plain_copy(net)
+    chosen = _layers(model, where, strict)
+    if not chosen:
+        raise ValueError(_nothing_chosen(model, where))
+    make_mappable(model)
+    if freeze:
+        model.requires_grad_(False)
+    for layer, noise in zip(chosen.values(), make_noise(chosen), strict=True):
+        noise_input(layer, noise.to(next(layer.parameters())))
+    return attach(model)
+
+
+def randomise_dropout(
+    net: nn.Module, rate: float | None, inserted_rate: float, where: Where, strict: bool
+) -> nn.Module:
+    """A copy of ``net`` in which the chosen dropout modules are always on and other chosen layers have a mask before.
+
+    Without a choice: its dropout modules or, in a network that has none, a mask before every linear layer. A ``rate``
+    overrides that of all modules.
+    """
+    model = plain_copy(net)
+    own = {name: module for name, module in model.named_modules() if type(module) in DROPOUTS}
+    if where is None:
+        chosen = {} if own else _layers(model, nn.Linear, strict=False)
+    else:
+        own = {name: module for name, module in own.items() if chooses(where, name, module)}
+        chosen = _layers(model, where, strict)
+    if not own and not chosen:
+        raise ValueError(_nothing_chosen(model, where))
+    make_mappable(model)
+    for name, module in own.items():
+        p = module.p if rate is None else rate
+        assert isinstance(p, float | int)
+        if not 0.0 <= p < 1.0:
+            raise ValueError(f"rates of dropout must be in [0, 1), got {p} at {name}")
+        module.p = float(p)
+        module.__class__ = DROPOUTS[type(module)]
+    for layer in chosen.values():
+        noise_input(layer, InputMask(inserted_rate if rate is None else rate))
+    return attach(model)
+
+
+def _layers(model: nn.Module, where: Where, strict: bool) -> dict[str, nn.Module]:
+    """The layers that ``where`` chooses for noise; with ``strict``, refuse other modules with parameters but norms."""
+    chosen = {name: module for name, module in model.named_modules() if chooses(where, name, module)}
+    if strict and where is not None:
+        others = {name: m for name, m in chosen.items() if own_parameters(m) and not takes_noise(m) and not is_norm(m)}
+        refuse_unconvertible({name: f"{type(module).__name__}: {PLACES}" for name, module in others.items()})
+    return {name: module for name, module in chosen.items() if takes_noise(module)}
+
+
+def _nothing_chosen(model: nn.Module, where: Where) -> str:
+    possible = [name or "the network itself" for name, module in model.named_modules() if takes_noise(module)]
+    listed = f"; it could be {', '.join(possible[:5])}" if possible else ", of which this network has none"
+    return f"nothing to convert: where={where!r} chooses no layer, and {PLACES}{listed}"

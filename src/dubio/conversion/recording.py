@@ -1,0 +1,30 @@
+"""The end of every conversion: the record that the network carries, and the proof on an example."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from dubio.conversion.choice import consists_of
+from dubio.conversion.copying import random_names
+from dubio.conversion.proof import prove
+from dubio.conversion.spec import Spec, attach_spec
+from dubio.likelihoods import Likelihood
+from dubio.sampling import Inputs
+
+__all__ = ["finish"]
+
+
+def finish(model: nn.Module, net: nn.Module, method: Any, likelihood: Likelihood, example: Inputs | None) -> nn.Module:
+    """Give a converted network its record; with an example, prove the conversion on it.
+
+    A function in the method's ``where`` is kept as the names that it chose.
+    """
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
+    if not consists_of(method.where, str, type):
+        method = replace(method, where=random_names(model))
+    attach_spec(model, Spec(method, likelihood))
+    if example is not None:
+        prove(model, net, example)
+    return model
