@@ -6,4 +6,12 @@ from dubio.methods.flow import Flow
 from dubio.methods.input_noise import InputNoise
 from dubio.methods.method import Method, Recipe
 
-__all__ = ["Bayes", "Dropout", "Flow", "InputNoise", "Method", "Recipe"]
+__all__ = ["METHODS", "Bayes", "Dropout", "Flow", "InputNoise", "Method", "Recipe"]
+
+METHODS: dict[str, type[Method]] = {
+    "bayes": Bayes,
+    "dropout": Dropout,
+    "input-noise": InputNoise,
+    "flow": Flow,
+}
+"""Every method by the name that the command line has for it."""

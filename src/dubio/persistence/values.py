@@ -8,15 +8,14 @@ from typing import Any
 
 from dubio import flows
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian
-from dubio.methods import Bayes, Dropout, Flow, InputNoise
+from dubio.methods import METHODS
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 
 __all__ = ["from_json", "to_json"]
 
-METHODS = (Bayes, Dropout, Flow, InputNoise)
 LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
 PRIORS = (CentredNormal, Normal, ScaleMixture)
-VALUES = {kind.__name__: kind for kind in (*METHODS, *LIKELIHOODS, *PRIORS, *flows.VALUES)}
+VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES)}
 
 
 def to_json(value: Any) -> Any:
