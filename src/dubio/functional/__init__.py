@@ -44,6 +44,23 @@ from dubio.functional.bayesian import (
     softplus,
 )
 from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
+from dubio.functional.flows import (
+    actnorm_inverse,
+    actnorm_step,
+    affine_inverse,
+    affine_step,
+    coupling_inverse,
+    coupling_step,
+    flow_log_prob,
+    lu_mixing_inverse,
+    lu_mixing_step,
+    lu_weight,
+    mixing_inverse,
+    mixing_step,
+    planar_direction,
+    planar_inverse,
+    planar_step,
+)
 from dubio.functional.free_energy import kl_share, minibatch_cost
 from dubio.functional.intervals import (
     clopper_pearson,
@@ -72,6 +89,10 @@ from dubio.functional.uncertainty import (
 )
 
 __all__ = [
+    "actnorm_inverse",
+    "actnorm_step",
+    "affine_inverse",
+    "affine_step",
     "alpha_energy",
     "area_resized",
     "as_rows",
@@ -82,11 +103,14 @@ __all__ = [
     "class_variance",
     "clopper_pearson",
     "cosine_annealed",
+    "coupling_inverse",
+    "coupling_step",
     "distortion",
     "entropy",
     "expected_entropy",
     "flip",
     "flip_destinations",
+    "flow_log_prob",
     "free_distance",
     "gaussian_kl",
     "halving_checkpoints",
@@ -94,8 +118,13 @@ __all__ = [
     "inverted",
     "kl_share",
     "local_reparameterisation",
+    "lu_mixing_inverse",
+    "lu_mixing_step",
+    "lu_weight",
     "minibatch_cost",
     "minimum_norm_objective",
+    "mixing_inverse",
+    "mixing_step",
     "mixture_cdf",
     "mixture_quantile",
     "monte_carlo_kl",
@@ -107,6 +136,9 @@ __all__ = [
     "normal_log_prob",
     "patterned_transition",
     "perturbation_norm",
+    "planar_direction",
+    "planar_inverse",
+    "planar_step",
     "posterior_log_prob",
     "predictive_log_probs",
     "project_inputs",

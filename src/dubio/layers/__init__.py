@@ -2,6 +2,7 @@
 
 from dubio.layers.bayesian import BAYESIAN, BayesianLayer, Linear
 from dubio.layers.drawn import Drawn, draw_parameters, drawn_class, drawn_names, restore_parameters
+from dubio.layers.flow_steps import FlowStep, make_step
 from dubio.layers.mappable import MAPPABLE, PLAIN
 from dubio.layers.posterior import GaussianPosterior, closed_divergence, divergence, posteriors
 
@@ -11,6 +12,7 @@ __all__ = [
     "PLAIN",
     "BayesianLayer",
     "Drawn",
+    "FlowStep",
     "GaussianPosterior",
     "Linear",
     "closed_divergence",
@@ -18,6 +20,7 @@ __all__ = [
     "draw_parameters",
     "drawn_class",
     "drawn_names",
+    "make_step",
     "posteriors",
     "restore_parameters",
 ]

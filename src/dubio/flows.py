@@ -1,0 +1,203 @@
+"""Normalizing flows as values: the steps that exist, and blocks of them.
+
+A flow takes a draw from a base density through steps that can be undone and whose volume change is known. A step is a
+frozen value; the parameters belong to the layers that are made of it (``dubio.layers.make_step``). A block is the flow
+of one layer: ``block.steps`` are its steps in order, a ``GlowStep`` already taken apart into its three.
+
+>>> Block((Affine(), Planar(shifted=True), GlowStep())).steps
+(Affine(), Planar(shifted=True, init_std=0.01), Actnorm(), InvertibleConv(parametrisation='lu'), \
+AffineCoupling(hidden=16, bound=2.0))
+
+The named blocks are those of the normalizing-flow network: ``NormalAffine`` (a trained Gaussian, no flow beyond it),
+``NormalPlanar1d`` for linear layers and ``NormalInvConv`` for convolutions.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = [
+    "Actnorm",
+    "Affine",
+    "AffineCoupling",
+    "Block",
+    "FlowBlock",
+    "GlowStep",
+    "InvertibleConv",
+    "NormalAffine",
+    "NormalInvConv",
+    "NormalPlanar1d",
+    "Parametrisation",
+    "Planar",
+    "Step",
+]
+
+Parametrisation = Literal["lu", "full"]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Shift and scale of every channel (E-42); begins as the identity."""
+
+
+@dataclass(frozen=True)
+class Planar:
+    """One bend along one direction (E-43), its vectors drawn from ``N(0, init_std^2)`` at first.
+
+    ``shifted`` makes it begin near the identity; as published, it begins by shrinking its direction to 0.69.
+    """
+
+    shifted: bool = False
+    init_std: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shifted, bool):
+            raise TypeError(f"shifted of Planar must be True or False, got {self.shifted!r}")
+        _check_positive("init_std of Planar", self.init_std)
+
+
+@dataclass(frozen=True)
+class AffineCoupling:
+    """Shift and scale of the second half of the channels, computed from the first half (E-44); begins as the identity.
+
+    ``hidden`` is the width of the network that computes them, ``bound`` the largest size of a log scale.
+    """
+
+    hidden: int = 16
+    bound: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_count("hidden of AffineCoupling", self.hidden, least=1)
+        _check_positive("bound of AffineCoupling", self.bound)
+
+
+@dataclass(frozen=True)
+class InvertibleConv:
+    """A square matrix that mixes the channels of every row (E-45); begins as a random rotation.
+
+    ``"lu"`` keeps its triangles, so that the determinant is a product and never zero; ``"full"`` keeps the matrix.
+    """
+
+    parametrisation: Parametrisation = "lu"
+
+    def __post_init__(self) -> None:
+        _check_parametrisation("InvertibleConv", self.parametrisation)
+
+
+@dataclass(frozen=True)
+class Actnorm:
+    """Shift and scale of every channel by their inverse, ``(z - bias) / scale``; begins as the identity."""
+
+
+@dataclass(frozen=True)
+class GlowStep:
+    """The step of Glow: ``Actnorm``, ``InvertibleConv``, ``AffineCoupling``, in this order."""
+
+    hidden: int = 16
+    bound: float = 2.0
+    parametrisation: Parametrisation = "lu"
+
+    def __post_init__(self) -> None:
+        _check_count("hidden of GlowStep", self.hidden, least=1)
+        _check_positive("bound of GlowStep", self.bound)
+        _check_parametrisation("GlowStep", self.parametrisation)
+
+    @property
+    def steps(self) -> "tuple[Step, ...]":
+        """The three steps."""
+        return (Actnorm(), InvertibleConv(self.parametrisation), AffineCoupling(self.hidden, self.bound))
+
+
+Step = Affine | Planar | AffineCoupling | InvertibleConv | Actnorm
+
+
+@dataclass(frozen=True)
+class Block:
+    """A flow of your own: these steps, in this order. A ``GlowStep`` may be given and is taken apart."""
+
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", _flattened(self.steps))
+
+
+@dataclass(frozen=True)
+class NormalAffine:
+    """A Gaussian with trained mean and scale: the affine step and no flow beyond it."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """One affine step."""
+        return (Affine(),)
+
+
+@dataclass(frozen=True)
+class NormalPlanar1d:
+    """For linear layers: an affine step, then planar ones."""
+
+    num_planar: int = 2
+
+    def __post_init__(self) -> None:
+        _check_count("num_planar of NormalPlanar1d", self.num_planar, least=0)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Affine, then ``num_planar`` planar steps."""
+        return (Affine(), *(Planar(),) * self.num_planar)
+
+
+@dataclass(frozen=True)
+class NormalInvConv:
+    """For convolutions: an affine step, then invertible convolutions between planar steps."""
+
+    num_planar: int = 2
+    num_mixing: int = 3
+
+    def __post_init__(self) -> None:
+        _check_count("num_planar of NormalInvConv", self.num_planar, least=0)
+        _check_count("num_mixing of NormalInvConv", self.num_mixing, least=0)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Affine, ``num_planar`` planar, ``num_mixing`` invertible convolutions, ``num_planar`` planar."""
+        planar = (Planar(),) * self.num_planar
+        return (Affine(), *planar, *(InvertibleConv(),) * self.num_mixing, *planar)
+
+
+FlowBlock = Block | NormalAffine | NormalPlanar1d | NormalInvConv
+
+
+def _flattened(steps: object) -> tuple[Step, ...]:
+    if not isinstance(steps, tuple | list):
+        raise TypeError(f"steps of Block must be a tuple of steps, got {steps!r}; did you mean Block(({steps!r},))?")
+    flat: list[Step] = []
+    for step in steps:
+        if isinstance(step, GlowStep):
+            flat.extend(step.steps)
+        elif isinstance(step, Step):
+            flat.append(step)
+        else:
+            names = ", ".join(sorted(kind.__name__ for kind in (*get_args(Step), GlowStep)))
+            raise TypeError(f"steps of Block must be values of dubio.flows, got {step!r}; the steps are {names}")
+    if not flat:
+        raise ValueError("steps of Block must hold one step at least, got none; NormalAffine() is the block of no flow")
+    return tuple(flat)
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _check_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def _check_parametrisation(name: str, value: object) -> None:
+    if value not in get_args(Parametrisation):
+        raise ValueError(f"parametrisation of {name} must be 'lu' or 'full', got {value!r}")

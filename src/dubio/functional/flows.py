@@ -1,0 +1,268 @@
+"""Steps of a normalizing flow: maps that can be undone, each with the logarithm of its Jacobian determinant.
+
+The channel is the last axis of ``z`` and a step acts on each row alone: a row is an example of a linear layer, or one
+position of one example of a convolution. Every step returns ``(z', logdet)`` with one ``logdet`` per row.
+
+Invariants and the tests that hold them: the determinant is that of the map (T-36); a planar step can be undone whatever
+its parameters (T-38); a density carried through a flow integrates to 1 (T-40); the two forms of the invertible
+convolution agree (T-41); a coupling leaves its first channels as they are, bit by bit (T-42).
+
+References: Rezende and Mohamed 2015 (planar); Dinh et al. 2017 (affine coupling); Kingma and Dhariwal 2018 (actnorm,
+invertible convolution).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dubio.functional.bayesian import softplus
+
+__all__ = [
+    "flow_log_prob",
+    "affine_step",
+    "affine_inverse",
+    "planar_step",
+    "planar_inverse",
+    "planar_direction",
+    "coupling_step",
+    "coupling_inverse",
+    "mixing_step",
+    "mixing_inverse",
+    "lu_mixing_step",
+    "lu_mixing_inverse",
+    "lu_weight",
+    "actnorm_step",
+    "actnorm_inverse",
+]
+
+LOG_E_MINUS_ONE = math.log(math.e - 1.0)
+"""The argument at which softplus is 1."""
+
+SMALLEST_NORM = 1e-18
+"""Squared length below which the weight of a planar step counts as zero: its inverse square is finite in float32."""
+
+
+def flow_log_prob(
+    base_log_prob: Float[Tensor, "*rows"], logdets: Sequence[Float[Tensor, "*rows"]]
+) -> Float[Tensor, "*rows"]:
+    """Log density of what a flow made of a draw from its base, ``log q_0(z_0) - sum_i log |det J_i|`` (E-39)."""
+    log_prob = base_log_prob
+    for logdet in logdets:
+        log_prob = log_prob - logdet
+    return log_prob
+
+
+def affine_step(
+    z: Float[Tensor, "*rows channel"], shift: Float[Tensor, " channel"], log_scale: Float[Tensor, " channel"]
+) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    """``z' = m + exp(s) z``, channel by channel (E-42)."""
+    return torch.addcmul(shift, z, log_scale.exp()), log_scale.sum().expand(z.shape[:-1])
+
+
+def affine_inverse(
+    z: Float[Tensor, "*rows channel"], shift: Float[Tensor, " channel"], log_scale: Float[Tensor, " channel"]
+) -> Float[Tensor, "*rows channel"]:
+    """What ``affine_step`` maps to ``z``."""
+    return (z - shift) * torch.exp(-log_scale)
+
+
+def planar_step(
+    z: Float[Tensor, "*rows channel"],
+    direction: Float[Tensor, " channel"],
+    weight: Float[Tensor, " channel"],
+    bias: Float[Tensor, ""],
+    shifted: bool = False,
+) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    """``z' = z + u_hat tanh(w.z + b)`` (E-43), with ``u_hat`` from ``planar_direction``."""
+    direction, slope = planar_direction(direction, weight, shifted)
+    height = torch.tanh(z @ weight + bias)
+    square = height.square()
+    # A mean of 1 and a positive slope: unlike 1 + (1 - h^2) (w.u_hat), it cannot round to zero or below.
+    determinant = square + (1.0 - square) * slope
+    return torch.addcmul(z, height.unsqueeze(-1), direction), determinant.log()
+
+
+def planar_inverse(
+    z: Float[Tensor, "*rows channel"],
+    direction: Float[Tensor, " channel"],
+    weight: Float[Tensor, " channel"],
+    bias: Float[Tensor, ""],
+    shifted: bool = False,
+) -> Float[Tensor, "*rows channel"]:
+    """What ``planar_step`` maps to ``z``: along ``w`` the step is one rising function, undone by bisection."""
+    direction, slope = planar_direction(direction, weight, shifted)
+    height = torch.tanh(_planar_root(z @ weight + bias, slope))
+    return z - height.unsqueeze(-1) * direction
+
+
+def planar_direction(
+    direction: Float[Tensor, " channel"], weight: Float[Tensor, " channel"], shifted: bool = False
+) -> tuple[Float[Tensor, " channel"], Float[Tensor, ""]]:
+    """``u_hat``, for which a planar step can be undone, and its slope ``s = 1 + w.u_hat > 0`` (E-43).
+
+    ``u_hat = u + (m(w.u) - w.u) w / ||w||^2`` with ``m(x) = softplus(x) - 1``. With ``shifted``,
+    ``m(x) = softplus(x + log(e - 1)) - 1``, which is 0 at 0, so that a step with small parameters is near the identity.
+    """
+    product = torch.dot(weight, direction)
+    norm = torch.dot(weight, weight)
+    slope = softplus(product + LOG_E_MINUS_ONE if shifted else product).clamp_min(_smallest_slope(weight.dtype))
+    # A weight of zero has no direction to correct along, and nothing to correct.
+    some = norm >= max(SMALLEST_NORM, torch.finfo(weight.dtype).tiny)
+    along = torch.where(some, (slope - 1.0 - product) / torch.where(some, norm, 1.0), 0.0)
+    return direction + along * weight, torch.where(some, slope, 1.0 + product)
+
+
+def coupling_step(
+    z: Float[Tensor, "*rows channel"],
+    raw_log_scale: Float[Tensor, "*rows changed"],
+    shift: Float[Tensor, "*rows changed"],
+    bound: float,
+) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    """``z'_a = z_a``, ``z'_b = z_b exp(s) + t`` (E-44) with ``s = bound tanh(raw / bound)``; ``b`` are the last ones.
+
+    ``raw`` and ``t`` may depend on ``z_a`` in any way.
+    """
+    kept, changed = _split(z, raw_log_scale.shape[-1])
+    log_scale = _bounded(raw_log_scale, bound)
+    return torch.cat((kept, torch.addcmul(shift, changed, log_scale.exp())), dim=-1), log_scale.sum(dim=-1)
+
+
+def coupling_inverse(
+    z: Float[Tensor, "*rows channel"],
+    raw_log_scale: Float[Tensor, "*rows changed"],
+    shift: Float[Tensor, "*rows changed"],
+    bound: float,
+) -> Float[Tensor, "*rows channel"]:
+    """What ``coupling_step`` maps to ``z``."""
+    kept, changed = _split(z, raw_log_scale.shape[-1])
+    return torch.cat((kept, (changed - shift) * torch.exp(-_bounded(raw_log_scale, bound))), dim=-1)
+
+
+def mixing_step(
+    z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "channel channel"]
+) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    """Invertible 1x1 convolution, ``z' = W z`` at every row, with any ``W`` (E-45)."""
+    return _mixed(z, weight), torch.linalg.slogdet(weight).logabsdet.expand(z.shape[:-1])
+
+
+def mixing_inverse(
+    z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "channel channel"]
+) -> Float[Tensor, "*rows channel"]:
+    """What ``mixing_step`` maps to ``z``."""
+    rows: Tensor = torch.linalg.solve(weight.mT, z.reshape(-1, z.shape[-1]), left=False)
+    return rows.reshape(z.shape)
+
+
+def lu_mixing_step(
+    z: Float[Tensor, "*rows channel"],
+    permutation: Int[Tensor, " channel"],
+    sign: Float[Tensor, " channel"],
+    log_abs: Float[Tensor, " channel"],
+    lower: Float[Tensor, " triangle"],
+    upper: Float[Tensor, " triangle"],
+) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    """Invertible 1x1 convolution with ``W`` from ``lu_weight``, whose determinant is a product of scales (E-45)."""
+    weight = lu_weight(permutation, sign, log_abs, lower, upper)
+    return _mixed(z, weight), log_abs.sum().expand(z.shape[:-1])
+
+
+def lu_mixing_inverse(
+    z: Float[Tensor, "*rows channel"],
+    permutation: Int[Tensor, " channel"],
+    sign: Float[Tensor, " channel"],
+    log_abs: Float[Tensor, " channel"],
+    lower: Float[Tensor, " triangle"],
+    upper: Float[Tensor, " triangle"],
+) -> Float[Tensor, "*rows channel"]:
+    """What ``lu_mixing_step`` maps to ``z``: two triangular systems."""
+    left, right = _lower_factor(log_abs, lower), _upper_factor(sign, log_abs, upper)
+    rows: Tensor = z.reshape(-1, z.shape[-1]).index_select(-1, permutation.argsort())
+    rows = torch.linalg.solve_triangular(left.mT, rows, upper=True, left=False, unitriangular=True)
+    rows = torch.linalg.solve_triangular(right.mT, rows, upper=False, left=False)
+    return rows.reshape(z.shape)
+
+
+def lu_weight(
+    permutation: Int[Tensor, " channel"],
+    sign: Float[Tensor, " channel"],
+    log_abs: Float[Tensor, " channel"],
+    lower: Float[Tensor, " triangle"],
+    upper: Float[Tensor, " triangle"],
+) -> Float[Tensor, "channel channel"]:
+    """``W = P L (U + diag(sign exp(log_abs)))`` (E-45), the strict triangles ``L`` and ``U`` given row by row.
+
+    ``P`` is given by its rows: row ``i`` of ``W`` is row ``permutation[i]`` of the product of the triangles.
+    """
+    return (_lower_factor(log_abs, lower) @ _upper_factor(sign, log_abs, upper)).index_select(0, permutation)
+
+
+def actnorm_step(
+    z: Float[Tensor, "*rows channel"], bias: Float[Tensor, " channel"], log_scale: Float[Tensor, " channel"]
+) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    """``z' = (z - bias) / exp(log_scale)``, channel by channel."""
+    return (z - bias) * torch.exp(-log_scale), (-log_scale.sum()).expand(z.shape[:-1])
+
+
+def actnorm_inverse(
+    z: Float[Tensor, "*rows channel"], bias: Float[Tensor, " channel"], log_scale: Float[Tensor, " channel"]
+) -> Float[Tensor, "*rows channel"]:
+    """What ``actnorm_step`` maps to ``z``."""
+    return torch.addcmul(bias, z, log_scale.exp())
+
+
+def _smallest_slope(dtype: torch.dtype) -> float:
+    # Below it, w.u_hat as the step computes it may round to -1 and less, and two rows may meet.
+    return 1e-6 if dtype == torch.float64 else 1e-3
+
+
+def _planar_root(image: Float[Tensor, "*rows"], slope: Float[Tensor, ""]) -> Float[Tensor, "*rows"]:
+    """The ``x`` with ``x + (slope - 1) tanh(x) = image``, which rises with ``x`` and is odd."""
+    target, reach = image.detach().abs(), slope.detach() - 1.0
+    low = (target - reach.clamp_min(0.0)).clamp_min(0.0)
+    high = target - reach.clamp_max(0.0)
+    for _ in range(8 - math.frexp(torch.finfo(image.dtype).eps)[1]):
+        middle = 0.5 * (low + high)
+        below = middle + reach * torch.tanh(middle) < target
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    root = torch.copysign(0.5 * (low + high), image.detach())
+    # Newton's last step takes the root to full precision and gives it its gradient.
+    height = torch.tanh(root)
+    square = height.square()
+    rise = square + (1.0 - square) * slope.detach()
+    return root - (root + (slope - 1.0) * height - image) / rise
+
+
+def _split(z: Float[Tensor, "*rows channel"], num_changed: int) -> tuple[Tensor, Tensor]:
+    kept, changed = z.split([z.shape[-1] - num_changed, num_changed], dim=-1)
+    return kept, changed
+
+
+def _bounded(raw: Float[Tensor, "*shape"], bound: float) -> Float[Tensor, "*shape"]:
+    return bound * torch.tanh(raw / bound)
+
+
+def _mixed(
+    z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "channel channel"]
+) -> Float[Tensor, "*rows channel"]:
+    # For few channels, the product with the rows as columns is several times faster than F.linear on a CPU.
+    return (weight @ z.reshape(-1, z.shape[-1]).mT).mT.reshape(z.shape)
+
+
+def _lower_factor(
+    log_abs: Float[Tensor, " channel"], lower: Float[Tensor, " triangle"]
+) -> Float[Tensor, "channel channel"]:
+    size = log_abs.shape[0]
+    places = torch.tril_indices(size, size, -1, device=lower.device)
+    diagonal = torch.eye(size, dtype=lower.dtype, device=lower.device)
+    return diagonal.index_put((places[0], places[1]), lower)
+
+
+def _upper_factor(
+    sign: Float[Tensor, " channel"], log_abs: Float[Tensor, " channel"], upper: Float[Tensor, " triangle"]
+) -> Float[Tensor, "channel channel"]:
+    size = log_abs.shape[0]
+    places = torch.triu_indices(size, size, 1, device=upper.device)
+    return torch.diag(sign * log_abs.exp()).index_put((places[0], places[1]), upper)

@@ -1,0 +1,231 @@
+"""Steps of a normalizing flow with their parameters: one layer for each step value of ``dubio.flows``.
+
+``forward`` gives ``(z', logdet)`` and ``inverse`` the way back; the channel is the last axis of ``z`` and there is one
+``logdet`` per row (``dubio.functional.flows``). Nothing is drawn and nothing remembered, so that steps can be mapped
+and compiled. Every parameter has elements and gets a gradient, whatever the number of channels.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dubio import flows, functional
+
+__all__ = [
+    "ActnormStep",
+    "AffineCouplingStep",
+    "AffineStep",
+    "FlowStep",
+    "FullMixingStep",
+    "LuMixingStep",
+    "PlanarStep",
+    "make_step",
+]
+
+
+class FlowStep(nn.Module):
+    """A map of rows that can be undone."""
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and the logarithm of the Jacobian determinant of every row."""
+        raise NotImplementedError
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        raise NotImplementedError
+
+
+def make_step(step: flows.Step, channels: int) -> FlowStep:
+    """The layer of a step value, for rows of ``channels`` channels."""
+    make = _MAKERS.get(type(step))
+    if make is None:
+        names = ", ".join(sorted(kind.__name__ for kind in _MAKERS))
+        raise TypeError(f"step must be a value of dubio.flows, got {step!r}; the steps are {names}")
+    if channels < 1:
+        raise ValueError(f"channels must be at least 1, got {channels}")
+    return make(step, channels)
+
+
+class AffineStep(FlowStep):
+    """``functional.affine_step``, the identity at first."""
+
+    def __init__(self, step: flows.Affine, channels: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(channels))
+        self.log_scale = nn.Parameter(torch.zeros(channels))
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.affine_step(z, self.shift, self.log_scale)
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.affine_inverse(z, self.shift, self.log_scale)
+
+
+class PlanarStep(FlowStep):
+    """``functional.planar_step``."""
+
+    def __init__(self, step: flows.Planar, channels: int) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(nn.init.normal_(torch.empty(channels), std=step.init_std))
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(channels), std=step.init_std))
+        self.bias = nn.Parameter(torch.zeros(()))
+        self.shifted = step.shifted
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.planar_step(z, self.direction, self.weight, self.bias, self.shifted)
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.planar_inverse(z, self.direction, self.weight, self.bias, self.shifted)
+
+
+class AffineCouplingStep(FlowStep):
+    """``functional.coupling_step``: a small network sees the first half of the channels and moves the second.
+
+    Its last layer begins at zero, so that the step begins as the identity.
+    """
+
+    def __init__(self, step: flows.AffineCoupling, channels: int) -> None:
+        super().__init__()
+        if channels < 2:
+            raise ValueError(
+                f"AffineCoupling needs at least 2 channels, got {channels}; "
+                "leave it out of this layer's block, or use Affine or Planar"
+            )
+        self.num_kept = channels // 2
+        last = nn.Linear(step.hidden, 2 * (channels - self.num_kept))
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.conditioner = nn.Sequential(nn.Linear(self.num_kept, step.hidden), nn.ReLU(), last)
+        self.bound = step.bound
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.coupling_step(z, *self._scale_and_shift(z), self.bound)
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
+
+    def _scale_and_shift(self, z: Float[Tensor, "*rows channel"]) -> tuple[Tensor, Tensor]:
+        raw_log_scale, shift = self.conditioner(z[..., : self.num_kept]).chunk(2, dim=-1)
+        return raw_log_scale, shift
+
+
+class FullMixingStep(FlowStep):
+    """``functional.mixing_step``, a random orthogonal matrix at first."""
+
+    def __init__(self, step: flows.InvertibleConv, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(_orthogonal(channels).to(torch.get_default_dtype()))
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.mixing_step(z, self.weight)
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.mixing_inverse(z, self.weight)
+
+
+class LuMixingStep(FlowStep):
+    """``functional.lu_mixing_step``, a random orthogonal matrix at first.
+
+    The permutation and the signs are buffers: they fix the sign of the determinant for good. One channel has no
+    triangles, and then there are no such parameters.
+    """
+
+    permutation: Tensor
+    sign: Tensor
+    lower: nn.Parameter | None
+    upper: nn.Parameter | None
+
+    def __init__(self, step: flows.InvertibleConv, channels: int) -> None:
+        super().__init__()
+        permutation, lower, upper = torch.linalg.lu(_orthogonal(channels))
+        diagonal = upper.diagonal()
+        dtype = torch.get_default_dtype()
+        self.register_buffer("permutation", permutation.argmax(dim=-1))
+        self.register_buffer("sign", diagonal.sign().to(dtype))
+        self.log_abs = nn.Parameter(diagonal.abs().log().to(dtype))
+        rows, columns = torch.tril_indices(channels, channels, -1)
+        self.register_parameter("lower", nn.Parameter(lower[rows, columns].to(dtype)) if channels > 1 else None)
+        rows, columns = torch.triu_indices(channels, channels, 1)
+        self.register_parameter("upper", nn.Parameter(upper[rows, columns].to(dtype)) if channels > 1 else None)
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.lu_mixing_step(z, self.permutation, self.sign, self.log_abs, *self._triangles())
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.lu_mixing_inverse(z, self.permutation, self.sign, self.log_abs, *self._triangles())
+
+    def _triangles(self) -> tuple[Tensor, Tensor]:
+        if self.lower is None or self.upper is None:
+            return self.log_abs.new_zeros(0), self.log_abs.new_zeros(0)
+        return self.lower, self.upper
+
+
+class ActnormStep(FlowStep):
+    """``functional.actnorm_step``, the identity at first.
+
+    The first batch does not set it, as it would in Glow: the noise that flows through has known moments, and a first
+    call that changes parameters would make the result depend on which call came first.
+    """
+
+    def __init__(self, step: flows.Actnorm, channels: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.log_scale = nn.Parameter(torch.zeros(channels))
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.actnorm_step(z, self.bias, self.log_scale)
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.actnorm_inverse(z, self.bias, self.log_scale)
+
+
+_MIXING: dict[flows.Parametrisation, Callable[[flows.InvertibleConv, int], FlowStep]] = {
+    "full": FullMixingStep,
+    "lu": LuMixingStep,
+}
+
+
+def _make_mixing(step: flows.InvertibleConv, channels: int) -> FlowStep:
+    return _MIXING[step.parametrisation](step, channels)
+
+
+_MAKERS: dict[type, Callable[..., FlowStep]] = {
+    flows.Actnorm: ActnormStep,
+    flows.Affine: AffineStep,
+    flows.AffineCoupling: AffineCouplingStep,
+    flows.InvertibleConv: _make_mixing,
+    flows.Planar: PlanarStep,
+}
+
+
+def _orthogonal(channels: int) -> Float[Tensor, "channel channel"]:
+    # In double precision: its triangles are rounded once, and the log-determinant is zero to the last digit.
+    return nn.init.orthogonal_(torch.empty(channels, channels, dtype=torch.float64))
