@@ -155,6 +155,8 @@ def test_t38_planar_steps_can_be_undone_whatever_their_parameters(dtype: torch.d
     plain = 1.0 + (torch.nn.functional.softplus(products) - 1.0)
     assert (plain <= 0.0).float().mean() > 0.1  # the slope as the paper computes it
     assert logdet.isfinite().all()
+    # The map rises everywhere, with its direction as rounded and not only in theory.
+    assert (1.0 + (w.double() * direction.double()).sum(dim=-1)).min() > 0.0
     # An image is known to its last digit only, and the way back magnifies that by the inverse of the slope.
     reach = 1.0 + direction.norm(dim=-1) * w.norm(dim=-1)
     rounding = torch.finfo(dtype).eps * (image.abs().amax(dim=-1) + direction.abs().amax(dim=-1) + b.abs())
