@@ -43,6 +43,7 @@ class RawActnorm(nn.Module):
         self.bias, self.scale = nn.Parameter(values.mean(dim=0)), nn.Parameter(values.std(dim=0))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The image of ``z``, and its log-determinants."""
         return (z - self.bias) / self.scale, (-self.scale.abs().log().sum()).expand(z.shape[:-1])
 
 
@@ -113,7 +114,9 @@ def train(job: tuple[Suspects, int, str]) -> dict[str, Any]:
 
 def measure(device: torch.device) -> list[dict[str, Any]]:
     jobs = [
-        (Suspects(*switches), seed, str(device)) for switches in product((False, True), repeat=3) for seed in range(SEEDS)
+        (Suspects(*switches), seed, str(device))
+        for switches in product((False, True), repeat=3)
+        for seed in range(SEEDS)
     ]
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=get_context("spawn")) as pool:
         records = list(pool.map(train, jobs))
@@ -124,5 +127,7 @@ def measure(device: torch.device) -> list[dict[str, Any]]:
         figures = [max(record[name] for record in group) for name in ("largest_factor", "largest_loss")]
         ends = [f"{record['last_loss']:.3f}" for record in group]
         failures = sum(record["failed"] is not None for record in group)
-        print(f"{switches}   {failures} of {SEEDS}  {figures[0]:12.3g}  {figures[1]:12.3g}  {', '.join(ends)}", flush=True)
+        print(
+            f"{switches}   {failures} of {SEEDS}  {figures[0]:12.3g}  {figures[1]:12.3g}  {', '.join(ends)}", flush=True
+        )
     return records
