@@ -14,7 +14,15 @@ import dubio
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "dubio"
-NUMBERED = [*(number for number in range(1, 21) if number != 11), *range(24, 33), 35, *range(59, 65), 71]
+NUMBERED = [
+    *(number for number in range(1, 22) if number != 11),
+    *range(24, 33),
+    35,
+    *range(47, 52),
+    54,
+    *range(57, 65),
+    *range(69, 72),
+]
 UNWANTED = (
     "sklearn",
     "torchmetrics",

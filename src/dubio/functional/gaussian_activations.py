@@ -100,7 +100,8 @@ def gaussian_kl_matrix(
 ) -> Float[Tensor, "*batch class"]:
     """Divergence ``KL[N(mean, std^2) || N(class_mean, class_std^2)]`` for every pair (E-7, 14.1), by matrix products.
 
-    The square is expanded about the mean of the classes, as in ``squared_distances``.
+    The square is expanded about the mean of the classes, as in ``squared_distances``: in float32 it is off by a few
+    1e-7 of ``|(class_mean - centre) / class_std|^2``, which is much for classes hundreds of deviations apart.
     """
     with torch.autocast(mean.device.type, enabled=False):
         mean, std = at_least_float32(mean), at_least_float32(std)
