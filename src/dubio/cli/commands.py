@@ -17,7 +17,7 @@ from dubio.cli.answers import Answering
 from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
 from dubio.cli.attacking import tabulate as tabulate_attacks
 from dubio.cli.data_command import show_data
-from dubio.cli.fields import TakingFields, given_fields, make_method
+from dubio.cli.fields import Fields, TakingFields, make_method
 from dubio.cli.folders import CONFIG, check_name, find_run, list_runs, load_model
 from dubio.cli.judging import score
 from dubio.cli.methods_command import examples, show_method, show_methods
@@ -141,8 +141,8 @@ def methods(
 
 @app.command(cls=TakingFields, help=TRAIN)
 def train(
-    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the run; its folder is DIR/NAME.")],
+    fields: Fields,
     data: Annotated[
         str | None,
         typer.Option(help="A dataset (see dubio data), or path of a folder of images or table (default: digits)."),
@@ -191,11 +191,11 @@ def train(
     }
     given = {option: value for option, value in given.items() if value is not None}
     if resume:
-        order = read_order(find_run(name, runs) if not folder.is_dir() else folder, given_fields(context), **given)
+        order = read_order(find_run(name, runs) if not folder.is_dir() else folder, fields, **given)
     elif (folder / CONFIG).exists():
         raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
     else:
-        order = Order(fields=given_fields(context), **given)
+        order = Order(fields=fields, **given)
     make_method(order.method, order.fields)  # refuses bad options before any data are read
     splits = load_splits(order)
     try:

@@ -8,23 +8,29 @@ with commas, and a choice of layers as globs. A field whose type no text can sta
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
-from typer import Context
+from typer import Option
 from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
+from dubio.conversion import Where
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import METHODS, Method
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 
-__all__ = ["Field", "TakingFields", "fields_of", "given_fields", "listed", "make_method", "spell"]
+__all__ = ["Field", "Fields", "TakingFields", "fields_of", "listed", "make_method", "spell"]
+
+FIELDS = "--fields"
+Fields = Annotated[dict[str, str | bool], Option(FIELDS, parser=json.loads, hidden=True)]
+"""How a ``TakingFields`` command receives the fields of its method, as they were written."""
 
 SPELLINGS: dict[str, type] = {
     "normal": Normal,
@@ -35,8 +41,6 @@ SPELLINGS: dict[str, type] = {
     "invconv": NormalInvConv,
 }
 """What the command line calls the values that a field may hold."""
-GIVEN = "dubio.cli.fields"
-"""Under which name a command's context keeps the fields it was given."""
 MANY = "several with commas"
 
 
@@ -90,19 +94,14 @@ class TakingFields(TyperCommand):
         """Take out what methods know, and leave the rest to typer."""
         options = _all_options()
         try:
-            rest, ctx.meta[GIVEN] = _take_out(args, options)
-            return super().parse_args(ctx, rest)
+            rest, given = _take_out(args, options)
+            return super().parse_args(ctx, [FIELDS, json.dumps(given), *rest])
         except TyperException as error:
             name = getattr(error, "option_name", None)
             if name is not None and hasattr(error, "possibilities"):  # no such option
-                own = [spelling for parameter in self.params for spelling in parameter.opts]
+                own = [spelling for parameter in self.params for spelling in parameter.opts if spelling != FIELDS]
                 error.possibilities = get_close_matches(name, [*own, *options])
             raise
-
-
-def given_fields(context: Context) -> dict[str, str | bool]:
-    """The fields that a ``TakingFields`` command was given, as they were written."""
-    return dict(context.meta[GIVEN])
 
 
 def make_method(name: str, given: dict[str, str | bool]) -> Method:
@@ -119,11 +118,11 @@ def make_method(name: str, given: dict[str, str | bool]) -> Method:
     return METHODS[name](**{field: fields[field].read(text) for field, text in given.items()})
 
 
-def fields_of(kind: type[Method]) -> dict[str, Field]:
+def fields_of(kind: type) -> dict[str, Field]:
     """Every field of a method by its name."""
-    hints, meanings = get_type_hints(kind), _meanings(kind)
+    hints, meanings = get_type_hints(kind, localns={"Where": Where}), _meanings(kind)  # which speaks of itself
     found = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a protocol does not say that it is a dataclass
+    for field in dataclasses.fields(kind):
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()

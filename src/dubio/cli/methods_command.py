@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dubio.cli.fields import Field, fields_of, listed, spell
-from dubio.methods import METHODS, Method, Recipe
+from dubio.methods import METHODS, Recipe
 
 __all__ = ["examples", "show_method", "show_methods"]
 
@@ -68,21 +68,21 @@ def _example(name: str, run: str) -> str:
     return shown
 
 
-def _summary(kind: type[Method]) -> str:
+def _summary(kind: type) -> str:
     return (inspect.getdoc(kind) or "").partition("\n")[0].rstrip(".")
 
 
-def _noise_off(kind: type[Method]) -> str:
+def _noise_off(kind: type) -> str:
     return NOISE_OFF[getattr(kind, "noise_off", "none")]
 
 
-def _reference(kind: type[Method]) -> str:
+def _reference(kind: type) -> str:
     """What the method's file says that it is from."""
     found = re.search(r"^References?: .*?(?=\n\n|\Z)", sys.modules[kind.__module__].__doc__ or "", re.DOTALL | re.M)
     return " ".join(found.group().split()) if found else ""
 
 
-def _authors(kind: type[Method]) -> list[str]:
+def _authors(kind: type) -> list[str]:
     """Names and years of the references."""
     name = r"[A-Z][\w-]+"
     return re.findall(rf"{name}(?:(?:, | and ){name})*(?: et al\.)? \d{{4}}", _reference(kind))
