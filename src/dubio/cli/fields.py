@@ -92,7 +92,7 @@ class TakingFields(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take out what methods know, and leave the rest to typer."""
-        options = _all_options()
+        options = {option: told for kind in METHODS.values() for option, told in _options_of(kind).items()}
         try:
             rest, given = _take_out(args, options)
             return super().parse_args(ctx, [FIELDS, json.dumps(given), *rest])
@@ -168,7 +168,7 @@ def _readings(hint: Any) -> Iterator[Reading]:
         yield Reading(f"a glob of layers' names, {MANY}", _read_globs)
         yield Reading("none", _read_none)
     elif get_origin(hint) in (Union, UnionType):
-        members = sorted(get_args(hint), key=lambda member: (member is NoneType, member is str))  # text takes all
+        members = sorted(get_args(hint), key=lambda member: (member is str, member is NoneType))  # text takes all
         rules: list[str] = []
         for reading in (reading for member in members for reading in _readings(member)):
             known = rules and reading.rule == f"{listed(rules)}, {MANY}"
@@ -259,21 +259,20 @@ def _reader_of_many(inner: tuple[Reading, ...]) -> Callable[[str], Any]:
     return lambda text: tuple(read_one(part) for part in re.split(comma, text))
 
 
-def _all_options() -> dict[str, tuple[str, str | bool | None]]:
-    """Every option of every method: its field, and the value where it is a flag."""
-    found: dict[str, tuple[str, str | bool | None]] = {}
-    for kind in METHODS.values():
-        for field in fields_of(kind).values():
-            if field.is_flag:
-                found[field.option] = (field.name, True)
-                found[f"--no-{field.option.removeprefix('--')}"] = (field.name, False)
-            elif field.readings:
-                found[field.option] = (field.name, None)
+def _options_of(kind: type) -> dict[str, tuple[str, bool | None]]:
+    """The options of a method: the field of each, and what it says where it is a flag."""
+    found: dict[str, tuple[str, bool | None]] = {}
+    for field in fields_of(kind).values():
+        if field.is_flag:
+            found[field.option] = (field.name, True)
+            found[f"--no-{field.option.removeprefix('--')}"] = (field.name, False)
+        elif field.readings:
+            found[field.option] = (field.name, None)
     return found
 
 
 def _take_out(
-    args: Sequence[str], options: dict[str, tuple[str, str | bool | None]]
+    args: Sequence[str], options: dict[str, tuple[str, bool | None]]
 ) -> tuple[list[str], dict[str, str | bool]]:
     """Arguments that are no fields of methods, and the fields as they are written."""
     rest: list[str] = []
@@ -302,10 +301,11 @@ def _take_out(
 
 
 def _misplaced(field: str, name: str) -> str:
-    owners = [other for other, kind in METHODS.items() if field in fields_of(kind)]
     option = f"--{field.replace('_', '-')}"
-    whose = f"is an option of {listed(owners, 'and')}" if owners else "is an option of no method"
-    return f"{option} {whose}, not of {name}" if owners else f"{option} {whose}; dubio methods {name} lists those of it"
+    owners = [other for other, kind in METHODS.items() if option in _options_of(kind)]
+    if not owners:
+        return f"{option} is an option of no method; dubio methods {name} lists those of it"
+    return f"{option} is an option of {listed(owners, 'and')}, not of {name}"
 
 
 def _meanings(kind: type) -> dict[str, str]:
