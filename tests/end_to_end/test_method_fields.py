@@ -162,7 +162,7 @@ def test_a_field_without_default_must_be_given_and_one_without_text_is_no_option
         make_method("imagined", {"members": "2", "inner": "dropout"})
 
 
-@pytest.mark.parametrize("value", [1e-6, 0.1, 1 / 3, 12345678.9, 7, True])
+@pytest.mark.parametrize("value", [1e-6, 0.1, 1 / 3, 12345678.9, 7, 1_000_000, True])
 def test_no_digit_of_a_number_is_lost_in_what_is_shown(value: Any) -> None:
     shown = spell(value)
     assert (shown == "yes") if value is True else (type(value)(shown) == value)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
@@ -74,6 +75,19 @@ def test_runs_of_the_method_are_exported(name: str, noise: str, runs: Path, tmp_
     exported = invoke("export", name, tmp_path / "net.pt2", "--noise", noise, "--runs", runs)
     assert exported.exit_code == 0, exported.output
     assert torch.export.load(tmp_path / "net.pt2").module()(torch.zeros(5, 64)).shape[-2:] == (5, 10)
+
+
+@pytest.mark.parametrize(("method", "refused"), [("None", True), ("Deterministic(l2=0.1)", False)])
+def test_only_a_network_without_method_has_nothing_to_look_at(
+    method: str, refused: bool, runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs / "bayes", tmp_path / "plain")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    (tmp_path / "plain" / "config.json").write_text(json.dumps({**config, "method": method}))
+    assert "Deterministic" in invoke("runs", "--runs", tmp_path).stdout
+    described = invoke("describe", "plain", "--runs", tmp_path)
+    assert ("holds an ordinary network's weights" in described.stderr) == refused
+    assert described.exit_code == (2 if refused else 0)
 
 
 def test_resume_needs_no_options_and_goes_on_exactly(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def make_method(name: str, given: dict[str, str | bool]) -> Method:
 
 def fields_of(kind: type) -> dict[str, Field]:
     """Every field of a method by its name."""
-    hints, meanings = get_type_hints(kind, localns={"Where": Where}), _meanings(kind)  # which speaks of itself
+    hints, meanings = get_type_hints(kind, localns={"Where": Where}), _meanings(kind)  # a Where holds its own name
     found = {}
     for field in dataclasses.fields(kind):
         default = field.default
@@ -143,9 +143,9 @@ def spell(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float):
+    if isinstance(value, int | str):
+        return str(value)
+    if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     if isinstance(value, tuple):
