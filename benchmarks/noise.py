@@ -36,7 +36,8 @@ def training_step(method: Any, device: torch.device) -> Callable[[], None]:
         total: Tensor = objective(model, images, labels, 1).total
         return total
 
-    compute = torch.compile(loss) if on_gpu else loss
+    # Static shapes: what was compiled for another method would make them dynamic.
+    compute = torch.compile(loss, dynamic=False, fullgraph=True) if on_gpu else loss
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
