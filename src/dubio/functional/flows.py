@@ -77,11 +77,11 @@ def planar_step(
 ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
     """``z' = z + u_hat tanh(w.z + b)`` (E-43), with ``u_hat`` from ``planar_direction``."""
     direction, slope = planar_direction(direction, weight, shifted)
-    height = torch.tanh(_linear(z, weight.unsqueeze(0)) + bias)
+    height = torch.tanh(_along(z, weight) + bias)
     square = height.squeeze(-1).square()
     # A mean of 1 and a positive slope: unlike 1 + (1 - h^2) (w.u_hat), it cannot round to zero or below.
     determinant = square + (1.0 - square) * slope
-    return z + _linear(height, direction.unsqueeze(-1)), determinant.log()
+    return z + _times(height, direction), determinant.log()
 
 
 def planar_inverse(
@@ -93,8 +93,8 @@ def planar_inverse(
 ) -> Float[Tensor, "*rows channel"]:
     """What ``planar_step`` maps to ``z``: along ``w`` the step is one rising function, undone by bisection."""
     direction, slope = planar_direction(direction, weight, shifted)
-    height = torch.tanh(_planar_root(_linear(z, weight.unsqueeze(0)) + bias, slope))
-    return z - _linear(height, direction.unsqueeze(-1))
+    height = torch.tanh(_planar_root(_along(z, weight) + bias, slope))
+    return z - _times(height, direction)
 
 
 def planar_direction(
@@ -105,8 +105,8 @@ def planar_direction(
     ``u_hat = u + (m(w.u) - w.u) w / ||w||^2`` with ``m(x) = softplus(x) - 1``. With ``shifted``,
     ``m(x) = softplus(x + log(e - 1)) - 1``, which is 0 at 0, so that a step with small parameters is near the identity.
     """
-    product = torch.dot(weight, direction)
-    norm = torch.dot(weight, weight)
+    product = (weight * direction).sum()
+    norm = weight.square().sum()
     slope = softplus(product + LOG_E_MINUS_ONE if shifted else product).clamp_min(_smallest_slope(weight.dtype))
     # A weight of zero has no direction to correct along, and nothing to correct.
     some = norm >= max(SMALLEST_NORM, torch.finfo(weight.dtype).tiny)
