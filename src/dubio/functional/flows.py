@@ -220,6 +220,15 @@ def _bounded(raw: Float[Tensor, "*shape"], bound: float) -> Float[Tensor, "*shap
     return bound * torch.tanh(raw / bound)
 
 
+def _along(z: Float[Tensor, "*rows channel"], weight: Float[Tensor, " channel"]) -> Float[Tensor, "*rows 1"]:
+    # A GPU's compiler fuses a sum with what is around it and cannot fuse a product of matrices.
+    return _linear(z, weight.unsqueeze(0)) if z.device.type == "cpu" else (z * weight).sum(dim=-1, keepdim=True)
+
+
+def _times(height: Float[Tensor, "*rows 1"], direction: Float[Tensor, " channel"]) -> Float[Tensor, "*rows channel"]:
+    return _linear(height, direction.unsqueeze(-1)) if height.device.type == "cpu" else height * direction
+
+
 def _linear(z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "image channel"]) -> Float[Tensor, "*rows image"]:
     # For few channels, the product with the rows as columns is several times faster than F.linear on a CPU.
     return (weight @ z.reshape(-1, z.shape[-1]).mT).mT.reshape(*z.shape[:-1], weight.shape[0])
