@@ -2,13 +2,15 @@
 
 ``forward`` gives ``(z', logdet)`` and ``inverse`` the way back; the channel is the last axis of ``z`` and there is one
 ``logdet`` per row (``dubio.functional.flows``). Nothing is drawn and nothing remembered, so that steps can be mapped
-and compiled. Every parameter has elements and gets a gradient, whatever the number of channels.
+and compiled. Every parameter has elements and gets a gradient, whatever the number of channels. Steps compute in the
+type of ``z``, whatever that of their parameters: a network in half precision keeps its densities in single precision.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -63,11 +65,11 @@ class AffineStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.affine_step(z, self.shift, self.log_scale)
+        return functional.affine_step(z, *_like(z, self.shift, self.log_scale))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.affine_inverse(z, self.shift, self.log_scale)
+        return functional.affine_inverse(z, *_like(z, self.shift, self.log_scale))
 
 
 class PlanarStep(FlowStep):
@@ -84,11 +86,11 @@ class PlanarStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.planar_step(z, self.direction, self.weight, self.bias, self.shifted)
+        return functional.planar_step(z, *_like(z, self.direction, self.weight, self.bias), self.shifted)
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.planar_inverse(z, self.direction, self.weight, self.bias, self.shifted)
+        return functional.planar_inverse(z, *_like(z, self.direction, self.weight, self.bias), self.shifted)
 
 
 class AffineCouplingStep(FlowStep):
@@ -122,7 +124,10 @@ class AffineCouplingStep(FlowStep):
         return functional.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
 
     def _scale_and_shift(self, z: Float[Tensor, "*rows channel"]) -> tuple[Tensor, Tensor]:
-        raw_log_scale, shift = self.conditioner(z[..., : self.num_kept]).chunk(2, dim=-1)
+        value = z[..., : self.num_kept]
+        for layer in self.conditioner:
+            value = F.linear(value, *_like(z, layer.weight, layer.bias)) if isinstance(layer, nn.Linear) else layer(value)
+        raw_log_scale, shift = value.chunk(2, dim=-1)
         return raw_log_scale, shift
 
 
@@ -137,11 +142,11 @@ class FullMixingStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.mixing_step(z, self.weight)
+        return functional.mixing_step(z, *_like(z, self.weight))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.mixing_inverse(z, self.weight)
+        return functional.mixing_inverse(z, *_like(z, self.weight))
 
 
 class LuMixingStep(FlowStep):
@@ -173,11 +178,11 @@ class LuMixingStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.lu_mixing_step(z, self.permutation, self.sign, self.log_abs, *self._triangles())
+        return functional.lu_mixing_step(z, self.permutation, *_like(z, self.sign, self.log_abs, *self._triangles()))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.lu_mixing_inverse(z, self.permutation, self.sign, self.log_abs, *self._triangles())
+        return functional.lu_mixing_inverse(z, self.permutation, *_like(z, self.sign, self.log_abs, *self._triangles()))
 
     def _triangles(self) -> tuple[Tensor, Tensor]:
         if self.lower is None or self.upper is None:
@@ -201,11 +206,11 @@ class ActnormStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.actnorm_step(z, self.bias, self.log_scale)
+        return functional.actnorm_step(z, *_like(z, self.bias, self.log_scale))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.actnorm_inverse(z, self.bias, self.log_scale)
+        return functional.actnorm_inverse(z, *_like(z, self.bias, self.log_scale))
 
 
 _MIXING: dict[flows.Parametrisation, Callable[[flows.InvertibleConv, int], FlowStep]] = {
@@ -225,6 +230,10 @@ _MAKERS: dict[type, Callable[..., FlowStep]] = {
     flows.InvertibleConv: _make_mixing,
     flows.Planar: PlanarStep,
 }
+
+
+def _like(z: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    return tuple(parameter.to(z.dtype) for parameter in parameters)
 
 
 def _orthogonal(channels: int) -> Float[Tensor, "channel channel"]:
