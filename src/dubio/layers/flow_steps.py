@@ -124,10 +124,9 @@ class AffineCouplingStep(FlowStep):
         return functional.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
 
     def _scale_and_shift(self, z: Float[Tensor, "*rows channel"]) -> tuple[Tensor, Tensor]:
-        value = z[..., : self.num_kept]
-        for layer in self.conditioner:
-            value = F.linear(value, *_like(z, layer.weight, layer.bias)) if isinstance(layer, nn.Linear) else layer(value)
-        raw_log_scale, shift = value.chunk(2, dim=-1)
+        first, _, last = self.conditioner
+        hidden = F.relu(F.linear(z[..., : self.num_kept], *_like(z, first.weight, first.bias)))
+        raw_log_scale, shift = F.linear(hidden, *_like(z, last.weight, last.bias)).chunk(2, dim=-1)
         return raw_log_scale, shift
 
 
