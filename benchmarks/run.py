@@ -1,6 +1,6 @@
 """Measure dubio on this machine.
 
-``python benchmarks/run.py [engine] [loading] [attacking] [--output FILE]`` prints tables and, with ``--output``, writes
+``python benchmarks/run.py [PART ...] [--output FILE]`` prints tables and, with ``--output``, writes
 the records as JSON.
 """
 
@@ -11,12 +11,13 @@ from pathlib import Path
 
 import attacking
 import engine
+import glow
 import loading
 import torch
 
 import dubio
 
-PARTS = {"engine": engine.measure, "loading": loading.measure, "attacking": attacking.measure}
+PARTS = {"engine": engine.measure, "loading": loading.measure, "attacking": attacking.measure, "glow": glow.measure}
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ The named blocks are those of the normalizing-flow network: ``NormalAffine`` (a 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -111,14 +112,14 @@ class GlowStep:
 Step = Affine | Planar | AffineCoupling | InvertibleConv | Actnorm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Block:
     """A flow of your own: these steps, in this order. A ``GlowStep`` may be given and is taken apart."""
 
     steps: tuple[Step, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", _flattened(self.steps))
+    def __init__(self, steps: Sequence[Step | GlowStep]) -> None:
+        object.__setattr__(self, "steps", _flattened(steps))
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,9 @@ def test_a_network_without_noise_gives_equal_draws() -> None:
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_terms_that_depend_on_the_noise_are_collected_per_draw(executor: str) -> None:
     model = dubio.Bayes(prior=dubio.ScaleMixture(), estimator="weight").convert(mlp(5, 7, 4))
-    draws = dubio.sampling.run(model, torch.randn(3, 5), 6, seed=1, executor=executor, chunk=4, collecting=("divergence",))
+    draws = dubio.sampling.run(
+        model, torch.randn(3, 5), 6, seed=1, executor=executor, chunk=4, collecting=("divergence",)
+    )
     assert draws.terms["divergence"].shape == (6,)
     torch.testing.assert_close(draws.terms["divergence"].mean(), dubio.divergence(model, 6, seed=1))
     closed = dubio.Bayes(estimator="weight").convert(mlp(5, 7, 4))

@@ -78,11 +78,11 @@ def planar_step(
 ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
     """``z' = z + u_hat tanh(w.z + b)`` (E-43), with ``u_hat`` from ``planar_direction``."""
     direction, slope = planar_direction(direction, weight, shifted)
-    height = torch.tanh(z @ weight + bias)
-    square = height.square()
+    height = torch.tanh(_linear(z, weight.unsqueeze(0)) + bias)
+    square = height.squeeze(-1).square()
     # A mean of 1 and a positive slope: unlike 1 + (1 - h^2) (w.u_hat), it cannot round to zero or below.
     determinant = square + (1.0 - square) * slope
-    return torch.addcmul(z, height.unsqueeze(-1), direction), determinant.log()
+    return z + _linear(height, direction.unsqueeze(-1)), determinant.log()
 
 
 def planar_inverse(
@@ -94,8 +94,8 @@ def planar_inverse(
 ) -> Float[Tensor, "*rows channel"]:
     """What ``planar_step`` maps to ``z``: along ``w`` the step is one rising function, undone by bisection."""
     direction, slope = planar_direction(direction, weight, shifted)
-    height = torch.tanh(_planar_root(z @ weight + bias, slope))
-    return z - height.unsqueeze(-1) * direction
+    height = torch.tanh(_planar_root(_linear(z, weight.unsqueeze(0)) + bias, slope))
+    return z - _linear(height, direction.unsqueeze(-1))
 
 
 def planar_direction(
@@ -145,7 +145,7 @@ def mixing_step(
     z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "channel channel"]
 ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
     """Invertible 1x1 convolution, ``z' = W z`` at every row, with any ``W`` (E-45)."""
-    return _mixed(z, weight), torch.linalg.slogdet(weight).logabsdet.expand(z.shape[:-1])
+    return _linear(z, weight), torch.linalg.slogdet(weight).logabsdet.expand(z.shape[:-1])
 
 
 def mixing_inverse(
@@ -166,7 +166,7 @@ def lu_mixing_step(
 ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
     """Invertible 1x1 convolution with ``W`` from ``lu_weight``, whose determinant is a product of scales (E-45)."""
     weight = lu_weight(permutation, sign, log_abs, lower, upper)
-    return _mixed(z, weight), log_abs.sum().expand(z.shape[:-1])
+    return _linear(z, weight), log_abs.sum().expand(z.shape[:-1])
 
 
 def lu_mixing_inverse(
@@ -244,11 +244,9 @@ def _bounded(raw: Float[Tensor, "*shape"], bound: float) -> Float[Tensor, "*shap
     return bound * torch.tanh(raw / bound)
 
 
-def _mixed(
-    z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "channel channel"]
-) -> Float[Tensor, "*rows channel"]:
+def _linear(z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "image channel"]) -> Float[Tensor, "*rows image"]:
     # For few channels, the product with the rows as columns is several times faster than F.linear on a CPU.
-    return (weight @ z.reshape(-1, z.shape[-1]).mT).mT.reshape(z.shape)
+    return (weight @ z.reshape(-1, z.shape[-1]).mT).mT.reshape(*z.shape[:-1], weight.shape[0])
 
 
 def _lower_factor(

@@ -4,6 +4,7 @@ from dubio.layers.bayesian import BAYESIAN, BayesianLayer, Linear
 from dubio.layers.drawn import Drawn, draw_parameters, drawn_class, drawn_names, restore_parameters
 from dubio.layers.dropout import DROPOUTS, InputMask, RandomDropout
 from dubio.layers.flow_noise import FlowNoise
+from dubio.layers.flow_steps import FlowStep, make_step
 from dubio.layers.input_noise import GaussianInputNoise, InputPosterior, Kl
 from dubio.layers.mappable import MAPPABLE, PLAIN
 from dubio.layers.noised import Noised, channels_of, noise_input, plain_input, takes_noise
@@ -28,6 +29,7 @@ __all__ = [
     "BayesianLayer",
     "Drawn",
     "FlowNoise",
+    "FlowStep",
     "GaussianInputNoise",
     "GaussianPosterior",
     "InputMask",
@@ -47,6 +49,7 @@ __all__ = [
     "draw_parameters",
     "drawn_class",
     "drawn_names",
+    "make_step",
     "noise_input",
     "noise_parameters",
     "plain_input",
