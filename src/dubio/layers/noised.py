@@ -77,8 +77,9 @@ def noise_input(module: nn.Module, noise: InputSource) -> Noised:
     return module
 
 
-def plain_input(module: Noised) -> None:
-    """Take the noise off again, in place."""
+def plain_input(module: nn.Module) -> None:
+    """Take the noise of a noised layer off again, in place."""
+    assert isinstance(module, Noised)
     del module._modules["input_noise"]
     module.__class__ = module.dubio_plain_class  # type: ignore[assignment]
 
