@@ -24,6 +24,8 @@ class Row:
     """A method, and what the contract asks of it."""
 
     method: Method
+    fast: tuple[str, ...] = ("mlp", "residual, dropout")
+    """Networks it meets in the fast tests; the others it meets in the slow ones."""
     noise_off: Literal["source", "own mean"] | None = "source"
     """What the network with noise off is equal to."""
     differs_by_example: bool = True
@@ -37,16 +39,18 @@ class Row:
 
 
 METHOD_TABLE = {
-    "bayes": Row(dubio.Bayes(), frozen_export=True),
-    "bayes, weights": Row(dubio.Bayes(estimator="weight"), differs_by_example=False, frozen_export=True),
-    "dropout": Row(dubio.Dropout()),
-    "dropout, alpha": Row(dubio.Dropout(0.3, alpha=0.5)),
-    "input noise": Row(dubio.InputNoise()),
-    "input noise, mixture per position": Row(dubio.InputNoise(components=3, per="position")),
-    "input noise, bound": Row(dubio.InputNoise(components=2, kl="bound")),
-    "flow": Row(dubio.Flow()),
-    "flow, summed, entropy": Row(dubio.Flow(spatial="sum", gamma=0.1)),
-    "flow, glow": Row(dubio.Flow(blocks=Block((GlowStep(hidden=4),)))),
+    "bayes": Row(dubio.Bayes(), ("mlp",), frozen_export=True),
+    "bayes, weights": Row(
+        dubio.Bayes(estimator="weight"), ("residual, dropout",), differs_by_example=False, frozen_export=True
+    ),
+    "dropout": Row(dubio.Dropout(), ("mlp", "residual, dropout")),
+    "dropout, alpha": Row(dubio.Dropout(0.3, alpha=0.5), ("residual, dropout",)),
+    "input noise": Row(dubio.InputNoise(), ("residual",)),
+    "input noise, mixture per position": Row(dubio.InputNoise(components=3, per="position"), ("cnn",)),
+    "input noise, bound": Row(dubio.InputNoise(components=2, kl="bound"), ("mlp", "cnn")),
+    "flow": Row(dubio.Flow(), ("mlp", "cnn")),
+    "flow, summed, entropy": Row(dubio.Flow(spatial="sum", gamma=0.1), ("residual",)),
+    "flow, glow": Row(dubio.Flow(blocks=Block((GlowStep(hidden=4),))), ("mlp", "residual, dropout")),
 }
 
 

@@ -33,13 +33,28 @@ NUM_DATA = 50
 FROM_SOURCE = [name for name, row in METHOD_TABLE.items() if row.noise_off == "source"]
 TRAINED = [name for name, row in METHOD_TABLE.items() if row.objective]
 # The compiler and the exporter take their time: a few pairs in the fast tests, which meet every kind of noise.
-COMPILED = {("dropout", "residual, dropout"), ("input noise, mixture per position", "mlp"), ("flow", "mlp")}
-EXPORTED = {("dropout", "mlp"), ("input noise, bound", "cnn"), ("flow, glow", "mlp")}
+COMPILED = {("dropout", "residual, dropout"), ("input noise, mixture per position", "mlp")}
+EXPORTED = {("input noise, bound", "cnn"), ("flow, glow", "mlp")}
+FAST = {(method, network) for method, row in METHOD_TABLE.items() for network in row.fast}
+
+
+def pairs(methods: Collection[str], networks: Collection[str], fast: Collection[tuple[str, str]]) -> Any:
+    """These methods on these networks, but only the pairs named here in the fast tests."""
+    return pytest.mark.parametrize(
+        ("method", "network"),
+        [
+            pytest.param(method, network, marks=[] if (method, network) in fast else [pytest.mark.slow])
+            for method in methods
+            for network in networks
+        ],
+    )
+
 
 every_method = pytest.mark.parametrize("method", METHOD_TABLE)
 every_trained_method = pytest.mark.parametrize("method", TRAINED)
-every_method_from_its_source = pytest.mark.parametrize("method", FROM_SOURCE)
-every_network = pytest.mark.parametrize("network", NETWORKS)
+every_pair = pairs(METHOD_TABLE, NETWORKS, FAST)
+every_trained_pair = pairs(TRAINED, NETWORKS, FAST)
+every_pair_with_a_source = pairs(FROM_SOURCE, NETWORKS, FAST)
 exporting = pytest.mark.filterwarnings(
     "ignore:While compiling, we found certain side effects:UserWarning",  # passes, put back
     r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning",  # torch.onnx of torch's own
@@ -48,14 +63,6 @@ exporting = pytest.mark.filterwarnings(
 holds = pytest.mark.feature(
     "Every method keeps one contract: noise off, frozen draws, copies, files, precisions, compile, export and training"
 )
-
-
-def others_slow(fast: Collection[tuple[str, str]]) -> pytest.MarkDecorator:
-    """Every method on every network, but only the pairs named here in the fast tests."""
-    pairs = [(method, network) for method in METHOD_TABLE for network in NETWORKS]
-    return pytest.mark.parametrize(
-        ("method", "network"), [pair if pair in fast else pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs]
-    )
 
 
 def row_of(method: str) -> Row:
@@ -129,8 +136,7 @@ def test_the_table_holds_every_method() -> None:
 
 
 @holds
-@every_method
-@every_network
+@every_pair
 def test_conversion_leaves_the_source_untouched(method: str, network: str) -> None:
     net = plain(network).train()
     list(net.children())[-1].eval()  # a mode of its own
@@ -151,8 +157,7 @@ def test_conversion_leaves_the_source_untouched(method: str, network: str) -> No
 
 
 @holds
-@every_method_from_its_source
-@every_network
+@every_pair_with_a_source
 def test_t43_noise_off_is_the_source_bit_by_bit(method: str, network: str) -> None:
     net, model, inputs = plain(network), shaken(convert(method, network)), inputs_for(network)
     with dubio.noise_off():
@@ -162,8 +167,7 @@ def test_t43_noise_off_is_the_source_bit_by_bit(method: str, network: str) -> No
     assert differ(model(inputs), net(inputs))
 
 
-@every_method
-@every_network
+@every_pair
 def test_noise_off_is_one_network(method: str, network: str) -> None:
     model, inputs = convert(method, network), inputs_for(network)
     if row_of(method).noise_off is None:
@@ -172,8 +176,7 @@ def test_noise_off_is_one_network(method: str, network: str) -> None:
         assert torch.equal(model(inputs), model(inputs))
 
 
-@every_method_from_its_source
-@every_network
+@every_pair_with_a_source
 def test_an_example_proves_the_conversion(method: str, network: str) -> None:
     net, inputs = plain(network), inputs_for(network)
     with torch.no_grad():
@@ -184,8 +187,7 @@ def test_an_example_proves_the_conversion(method: str, network: str) -> None:
 # ----------------------------------------------------------------------------------------- noise
 
 
-@every_method
-@every_network
+@every_pair
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_a_plain_call_draws_anew_in_either_mode(method: str, network: str, mode: str) -> None:
     model, inputs = convert(method, network).train(mode == "train"), inputs_for(network)
@@ -195,8 +197,7 @@ def test_a_plain_call_draws_anew_in_either_mode(method: str, network: str, mode:
     assert differ(first, second)
 
 
-@every_method
-@every_network
+@every_pair
 def test_equal_examples_differ_where_noise_belongs_to_examples(method: str, network: str) -> None:
     model = convert(method, network)
     same = inputs_for(network, 1).expand(16, *NETWORKS[network].shape)
@@ -208,8 +209,7 @@ def test_equal_examples_differ_where_noise_belongs_to_examples(method: str, netw
 
 
 @holds
-@every_method
-@every_network
+@every_pair
 def test_mapped_and_looped_draws_agree(method: str, network: str) -> None:
     model, inputs = shaken(convert(method, network)), inputs_for(network)
     mapped, looped = (draws(model, inputs, 4, executor=executor) for executor in ("vmap", "loop"))
@@ -225,8 +225,7 @@ def test_mapped_and_looped_draws_agree_in_train_mode_without_norms(method: str, 
     assert close(mapped, looped, 1e-6)
 
 
-@every_trained_method
-@every_network
+@every_trained_pair
 def test_mapped_and_looped_terms_and_gradients_agree(method: str, network: str) -> None:
     model, inputs = shaken(convert(method, network)).double(), inputs_for(network).double()
     objective = row_of(method).method.objective(NUM_DATA)
@@ -241,8 +240,7 @@ def test_mapped_and_looped_terms_and_gradients_agree(method: str, network: str) 
 
 
 @holds
-@every_method
-@every_network
+@every_pair
 def test_frozen_draws_repeat_and_other_seeds_differ(method: str, network: str) -> None:
     model, inputs = convert(method, network), inputs_for(network)
     assert torch.equal(draws(model, inputs), draws(model, inputs))
@@ -253,21 +251,17 @@ def test_frozen_draws_repeat_and_other_seeds_differ(method: str, network: str) -
 
 
 @holds
-@every_method
-@every_network
+@every_pair
 def test_chunks_and_batches_do_not_change_frozen_draws(method: str, network: str) -> None:
     model, inputs = convert(method, network), inputs_for(network, 35)  # past one block of seeded rows
-    for estimator in (None, "weight"):
-        whole = dubio.predict(model, inputs, 4, seed=3, estimator=estimator, executor="vmap").samples
-        for batch_size, chunk in ((35, 3), (8, None), (34, 1)):
-            cut = dubio.predict(
-                model, inputs, 4, seed=3, estimator=estimator, batch_size=batch_size, chunk=chunk, executor="vmap"
-            )
-            torch.testing.assert_close(cut.samples, whole, rtol=1e-5, atol=1e-5)
+    options: Any = {"seed": 3, "estimator": None, "executor": "vmap"}
+    whole = dubio.predict(model, inputs, 3, **options).samples
+    for batch_size, chunk in ((35, 2), (12, None), (34, 1)):
+        cut = dubio.predict(model, inputs, 3, batch_size=batch_size, chunk=chunk, **options).samples
+        torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)
 
 
-@every_method
-@every_network
+@every_pair
 def test_antithetic_draws_are_mirrored_pairs(method: str, network: str) -> None:
     if not row_of(method).mirrors:
         return
@@ -287,8 +281,7 @@ def test_antithetic_draws_are_mirrored_pairs(method: str, network: str) -> None:
 # ----------------------------------------------------------------------------------------- the objective
 
 
-@every_trained_method
-@every_network
+@every_trained_pair
 def test_gradients_reach_every_parameter_after_one_step(method: str, network: str) -> None:
     model, inputs = convert(method, network).train(), inputs_for(network, 16)
     train_one_step(method, model, inputs)  # couplings begin at zero, and what is before them gets nothing from them
@@ -300,8 +293,7 @@ def test_gradients_reach_every_parameter_after_one_step(method: str, network: st
         assert parameter.grad.any(), name
 
 
-@every_trained_method
-@every_network
+@every_trained_pair
 def test_the_objective_is_what_its_terms_come_to(method: str, network: str) -> None:
     model, inputs = shaken(convert(method, network)), inputs_for(network)
     objective = row_of(method).method.objective(NUM_DATA)
@@ -320,27 +312,11 @@ def test_the_objective_is_what_its_terms_come_to(method: str, network: str) -> N
         assert loss.terms["divergence"].abs() > 1e-3
 
 
-@every_trained_method
-@every_network
-def test_the_size_of_the_batch_does_not_weigh_the_divergence(method: str, network: str) -> None:
-    model = convert(method, network)
-    objective = row_of(method).method.objective(NUM_DATA)
-    for rows in (2, ROWS):
-        with dubio.frozen(seed=1):
-            loss = objective(model, inputs_for(network, rows), targets_for(rows), 2)
-        doubled = objective.with_num_data(2 * NUM_DATA)
-        half = doubled(model, inputs_for(network, rows), targets_for(rows), 2, seed=1)
-        weighted = getattr(objective, "beta", 1.0) * loss.terms["divergence"]
-        weighted = weighted - getattr(objective, "gamma", 0.0) * loss.terms.get("entropy", torch.zeros(()))
-        torch.testing.assert_close(loss.total - half.total, weighted / NUM_DATA / 2, rtol=1e-3, atol=1e-5)
-
-
 # ----------------------------------------------------------------------------------------- copies, files, the way back
 
 
 @holds
-@every_method
-@every_network
+@every_pair
 def test_deepcopy_and_pickle_keep_draws_and_spec(method: str, network: str) -> None:
     model, inputs = shaken(convert(method, network)), inputs_for(network)
     model(inputs).sum().backward()
@@ -353,8 +329,7 @@ def test_deepcopy_and_pickle_keep_draws_and_spec(method: str, network: str) -> N
 
 
 @holds
-@every_method
-@every_network
+@every_pair
 def test_a_file_keeps_draws_and_spec(method: str, network: str, tmp_path: Path) -> None:
     model, inputs = shaken(convert(method, network)), inputs_for(network)
     dubio.save(model, tmp_path / "model.safetensors")
@@ -364,17 +339,7 @@ def test_a_file_keeps_draws_and_spec(method: str, network: str, tmp_path: Path) 
     assert [p.requires_grad for p in loaded.parameters()] == [p.requires_grad for p in model.parameters()]
 
 
-@every_method
-@every_network
-def test_its_own_state_loads_into_another_conversion(method: str, network: str) -> None:
-    model, inputs = shaken(convert(method, network)), inputs_for(network)
-    twin = row_of(method).method.convert(plain(network, seed=7))
-    twin.load_state_dict(model.state_dict())
-    assert torch.equal(draws(twin, inputs), draws(model, inputs))
-
-
-@every_method_from_its_source
-@every_network
+@every_pair_with_a_source
 def test_a_plain_checkpoint_loads_and_leaves_the_noise(method: str, network: str) -> None:
     model, trained, inputs = convert(method, network), plain(network, seed=7), inputs_for(network)
     before = [parameter.clone() for parameter in noise_parameters(model)]
@@ -388,8 +353,7 @@ def test_a_plain_checkpoint_loads_and_leaves_the_noise(method: str, network: str
 
 
 @holds
-@every_method_from_its_source
-@every_network
+@every_pair_with_a_source
 def test_to_mean_is_the_ordinary_network_again(method: str, network: str) -> None:
     net, model, inputs = plain(network), convert(method, network).train(), inputs_for(network)
     train_one_step(method, model, inputs)
@@ -407,10 +371,9 @@ def test_to_mean_is_the_ordinary_network_again(method: str, network: str) -> Non
     assert differ(model(inputs), model(inputs))  # and the model is as it was
 
 
-@every_method
-@every_network
-def test_a_network_made_plain_converts_again(method: str, network: str) -> None:
-    model, inputs = convert(method, network), inputs_for(network)
+@every_pair
+def test_a_network_made_plain_converts_again_and_takes_the_whole_state(method: str, network: str) -> None:
+    model, inputs = shaken(convert(method, network)), inputs_for(network)
     again = row_of(method).method.convert(dubio.to_mean(model))
     again.load_state_dict(model.state_dict())
     assert torch.equal(draws(again, inputs), draws(model, inputs))
@@ -420,8 +383,7 @@ def test_a_network_made_plain_converts_again(method: str, network: str) -> None:
 
 
 @holds
-@every_trained_method
-@every_network
+@every_trained_pair
 @pytest.mark.parametrize("kind", ["autocast", "bfloat16"])
 def test_half_precision_runs_the_objective_and_its_gradients(method: str, network: str, kind: str) -> None:
     model, inputs = shaken(convert(method, network)), inputs_for(network)
@@ -441,8 +403,7 @@ def test_half_precision_runs_the_objective_and_its_gradients(method: str, networ
         assert parameter.grad.isfinite().all(), name
 
 
-@every_trained_method
-@every_network
+@every_trained_pair
 def test_networks_in_double_precision_stay_there(method: str, network: str) -> None:
     model, inputs = row_of(method).method.convert(plain(network).double()), inputs_for(network).double()
     assert {p.dtype for p in model.parameters()} == {torch.float64}
@@ -471,7 +432,7 @@ def compiled_equals_eager(method: str, network: str, backend: str, atol: float) 
 
 @holds
 @pytest.mark.usefixtures("compiler")
-@others_slow(COMPILED)
+@pairs(METHOD_TABLE, NETWORKS, COMPILED)
 def test_compiled_networks_equal_eager_ones_and_stay_fresh(method: str, network: str) -> None:
     compiled_equals_eager(method, network, "aot_eager", atol=1e-6)
 
@@ -500,7 +461,7 @@ def test_a_compiled_objective_equals_the_eager_one(method: str) -> None:
 @holds
 @pytest.mark.usefixtures("compiler")
 @exporting
-@others_slow(EXPORTED)
+@pairs(METHOD_TABLE, NETWORKS, EXPORTED)
 def test_exported_networks_have_no_noise_or_draw_anew(method: str, network: str) -> None:
     model, inputs = convert(method, network), inputs_for(network, 4)
     mean = dubio.export(model, inputs).module()
@@ -548,8 +509,7 @@ def test_frozen_exports_are_refused_for_noise_of_rows(method: str) -> None:
 # ----------------------------------------------------------------------------------------- what is said and refused
 
 
-@every_method
-@every_network
+@every_pair
 def test_describe_lists_every_random_layer_and_nothing_inside_the_noise(method: str, network: str) -> None:
     net, model = plain(network), convert(method, network)
     draws(model, inputs_for(network), 2, executor="auto")
@@ -568,12 +528,13 @@ def test_describe_lists_every_random_layer_and_nothing_inside_the_noise(method: 
     assert all(str(plan.reason) in text for plan in plans(model).values())
 
 
-@every_method
-@every_network
+@every_pair
 def test_a_converted_network_is_not_converted_twice(method: str, network: str) -> None:
     model = convert(method, network)
     for other in ("bayes", "dropout", "input noise", "flow"):
-        with pytest.raises(ValueError, match=r"net is stochastic already: .* dubio.to_mean\(net\) makes it plain again"):
+        with pytest.raises(
+            ValueError, match=r"net is stochastic already: .* dubio.to_mean\(net\) makes it plain again"
+        ):
             METHOD_TABLE[other].method.convert(model)
 
 
@@ -589,8 +550,7 @@ def test_what_is_no_likelihood_and_no_network_is_refused(method: str, monkeypatc
         chosen.convert(nn.ReLU())
 
 
-@every_method
-@every_network
+@every_pair
 def test_where_chooses_and_a_function_is_kept_as_the_names_it_chose(method: str, network: str) -> None:
     head, net = NETWORKS[network].head, plain(network)
     chosen = row_of(method).method
@@ -636,8 +596,7 @@ def test_methods_with_any_difference_are_different() -> None:
 
 
 @holds
-@every_trained_method
-@every_network
+@every_trained_pair
 def test_t44_parameter_groups_hold_every_parameter_once(method: str, network: str) -> None:
     net, model = plain(network), convert(method, network)
     noise = noise_parameters(model)
@@ -666,22 +625,24 @@ def blobs() -> tuple[Tensor, Tensor]:
     return centres[targets] + 0.5 * torch.randn(96, 5, generator=torch.Generator().manual_seed(1)), targets
 
 
-def trained(method: str, folder: Path, epochs: int, resume: bool = False) -> dubio.Run:
+def trained(method: str, network: str, folder: Path, epochs: int, resume: bool = False) -> dubio.Run:
     torch.manual_seed(3)
-    model = row_of(method).method.convert(NETWORKS["mlp"].make())
+    model = row_of(method).method.convert(NETWORKS[network].make())
     return dubio.fit(
         model, blobs(), epochs=epochs, batch_size=16, lr=0.02, folder=folder, resume=resume, progress=False
     )
 
 
 @holds
-@every_trained_method
-def test_training_lowers_the_loss_and_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
-    whole = trained(method, tmp_path / "whole", epochs=2)
-    trained(method, tmp_path / "cut", epochs=1)
-    resumed = trained(method, tmp_path / "cut", epochs=2, resume=True)
+@pairs(TRAINED, ["mlp"], {(method, "mlp") for method in ("bayes", "dropout, alpha", "flow, glow")})
+def test_training_lowers_the_loss_and_a_resumed_run_is_the_uninterrupted_one(
+    method: str, network: str, tmp_path: Path
+) -> None:
+    whole = trained(method, network, tmp_path / "whole", epochs=2)
+    trained(method, network, tmp_path / "cut", epochs=1)
+    resumed = trained(method, network, tmp_path / "cut", epochs=2, resume=True)
     assert whole.history[1]["nll"] < 0.9 * whole.history[0]["nll"]
     assert [{**m, "seconds": 0} for m in resumed.history] == [{**m, "seconds": 0} for m in whole.history]
-    models = [dubio.load(tmp_path / part / "model.safetensors", NETWORKS["mlp"].make()) for part in ("whole", "cut")]
+    models = [dubio.load(tmp_path / part / "model.safetensors", NETWORKS[network].make()) for part in ("whole", "cut")]
     states = [model.state_dict() for model in models]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

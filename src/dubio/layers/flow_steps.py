@@ -124,9 +124,9 @@ class AffineCouplingStep(FlowStep):
         return functional.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
 
     def _scale_and_shift(self, z: Float[Tensor, "*rows channel"]) -> tuple[Tensor, Tensor]:
-        first, _, last = self.conditioner
-        hidden = F.relu(F.linear(z[..., : self.num_kept], *_like(z, first.weight, first.bias)))
-        raw_log_scale, shift = F.linear(hidden, *_like(z, last.weight, last.bias)).chunk(2, dim=-1)
+        first, first_bias, last, last_bias = _like(z, *self.conditioner.parameters())
+        hidden = F.relu(F.linear(z[..., : self.num_kept], first, first_bias))
+        raw_log_scale, shift = F.linear(hidden, last, last_bias).chunk(2, dim=-1)
         return raw_log_scale, shift
 
 
