@@ -86,11 +86,13 @@ class PlanarStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.planar_step(z, *_like(z, self.direction, self.weight, self.bias), self.shifted)
+        direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
+        return functional.planar_step(z, direction, weight, bias, self.shifted)
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.planar_inverse(z, *_like(z, self.direction, self.weight, self.bias), self.shifted)
+        direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
+        return functional.planar_inverse(z, direction, weight, bias, self.shifted)
 
 
 class AffineCouplingStep(FlowStep):
