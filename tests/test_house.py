@@ -18,6 +18,7 @@ NUMBERED = [
     *(number for number in range(1, 21) if number != 11),
     *range(24, 33),
     *(number for number in range(35, 43) if number != 39),
+    *(33, 34, 39, 43, 44, 45, 46),
     *range(59, 65),
     71,
 ]

@@ -263,4 +263,6 @@ def _upper_factor(
 ) -> Float[Tensor, "channel channel"]:
     size = log_abs.shape[0]
     places = torch.triu_indices(size, size, 1, device=upper.device)
-    return torch.diag(sign * log_abs.exp()).index_put((places[0], places[1]), upper)
+    # Not torch.diag, whose gradient the compiler warns of.
+    diagonal = torch.eye(size, dtype=upper.dtype, device=upper.device) * (sign * log_abs.exp())
+    return diagonal.index_put((places[0], places[1]), upper)
