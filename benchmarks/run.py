@@ -13,11 +13,18 @@ import attacking
 import engine
 import glow
 import loading
+import noise
 import torch
 
 import dubio
 
-PARTS = {"engine": engine.measure, "loading": loading.measure, "attacking": attacking.measure, "glow": glow.measure}
+PARTS = {
+    "engine": engine.measure,
+    "loading": loading.measure,
+    "attacking": attacking.measure,
+    "glow": glow.measure,
+    "noise": noise.measure,
+}
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -17,3 +17,19 @@ def median_ms(work: Callable[[], object], device: torch.device, repetitions: int
         if repetition >= 2:
             times.append(time.perf_counter() - start)
     return statistics.median(times) * 1e3
+
+
+def alternating_medians_ms(
+    works: Mapping[str, Callable[[], object]], device: torch.device, repetitions: int = 25
+) -> dict[str, float]:
+    """Medians of several pieces of work that take turns, so that a busy moment meets them all."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for repetition in range(repetitions + 5):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if repetition >= 5:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(own) * 1e3 for name, own in times.items()}

@@ -439,6 +439,7 @@ def test_compiled_networks_equal_eager_ones_and_stay_fresh(method: str, network:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning")  # by torch's diagonals
 @every_method
 def test_inductor_equals_eager_and_stays_fresh(method: str) -> None:
     compiled_equals_eager(method, "cnn", "inductor", atol=1e-5)
@@ -522,6 +523,7 @@ def test_describe_lists_every_random_layer_and_nothing_inside_the_noise(method: 
     assert {name for name, module in own.items() if list(module.parameters(recurse=False))} <= set(listed)
     total = sum(p.numel() for p in net.parameters())
     assert description.num_random + description.num_fixed == total
+    assert description.num_noisy == (0 if description.num_random else len(random_names(model)))
     text = str(description)
     assert repr(row_of(method).method) in text
     assert all(name in text for name in listed)
@@ -617,6 +619,18 @@ def test_t44_parameter_groups_hold_every_parameter_once(method: str, network: st
     assert [(group["ids"], group["lr"], group["weight_decay"]) for group in seen] == [
         ([id(p) for p in group], lr, decay) for group, lr, decay in expected if group
     ]
+
+
+@every_trained_method
+def test_t44_a_learned_scale_of_the_data_is_trained_with_the_noise(method: str) -> None:
+    net = plain("mlp")
+    model = row_of(method).method.convert(net, dubio.Gaussian(std="learned"))
+    noise = {id(p) for p in noise_parameters(model)}
+    assert id(model.observation_rho) in noise
+    assert len(noise) + len(list(net.parameters())) == len(list(model.parameters()))
+    loss = row_of(method).method.objective(NUM_DATA)(model, inputs_for("mlp"), torch.zeros(ROWS, CLASSES), 2)
+    loss.total.backward()
+    assert model.observation_rho.grad.abs() > 0.0
 
 
 def blobs() -> tuple[Tensor, Tensor]:

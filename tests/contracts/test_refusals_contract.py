@@ -279,17 +279,17 @@ CONVERSIONS: dict[str, Refusal] = {
     "converted already": (
         lambda: dubio.Bayes().convert(model()),
         ValueError,
-        r"net is stochastic already: 0 is a Bayesian Linear; dubio\.to_mean\(net\) makes it plain again",
+        r"net is stochastic already: 0 is a random Linear; dubio\.to_mean\(net\) makes it plain again",
     ),
     "a bare layer converted already": (
         lambda: dubio.Bayes().convert(dubio.Bayes().convert(nn.Linear(2, 2))),
         ValueError,
-        r"net is stochastic already: it is a Bayesian Linear",
+        r"net is stochastic already: it is a random Linear",
     ),
     "another kind of layer converted already": (
         lambda: dubio.Bayes().convert(dubio.Bayes().convert(nn.ModuleDict({"rnn": nn.GRU(2, 2)}))),
         ValueError,
-        r"net is stochastic already: rnn is a Bayesian GRU",
+        r"net is stochastic already: rnn is a random GRU",
     ),
     "layers with complex parameters": (
         lambda: dubio.Bayes().convert(nn.ModuleDict({"first": Filter(), "second": Filter(), "head": nn.Linear(4, 3)})),

@@ -18,7 +18,7 @@ from dubio.cli.ordering import Order, load_splits
 
 pytest.importorskip("sklearn")
 
-COMMANDS = ("demo", "data", "train", "runs", "describe", "predict", "attack", "export")
+COMMANDS = ("demo", "data", "methods", "train", "runs", "describe", "predict", "attack", "export")
 TINY = ("--model", "mlp:64-16-10", "--epochs", "2")
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
-from dubio import flows, functional
+from dubio import flows
 from dubio.layers import FlowStep, make_step
-from dubio.layers.flow_steps import FullMixingStep, LuMixingStep
+from dubio.layers.flow_steps import FullMixingStep, LuMixingStep, run_steps
 
 STEPS = {
     "Affine": flows.Affine(),
@@ -94,13 +94,27 @@ def test_t41_both_parametrisations_begin_with_the_same_matrix_under_the_same_see
     assert isinstance(full, FullMixingStep)
     assert isinstance(lu, LuMixingStep)
     torch.testing.assert_close(lu(z), full(z), rtol=1e-6, atol=1e-6)
-    weight = functional.lu_weight(lu.permutation, lu.sign, lu.log_abs, lu.lower, lu.upper)
-    torch.testing.assert_close(weight, full.weight, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(lu.matrix(torch.float64)[0], full.weight, rtol=1e-6, atol=1e-6)
+
+
+def test_neighbouring_matrices_are_multiplied_first_and_nothing_changes() -> None:
+    steps = [make_step(step, 4).double() for step in flows.NormalInvConv().steps]
+    z = noise(3, 5, 4)
+    expected, total = z, torch.zeros(3, 5, dtype=torch.float64)
+    for step in steps:
+        expected, logdet = step(expected)
+        total = total + logdet
+
+    image, logdets = run_steps(steps, z)
+
+    assert len(logdets) == len(steps) - 2
+    torch.testing.assert_close(image, expected)
+    torch.testing.assert_close(sum(logdets[1:], logdets[0]), total)
 
 
 def test_t41_permutation_and_signs_are_not_trained_and_the_determinant_keeps_its_sign() -> None:
     layer = make_step(flows.InvertibleConv("lu"), 5)
-    assert {name for name, _ in layer.named_parameters()} == {"log_abs", "lower", "upper"}
+    assert {name for name, _ in layer.named_parameters()} == {"factors"}
     assert {name for name, _ in layer.named_buffers()} == {"permutation", "sign"}
     before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
 

@@ -1,6 +1,7 @@
 """``InputNoise``: its values reach the layers, its divergence is asked with and without inputs, and what it refuses."""
 
 import math
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -106,6 +107,19 @@ def test_freezing_trains_the_noise_alone(method: type[dubio.InputNoise | dubio.F
     with dubio.noise_off():
         inputs = torch.randn(4, 5)
         assert torch.equal(model(inputs), net(inputs))
+
+
+@pytest.mark.parametrize("method", [dubio.InputNoise, dubio.Flow])
+def test_a_file_keeps_what_is_frozen(method: type[dubio.InputNoise | dubio.Flow], tmp_path: Path) -> None:
+    model = method(freeze_deterministic=True).convert(mlp(5, 4, 3))
+    dubio.save(model, tmp_path / "model.safetensors")
+    loaded = dubio.load(tmp_path / "model.safetensors", mlp(5, 4, 3))
+    assert [p.requires_grad for p in loaded.parameters()] == [p.requires_grad for p in model.parameters()]
+
+
+def test_one_noisy_layer_is_said_in_the_singular() -> None:
+    assert str(dubio.describe(dubio.InputNoise().convert(mlp(5, 3)))).count("1 layer has noise on activations") == 1
+    assert "2 layers have noise on activations" in str(dubio.describe(dubio.InputNoise().convert(mlp(5, 4, 3))))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The commands: ``dubio demo``, ``data``, ``train``, ``runs``, ``describe``, ``predict``, ``attack``, ``export``."""
+"""The commands: ``dubio demo``, ``data``, ``methods``, ``train``, ``runs``, ``describe``, ``predict``, ``attack``,
+``export``.
+"""
 
 import shlex
 from pathlib import Path
@@ -15,12 +17,15 @@ from dubio.cli.answers import Answering
 from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
 from dubio.cli.attacking import tabulate as tabulate_attacks
 from dubio.cli.data_command import show_data
+from dubio.cli.fields import Fields, TakingFields, make_method
 from dubio.cli.folders import CONFIG, check_name, find_run, list_runs, load_model
 from dubio.cli.judging import score
+from dubio.cli.methods_command import examples, show_method, show_methods
 from dubio.cli.ordering import Order, load_splits, read_order, train_order
 from dubio.cli.picturing import picture
 from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
 from dubio.cli.showing import show_demo
+from dubio.methods import METHODS
 from dubio.models import sizes_of
 
 __all__ = ["app", "main"]
@@ -37,6 +42,18 @@ Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that h
 DataDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
 ]
+TRAIN = f"""Train a stochastic network, keep it in a run folder, and test it.
+
+The method is one of {", ".join(METHODS)}.
+dubio methods NAME lists a method's own options, which stand among those below.
+
+Ctrl-C loses nothing: the run is saved, and --resume goes on; with --epochs it
+trains longer.
+
+{examples("first")}
+
+Example:  dubio train second --data mnist --model lenet --label-noise flip:0.3
+"""
 Named = Annotated[str, typer.Argument(metavar="RUN_OR_FILE", help="A run's name or folder, or a .safetensors file.")]
 
 
@@ -107,8 +124,25 @@ def list_data(
 
 
 @app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this method and its options.")] = None,
+) -> None:
+    """List the methods, or show one: its options for dubio train, and how it is trained.
+
+    Every option is a field of the method in Python: --init-std 0.1 is init_std=0.1.
+
+    Example:  dubio methods flow
+    """
+    if name is None:
+        show_methods()
+    else:
+        show_method(name)
+
+
+@app.command(cls=TakingFields, help=TRAIN)
 def train(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the run; its folder is DIR/NAME.")],
+    fields: Fields,
     data: Annotated[
         str | None,
         typer.Option(help="A dataset (see dubio data), or path of a folder of images or table (default: digits)."),
@@ -123,16 +157,10 @@ def train(
         str | None,
         typer.Option(help="Network: fc:100-100, lenet, vgg16, resnet18, mlp:64-100-10 ... (default: fc:100-100)."),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="Method (default: bayes).")] = None,
-    prior: Annotated[
-        str | None, typer.Option(help="normal:MEAN,STD, mixture or centred:STD (default: normal:0,1).")
-    ] = None,
-    estimator: Annotated[
-        Literal["weight", "local", "flipout"] | None, typer.Option(help="How outputs are drawn (default: local).")
-    ] = None,
-    init_std: Annotated[float | None, typer.Option(help="First spread of every weight (default: 0.05).")] = None,
+    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)} (default: bayes).")] = None,
     epochs: Annotated[int | None, typer.Option(help="How often the data are run through.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    noise_lr: Annotated[float | None, typer.Option(help="That of the noise's own parameters.")] = None,
     schedule: Annotated[
         Literal["constant", "cosine", "linear"] | None, typer.Option(help="How the rate falls (default: constant).")
     ] = None,
@@ -143,13 +171,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, with the options it had.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Train a stochastic network, keep it in a run folder, and test it.
-
-    Ctrl-C loses nothing: the run is saved, and --resume goes on; with --epochs it trains longer.
-
-    Example:  dubio train first --prior normal:0,1 --epochs 30
-    Example:  dubio train second --data mnist --model lenet --label-noise flip:0.3
-    """
+    """Train a network; ``TRAIN`` is what its help says."""
     check_name(name)
     folder = runs / name
     given: dict[str, Any] = {
@@ -159,23 +181,22 @@ def train(
         "augment": augment or None,
         "model": model,
         "method": method,
-        "prior": prior,
-        "estimator": estimator,
-        "init_std": init_std,
         "schedule": schedule,
         "epochs": epochs,
         "lr": lr,
+        "noise_lr": noise_lr,
         "batch_size": batch_size,
         "samples": samples,
         "seed": seed,
     }
     given = {option: value for option, value in given.items() if value is not None}
     if resume:
-        order = read_order(find_run(name, runs) if not folder.is_dir() else folder, **given)
+        order = read_order(find_run(name, runs) if not folder.is_dir() else folder, fields, **given)
     elif (folder / CONFIG).exists():
         raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
     else:
-        order = Order(**given)
+        order = Order(fields=fields, **given)
+    make_method(order.method, order.fields)  # refuses bad options before any data are read
     splits = load_splits(order)
     try:
         trained, run = train_order(order, splits, folder, resume, device_for(device))

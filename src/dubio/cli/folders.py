@@ -36,7 +36,7 @@ def load_model(named: str, runs: Path) -> nn.Module:
     file = folder / MODEL
     if not file.is_file():
         raise FileNotFoundError(f"run {named!r} has no {MODEL} yet; finish it with: dubio train {named} --resume")
-    if _summary(folder).method == "Deterministic":
+    if (_config(folder / CONFIG) or {}).get("method") == str(None):
         raise ValueError(f"run {named!r} holds an ordinary network's weights; it has no draws to look at")
     return load(file)
 

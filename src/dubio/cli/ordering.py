@@ -3,28 +3,25 @@
 import contextlib
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from dubio.cli.fields import make_method
 from dubio.data import CropAndFlip, Examples, Loader, Splits, load, parse_label_noise
 from dubio.likelihoods import Categorical, Gaussian, Likelihood
-from dubio.methods import Bayes
 from dubio.models import build
 from dubio.objectives import Loss
 from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
-from dubio.priors import CentredNormal, Normal, Prior, ScaleMixture
-from dubio.sampling import Estimator
 from dubio.training import Run, fit
 
-__all__ = ["Order", "build_for", "load_splits", "parse_prior", "read_order", "train_order"]
+__all__ = ["Order", "build_for", "load_splits", "read_order", "train_order"]
 
 FILE = "command.json"
-PRIORS = "normal:MEAN,STD, mixture, mixture:WEIGHT,WIDE,NARROW or centred:STD"
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,11 @@ class Order:
     augment: bool = False
     model: str = "fc:100-100"
     method: str = "bayes"
-    prior: str = "normal:0,1"
-    estimator: Estimator = "local"
-    init_std: float = 0.05
+    fields: dict[str, str | bool] = field(default_factory=dict)
+    """Those of the method that were given, as they were written."""
     epochs: int | None = None
     lr: float | None = None
+    noise_lr: float | None = None
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     batch_size: int = 128
     samples: int | None = None
@@ -78,15 +75,12 @@ def train_order(
     order: Order, splits: Splits, folder: Path, resume: bool = False, device: str | None = None
 ) -> tuple[nn.Module, Run]:
     """Build, convert, train and save a network."""
-    if order.method != "bayes":
-        raise ValueError(f"--method must be bayes for now, got {order.method!r}")
+    method = make_method(order.method, order.fields)
     assert splits.train is not None
     if order.augment and splits.train.inputs.dim() != 4:
         raise ValueError(f"--augment needs images, and {order.data} has inputs of shape {splits.train.shape}")
     net, likelihood = build_for(order, splits.train)
-    model = Bayes(prior=parse_prior(order.prior), estimator=order.estimator, init_std=order.init_std).convert(
-        net, likelihood
-    )
+    model = method.convert(net, likelihood)
     if not resume:
         _write_order(order, folder)
     try:
@@ -97,6 +91,7 @@ def train_order(
             epochs=order.epochs,
             batch_size=order.batch_size,
             lr=order.lr,
+            noise_lr=order.noise_lr,
             schedule=order.schedule,
             num_samples=order.samples,
             callbacks=(_Keeper(order, folder),),
@@ -116,35 +111,19 @@ def train_order(
     return model, run
 
 
-def read_order(folder: Path, **changed: Any) -> Order:
-    """What a run was asked for, but for what is asked for now."""
+def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **changed: Any) -> Order:
+    """What a run was asked for, but for what is asked for now; another method begins without fields."""
     file = folder / FILE
     if not file.is_file():
         raise FileNotFoundError(
             f"{folder} was not made by dubio train (it has no {FILE}), so it cannot go on from here"
         )
     try:
-        return dataclasses.replace(Order(**json.loads(file.read_text())), **changed)
+        known = Order(**json.loads(file.read_text()))
     except (TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
-
-
-def parse_prior(text: str) -> Prior:
-    """A prior from text such as ``normal:0,1``."""
-    kind, _, rest = text.partition(":")
-    makers: dict[str, tuple[type[Prior], tuple[int, ...]]] = {
-        "normal": (Normal, (0, 2)),
-        "mixture": (ScaleMixture, (0, 3)),
-        "centred": (CentredNormal, (0, 1)),
-    }
-    try:
-        maker, counts = makers[kind]
-        numbers = [float(number) for number in rest.split(",")] if rest else []
-    except (KeyError, ValueError):
-        raise ValueError(f"--prior must be {PRIORS}, got {text!r}") from None
-    if len(numbers) not in counts:
-        raise ValueError(f"--prior must be {PRIORS}, got {text!r}")
-    return maker(*numbers)
+    kept = known.fields if changed.get("method", known.method) == known.method else {}
+    return dataclasses.replace(known, fields={**kept, **(fields or {})}, **changed)
 
 
 def _training_data(order: Order, train: Examples, device: str | None) -> Examples | Loader:

@@ -80,13 +80,13 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
     ]
     if unread:
         names = ", ".join(name.removesuffix("_posterior") for name in unread)
-        warnings.warn(f"random, but not read by the network on this example: {names}", ConversionWarning, stacklevel=3)
+        warnings.warn(f"random, but not read by the network on this example: {names}", ConversionWarning, stacklevel=4)
     for call in find_functional_dropout(net, example):
         warnings.warn(
             f"{call.function} is called as a function in {call.file}, line {call.line}: it stays as it is, random in "
             "training mode only; make it a torch.nn module to convert it",
             ConversionWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -44,7 +44,9 @@ from dubio.functional.bayesian import (
     scale_mixture_log_prob,
     softplus,
 )
+from dubio.functional.bootstrapping import hard_bootstrap, soft_bootstrap
 from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
+from dubio.functional.distances import at_least_float32, not_negative, pairwise_norms, squared_distances
 from dubio.functional.dropout import alpha_dropout, dropout
 from dubio.functional.flows import (
     actnorm_inverse,
@@ -54,8 +56,7 @@ from dubio.functional.flows import (
     coupling_inverse,
     coupling_step,
     flow_log_prob,
-    lu_mixing_inverse,
-    lu_mixing_step,
+    log_abs_det,
     lu_weight,
     mixing_inverse,
     mixing_step,
@@ -64,6 +65,17 @@ from dubio.functional.flows import (
     planar_step,
 )
 from dubio.functional.free_energy import kl_share, minibatch_cost, weighted_divergence
+from dubio.functional.gaussian_activations import (
+    activation_std,
+    bottleneck_std,
+    entropy_margin,
+    gaussian_activation,
+    gaussian_entropy,
+    gaussian_kl_matrix,
+    gaussian_wasserstein_matrix,
+    parametric_noise,
+    standard_normal_kl,
+)
 from dubio.functional.intervals import (
     clopper_pearson,
     normal_interval,
@@ -79,7 +91,7 @@ from dubio.functional.label_noise import (
     uniform_transition,
 )
 from dubio.functional.mixtures import averaged_gaussian, component_of, mixture_log_prob
-from dubio.functional.penalties import weight_penalty
+from dubio.functional.penalties import scaled_weight_penalty, weight_penalty
 from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.resizing import area_resized
 from dubio.functional.uncertainty import (
@@ -91,8 +103,17 @@ from dubio.functional.uncertainty import (
     variation_ratio,
     vote_shares,
 )
+from dubio.functional.wasserstein import (
+    sinkhorn_matrix,
+    sliced_wasserstein,
+    sliced_wasserstein_matrix,
+    unit_directions,
+    variance_margin,
+    wasserstein_1d,
+)
 
 __all__ = [
+    "activation_std",
     "actnorm_inverse",
     "actnorm_step",
     "affine_inverse",
@@ -101,10 +122,12 @@ __all__ = [
     "alpha_energy",
     "area_resized",
     "as_rows",
+    "at_least_float32",
     "attack_loss",
     "averaged_attack_loss",
     "averaged_gaussian",
     "blurred",
+    "bottleneck_std",
     "boundary_distance",
     "class_variance",
     "clopper_pearson",
@@ -115,19 +138,24 @@ __all__ = [
     "distortion",
     "dropout",
     "entropy",
+    "entropy_margin",
     "expected_entropy",
     "flip",
     "flip_destinations",
     "flow_log_prob",
     "free_distance",
+    "gaussian_activation",
+    "gaussian_entropy",
     "gaussian_kl",
+    "gaussian_kl_matrix",
+    "gaussian_wasserstein_matrix",
     "halving_checkpoints",
+    "hard_bootstrap",
     "inverse_softplus",
     "inverted",
     "kl_share",
     "local_reparameterisation",
-    "lu_mixing_inverse",
-    "lu_mixing_step",
+    "log_abs_det",
     "lu_weight",
     "minibatch_cost",
     "minimum_norm_objective",
@@ -144,6 +172,9 @@ __all__ = [
     "normal_entropy",
     "normal_interval",
     "normal_log_prob",
+    "not_negative",
+    "pairwise_norms",
+    "parametric_noise",
     "patterned_transition",
     "perturbation_norm",
     "planar_direction",
@@ -161,17 +192,27 @@ __all__ = [
     "rotated",
     "safe_sqrt",
     "scale_mixture_log_prob",
+    "scaled_weight_penalty",
     "should_halve",
+    "sinkhorn_matrix",
+    "sliced_wasserstein",
+    "sliced_wasserstein_matrix",
+    "soft_bootstrap",
     "softplus",
     "square_bump",
     "square_share",
     "square_window",
+    "squared_distances",
+    "standard_normal_kl",
     "steepest_direction",
     "symmetric_transition",
     "two_way_standard_error",
     "uniform_transition",
+    "unit_directions",
+    "variance_margin",
     "variation_ratio",
     "vote_shares",
+    "wasserstein_1d",
     "weight_penalty",
     "weighted_divergence",
     "with_contrast",

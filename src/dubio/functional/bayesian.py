@@ -86,7 +86,7 @@ def normal_log_prob(
 
 
 def normal_entropy(std: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Entropy of ``N(., std^2)`` in nats, element by element: ``log std + (1 + log 2 pi) / 2``."""
+    """Entropy of ``N(., std^2)`` in nats, element by element, ``log std + (1 + log 2 pi) / 2`` (E-8)."""
     return std.log() + (0.5 + HALF_LOG_TWO_PI)
 
 

@@ -31,8 +31,7 @@ __all__ = [
     "coupling_inverse",
     "mixing_step",
     "mixing_inverse",
-    "lu_mixing_step",
-    "lu_mixing_inverse",
+    "log_abs_det",
     "lu_weight",
     "actnorm_step",
     "actnorm_inverse",
@@ -142,10 +141,10 @@ def coupling_inverse(
 
 
 def mixing_step(
-    z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "channel channel"]
+    z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "channel channel"], logdet: Float[Tensor, ""]
 ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
-    """Invertible 1x1 convolution, ``z' = W z`` at every row, with any ``W`` (E-45)."""
-    return _linear(z, weight), torch.linalg.slogdet(weight).logabsdet.expand(z.shape[:-1])
+    """Invertible 1x1 convolution, ``z' = W z`` at every row, with the log-determinant of ``W`` (E-45)."""
+    return _linear(z, weight), logdet.expand(z.shape[:-1])
 
 
 def mixing_inverse(
@@ -156,47 +155,24 @@ def mixing_inverse(
     return rows.reshape(z.shape)
 
 
-def lu_mixing_step(
-    z: Float[Tensor, "*rows channel"],
-    permutation: Int[Tensor, " channel"],
-    sign: Float[Tensor, " channel"],
-    log_abs: Float[Tensor, " channel"],
-    lower: Float[Tensor, " triangle"],
-    upper: Float[Tensor, " triangle"],
-) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
-    """Invertible 1x1 convolution with ``W`` from ``lu_weight``, whose determinant is a product of scales (E-45)."""
-    weight = lu_weight(permutation, sign, log_abs, lower, upper)
-    return _linear(z, weight), log_abs.sum().expand(z.shape[:-1])
-
-
-def lu_mixing_inverse(
-    z: Float[Tensor, "*rows channel"],
-    permutation: Int[Tensor, " channel"],
-    sign: Float[Tensor, " channel"],
-    log_abs: Float[Tensor, " channel"],
-    lower: Float[Tensor, " triangle"],
-    upper: Float[Tensor, " triangle"],
-) -> Float[Tensor, "*rows channel"]:
-    """What ``lu_mixing_step`` maps to ``z``: two triangular systems."""
-    left, right = _lower_factor(log_abs, lower), _upper_factor(sign, log_abs, upper)
-    rows: Tensor = z.reshape(-1, z.shape[-1]).index_select(-1, permutation.argsort())
-    rows = torch.linalg.solve_triangular(left.mT, rows, upper=True, left=False, unitriangular=True)
-    rows = torch.linalg.solve_triangular(right.mT, rows, upper=False, left=False)
-    return rows.reshape(z.shape)
+def log_abs_det(weight: Float[Tensor, "channel channel"]) -> Float[Tensor, ""]:
+    """``log |det W|`` of any matrix."""
+    logdet: Tensor = torch.linalg.slogdet(weight).logabsdet
+    return logdet
 
 
 def lu_weight(
-    permutation: Int[Tensor, " channel"],
-    sign: Float[Tensor, " channel"],
-    log_abs: Float[Tensor, " channel"],
-    lower: Float[Tensor, " triangle"],
-    upper: Float[Tensor, " triangle"],
-) -> Float[Tensor, "channel channel"]:
-    """``W = P L (U + diag(sign exp(log_abs)))`` (E-45), the strict triangles ``L`` and ``U`` given row by row.
+    permutation: Int[Tensor, " channel"], sign: Float[Tensor, " channel"], factors: Float[Tensor, "channel channel"]
+) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+    """``W = P L (U + diag(sign exp(log_abs)))`` and its log-determinant, the sum of ``log_abs`` (E-45).
 
-    ``P`` is given by its rows: row ``i`` of ``W`` is row ``permutation[i]`` of the product of the triangles.
+    One square holds all factors: ``L`` below its diagonal (with ones on it), ``U`` above, and ``log_abs`` on it. ``P``
+    is given by its rows: row ``i`` of ``W`` is row ``permutation[i]`` of the product of the triangles.
     """
-    return (_lower_factor(log_abs, lower) @ _upper_factor(sign, log_abs, upper)).index_select(0, permutation)
+    log_abs = factors.diagonal()
+    lower = factors.tril(-1) + torch.eye(len(factors), dtype=factors.dtype, device=factors.device)
+    upper = factors.triu(1) + torch.diag(sign * log_abs.exp())
+    return (lower @ upper)[permutation], log_abs.sum()
 
 
 def actnorm_step(
@@ -247,22 +223,3 @@ def _bounded(raw: Float[Tensor, "*shape"], bound: float) -> Float[Tensor, "*shap
 def _linear(z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "image channel"]) -> Float[Tensor, "*rows image"]:
     # For few channels, the product with the rows as columns is several times faster than F.linear on a CPU.
     return (weight @ z.reshape(-1, z.shape[-1]).mT).mT.reshape(*z.shape[:-1], weight.shape[0])
-
-
-def _lower_factor(
-    log_abs: Float[Tensor, " channel"], lower: Float[Tensor, " triangle"]
-) -> Float[Tensor, "channel channel"]:
-    size = log_abs.shape[0]
-    places = torch.tril_indices(size, size, -1, device=lower.device)
-    diagonal = torch.eye(size, dtype=lower.dtype, device=lower.device)
-    return diagonal.index_put((places[0], places[1]), lower)
-
-
-def _upper_factor(
-    sign: Float[Tensor, " channel"], log_abs: Float[Tensor, " channel"], upper: Float[Tensor, " triangle"]
-) -> Float[Tensor, "channel channel"]:
-    size = log_abs.shape[0]
-    places = torch.triu_indices(size, size, 1, device=upper.device)
-    # Not torch.diag, whose gradient the compiler warns of.
-    diagonal = torch.eye(size, dtype=upper.dtype, device=upper.device) * (sign * log_abs.exp())
-    return diagonal.index_put((places[0], places[1]), upper)

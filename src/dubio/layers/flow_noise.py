@@ -8,7 +8,8 @@ for the joint latent; ``sum_positions`` restores it (8.2).
 Reference: Rezende and Mohamed 2015, Variational Inference with Normalizing Flows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.flows import FlowBlock
-from dubio.layers.flow_steps import make_step
+from dubio.layers.flow_steps import FlowStep, make_step, run_steps
 from dubio.layers.input_noise import Drawing, InputPosterior
 from dubio.priors import Normal
 from dubio.sampling import Pass
@@ -58,10 +59,7 @@ class FlowNoise(InputPosterior):
         """Factors of this shape, the channel on the last axis, with the densities that are wanted."""
         value = self.base.mean + self.base.std * run.noise_for_activations(self, shape, dtype, device)
         base_log_prob = self.base.log_prob(value, None).sum(dim=-1) if any(wants) else None
-        log_dets = []
-        for step in self.steps:
-            value, log_det = step(value)
-            log_dets.append(log_det)
+        value, log_dets = run_steps(cast(Iterable[FlowStep], self.steps), value)
         if base_log_prob is None:
             return value, None, None
         log_prob = functional.flow_log_prob(base_log_prob, log_dets)

@@ -7,7 +7,9 @@ type of ``z``, whatever that of their parameters: a network in half precision ke
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +25,10 @@ __all__ = [
     "FlowStep",
     "FullMixingStep",
     "LuMixingStep",
+    "MixingStep",
     "PlanarStep",
     "make_step",
+    "run_steps",
 ]
 
 
@@ -40,6 +44,29 @@ class FlowStep(nn.Module):
     @abstractmethod
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
+
+
+def run_steps(
+    steps: Iterable[FlowStep], z: Float[Tensor, "*rows channel"]
+) -> tuple[Float[Tensor, "*rows channel"], list[Float[Tensor, "*rows"]]]:
+    """One step after another: what becomes of ``z``, and the log-determinants.
+
+    Neighbouring matrices are multiplied with each other before they meet the rows, of which there are many more.
+    """
+    logdets = []
+    for mixes, group in groupby(steps, lambda step: isinstance(step, MixingStep)):
+        if mixes:
+            matrices = [cast(MixingStep, step).matrix(z.dtype) for step in group]
+            weight, logdet = matrices[0]
+            for following, own in matrices[1:]:
+                weight, logdet = following @ weight, logdet + own
+            z, per_row = functional.mixing_step(z, weight, logdet)
+            logdets.append(per_row)
+        else:
+            for step in group:
+                z, per_row = step(z)
+                logdets.append(per_row)
+    return z, logdets
 
 
 def make_step(step: flows.Step, channels: int) -> FlowStep:
@@ -132,35 +159,46 @@ class AffineCouplingStep(FlowStep):
         return raw_log_scale, shift
 
 
-class FullMixingStep(FlowStep):
+class MixingStep(FlowStep):
     """``functional.mixing_step``, a random orthogonal matrix at first."""
 
-    def __init__(self, step: flows.InvertibleConv, channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(_orthogonal(channels).to(torch.get_default_dtype()))
+    @abstractmethod
+    def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+        """The matrix that mixes channels, and its log-determinant, in this type."""
 
     def forward(
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.mixing_step(z, *_like(z, self.weight))
+        return functional.mixing_step(z, *self.matrix(z.dtype))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.mixing_inverse(z, *_like(z, self.weight))
+        return functional.mixing_inverse(z, self.matrix(z.dtype)[0])
 
 
-class LuMixingStep(FlowStep):
-    """``functional.lu_mixing_step``, a random orthogonal matrix at first.
+class FullMixingStep(MixingStep):
+    """Keeps the matrix itself."""
 
-    The permutation and the signs are buffers: they fix the sign of the determinant for good. One channel has no
-    triangles, and then there are no such parameters.
+    def __init__(self, step: flows.InvertibleConv, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(_orthogonal(channels).to(torch.get_default_dtype()))
+
+    def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+        """The matrix that mixes channels, and its log-determinant, in this type."""
+        weight = self.weight.to(dtype)
+        return weight, functional.log_abs_det(weight)
+
+
+class LuMixingStep(MixingStep):
+    """Keeps the triangles of the matrix, all in one square (``functional.lu_weight``).
+
+    The permutation and the signs are buffers: they fix the sign of the determinant for good, and a permutation that is
+    trained is none, which is how the Glow step fails (``benchmarks/glow.py``).
     """
 
     permutation: Tensor
     sign: Tensor
-    lower: nn.Parameter | None
-    upper: nn.Parameter | None
 
     def __init__(self, step: flows.InvertibleConv, channels: int) -> None:
         super().__init__()
@@ -169,26 +207,12 @@ class LuMixingStep(FlowStep):
         dtype = torch.get_default_dtype()
         self.register_buffer("permutation", permutation.argmax(dim=-1))
         self.register_buffer("sign", diagonal.sign().to(dtype))
-        self.log_abs = nn.Parameter(diagonal.abs().log().to(dtype))
-        rows, columns = torch.tril_indices(channels, channels, -1)
-        self.register_parameter("lower", nn.Parameter(lower[rows, columns].to(dtype)) if channels > 1 else None)
-        rows, columns = torch.triu_indices(channels, channels, 1)
-        self.register_parameter("upper", nn.Parameter(upper[rows, columns].to(dtype)) if channels > 1 else None)
+        factors = lower.tril(-1) + upper.triu(1) + torch.diag(diagonal.abs().log())
+        self.factors = nn.Parameter(factors.to(dtype))
 
-    def forward(
-        self, z: Float[Tensor, "*rows channel"]
-    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
-        """The image of ``z``, and its log-determinants."""
-        return functional.lu_mixing_step(z, self.permutation, *_like(z, self.sign, self.log_abs, *self._triangles()))
-
-    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
-        """What the step maps to ``z``."""
-        return functional.lu_mixing_inverse(z, self.permutation, *_like(z, self.sign, self.log_abs, *self._triangles()))
-
-    def _triangles(self) -> tuple[Tensor, Tensor]:
-        if self.lower is None or self.upper is None:
-            return self.log_abs.new_zeros(0), self.log_abs.new_zeros(0)
-        return self.lower, self.upper
+    def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+        """The matrix that mixes channels, and its log-determinant, in this type."""
+        return functional.lu_weight(self.permutation, self.sign.to(dtype), self.factors.to(dtype))
 
 
 class ActnormStep(FlowStep):

@@ -4,9 +4,9 @@ from dubio.methods.bayes import Bayes
 from dubio.methods.dropout import Dropout
 from dubio.methods.flow import Flow
 from dubio.methods.input_noise import InputNoise
-from dubio.methods.method import Method, Recipe
+from dubio.methods.method import Method, NoiseOff, Recipe
 
-__all__ = ["METHODS", "Bayes", "Dropout", "Flow", "InputNoise", "Method", "Recipe"]
+__all__ = ["METHODS", "Bayes", "Dropout", "Flow", "InputNoise", "Method", "NoiseOff", "Recipe"]
 
 METHODS: dict[str, type[Method]] = {
     "bayes": Bayes,

@@ -5,7 +5,7 @@ Reference: Blundell et al. 2015, Weight Uncertainty in Neural Networks.
 
 import math
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
 from torch import nn
 
@@ -13,7 +13,7 @@ from dubio.conversion import Where, finish, randomise
 from dubio.conversion.choice import check_where
 from dubio.layers import GaussianPosterior
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import Recipe
+from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.priors import Normal, Prior
 from dubio.sampling import Estimator, Inputs
@@ -41,6 +41,7 @@ class Bayes:
     bayesian_bias: bool = True
     norms: bool = False
     where: Where = None
+    noise_off: ClassVar[NoiseOff] = "source"
 
     def __post_init__(self) -> None:
         if not isinstance(self.prior, Prior):

@@ -6,13 +6,14 @@ Neural Networks with Alpha-divergences.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
 from dubio.conversion import Where, finish, randomise_dropout
 from dubio.conversion.choice import check_where
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import Recipe
+from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Alpha
 from dubio.sampling import Inputs
 
@@ -38,6 +39,7 @@ class Dropout:
     alpha: float = 0.0
     l2: float = 1e-6
     where: Where = None
+    noise_off: ClassVar[NoiseOff] = "source"
 
     def __post_init__(self) -> None:
         if self.p is not None and (isinstance(self.p, bool) or not isinstance(self.p, int | float)):

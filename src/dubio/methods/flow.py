@@ -10,7 +10,7 @@ for invertible convolutions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -19,7 +19,7 @@ from dubio.conversion.choice import check_where
 from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.layers import FlowNoise, InputSource, channels_of
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import Recipe
+from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.priors import Normal
 from dubio.sampling import Inputs
@@ -52,6 +52,7 @@ class Flow:
     gamma: float = 0.0
     freeze_deterministic: bool = False
     where: Where = None
+    noise_off: ClassVar[NoiseOff] = "source"
 
     def __post_init__(self) -> None:
         for block in self.blocks if isinstance(self.blocks, tuple) else (self.blocks,):

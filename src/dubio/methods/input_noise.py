@@ -6,7 +6,7 @@ Reference: Trinh, Kaski and Heinonen 2020, Scalable Bayesian neural networks by 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from torch import nn
 
@@ -14,7 +14,7 @@ from dubio.conversion import Where, finish, insert_noise
 from dubio.conversion.choice import check_where
 from dubio.layers import GaussianInputNoise, InputSource, Kl, channels_of
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import Recipe
+from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.priors import Normal
 from dubio.sampling import Inputs
@@ -54,6 +54,7 @@ class InputNoise:
     beta: float = 1.0
     freeze_deterministic: bool = False
     where: Where = None
+    noise_off: ClassVar[NoiseOff] = "source"
 
     def __post_init__(self) -> None:
         if not isinstance(self.prior, Normal):

@@ -1,7 +1,7 @@
 """What every method is: a frozen value that converts a network, names its objective and says how to train it."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -10,7 +10,10 @@ from dubio.likelihoods import Likelihood
 from dubio.objectives import Objective
 from dubio.sampling import Inputs
 
-__all__ = ["Method", "Recipe"]
+__all__ = ["Method", "NoiseOff", "Recipe"]
+
+NoiseOff = Literal["source", "own mean", "none"]
+"""What a network of a method is with noise off: the network it was made from, a mean of its own, or nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,315 @@
+"""The fields of methods as options: ``--init-std 0.1`` for ``Bayes(init_std=0.1)``.
+
+Nothing is typed twice: names, defaults and meanings are those of the dataclasses in ``dubio.methods``, and a text is
+read by the type of its field. A value is written as its name and its numbers (``normal:0,1``, ``planar1d:4``), several
+with commas, and a choice of layers as globs. A field whose type no text can stand for is no option.
+``tests/end_to_end/test_method_fields.py`` holds that every default is read back from what is shown of it.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import nn
+from typer import Option
+from typer.core import TyperCommand
+from typer.exceptions import TyperException
+
+from dubio.conversion import Where
+from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
+from dubio.methods import METHODS, Method
+from dubio.priors import CentredNormal, Normal, ScaleMixture
+
+__all__ = ["Field", "Fields", "TakingFields", "fields_of", "listed", "make_method", "spell"]
+
+FIELDS = "--fields"
+Fields = Annotated[dict[str, str | bool], Option(FIELDS, parser=json.loads, hidden=True)]
+"""How a ``TakingFields`` command receives the fields of its method, as they were written."""
+
+SPELLINGS: dict[str, type] = {
+    "normal": Normal,
+    "mixture": ScaleMixture,
+    "centred": CentredNormal,
+    "affine": NormalAffine,
+    "planar1d": NormalPlanar1d,
+    "invconv": NormalInvConv,
+}
+"""What the command line calls the values that a field may hold."""
+MANY = "several with commas"
+
+
+class UnreadableError(Exception):
+    """A text that is not written as a type wants it."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to write a value: the rule in words, and how it is read."""
+
+    rule: str
+    read: Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a method, as an option."""
+
+    name: str
+    option: str
+    readings: tuple[Reading, ...]
+    """Empty where no text can stand for a value."""
+    is_flag: bool
+    """Whether it is given as ``--name`` or ``--no-name``, and takes no text."""
+    default: Any
+    """``dataclasses.MISSING`` where there is none."""
+    meaning: str
+
+    @property
+    def rule(self) -> str:
+        """What may be written."""
+        return listed([reading.rule for reading in self.readings])
+
+    def read(self, given: str | bool) -> Any:
+        """The value that a text, or a flag, stands for."""
+        if isinstance(given, bool):
+            return given
+        for reading in self.readings:
+            try:
+                return reading.read(given)
+            except UnreadableError:
+                continue
+        raise ValueError(f"{self.option} must be {self.rule}, got {given!r}")
+
+
+class TakingFields(TyperCommand):
+    """A command that takes the fields of every method as options, wherever they stand."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take out what methods know, and leave the rest to typer."""
+        options = {option: told for kind in METHODS.values() for option, told in _options_of(kind).items()}
+        try:
+            rest, given = _take_out(args, options)
+            return super().parse_args(ctx, [FIELDS, json.dumps(given), *rest])
+        except TyperException as error:
+            name = getattr(error, "option_name", None)
+            if name is not None and hasattr(error, "possibilities"):  # no such option
+                own = [spelling for parameter in self.params for spelling in parameter.opts if spelling != FIELDS]
+                error.possibilities = get_close_matches(name, [*own, *options])
+            raise
+
+
+def make_method(name: str, given: dict[str, str | bool]) -> Method:
+    """The method of a name, with fields from their texts."""
+    if name not in METHODS:
+        raise ValueError(f"--method must be {listed(list(METHODS))}, got {name!r}")
+    fields = fields_of(METHODS[name])
+    for field in given:
+        if field not in fields or not fields[field].readings:
+            raise ValueError(_misplaced(field, name))
+    for needed in fields.values():
+        if needed.default is dataclasses.MISSING and needed.name not in given:
+            raise ValueError(f"{needed.option} must be given for {name}; dubio methods {name} says what it means")
+    return METHODS[name](**{field: fields[field].read(text) for field, text in given.items()})
+
+
+def fields_of(kind: type) -> dict[str, Field]:
+    """Every field of a method by its name."""
+    hints, meanings = get_type_hints(kind, localns={"Where": Where}), _meanings(kind)  # a Where holds its own name
+    found = {}
+    for field in dataclasses.fields(kind):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found[field.name] = Field(
+            name=field.name,
+            option=f"--{field.name.replace('_', '-')}",
+            readings=tuple(_readings(hints[field.name])),
+            is_flag=hints[field.name] is bool,
+            default=default,
+            meaning=meanings.get(field.name, ""),
+        )
+    return found
+
+
+def spell(value: Any) -> str:
+    """A value as it is written on the command line; in Python's way where it cannot be written there."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | str):
+        return str(value)
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    if isinstance(value, tuple):
+        return ",".join(map(spell, value))
+    for name, kind in SPELLINGS.items():
+        if type(value) is kind:
+            numbers = [spell(getattr(value, field.name)) for field in dataclasses.fields(kind)]
+            return f"{name}:{','.join(numbers)}" if numbers else name
+    return repr(value)
+
+
+def listed(parts: Sequence[str], last: str = "or") -> str:
+    """Words in a row: ``a, b or c``."""
+    return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _readings(hint: Any) -> Iterator[Reading]:
+    """How a value of a type is written."""
+    if get_origin(hint) in (Union, UnionType) and type[nn.Module] in get_args(hint):  # a ``Where``
+        yield Reading(f"a glob of layers' names, {MANY}", _read_globs)
+        yield Reading("none", _read_none)
+    elif get_origin(hint) in (Union, UnionType):
+        members = sorted(get_args(hint), key=lambda member: (member is str, member is NoneType))  # text takes all
+        rules: list[str] = []
+        for reading in (reading for member in members for reading in _readings(member)):
+            known = rules and reading.rule == f"{listed(rules)}, {MANY}"
+            rules.append(MANY if known else reading.rule)
+            yield Reading(rules[-1], reading.read)
+    elif get_origin(hint) is Literal:
+        for choice in get_args(hint):
+            yield Reading(spell(choice), _reader_of_choice(choice))
+    elif get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
+        inner = tuple(_readings(get_args(hint)[0]))
+        if inner:
+            yield Reading(f"{listed([reading.rule for reading in inner])}, {MANY}", _reader_of_many(inner))
+    elif hint is NoneType:
+        yield Reading("none", _read_none)
+    elif hint is bool:
+        yield from (Reading(spell(choice), _reader_of_choice(choice)) for choice in (True, False))
+    elif hint in (int, float):
+        yield Reading("a whole number" if hint is int else "a number", _reader_of_number(hint))
+    elif hint is str:
+        yield Reading("a text", str)
+    elif hint in SPELLINGS.values():
+        name = next(name for name, kind in SPELLINGS.items() if kind is hint)
+        numbers = ",".join(field.name.upper() for field in dataclasses.fields(hint))
+        yield Reading(f"{name}:{numbers}" if numbers else name, _reader_of_value(name, hint))
+
+
+def _read_none(text: str) -> None:
+    if text != "none":
+        raise UnreadableError
+
+
+def _read_globs(text: str) -> Any:
+    if text == "none":
+        return None
+    globs = tuple(text.split(","))
+    if not all(globs):
+        raise UnreadableError
+    return globs if len(globs) > 1 else text
+
+
+def _reader_of_number(kind: type) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise UnreadableError from None
+
+    return read
+
+
+def _reader_of_choice(choice: Any) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text != spell(choice):
+            raise UnreadableError
+        return choice
+
+    return read
+
+
+def _reader_of_value(name: str, kind: type) -> Callable[[str], Any]:
+    """Reads ``name`` or ``name:1,2``, with all of the value's numbers or none."""
+    hints = get_type_hints(kind)
+    readers = [_reader_of_number(hints[field.name]) for field in dataclasses.fields(kind)]
+
+    def read(text: str) -> Any:
+        word, _, rest = text.partition(":")
+        numbers = rest.split(",") if rest else []
+        if word != name or len(numbers) not in (0, len(readers)):
+            raise UnreadableError
+        values = [read_one(number) for read_one, number in zip(readers, numbers, strict=False)]
+        return kind(*values)
+
+    return read
+
+
+def _reader_of_many(inner: tuple[Reading, ...]) -> Callable[[str], Any]:
+    """Reads ``affine,invconv:2,3``; where values have numbers, a comma before a digit lies inside one."""
+    comma = r",(?=[A-Za-z])" if any(":" in reading.rule for reading in inner) else ","
+
+    def read_one(text: str) -> Any:
+        for reading in inner:
+            try:
+                return reading.read(text)
+            except UnreadableError:
+                continue
+        raise UnreadableError
+
+    return lambda text: tuple(read_one(part) for part in re.split(comma, text))
+
+
+def _options_of(kind: type) -> dict[str, tuple[str, bool | None]]:
+    """The options of a method: the field of each, and what it says where it is a flag."""
+    found: dict[str, tuple[str, bool | None]] = {}
+    for field in fields_of(kind).values():
+        if field.is_flag:
+            found[field.option] = (field.name, True)
+            found[f"--no-{field.option.removeprefix('--')}"] = (field.name, False)
+        elif field.readings:
+            found[field.option] = (field.name, None)
+    return found
+
+
+def _take_out(
+    args: Sequence[str], options: dict[str, tuple[str, bool | None]]
+) -> tuple[list[str], dict[str, str | bool]]:
+    """Arguments that are no fields of methods, and the fields as they are written."""
+    rest: list[str] = []
+    given: dict[str, str | bool] = {}
+    waiting = list(args)
+    while waiting:
+        argument = waiting.pop(0)
+        option, equals, text = argument.partition("=")
+        if argument == "--":
+            return [*rest, argument, *waiting], given
+        if option not in options:
+            rest.append(argument)
+            continue
+        name, value = options[option]
+        if value is not None:
+            if equals:
+                raise ValueError(f"{option} must stand alone, got {argument!r}")
+            given[name] = value
+        elif equals:
+            given[name] = text
+        elif waiting:
+            given[name] = waiting.pop(0)
+        else:
+            raise ValueError(f"{option} must be followed by its value, got nothing")
+    return rest, given
+
+
+def _misplaced(field: str, name: str) -> str:
+    option = f"--{field.replace('_', '-')}"
+    owners = [other for other, kind in METHODS.items() if option in _options_of(kind)]
+    if not owners:
+        return f"{option} is an option of no method; dubio methods {name} lists those of it"
+    return f"{option} is an option of {listed(owners, 'and')}, not of {name}"
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What the ``Args:`` section of a docstring says of each field, without marks."""
+    section = (inspect.getdoc(kind) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, flags=re.MULTILINE)
+    return {name: re.sub(r'``"?([^`"]*)"?``', r"\1", " ".join(text.split())) for name, text in entries}

@@ -1,0 +1,119 @@
+"""What ``dubio methods`` shows: every method, or the options of one; all of it is read from the methods themselves."""
+
+import dataclasses
+import inspect
+import re
+import sys
+from difflib import get_close_matches
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dubio.cli.fields import Field, fields_of, listed, spell
+from dubio.methods import METHODS, Recipe
+
+__all__ = ["examples", "show_method", "show_methods"]
+
+NOISE_OFF = {"source": "the plain network", "own mean": "its own mean", "none": "-"}
+LONGEST = 76
+"""Signs of an example, so that it stays on one line of a small screen."""
+
+
+def show_methods() -> None:
+    """One line for each method."""
+    table = Table("method", "what is random", "with noise off", "reference")
+    for name, kind in METHODS.items():
+        table.add_row(name, escape(_summary(kind)), _noise_off(kind), escape("\n".join(_authors(kind))))
+    Console().print(table)
+    typer.echo("dubio methods NAME lists a method's own options.")
+
+
+def show_method(name: str) -> None:
+    """A method's options with their meanings and defaults, how it is trained, and an example."""
+    if name not in METHODS:
+        close = get_close_matches(name, METHODS, n=1, cutoff=0.4)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"NAME must be {listed(list(METHODS))}, got {name!r}{hint}")
+    kind = METHODS[name]
+    fields = fields_of(kind)
+    table = Table("option", "default", "what it is", show_lines=True)
+    for field in fields.values():
+        table.add_row(escape(_option(field)), escape(_default(field)), escape(_told(field)))
+    console = Console()
+    console.print(f"{name}: {_summary(kind)}", markup=False, highlight=False)
+    console.print(f"With noise off: {_noise_off(kind)}. {_reference(kind)}", markup=False, highlight=False)
+    console.print(table)
+    if any(":" in field.rule for field in fields.values()):
+        console.print("Numbers after a colon may be left out.", highlight=False)
+    if _can_be_bare(fields):
+        console.print(_training(kind().recipe), highlight=False)
+    console.print(_example(name, name), markup=False, highlight=False)
+
+
+def examples(run: str) -> str:
+    """A command for each method, as paragraphs of help."""
+    return "\n\n".join(_example(name, run) for name in METHODS)
+
+
+def _example(name: str, run: str) -> str:
+    """A command with some options at their defaults, as many as fit on a line."""
+    shown = f"Example:  dubio train {run} --method {name}"
+    for field in fields_of(METHODS[name]).values():
+        if field.is_flag or not field.readings or field.default in (None, dataclasses.MISSING):
+            continue
+        longer = f"{shown} {field.option} {spell(field.default)}"
+        shown = longer if len(longer) <= LONGEST else shown
+    return shown
+
+
+def _summary(kind: type) -> str:
+    return (inspect.getdoc(kind) or "").partition("\n")[0].rstrip(".")
+
+
+def _noise_off(kind: type) -> str:
+    return NOISE_OFF[getattr(kind, "noise_off", "none")]
+
+
+def _reference(kind: type) -> str:
+    """What the method's file says that it is from."""
+    found = re.search(r"^References?: .*?(?=\n\n|\Z)", sys.modules[kind.__module__].__doc__ or "", re.DOTALL | re.M)
+    return " ".join(found.group().split()) if found else ""
+
+
+def _authors(kind: type) -> list[str]:
+    """Names and years of the references."""
+    name = r"[A-Z][\w-]+"
+    return re.findall(rf"{name}(?:(?:, | and ){name})*(?: et al\.)? \d{{4}}", _reference(kind))
+
+
+def _option(field: Field) -> str:
+    if not field.readings:
+        return f"{field.name}="
+    both = f"{field.option}\n--no-{field.option.removeprefix('--')}"  # where the flag alone would change nothing
+    return both if field.is_flag and field.default is True else field.option
+
+
+def _default(field: Field) -> str:
+    return "must be given" if field.default is dataclasses.MISSING else spell(field.default)
+
+
+def _told(field: Field) -> str:
+    meaning = field.meaning[:1].upper() + field.meaning[1:]
+    if not field.readings:
+        return f"{meaning}\n(in Python alone)"
+    return meaning if field.is_flag else f"{meaning}\nTakes {field.rule}."
+
+
+def _can_be_bare(fields: dict[str, Field]) -> bool:
+    return all(field.default is not dataclasses.MISSING for field in fields.values())
+
+
+def _training(recipe: Recipe) -> str:
+    draws = "1 draw" if recipe.num_samples == 1 else f"{recipe.num_samples} draws"
+    noise = "" if recipe.noise_ratio == 1.0 else f", {recipe.noise_ratio:g} times that for the noise (--noise-lr)"
+    return (
+        f"Trained by default for {recipe.epochs} epochs (--epochs) at a rate of {recipe.lr:g} (--lr){noise}, "
+        f"with {draws} for each step (--samples)."
+    )

@@ -1,0 +1,111 @@
+"""Gaussian noise on activations (SE-SNN, deep VIB) and on deterministic weights (PNI), and what keeps it alive.
+
+An activation is ``z = mean + std * noise`` with a scale that depends on the input. SE-SNN rewards the entropy of the
+scale up to a margin (E-56), VIB pays for the divergence from a standard normal (E-57), PNI learns how much of a
+weight's own spread to add to it (E-58).
+
+Invariants: entropies are those of the specification and of ``torch.distributions`` (T-57); the divergence is summed
+over dimensions and left per example (T-58); the spread of a weight carries no gradient (T-56); all pairs of Gaussians
+equal the formulas pair by pair.
+
+References: Yu et al. 2021 (SE-SNN); Alemi et al. 2017 (deep VIB); He et al. 2019 (PNI).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dubio.functional.bayesian import gaussian_kl, normal_entropy, softplus
+from dubio.functional.distances import at_least_float32, not_negative, squared_distances
+
+__all__ = [
+    "activation_std",
+    "bottleneck_std",
+    "entropy_margin",
+    "gaussian_activation",
+    "gaussian_entropy",
+    "gaussian_kl_matrix",
+    "gaussian_wasserstein_matrix",
+    "parametric_noise",
+    "standard_normal_kl",
+]
+
+SMALLEST_STD = 1e-6
+BOTTLENECK_SHIFT = 5.0
+
+
+def gaussian_activation(
+    mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], noise: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """One draw of an activation, ``z = mean + std * noise`` (E-55)."""
+    return mean + std * noise
+
+
+def activation_std(rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The scale of SE-SNN, ``softplus(rho) + 1e-6`` (E-55): never so small that its logarithm is lost."""
+    return softplus(rho) + SMALLEST_STD
+
+
+def bottleneck_std(rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The scale of deep VIB, ``softplus(rho - 5)`` (with E-57): a fresh network is nearly deterministic."""
+    return softplus(rho - BOTTLENECK_SHIFT)
+
+
+def entropy_margin(std: Float[Tensor, "*batch dim"], margin: float) -> Float[Tensor, "*batch"]:
+    """``max(0, margin - mean_j log std_j)`` for each example (E-56)."""
+    return (margin - std.log().mean(dim=-1)).relu()
+
+
+def gaussian_entropy(std: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
+    """Entropy of a diagonal Gaussian in nats, summed over dimensions (E-8)."""
+    return normal_entropy(std).sum(dim=-1)
+
+
+def standard_normal_kl(mean: Float[Tensor, "*batch dim"], std: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
+    """Divergence of ``N(mean, std^2)`` from ``N(0, I)``, summed over dimensions (E-7, E-57)."""
+    return gaussian_kl(mean, std, 0.0, 1.0).sum(dim=-1)
+
+
+def parametric_noise(
+    weight: Float[Tensor, "*shape"], scale: Float[Tensor, "*scale"], noise: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """``W + scale * s_W * noise``, ``s_W`` the deviation of all entries, without gradient (E-58).
+
+    The scale is one number for the layer, one for each channel or one for each entry: it is broadcast.
+    """
+    if weight.numel() < 2:
+        raise ValueError(f"weight must have at least 2 entries to have a spread, got {weight.numel()}; leave it out")
+
+    return weight + scale * (weight.detach().std() * noise)
+
+
+def gaussian_wasserstein_matrix(
+    mean: Float[Tensor, "*batch dim"],
+    std: Float[Tensor, "*batch dim"],
+    class_mean: Float[Tensor, "class dim"],
+    class_std: Float[Tensor, "class dim"],
+) -> Float[Tensor, "*batch class"]:
+    """Squared 2-Wasserstein distance of diagonal Gaussians, ``|m - m_j|^2 + |s - s_j|^2``, for every pair (14.1)."""
+    return squared_distances(torch.cat([mean, std], dim=-1), torch.cat([class_mean, class_std], dim=-1))
+
+
+def gaussian_kl_matrix(
+    mean: Float[Tensor, "*batch dim"],
+    std: Float[Tensor, "*batch dim"],
+    class_mean: Float[Tensor, "class dim"],
+    class_std: Float[Tensor, "class dim"],
+) -> Float[Tensor, "*batch class"]:
+    """Divergence ``KL[N(mean, std^2) || N(class_mean, class_std^2)]`` for every pair (E-7, 14.1), by matrix products.
+
+    The square is expanded about the mean of the classes, as in ``squared_distances``: in float32 it is off by a few
+    1e-7 of ``|(class_mean - centre) / class_std|^2``, which is much for classes hundreds of deviations apart.
+    """
+    with torch.autocast(mean.device.type, enabled=False):
+        mean, std = at_least_float32(mean), at_least_float32(std)
+        class_mean, class_std = at_least_float32(class_mean), at_least_float32(class_std)
+        centre = class_mean.mean(dim=0).detach()
+        mean, class_mean = mean - centre, class_mean - centre
+        precision = class_std.square().reciprocal()
+        squares = (std.square() + mean.square()) @ precision.mT - 2.0 * (mean @ (class_mean * precision).mT)
+        own = (class_mean.square() * precision + 2.0 * class_std.log() - 1.0).sum(dim=-1)
+        return not_negative(0.5 * (squares + own) - std.log().sum(dim=-1, keepdim=True))
