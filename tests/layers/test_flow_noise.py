@@ -169,6 +169,18 @@ def test_half_precision_parameters_flow_in_single_precision(block: str) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("block", BLOCKS)
+def test_autocast_does_not_reach_the_flow(block: str) -> None:
+    layer = shaken(flow(BLOCKS[block]))
+    layer.dubio_noise_key = 1
+    found = []
+    for enabled in (False, True):
+        run = Pass(Settings("frozen", torch.tensor(3)), collecting=("divergence", "entropy"))
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            found.append(collected(layer, run, torch.ones(5, CHANNELS)))
+    assert all(torch.equal(plain, cast) for plain, cast in zip(*found, strict=True))
+
+
 def test_there_is_no_closed_form() -> None:
     layer = flow()
     assert not layer.has_closed_divergence

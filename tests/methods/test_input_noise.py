@@ -83,6 +83,21 @@ def test_the_objective_weighs_the_divergence_of_its_own_draws() -> None:
     torch.testing.assert_close(loss.total, loss.nll + 0.5 * loss.terms["divergence"] / 20)
 
 
+def test_a_layer_that_is_called_twice_draws_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) - self.layer(x)
+
+    for method in (dubio.InputNoise(), dubio.InputNoise(components=2), dubio.Flow(), dubio.Dropout()):
+        model = method.convert(Twice())
+        for executor in ("vmap", "loop"):
+            assert dubio.sample(model, torch.ones(4, 5), 2, seed=1, executor=executor).abs().max() > 1e-3
+
+
 def test_the_closed_entropy_is_that_of_torch_distributions() -> None:
     model = dubio.InputNoise(init_std=0.2).convert(mlp(5, 4, 3))
     expected = 9 * torch.distributions.Normal(1.0, 0.2).entropy()

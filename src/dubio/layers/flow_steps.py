@@ -8,8 +8,6 @@ type of ``z``, whatever that of their parameters: a network in half precision ke
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from itertools import groupby
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -53,19 +51,22 @@ def run_steps(
 
     Neighbouring matrices are multiplied with each other before they meet the rows, of which there are many more.
     """
-    logdets = []
-    for mixes, group in groupby(steps, lambda step: isinstance(step, MixingStep)):
-        if mixes:
-            matrices = [cast(MixingStep, step).matrix(z.dtype) for step in group]
-            weight, logdet = matrices[0]
-            for following, own in matrices[1:]:
-                weight, logdet = following @ weight, logdet + own
-            z, per_row = functional.mixing_step(z, weight, logdet)
+    logdets: list[Tensor] = []
+    waiting: tuple[Tensor, Tensor] | None = None
+    for step in steps:
+        if isinstance(step, MixingStep):
+            weight, logdet = step.matrix(z.dtype)
+            waiting = (weight, logdet) if waiting is None else (weight @ waiting[0], logdet + waiting[1])
+            continue
+        if waiting is not None:
+            z, per_row = functional.mixing_step(z, *waiting)
             logdets.append(per_row)
-        else:
-            for step in group:
-                z, per_row = step(z)
-                logdets.append(per_row)
+            waiting = None
+        z, per_row = step(z)
+        logdets.append(per_row)
+    if waiting is not None:
+        z, per_row = functional.mixing_step(z, *waiting)
+        logdets.append(per_row)
     return z, logdets
 
 
