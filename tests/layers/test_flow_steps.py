@@ -94,7 +94,7 @@ def test_t41_both_parametrisations_begin_with_the_same_matrix_under_the_same_see
     assert isinstance(full, FullMixingStep)
     assert isinstance(lu, LuMixingStep)
     torch.testing.assert_close(lu(z), full(z), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(lu.matrix()[0], full.weight, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(lu.matrix(torch.float64)[0], full.weight, rtol=1e-6, atol=1e-6)
 
 
 def test_neighbouring_matrices_are_multiplied_first_and_nothing_changes() -> None:

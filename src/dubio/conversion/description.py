@@ -84,7 +84,8 @@ class Description:
 
     @property
     def _noisy(self) -> str:
-        return f"; {self.num_noisy} layers have noise on their activations" if self.num_noisy else ""
+        layers = "1 layer has" if self.num_noisy == 1 else f"{self.num_noisy} layers have"
+        return f"; {layers} noise on activations" if self.num_noisy else ""
 
 
 def describe(model: nn.Module) -> Description:

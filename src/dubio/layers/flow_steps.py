@@ -2,13 +2,15 @@
 
 ``forward`` gives ``(z', logdet)`` and ``inverse`` the way back; the channel is the last axis of ``z`` and there is one
 ``logdet`` per row (``dubio.functional.flows``). Nothing is drawn and nothing remembered, so that steps can be mapped
-and compiled. Every parameter has elements and gets a gradient, whatever the number of channels.
+and compiled. Every parameter has elements and gets a gradient, whatever the number of channels. Steps compute in the
+type of ``z``, whatever that of their parameters: a network in half precision keeps its densities in single precision.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -53,7 +55,7 @@ def run_steps(
     waiting: tuple[Tensor, Tensor] | None = None
     for step in steps:
         if isinstance(step, MixingStep):
-            weight, logdet = step.matrix()
+            weight, logdet = step.matrix(z.dtype)
             waiting = (weight, logdet) if waiting is None else (weight @ waiting[0], logdet + waiting[1])
             continue
         if waiting is not None:
@@ -91,11 +93,11 @@ class AffineStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.affine_step(z, self.shift, self.log_scale)
+        return functional.affine_step(z, *_like(z, self.shift, self.log_scale))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.affine_inverse(z, self.shift, self.log_scale)
+        return functional.affine_inverse(z, *_like(z, self.shift, self.log_scale))
 
 
 class PlanarStep(FlowStep):
@@ -112,11 +114,13 @@ class PlanarStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.planar_step(z, self.direction, self.weight, self.bias, self.shifted)
+        direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
+        return functional.planar_step(z, direction, weight, bias, self.shifted)
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.planar_inverse(z, self.direction, self.weight, self.bias, self.shifted)
+        direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
+        return functional.planar_inverse(z, direction, weight, bias, self.shifted)
 
 
 class AffineCouplingStep(FlowStep):
@@ -150,7 +154,9 @@ class AffineCouplingStep(FlowStep):
         return functional.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
 
     def _scale_and_shift(self, z: Float[Tensor, "*rows channel"]) -> tuple[Tensor, Tensor]:
-        raw_log_scale, shift = self.conditioner(z[..., : self.num_kept]).chunk(2, dim=-1)
+        first, first_bias, last, last_bias = _like(z, *self.conditioner.parameters())
+        hidden = F.relu(F.linear(z[..., : self.num_kept], first, first_bias))
+        raw_log_scale, shift = F.linear(hidden, last, last_bias).chunk(2, dim=-1)
         return raw_log_scale, shift
 
 
@@ -158,18 +164,18 @@ class MixingStep(FlowStep):
     """``functional.mixing_step``, a random orthogonal matrix at first."""
 
     @abstractmethod
-    def matrix(self) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
-        """The matrix that mixes channels, and its log-determinant."""
+    def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+        """The matrix that mixes channels, and its log-determinant, in this type."""
 
     def forward(
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.mixing_step(z, *self.matrix())
+        return functional.mixing_step(z, *self.matrix(z.dtype))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.mixing_inverse(z, self.matrix()[0])
+        return functional.mixing_inverse(z, self.matrix(z.dtype)[0])
 
 
 class FullMixingStep(MixingStep):
@@ -179,9 +185,10 @@ class FullMixingStep(MixingStep):
         super().__init__()
         self.weight = nn.Parameter(_orthogonal(channels).to(torch.get_default_dtype()))
 
-    def matrix(self) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
-        """The matrix that mixes channels, and its log-determinant."""
-        return self.weight, functional.log_abs_det(self.weight)
+    def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+        """The matrix that mixes channels, and its log-determinant, in this type."""
+        weight = self.weight.to(dtype)
+        return weight, functional.log_abs_det(weight)
 
 
 class LuMixingStep(MixingStep):
@@ -204,9 +211,9 @@ class LuMixingStep(MixingStep):
         factors = lower.tril(-1) + upper.triu(1) + torch.diag(diagonal.abs().log())
         self.factors = nn.Parameter(factors.to(dtype))
 
-    def matrix(self) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
-        """The matrix that mixes channels, and its log-determinant."""
-        return functional.lu_weight(self.permutation, self.sign, self.factors)
+    def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+        """The matrix that mixes channels, and its log-determinant, in this type."""
+        return functional.lu_weight(self.permutation, self.sign.to(dtype), self.factors.to(dtype))
 
 
 class ActnormStep(FlowStep):
@@ -225,11 +232,11 @@ class ActnormStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.actnorm_step(z, self.bias, self.log_scale)
+        return functional.actnorm_step(z, *_like(z, self.bias, self.log_scale))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.actnorm_inverse(z, self.bias, self.log_scale)
+        return functional.actnorm_inverse(z, *_like(z, self.bias, self.log_scale))
 
 
 _MIXING: dict[flows.Parametrisation, Callable[[flows.InvertibleConv, int], FlowStep]] = {
@@ -249,6 +256,10 @@ _MAKERS: dict[type, Callable[..., FlowStep]] = {
     flows.InvertibleConv: _make_mixing,
     flows.Planar: PlanarStep,
 }
+
+
+def _like(z: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    return tuple(parameter.to(z.dtype) for parameter in parameters)
 
 
 def _orthogonal(channels: int) -> Float[Tensor, "channel channel"]:

@@ -86,7 +86,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as content:
             metadata = content.metadata() or {}
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+            # Copies, since in a file tensors begin anywhere, and sums over them may then differ in the last digit.
+            tensors = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     try:

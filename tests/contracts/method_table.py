@@ -1,0 +1,108 @@
+"""The methods and networks of ``test_methods_contract.py``: a new method is a row of ``METHOD_TABLE``.
+
+What is true of one method and not of another stands in its row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dubio
+from dubio.flows import Block, GlowStep
+from dubio.methods import Method
+from networks import mlp
+
+CLASSES = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method, and what the contract asks of it."""
+
+    method: Method
+    fast: tuple[str, ...] = ("mlp", "residual, dropout")
+    """Networks it meets in the fast tests; the others it meets in the slow ones."""
+    noise_off: Literal["source", "own mean"] | None = "source"
+    """What the network with noise off is equal to."""
+    differs_by_example: bool = True
+    """Whether two equal examples of a batch differ within one draw."""
+    frozen_export: bool = False
+    """Whether frozen draws can be written into a file."""
+    mirrors: bool = True
+    """Whether antithetic draws mirror each other."""
+    objective: bool = True
+    """Whether the network is trained as one by its own objective."""
+
+
+METHOD_TABLE = {
+    "bayes": Row(dubio.Bayes(), ("mlp",), frozen_export=True),
+    "bayes, weights": Row(
+        dubio.Bayes(estimator="weight"), ("residual, dropout",), differs_by_example=False, frozen_export=True
+    ),
+    "dropout": Row(dubio.Dropout(), ("mlp", "residual, dropout")),
+    "dropout, alpha": Row(dubio.Dropout(0.3, alpha=0.5), ("residual, dropout",)),
+    "input noise": Row(dubio.InputNoise(), ("residual",)),
+    "input noise, mixture per position": Row(dubio.InputNoise(components=3, per="position"), ("cnn",)),
+    "input noise, bound": Row(dubio.InputNoise(components=2, kl="bound"), ("mlp", "cnn")),
+    "flow": Row(dubio.Flow(), ("mlp", "cnn")),
+    "flow, summed, entropy": Row(dubio.Flow(spatial="sum", gamma=0.1), ("residual",)),
+    "flow, glow": Row(dubio.Flow(blocks=Block((GlowStep(hidden=4),))), ("mlp", "residual, dropout")),
+}
+
+
+class Residual(nn.Module):
+    """Blocks of convolution and batch norm with a skip around the second, on images of 8 x 8."""
+
+    def __init__(self, dropout: bool) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(4)
+        self.branch = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.branch_norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout2d(0.4) if dropout else nn.Identity()
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.stem_norm(self.stem(x)))
+        h = F.relu(h + self.drop(self.branch_norm(self.branch(h))))
+        return self.head(h.mean(dim=(2, 3)))
+
+
+def cnn() -> nn.Sequential:
+    """Two convolutions, one of them with batch norm, and a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(16, CLASSES),
+    )
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network and the shape of one example."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    head: str
+    """Name of the last layer."""
+    norms: bool = True
+
+    def inputs(self, rows: int) -> Tensor:
+        """The same for the same number of rows."""
+        return torch.randn(rows, *self.shape, generator=torch.Generator().manual_seed(rows))
+
+
+NETWORKS = {
+    "mlp": Network(lambda: mlp(5, 8, 6, CLASSES), (5,), "4", norms=False),
+    "cnn": Network(cnn, (2, 8, 8), "6"),
+    "residual": Network(lambda: Residual(dropout=False), (2, 8, 8), "head"),
+    "residual, dropout": Network(lambda: Residual(dropout=True), (2, 8, 8), "head"),
+}
