@@ -40,6 +40,9 @@ __all__ = [
 LOG_E_MINUS_ONE = math.log(math.e - 1.0)
 """The argument at which softplus is 1."""
 
+FEW = 64
+"""Entries of a matrix up to which a GPU multiplies it as a sum."""
+
 SMALLEST_NORM = 1e-18
 """Squared length below which the weight of a planar step counts as zero: its inverse square is finite in float32."""
 
@@ -221,7 +224,6 @@ def _bounded(raw: Float[Tensor, "*shape"], bound: float) -> Float[Tensor, "*shap
 
 
 def _along(z: Float[Tensor, "*rows channel"], weight: Float[Tensor, " channel"]) -> Float[Tensor, "*rows 1"]:
-    # A GPU's compiler fuses a sum with what is around it and cannot fuse a product of matrices.
     return _linear(z, weight.unsqueeze(0)) if z.device.type == "cpu" else (z * weight).sum(dim=-1, keepdim=True)
 
 
@@ -230,5 +232,8 @@ def _times(height: Float[Tensor, "*rows 1"], direction: Float[Tensor, " channel"
 
 
 def _linear(z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "image channel"]) -> Float[Tensor, "*rows image"]:
+    if z.device.type != "cpu" and weight.numel() <= FEW:
+        # A GPU's compiler fuses a sum with what is around it and cannot fuse a product of matrices.
+        return (z.unsqueeze(-2) * weight).sum(dim=-1)
     # For few channels, the product with the rows as columns is several times faster than F.linear on a CPU.
     return (weight @ z.reshape(-1, z.shape[-1]).mT).mT.reshape(*z.shape[:-1], weight.shape[0])
