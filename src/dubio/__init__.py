@@ -24,8 +24,19 @@ try:
     )
     from dubio.layers import divergence
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
-    from dubio.methods import Bayes, Dropout, Flow, InputNoise
-    from dubio.objectives import Adversarial, Alpha, Elbo, Loss
+    from dubio.methods import (
+        Bayes,
+        Deterministic,
+        Dropout,
+        Ensemble,
+        Flow,
+        InputNoise,
+        Pni,
+        SeSnn,
+        Vib,
+        Wasserstein,
+    )
+    from dubio.objectives import Adversarial, Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
     from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
@@ -42,6 +53,8 @@ __all__ = [
     "Alpha",
     "Bayes",
     "Bernoulli",
+    "BootstrapHard",
+    "BootstrapSoft",
     "Callback",
     "Categorical",
     "CentredNormal",
@@ -49,8 +62,10 @@ __all__ = [
     "CollapseWarning",
     "ConversionWarning",
     "Description",
+    "Deterministic",
     "Dropout",
     "Elbo",
+    "Ensemble",
     "ExecutorWarning",
     "Flow",
     "Gaussian",
@@ -58,12 +73,16 @@ __all__ = [
     "Interrupted",
     "Loss",
     "Normal",
+    "Pni",
     "Predictive",
     "RealPredictive",
     "Run",
     "ScaleMixture",
+    "SeSnn",
     "Spec",
     "TensorBoard",
+    "Vib",
+    "Wasserstein",
     "Where",
     "__version__",
     "antithetic",

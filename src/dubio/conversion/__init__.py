@@ -1,8 +1,10 @@
 """Whole networks: choosing layers, replacing them, and saying what became of each."""
 
 from dubio.conversion.choice import Where, chooses
+from dubio.conversion.copying import make_mappable, plain_copy
 from dubio.conversion.description import Description, describe
 from dubio.conversion.exporting import export
+from dubio.conversion.heads import replace_head, with_activation_noise
 from dubio.conversion.insertion import insert_noise, randomise_dropout
 from dubio.conversion.proof import ConversionWarning, prove
 from dubio.conversion.recording import finish
@@ -19,10 +21,14 @@ __all__ = [
     "export",
     "finish",
     "insert_noise",
+    "make_mappable",
     "parameter_names",
+    "plain_copy",
     "prove",
     "randomise",
     "randomise_dropout",
+    "replace_head",
     "spec",
     "to_mean",
+    "with_activation_noise",
 ]

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dubio.layers import MAPPABLE, Drawn, Noised, RandomDropout, Source
+from dubio.layers import MAPPABLE, Drawn, Head, Members, Noised, RandomDropout, Source
 
 __all__ = [
     "copy_of",
+    "exchange",
     "is_norm",
     "is_random",
     "make_mappable",
@@ -51,9 +52,20 @@ def make_mappable(model: nn.Module) -> None:
         module.__class__ = MAPPABLE.get(type(module), type(module))
 
 
+def exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """Put a module wherever another one stands; returns the network, which may be the new one itself."""
+    if model is old:
+        return new
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+    return model
+
+
 def is_random(module: nn.Module) -> bool:
     """Whether conversion made this very module random."""
-    return isinstance(module, Drawn | Noised | RandomDropout)
+    return isinstance(module, Drawn | Head | Members | Noised | RandomDropout)
 
 
 def random_names(model: nn.Module) -> tuple[str, ...]:
@@ -68,8 +80,8 @@ def visible_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if name.startswith(hidden):
             continue
         if isinstance(module, Source):
-            hidden = (*hidden, f"{name}.")
-            if not isinstance(module, RandomDropout):
+            hidden = (*hidden, f"{name}." if name else "")
+            if not is_random(module):
                 continue
         yield name, module
 

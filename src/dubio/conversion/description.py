@@ -9,7 +9,7 @@ from dubio.conversion.copying import is_norm, is_random, own_parameters, visible
 from dubio.conversion.insertion import PLACES
 from dubio.conversion.replacement import why_unconvertible
 from dubio.conversion.spec import Spec
-from dubio.layers import Drawn, Noised, RandomDropout, drawn_names, takes_noise
+from dubio.layers import Drawn, Head, Members, Noised, RandomDropout, drawn_names, takes_noise
 from dubio.sampling import plans
 from dubio.sampling.settings import check_module
 
@@ -119,7 +119,11 @@ def _describe_layer(
     num_fixed = sum(parameter.numel() for parameter in own)
     kind = type(module).__name__
     if isinstance(module, Noised):
-        return LayerDescription(name, kind, ("inputs",), 0, num_fixed, f"inputs: {module.input_noise.describe()}")
+        what = f"{module.dubio_noise_name.removesuffix('_noise')}s"
+        return LayerDescription(name, kind, (what,), 0, num_fixed, f"{what}: {module.dubio_noise.describe()}")
+    if isinstance(module, Head | Members):
+        num_fixed = sum(parameter.numel() for parameter in module.parameters())
+        return LayerDescription(name, kind, (module.random,), 0, num_fixed, module.describe())
     if isinstance(module, RandomDropout):
         return LayerDescription(name, kind, ("mask",), 0, 0, module.describe())
     if not isinstance(module, Drawn):
@@ -147,7 +151,7 @@ def _why_fixed(name: str, module: nn.Module, record: Spec | None, draws_weights:
         return "fixed: the learned noise of the data"
     if is_norm(module) and not getattr(record.method, "norms", False):
         return "fixed: normalisation layers stay deterministic"
-    if not chooses(record.method.where, name, module):
+    if not chooses(getattr(record.method, "where", None), name, module):
         return "fixed: not chosen by where"
     if draws_weights:
         return f"fixed: {why_unconvertible(module) or 'biases stay deterministic'}"

@@ -11,6 +11,7 @@ from dubio.conversion.choice import Where, chooses
 from dubio.conversion.copying import is_norm, make_mappable, own_parameters, plain_copy
 from dubio.conversion.replacement import refuse_unconvertible
 from dubio.layers import DROPOUTS, InputMask, InputSource, noise_input, takes_noise
+from dubio.layers.noised import UNCALLED
 from dubio.sampling import attach
 
 __all__ = ["insert_noise", "randomise_dropout"]
@@ -76,7 +77,11 @@ def _layers(model: nn.Module, where: Where, strict: bool) -> dict[str, nn.Module
     """The layers that ``where`` chooses for noise; with ``strict``, refuse other modules with parameters but norms."""
     chosen = {name: module for name, module in model.named_modules() if chooses(where, name, module)}
     if strict and where is not None:
-        others = {name: m for name, m in chosen.items() if own_parameters(m) and not takes_noise(m) and not is_norm(m)}
+        others = {
+            name: m
+            for name, m in chosen.items()
+            if own_parameters(m) and not takes_noise(m) and not is_norm(m) and not isinstance(m, UNCALLED)
+        }
         refuse_unconvertible({name: f"{type(module).__name__}: {PLACES}" for name, module in others.items()})
     return {name: module for name, module in chosen.items() if takes_noise(module)}
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from dubio.conversion.choice import consists_of
@@ -10,21 +11,29 @@ from dubio.conversion.copying import random_names
 from dubio.conversion.proof import prove
 from dubio.conversion.spec import Spec, attach_spec
 from dubio.likelihoods import Likelihood
-from dubio.sampling import Inputs
+from dubio.sampling import Inputs, sample
+from dubio.sampling.planning import unchanged
 
 __all__ = ["finish"]
 
 
-def finish(model: nn.Module, net: nn.Module, method: Any, likelihood: Likelihood, example: Inputs | None) -> nn.Module:
+def finish(
+    model: nn.Module, net: nn.Module | None, method: Any, likelihood: Likelihood, example: Inputs | None
+) -> nn.Module:
     """Give a converted network its record; with an example, prove the conversion on it.
+
+    Without ``net`` there is nothing that noise off could equal, and the network is only run.
 
     A function in the method's ``where`` is kept as the names that it chose.
     """
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
-    if not consists_of(method.where, str, type):
+    if not consists_of(getattr(method, "where", None), str, type):
         method = replace(method, where=random_names(model))
     attach_spec(model, Spec(method, likelihood))
-    if example is not None:
+    if example is not None and net is not None:
         prove(model, net, example)
+    elif example is not None:
+        with torch.no_grad(), unchanged(model):
+            sample(model, example)
     return model

@@ -14,19 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from dubio.conversion.choice import Where, chooses
-from dubio.conversion.copying import copy_of, is_norm, make_mappable, own_parameters, plain_copy
+from dubio.conversion.copying import copy_of, exchange, is_norm, make_mappable, own_parameters, plain_copy
 from dubio.layers import (
     BAYESIAN,
     PLAIN,
     Drawn,
+    GaussianPosterior,
+    Head,
     InputPosterior,
+    Members,
     Noised,
     RandomDropout,
     WeightSource,
     draw_parameters,
     drawn_class,
     drawn_names,
-    plain_input,
+    plain_layer,
     restore_parameters,
 )
 from dubio.sampling import Estimator, attach, attach_alone, detach
@@ -86,13 +89,17 @@ def to_mean(model: nn.Module) -> nn.Module:
     It has the class, parameter names and outputs of the network that was converted, and what training made of its
     weights.
     """
+    if any(isinstance(module, Members) for module in model.modules()):
+        raise ValueError("an ensemble has no mean network; each of its .members is an ordinary one")
     plain = copy_of(model)
     for module in list(plain.modules()):
         detach(module)
         if isinstance(module, Drawn):
             restore_parameters(module)
         elif isinstance(module, Noised):
-            plain_input(module)
+            plain_layer(module)
+        elif isinstance(module, Head):
+            plain = exchange(plain, module, module.plain())
         elif isinstance(module, RandomDropout):
             module.__dict__.pop("dubio_noise_key", None)
             module.__class__ = module.dubio_plain_class  # type: ignore[assignment]
@@ -173,7 +180,7 @@ def _draw(module: nn.Module, posteriors: dict[int, WeightSource], estimator: Est
     if not own:
         return
     base = type(module)
-    if base in BAYESIAN and "weight" in own:
+    if base in BAYESIAN and isinstance(own.get("weight"), GaussianPosterior):
         draw_parameters(module, BAYESIAN[base], own).dubio_estimator = estimator
         return
     plain = PLAIN.get(base, base)

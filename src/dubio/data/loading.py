@@ -83,7 +83,7 @@ class Loader:
             raise ValueError(f"rank must be from 0 to {num_ranks - 1}, got {rank}")
         if num_ranks > len(examples):
             raise ValueError(f"num_ranks must be at most the number of examples, {len(examples)}, got {num_ranks}")
-        if sample_weight is not None and sample_weight.shape != examples.targets.shape[:1]:
+        if sample_weight is not None and sample_weight.shape[:1] != examples.targets.shape[:1]:
             shape = tuple(sample_weight.shape)
             raise ValueError(f"sample_weight must have one weight per example, {len(examples)}, got shape {shape}")
         self.examples = examples if device is None else examples.to(device)

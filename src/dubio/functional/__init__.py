@@ -44,7 +44,7 @@ from dubio.functional.bayesian import (
     scale_mixture_log_prob,
     softplus,
 )
-from dubio.functional.bootstrapping import hard_bootstrap, soft_bootstrap
+from dubio.functional.bootstrapping import bootstrap_counts, hard_bootstrap, soft_bootstrap
 from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
 from dubio.functional.distances import at_least_float32, not_negative, pairwise_norms, squared_distances
 from dubio.functional.dropout import alpha_dropout, dropout
@@ -104,6 +104,7 @@ from dubio.functional.uncertainty import (
     vote_shares,
 )
 from dubio.functional.wasserstein import (
+    point_distances,
     sinkhorn_matrix,
     sliced_wasserstein,
     sliced_wasserstein_matrix,
@@ -128,6 +129,7 @@ __all__ = [
     "averaged_gaussian",
     "blurred",
     "bottleneck_std",
+    "bootstrap_counts",
     "boundary_distance",
     "class_variance",
     "clopper_pearson",
@@ -180,6 +182,7 @@ __all__ = [
     "planar_direction",
     "planar_inverse",
     "planar_step",
+    "point_distances",
     "posterior_log_prob",
     "predictive_log_probs",
     "project_inputs",

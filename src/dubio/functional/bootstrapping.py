@@ -11,7 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["hard_bootstrap", "soft_bootstrap"]
+__all__ = ["bootstrap_counts", "hard_bootstrap", "soft_bootstrap"]
+
+
+def bootstrap_counts(
+    num_examples: int, num_members: int, generator: torch.Generator
+) -> Float[Tensor, "example member"]:
+    """How often each member of a bagged ensemble sees each example: as many draws with replacement as examples."""
+    chosen = torch.randint(num_examples, (num_members, num_examples), generator=generator)
+    return torch.stack([row.bincount(minlength=num_examples) for row in chosen], dim=1).float()
 
 
 def soft_bootstrap(

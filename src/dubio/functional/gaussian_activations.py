@@ -69,14 +69,14 @@ def standard_normal_kl(mean: Float[Tensor, "*batch dim"], std: Float[Tensor, "*b
 def parametric_noise(
     weight: Float[Tensor, "*shape"], scale: Float[Tensor, "*scale"], noise: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """``W + scale * s_W * noise``, ``s_W`` the deviation of all entries, without gradient (E-58).
+    """What is added to ``W``: ``scale * s_W * noise``, ``s_W`` the deviation of all entries, without gradient (E-58).
 
     The scale is one number for the layer, one for each channel or one for each entry: it is broadcast.
     """
     if weight.numel() < 2:
         raise ValueError(f"weight must have at least 2 entries to have a spread, got {weight.numel()}; leave it out")
 
-    return weight + scale * (weight.detach().std() * noise)
+    return scale * (weight.detach().std() * noise)
 
 
 def gaussian_wasserstein_matrix(

@@ -20,6 +20,7 @@ from torch import Tensor
 from dubio.functional.distances import pairwise_norms, squared_distances
 
 __all__ = [
+    "point_distances",
     "sinkhorn_matrix",
     "sliced_wasserstein",
     "sliced_wasserstein_matrix",
@@ -53,6 +54,24 @@ def sliced_wasserstein_matrix(
     if not root:
         return squared_distances(rows, others) / num_terms
     return _root(pairwise_norms(rows, others, 2).square() / num_terms, p)
+
+
+def point_distances(
+    features: Float[Tensor, "*batch dim"], classes: Float[Tensor, "class dim"], p: int = 2, root: bool = False
+) -> Float[Tensor, "*batch class"]:
+    """What ``sliced_wasserstein_matrix`` gives for clouds of one point, in expectation over directions (T-53).
+
+    ``||f - g||^2 / E`` for ``p = 2``, its root with the root, and for ``p = 1`` the mean of ``|v.(f - g)|``.
+    """
+    _check_order(p)
+
+    dim = features.shape[-1]
+    if p == 1:
+        mean_cosine = math.exp(math.lgamma(dim / 2) - math.lgamma((dim + 1) / 2)) / math.sqrt(math.pi)
+        return pairwise_norms(features, classes, 2) * mean_cosine
+    if not root:
+        return squared_distances(features, classes) / dim
+    return _root(pairwise_norms(features, classes, 2).square() / dim, p)
 
 
 def sliced_wasserstein(

@@ -1,13 +1,17 @@
 """Layers: they hold parameters and no formula, ask the running pass for noise, and remember nothing."""
 
+from dubio.layers.activation_noise import ActivationNoise, EntropicNoise, InformationNoise
 from dubio.layers.bayesian import BAYESIAN, BayesianLayer, Linear
 from dubio.layers.drawn import Drawn, draw_parameters, drawn_class, drawn_names, restore_parameters
 from dubio.layers.dropout import DROPOUTS, InputMask, RandomDropout
+from dubio.layers.ensemble import Members, num_members
 from dubio.layers.flow_noise import FlowNoise
 from dubio.layers.flow_steps import FlowStep, make_step
+from dubio.layers.heads import Distance, GaussianHead, Head, WassersteinHead
 from dubio.layers.input_noise import GaussianInputNoise, InputPosterior, Kl
 from dubio.layers.mappable import MAPPABLE, PLAIN
-from dubio.layers.noised import Noised, channels_of, noise_input, plain_input, takes_noise
+from dubio.layers.noised import Noised, channels_of, noise_input, noise_output, plain_layer, takes_noise
+from dubio.layers.parametric_noise import NoisePer, ParametricNoise
 from dubio.layers.posterior import GaussianPosterior, WeightSource, posteriors
 from dubio.layers.sources import (
     InputSource,
@@ -26,21 +30,31 @@ __all__ = [
     "DROPOUTS",
     "MAPPABLE",
     "PLAIN",
+    "ActivationNoise",
     "BayesianLayer",
+    "Distance",
     "Drawn",
+    "EntropicNoise",
     "FlowNoise",
     "FlowStep",
+    "GaussianHead",
     "GaussianInputNoise",
     "GaussianPosterior",
+    "Head",
+    "InformationNoise",
     "InputMask",
     "InputPosterior",
     "InputSource",
     "Kl",
     "Linear",
+    "Members",
+    "NoisePer",
     "Noised",
+    "ParametricNoise",
     "Posterior",
     "RandomDropout",
     "Source",
+    "WassersteinHead",
     "WeightSource",
     "channels_of",
     "closed_divergence",
@@ -52,7 +66,9 @@ __all__ = [
     "make_step",
     "noise_input",
     "noise_parameters",
-    "plain_input",
+    "noise_output",
+    "num_members",
+    "plain_layer",
     "posteriors",
     "restore_parameters",
     "sources",

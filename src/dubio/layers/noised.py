@@ -1,18 +1,28 @@
-"""Layers whose inputs pass through a source of noise first.
+"""Layers whose inputs pass through a source of noise first, or whose outputs do afterwards.
 
-A noised layer is an instance of a subclass of its plain class whose ``forward`` hands the first input to
-``input_noise`` and goes on as before: the layer keeps its parameters, their names and its class's behaviour, a user's
-own linear layer included. With noise off the plain forward runs alone, so outputs are bitwise those of the source
-network (T-43); a module changes its class and back without moving a tensor.
+A noised layer is an instance of a subclass of its plain class whose ``forward`` hands the first input, or the output,
+to a child that is the noise, and goes on as before: the layer keeps its parameters, their names and its class's
+behaviour, a user's own linear layer included. With noise off the plain forward runs alone, so outputs are bitwise those
+of the source network (T-43); a module changes its class and back without moving a tensor.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from dubio.layers.activation_noise import ActivationNoise
 from dubio.layers.sources import InputSource
 
-__all__ = ["Noised", "channels_of", "noise_input", "noised_class", "plain_input", "takes_noise"]
+__all__ = [
+    "Noised",
+    "NoisyInput",
+    "NoisyOutput",
+    "channels_of",
+    "noise_input",
+    "noise_output",
+    "plain_layer",
+    "takes_noise",
+]
 
 CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 UNCALLED = (nn.modules.linear.NonDynamicallyQuantizableLinear,)
@@ -23,18 +33,44 @@ class Noised(nn.Module):
     """What all noised layers share. Names begin with ``dubio_``: the class is mixed into users' own."""
 
     dubio_plain_class: type[nn.Module]
+    dubio_noise_name: ClassVar[str]
+    """Which child is the noise."""
+
+    @property
+    def dubio_noise(self) -> InputSource:
+        """The noise."""
+        noise = self._modules[self.dubio_noise_name]
+        assert isinstance(noise, InputSource)
+        return noise
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take a plain network's weights, where a checkpoint holds those; the noise stays as it is."""
+        noise = self.dubio_noise.state_dict(prefix=f"{prefix}{self.dubio_noise_name}.")
+        if noise and not any(key in state_dict for key in noise):
+            state_dict.update(noise)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class NoisyInput(Noised):
+    """A layer with noise on its first input."""
+
+    dubio_noise_name = "input_noise"
     input_noise: InputSource
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The plain layer's output for inputs as this pass sees them."""
         return super().forward(self.input_noise(input), *args, **kwargs)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take a plain network's weights, where a checkpoint holds those; the noise stays as it is."""
-        noise = self.input_noise.state_dict(prefix=f"{prefix}input_noise.")
-        if noise and not any(key in state_dict for key in noise):
-            state_dict.update(noise)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+
+class NoisyOutput(Noised):
+    """A layer with noise on its outputs, which may look at the inputs."""
+
+    dubio_noise_name = "output_noise"
+    output_noise: ActivationNoise
+
+    def forward(self, input: Tensor) -> Any:
+        """The plain layer's output as this pass sees it."""
+        return self.output_noise(super().forward(input), input)
 
 
 def takes_noise(module: nn.Module) -> bool:
@@ -50,45 +86,53 @@ def channels_of(module: nn.Module) -> tuple[int, int]:
     return module.in_channels, -len(module.kernel_size) - 1
 
 
-_CLASSES: dict[type[nn.Module], type[Noised]] = {}
+def noise_input(module: nn.Module, noise: InputSource) -> None:
+    """Put noise before a layer, in place: its class changes, and it gets a child ``input_noise``."""
+    _noise(module, noise, NoisyInput)
 
 
-def noised_class(plain: type[nn.Module]) -> type[Noised]:
-    """The subclass of ``plain`` whose inputs are noisy."""
-    if plain not in _CLASSES:
+def noise_output(module: nn.Module, noise: ActivationNoise) -> None:
+    """Put noise behind a layer, in place: its class changes, and it gets a child ``output_noise``."""
+    _noise(module, noise, NoisyOutput)
+
+
+def plain_layer(module: nn.Module) -> None:
+    """Take the noise off again, in place."""
+    assert isinstance(module, Noised)
+    del module._modules[module.dubio_noise_name]
+    module.__class__ = module.dubio_plain_class  # type: ignore[assignment]
+
+
+def _noise(module: nn.Module, noise: nn.Module, mixin: type[Noised]) -> None:
+    if hasattr(module, mixin.dubio_noise_name):
+        raise ValueError(f"cannot convert a {type(module).__name__}: it has an {mixin.dubio_noise_name} of its own")
+    module.__class__ = _noised_class(mixin, type(module))
+    module.add_module(mixin.dubio_noise_name, noise)
+
+
+_CLASSES: dict[tuple[type[Noised], type[nn.Module]], type[Noised]] = {}
+
+
+def _noised_class(mixin: type[Noised], plain: type[nn.Module]) -> type[Noised]:
+    """The subclass of ``plain`` with noise."""
+    if (mixin, plain) not in _CLASSES:
         members: dict[str, Any] = {
-            "__doc__": f"``{plain.__name__}`` with noise on its inputs.",
+            "__doc__": f"``{plain.__name__}`` with {mixin.dubio_noise_name}.",
             "__module__": plain.__module__,
             "__qualname__": plain.__qualname__,
             "__reduce_ex__": _reduce,
             "dubio_plain_class": plain,
         }
-        _CLASSES[plain] = type(plain.__name__, (Noised, plain), members)
-    return _CLASSES[plain]
-
-
-def noise_input(module: nn.Module, noise: InputSource) -> Noised:
-    """Put noise before a layer, in place: its class changes, and it gets a child ``input_noise``."""
-    if hasattr(module, "input_noise"):
-        raise ValueError(f"cannot convert a {type(module).__name__}: it has an input_noise of its own")
-    module.__class__ = noised_class(type(module))
-    assert isinstance(module, Noised)
-    module.add_module("input_noise", noise)
-    return module
-
-
-def plain_input(module: nn.Module) -> None:
-    """Take the noise of a noised layer off again, in place."""
-    assert isinstance(module, Noised)
-    del module._modules["input_noise"]
-    module.__class__ = module.dubio_plain_class  # type: ignore[assignment]
+        _CLASSES[mixin, plain] = type(plain.__name__, (mixin, plain), members)
+    return _CLASSES[mixin, plain]
 
 
 def _reduce(self: Noised, protocol: Any) -> tuple[Any, ...]:
     """Pickle a class made at run time by what it was made of."""
-    return _rebuild, (type(self).dubio_plain_class,), self.__getstate__()
+    kind = type(self)
+    return _rebuild, (kind.__mro__[1], kind.dubio_plain_class), self.__getstate__()
 
 
-def _rebuild(plain: type[nn.Module]) -> nn.Module:
-    kind = noised_class(plain)
+def _rebuild(mixin: type[Noised], plain: type[nn.Module]) -> nn.Module:
+    kind = _noised_class(mixin, plain)
     return kind.__new__(kind)

@@ -27,7 +27,10 @@ class WeightSource(Source):
     """A distribution of weights around their means, which are the parameters of the plain network."""
 
     mean: nn.Parameter
-    plain_parameter = "mean"
+
+    def is_noise(self, name: str) -> bool:
+        """All parameters but the means."""
+        return name != "mean"
 
     @property
     @abstractmethod
@@ -72,7 +75,7 @@ class WeightSource(Source):
     def learns_noise(self) -> bool:
         """Whether its scales are trained."""
         own = self.named_parameters(recurse=False)
-        return any(parameter.requires_grad for name, parameter in own if name != self.plain_parameter)
+        return any(parameter.requires_grad for name, parameter in own if self.is_noise(name))
 
 
 class GaussianPosterior(WeightSource, Posterior):

@@ -8,6 +8,7 @@ training examples.
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,10 @@ class Source(nn.Module):
     """Something that is random. It is named by where it stands in the network, so that its noise can be frozen."""
 
     dubio_noise_key: int | None = None
+
+    def is_noise(self, name: str) -> bool:
+        """Whether a parameter of this module is one of the noise itself, and not of the plain network."""
+        return True
 
 
 class InputSource(Source):
@@ -129,16 +134,26 @@ def noise_parameters(model: nn.Module) -> list[nn.Parameter]:
         id(parameter): parameter
         for source in sources(model)
         for name, parameter in source.named_parameters()
-        if name != getattr(source, "plain_parameter", None)
+        if source.is_noise(name)
     }
     scale = model._parameters.get("observation_rho")
     return [*found.values(), *([] if scale is None else [scale])]
 
 
-def weight_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of the plain network that have two axes or more: neither biases nor scales of norms, and no noise."""
+def weight_matrices(model: nn.Module) -> list[tuple[nn.Parameter, int]]:
+    """The weights of the plain network that have two axes or more, and how many units (outputs) each leads to.
+
+    Neither biases nor scales of norms, and no noise.
+    """
     noise = {id(parameter) for parameter in noise_parameters(model)}
-    return [parameter for parameter in model.parameters() if parameter.dim() > 1 and id(parameter) not in noise]
+    found: dict[int, tuple[nn.Parameter, int]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter.dim() > 1 and id(parameter) not in noise:
+                transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
+                units = cast(int, module.out_channels) if transposed else len(parameter)
+                found.setdefault(id(parameter), (parameter, units))
+    return list(found.values())
 
 
 def _posteriors(model: nn.Module) -> list[Posterior]:

@@ -1,17 +1,44 @@
 """Methods: frozen values, each a family of stochastic networks with its layers and defaults."""
 
 from dubio.methods.bayes import Bayes
+from dubio.methods.deterministic import Deterministic
 from dubio.methods.dropout import Dropout
+from dubio.methods.ensemble import Ensemble
 from dubio.methods.flow import Flow
 from dubio.methods.input_noise import InputNoise
 from dubio.methods.method import Method, NoiseOff, Recipe
+from dubio.methods.pni import Pni
+from dubio.methods.se_snn import SeSnn
+from dubio.methods.vib import Vib
+from dubio.methods.wasserstein import Wasserstein
 
-__all__ = ["METHODS", "Bayes", "Dropout", "Flow", "InputNoise", "Method", "NoiseOff", "Recipe"]
+__all__ = [
+    "METHODS",
+    "Bayes",
+    "Deterministic",
+    "Dropout",
+    "Ensemble",
+    "Flow",
+    "InputNoise",
+    "Method",
+    "NoiseOff",
+    "Pni",
+    "Recipe",
+    "SeSnn",
+    "Vib",
+    "Wasserstein",
+]
 
 METHODS: dict[str, type[Method]] = {
     "bayes": Bayes,
     "dropout": Dropout,
     "input-noise": InputNoise,
     "flow": Flow,
+    "se-snn": SeSnn,
+    "vib": Vib,
+    "pni": Pni,
+    "wasserstein": Wasserstein,
+    "deterministic": Deterministic,
+    "ensemble": Ensemble,
 }
 """Every method by the name that the command line has for it."""

@@ -5,7 +5,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import nn
 
-from dubio.conversion import Where
 from dubio.likelihoods import Likelihood
 from dubio.objectives import Objective
 from dubio.sampling import Inputs
@@ -30,10 +29,6 @@ class Recipe:
 @runtime_checkable
 class Method(Protocol):
     """A family of stochastic networks."""
-
-    @property
-    def where(self) -> Where:
-        """Which layers it is for."""
 
     @property
     def recipe(self) -> Recipe:

@@ -2,8 +2,10 @@
 
 from dubio.objectives.adversarial import Adversarial
 from dubio.objectives.alpha import Alpha
+from dubio.objectives.bootstrapping import BootstrapHard, BootstrapSoft
 from dubio.objectives.elbo import Elbo
+from dubio.objectives.ensemble import EnsembleLoss
 from dubio.objectives.loss import Loss
 from dubio.objectives.objective import Objective
 
-__all__ = ["Adversarial", "Alpha", "Elbo", "Loss", "Objective"]
+__all__ = ["Adversarial", "Alpha", "BootstrapHard", "BootstrapSoft", "Elbo", "EnsembleLoss", "Loss", "Objective"]

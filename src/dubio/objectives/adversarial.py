@@ -66,7 +66,7 @@ class Adversarial:
         targets: Shaped[Tensor, "batch ..."],
         num_samples: int = 1,
         *,
-        sample_weight: Float[Tensor, " batch"] | None = None,
+        sample_weight: Float[Tensor, "batch ..."] | None = None,
         batch_index: int | None = None,
         num_batches: int | None = None,
         epoch: float | None = None,

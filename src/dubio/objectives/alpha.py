@@ -54,7 +54,7 @@ class Alpha:
         targets: Shaped[Tensor, "batch ..."],
         num_samples: int = 10,
         *,
-        sample_weight: Float[Tensor, " batch"] | None = None,
+        sample_weight: Float[Tensor, "batch ..."] | None = None,
         batch_index: int | None = None,
         num_batches: int | None = None,
         epoch: float | None = None,
@@ -78,7 +78,9 @@ class Alpha:
         )
 
     def _inner(self) -> "_AlphaElbo":
-        return _AlphaElbo(self.num_data, self.beta, self.gamma, self.kl_weighting, self.warmup, self.l2, self.alpha)
+        return _AlphaElbo(
+            self.num_data, self.beta, self.gamma, self.kl_weighting, self.warmup, self.l2, alpha=self.alpha
+        )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Reference: Blundell et al. 2015, sections 3.1 and 3.4.
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Shaped
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio.functional.free_energy import KlWeighting
 from dubio.layers import closed_divergence, closed_entropy, divergence, weight_matrices
-from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
+from dubio.likelihoods import Gaussian, Likelihood, likelihood_of, observation_scale
 from dubio.objectives.loss import Loss
 from dubio.sampling import Draws, Inputs, run
 from dubio.sampling.executors import Executor
@@ -37,6 +38,7 @@ class Elbo:
             which needs ``batch_index`` and ``num_batches`` in the call) or ``"none"``.
         warmup: number of epochs over which ``beta`` grows from zero (needs ``epoch`` in the call).
         l2: weight of the sum of squares of all weight matrices, added to the mean loss as it is (E-33).
+        l2_per: ``"unit"`` divides the squares of each layer by its number of units (E-26).
     """
 
     num_data: int | None = None
@@ -45,6 +47,7 @@ class Elbo:
     kl_weighting: KlWeighting = "uniform"
     warmup: int = 0
     l2: float = 0.0
+    l2_per: Literal["weight", "unit"] = "weight"
 
     def __post_init__(self) -> None:
         if self.num_data is not None and self.num_data < 1:
@@ -69,7 +72,7 @@ class Elbo:
         targets: Shaped[Tensor, "batch ..."],
         num_samples: int = 1,
         *,
-        sample_weight: Float[Tensor, " batch"] | None = None,
+        sample_weight: Float[Tensor, "batch ..."] | None = None,
         batch_index: int | None = None,
         num_batches: int | None = None,
         epoch: float | None = None,
@@ -83,7 +86,7 @@ class Elbo:
             inputs: a tensor, a tuple of positional or a dict of keyword arguments.
             targets: one per row, as the network's likelihood wants them.
             num_samples: how many draws the expectation is taken over.
-            sample_weight: multiplies each example's negative log-likelihood.
+            sample_weight: multiplies each example's negative log-likelihood, or `(batch, sample)` each draw's of it.
             batch_index: which batch of the epoch this is, from 0 (for geometric weights).
             num_batches: how many batches an epoch has (for geometric weights).
             epoch: how many epochs have been trained, for the warm-up; fractions are welcome.
@@ -93,15 +96,8 @@ class Elbo:
         likelihood = likelihood_of(model)
         wanted = ("divergence", "penalty", *(("entropy",) if self.gamma else ()))
         draws = run(model, inputs, num_samples, seed=seed, executor=executor, collecting=wanted)
-        nll_per_example = likelihood.nll(draws.outputs, targets, observation_scale(model))
-        energy_per_example = self.energy(nll_per_example)
-        if sample_weight is not None:
-            if sample_weight.shape != energy_per_example.shape:
-                raise ValueError(
-                    f"sample_weight must have one weight per example, {len(energy_per_example)}, "
-                    f"got shape {tuple(sample_weight.shape)}"
-                )
-            nll_per_example, energy_per_example = nll_per_example * sample_weight, energy_per_example * sample_weight
+        nll_per_example = self.losses(likelihood, draws.outputs, targets, observation_scale(model))
+        nll_per_example, energy_per_example = self._weighted(nll_per_example, sample_weight)
         kl = self._divergence(model, draws, num_samples, seed)
 
         share = self._share(len(energy_per_example), batch_index, num_batches)
@@ -113,6 +109,12 @@ class Elbo:
         terms = {"divergence": kl} | ({} if entropy is None else {"entropy": entropy}) | penalties
         log_probs = None if isinstance(likelihood, Gaussian) else likelihood.log_probs(draws.outputs.detach())
         return Loss(total, nll_per_example.mean(), terms, log_probs)
+
+    def losses(
+        self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None
+    ) -> Float[Tensor, "sample batch"]:
+        """The loss of every draw and example: the negative log-likelihood."""
+        return likelihood.nll(outputs, targets, scale)
 
     def energy(self, nll_per_example: Float[Tensor, "sample batch"]) -> Float[Tensor, " batch"]:
         """What the losses of all draws come to, per example: their mean (E-2)."""
@@ -136,6 +138,21 @@ class Elbo:
             raise ValueError("a warm-up needs the epoch in the call")
         return self.beta * min(1.0, epoch / self.warmup)
 
+    def _weighted(
+        self, losses: Float[Tensor, "sample batch"], weight: Tensor | None
+    ) -> tuple[Float[Tensor, "sample batch"], Float[Tensor, " batch"]]:
+        """Losses of draws and of examples, times the weight of each example, or of each example and draw."""
+        if weight is None:
+            return losses, self.energy(losses)
+        if weight.dim() == 2 and weight.shape == losses.mT.shape:
+            losses = losses * weight.mT
+            return losses, self.energy(losses)
+        if weight.shape != losses.shape[1:]:
+            raise ValueError(
+                f"sample_weight must have one weight per example, {losses.shape[1]}, got shape {tuple(weight.shape)}"
+            )
+        return losses * weight, self.energy(losses) * weight
+
     def _entropy(self, model: nn.Module, draws: Draws) -> Tensor | None:
         """Of the posterior, where it is rewarded."""
         if not self.gamma:
@@ -150,8 +167,16 @@ class Elbo:
         """What is added as it is: what layers handed over, and the squares of weights."""
         handed = {name: term.mean() for name, term in draws.terms.items() if name not in ("divergence", "entropy")}
         if self.l2:
-            handed["l2"] = self.l2 * functional.weight_penalty(weight_matrices(model))
+            handed["l2"] = self.l2 * self._squares(model)
         return handed
+
+    def _squares(self, model: nn.Module) -> Tensor:
+        weights = weight_matrices(model)
+        if not weights:
+            raise ValueError(f"l2 must be 0 for a network without weight matrices, got {self.l2}")
+        if self.l2_per == "weight":
+            return functional.weight_penalty([weight for weight, _ in weights])
+        return functional.scaled_weight_penalty(*zip(*weights, strict=True))
 
     def _divergence(self, model: nn.Module, draws: Draws, num_samples: int, seed: int | Tensor | None) -> Tensor:
         """In closed form where there is one; else from the draws of this very pass, where it drew weights."""

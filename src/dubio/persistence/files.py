@@ -32,7 +32,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     """Write a converted network to a file, whole or not at all."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     record = spec(model)
-    where = record.method.where
+    where = getattr(record.method, "where", None)
     tensors, tied = without_ties(model.state_dict())
     described: dict[str, Any] = {
         "format": FORMAT,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dubio.layers import num_members
 from dubio.likelihoods import Likelihood, likelihood_of, observation_scale
 from dubio.prediction.predictive import Predictive
 from dubio.prediction.streaming import statistics_for
@@ -49,7 +50,7 @@ def predict(
         model: a converted network, or any ``nn.Module`` (whose draws are all equal).
         inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments, rows on axis 0. Moved to the
             network's device.
-        num_samples: how many draws.
+        num_samples: how many draws; of an ensemble, at most its members.
         keep_samples: keep every draw; without, memory does not grow with the number of draws, and quantiles are not to
             be had.
         estimator: ``"weight"`` makes each draw one function for all inputs; ``None`` takes each layer's own.
@@ -68,6 +69,7 @@ def predict(
     check_num_samples(num_samples)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    num_samples = min(num_samples, num_members(model) or num_samples)
     batches, num_rows = _batches(inputs, batch_size, shared, _device(model))
     likelihood = likelihood_of(model) if likelihood is None else likelihood
     if not isinstance(likelihood, Likelihood):

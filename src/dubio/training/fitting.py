@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dubio.data import Examples
 from dubio.layers import noise_parameters
 from dubio.likelihoods import Gaussian, likelihood_of
-from dubio.methods import Method, Recipe
+from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
 from dubio.sampling.settings import check_module
 from dubio.training.batches import batches_from
@@ -76,7 +77,7 @@ def fit(
         patience: epochs without improvement after which training stops.
         monitor: the metric that improves: ``"val_nll"``, ``"val_accuracy"``, ``"loss"`` or ``"nll"``.
         num_data: number of training examples, where the data cannot tell.
-        sample_weight: one weight per training example.
+        sample_weight: one weight per training example, or one for each example and draw.
         callbacks: objects with ``on_step``, ``on_epoch`` and ``on_end``, such as ``dubio.TensorBoard(folder)``.
         folder: where the run is kept: configuration, metrics, checkpoint, best weights.
         resume: go on from the folder's checkpoint.
@@ -117,6 +118,8 @@ def fit(
     )
     where = torch.device(device) if device is not None else next(model.parameters()).device
     model.to(where)
+    if sample_weight is None and isinstance(method, Ensemble) and method.bootstrap:
+        sample_weight = method.example_weights(_count(train), seed)
     batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight, device=where)
     held_out = None if validation is None else batches_from(validation, batch_size, name="validation", device=where)
     if objective is None:
@@ -142,6 +145,15 @@ def fit(
         torch.manual_seed(seed)
         with display_for(progress, plan.epochs, batches.num_batches) as display:
             return trainer.run(resume, interrupted, display)
+
+
+def _count(train: Any) -> int:
+    """How many examples there are, where each can have weights of its own."""
+    if isinstance(train, Examples):
+        return len(train)
+    if isinstance(train, tuple | list) and len(train) == 2 and isinstance(train[1], Tensor):
+        return len(train[1])
+    raise ValueError("bootstrap needs train as dubio.data.Examples or (inputs, targets): each example has its weights")
 
 
 def _groups(model: nn.Module, lr: float, noise_lr: float, weight_decay: float) -> list[dict[str, Any]]:

@@ -1,0 +1,55 @@
+"""Which layer is a network's classifier, and putting something in its place."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from dubio.conversion.choice import Where, chooses
+from dubio.conversion.copying import exchange, make_mappable, plain_copy
+from dubio.layers import ActivationNoise, Head, noise_input, noise_output, takes_noise
+from dubio.sampling import attach
+
+__all__ = ["replace_head", "with_activation_noise"]
+
+
+def replace_head(net: nn.Module, make_head: Callable[[nn.Linear], Head], where: Where) -> nn.Module:
+    """A copy of ``net`` with a head in the place of its classifier: the linear layer chosen, by default the last."""
+    model = plain_copy(net)
+    chosen = _linear_layers(model, where)
+    if len(chosen) > 1:
+        raise ValueError(f"where must choose one linear layer to put the head in its place, got {', '.join(chosen)}")
+    make_mappable(model)
+    layer = next(iter(chosen.values()))
+    head = make_head(layer).to(layer.weight).train(layer.training)
+    return attach(exchange(model, layer, head))
+
+
+def with_activation_noise(
+    net: nn.Module, make_noise: Callable[[int, int], ActivationNoise], where: Where, behind: bool
+) -> nn.Module:
+    """A copy of ``net`` with noise before, or behind, its chosen linear layers, by default the last."""
+    model = plain_copy(net)
+    chosen = _linear_layers(model, where)
+    make_mappable(model)
+    for layer in chosen.values():
+        width = layer.out_features if behind else layer.in_features
+        noise = make_noise(layer.in_features, width).to(layer.weight)
+        if behind:
+            noise_output(layer, noise)
+        else:
+            noise_input(layer, noise)
+    return attach(model)
+
+
+def _linear_layers(model: nn.Module, where: Where) -> dict[str, nn.Linear]:
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and takes_noise(m)}
+    if not linear:
+        raise ValueError("nothing to convert: the network has no linear layer, which its classifier must be")
+    if where is None:
+        last = list(linear)[-1]
+        return {last: linear[last]}
+    chosen = {name: module for name, module in linear.items() if chooses(where, name, module)}
+    if not chosen:
+        listed = ", ".join(name or "the network itself" for name in linear)
+        raise ValueError(f"nothing to convert: where={where!r} chooses none of the linear layers {listed}")
+    return chosen

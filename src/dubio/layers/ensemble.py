@@ -1,0 +1,72 @@
+"""An ensemble as draws: several networks of one kind, of which draw ``i`` is member ``i``, counted round and round.
+
+Members are ordinary networks, each with parameters of its own. Mapped over draws they run as one network whose
+parameters are stacked, which is what makes training them together fast; a loop runs one after another. Called by itself
+the network is a member by chance.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dubio.layers.sources import Source
+from dubio.sampling import Pass, joined_pass
+
+__all__ = ["Members", "num_members"]
+
+
+class Members(Source):
+    """Networks of one kind, one for each draw."""
+
+    random = "member"
+    """What is random about it."""
+
+    def __init__(self, members: list[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the member of this pass gives."""
+        with joined_pass() as run:
+            if run.off:
+                raise ValueError("noise cannot be off: an ensemble has no mean network; take one of its .members")
+            place = self._place(run)
+            mapped = torch._C._functorch.is_batchedtensor(place)
+            if not mapped and not torch.compiler.is_compiling():
+                return self.members[int(place)](*args, **kwargs)
+            return self._stacked(place, args, kwargs)
+
+    def is_noise(self, name: str) -> bool:
+        """None of its parameters: they are ordinary networks'."""
+        return False
+
+    def describe(self) -> str:
+        """What is random, in a few words."""
+        return f"{len(self.members)} members"
+
+    def _place(self, run: Pass) -> Int[Tensor, ""]:
+        if run.draw is not None:
+            return run.draw % len(self.members)
+        uniform = run.noise_for_weights(self, torch.empty(()), kind="uniform")
+        return (uniform * len(self.members)).long().clamp_max(len(self.members) - 1)
+
+    def _stacked(self, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.training and any(_tracks_statistics(module) for module in self.members[0].modules()):
+            raise RuntimeError("batch statistics of the members of an ensemble cannot be mapped")
+        states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
+        own = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        place = place.to(next(iter(own.values())).device) if own else place
+        return functional_call(self.members[0], {name: value[place] for name, value in own.items()}, args, kwargs)
+
+
+def num_members(model: nn.Module) -> int | None:
+    """How many members an ensemble has; None for any other network."""
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    return len(model.members) if isinstance(model, Members) else None
+
+
+def _tracks_statistics(module: nn.Module) -> bool:
+    return getattr(module, "running_mean", None) is not None

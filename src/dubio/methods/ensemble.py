@@ -1,0 +1,118 @@
+"""Several networks instead of one: the members of an ensemble are its draws.
+
+References: Lakshminarayanan, Pritzel and Blundell 2017, Deep Ensembles; Breiman 1996, Bagging Predictors.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dubio import functional
+from dubio.conversion import finish, make_mappable, plain_copy
+from dubio.layers import Members
+from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.method import NoiseOff, Recipe
+from dubio.models import architecture_of, build
+from dubio.objectives import EnsembleLoss
+from dubio.sampling import Inputs, attach
+
+__all__ = ["Ensemble"]
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Independent networks, trained together in one run; draw ``i`` is member ``i``.
+
+    Args:
+        members: how many.
+        bootstrap: whether each member is trained on a sample of the examples with replacement (bagging).
+    """
+
+    noise_off: ClassVar[NoiseOff] = "none"
+
+    members: int = 5
+    bootstrap: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
+            raise ValueError(f"members must be a whole number of at least 1, got {self.members!r}")
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it is trained by default: all members in every step."""
+        return Recipe(num_samples=self.members)
+
+    def objective(self, num_data: int | None = None) -> EnsembleLoss:
+        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
+        return EnsembleLoss(num_data)
+
+    def example_weights(self, num_data: int, seed: int) -> Float[Tensor, "example member"] | None:
+        """How often each member sees each example in an epoch; None where all see all."""
+        if not self.bootstrap:
+            return None
+        return functional.bootstrap_counts(num_data, self.members, torch.Generator().manual_seed(seed))
+
+    def convert(
+        self,
+        net: nn.Module | Sequence[nn.Module],
+        likelihood: Likelihood = Categorical(),
+        *,
+        strict: bool = True,
+        example: Inputs | None = None,
+    ) -> nn.Module:
+        """An ensemble of copies of ``net``, or of networks of one kind that were trained elsewhere.
+
+        The first member begins with the weights of ``net``, the others with new ones: from ``dubio.models`` where it
+        was built there, else by the ``reset_parameters`` of its modules. Networks given are left untouched.
+        """
+        if not isinstance(net, nn.Module):
+            return self._gather(list(net), likelihood)
+        first = plain_copy(net)
+        others = [_anew(net) for _ in range(self.members - 1)]
+        return self._finish([first, *others], likelihood)
+
+    def _gather(self, nets: list[nn.Module], likelihood: Likelihood) -> nn.Module:
+        if not nets:
+            raise ValueError("net must be a network or several, got none")
+        kinds = [{name: tensor.shape for name, tensor in net.state_dict().items()} for net in nets]
+        for place, kind in enumerate(kinds):
+            if kind != kinds[0]:
+                name = next(iter({k for k, _ in kind.items() ^ kinds[0].items()}))
+                raise ValueError(f"members must be networks of one kind, but number {place} differs in {name}")
+        own = replace(self, members=len(nets))
+        return own._finish([plain_copy(net) for net in nets], likelihood)
+
+    def _finish(self, members: list[nn.Module], likelihood: Likelihood) -> nn.Module:
+        for member in members:
+            make_mappable(member)
+        model = attach(Members(members))
+        architecture = architecture_of(members[0])
+        if architecture is not None:
+            model.dubio_architecture = architecture  # type: ignore[assignment]
+        return finish(model, None, self, likelihood, None)
+
+
+def _anew(net: nn.Module) -> nn.Module:
+    """A network of the same kind with new weights."""
+    architecture = architecture_of(net)
+    if architecture is not None:
+        return build(architecture).to(next(net.parameters()))
+    member = copy.deepcopy(net)
+    reset: set[int] = set()
+    for module in member.modules():
+        begin = getattr(module, "reset_parameters", None)
+        if callable(begin):
+            begin()
+            reset.update(id(parameter) for parameter in module.parameters())
+    left = [name for name, parameter in member.named_parameters() if id(parameter) not in reset]
+    if left:
+        raise ValueError(
+            f"cannot give {left[0]} new weights: its module has no reset_parameters; pass the members themselves, "
+            "Ensemble().convert([net, another, ...])"
+        )
+    return member

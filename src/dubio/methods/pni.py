@@ -1,0 +1,79 @@
+"""Parametric noise injection: weights with Gaussian noise of a learned size.
+
+Reference: He, Rakin and Fan 2019, Parametric Noise Injection.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+from torch import nn
+
+from dubio.conversion import Where, finish, randomise
+from dubio.conversion.choice import check_where
+from dubio.layers import NoisePer, ParametricNoise, takes_noise
+from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.method import NoiseOff, Recipe
+from dubio.objectives import Elbo
+from dubio.sampling import Inputs
+
+__all__ = ["Pni"]
+
+
+@dataclass(frozen=True)
+class Pni:
+    """Noise on weights in proportion to their spread; how much is learned.
+
+    Args:
+        per: one size for each ``"layer"``, for each output ``"channel"`` or for each ``"element"``.
+        init: size at first.
+        where: which linear layers and convolutions; see ``dubio.Where``. All by default; biases have no noise.
+    """
+
+    noise_off: ClassVar[NoiseOff] = "source"
+
+    per: NoisePer = "layer"
+    init: float = 0.25
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        if self.per not in get_args(NoisePer):
+            raise ValueError(f"per must be 'layer', 'channel' or 'element', got {self.per!r}")
+        if not math.isfinite(self.init):
+            raise ValueError(f"init must be finite, got {self.init}")
+        check_where(self.where)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it is trained by default."""
+        return Recipe()
+
+    def objective(self, num_data: int | None = None) -> Elbo:
+        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
+        return Elbo(num_data)
+
+    def convert(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood = Categorical(),
+        *,
+        strict: bool = True,
+        example: Inputs | None = None,
+    ) -> nn.Module:
+        """A stochastic copy of ``net``: same signature and weights; ``net`` itself is untouched.
+
+        With ``example`` inputs the conversion is proved on them: noise off must equal ``net``.
+        """
+        model = randomise(
+            net,
+            lambda weight, fixed: ParametricNoise(weight, self.per, self.init),
+            estimator="weight",
+            bayesian_bias=False,
+            where=_layers if self.where is None else self.where,
+            strict=strict,
+        )
+        return finish(model, net, self, likelihood, example)
+
+
+def _layers(name: str, module: nn.Module) -> bool:
+    return takes_noise(module)

@@ -1,0 +1,74 @@
+"""The deep variational information bottleneck: Gaussian activations that pay for what they tell about the input.
+
+Reference: Alemi et al. 2017, Deep Variational Information Bottleneck.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from dubio.conversion import Where, finish, with_activation_noise
+from dubio.conversion.choice import check_where
+from dubio.layers import InformationNoise
+from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.method import NoiseOff, Recipe
+from dubio.objectives import Elbo
+from dubio.sampling import Inputs
+
+__all__ = ["Vib"]
+
+
+@dataclass(frozen=True)
+class Vib:
+    """Gaussian activations whose divergence from a standard normal has a price, example by example.
+
+    Args:
+        beta: the price.
+        at: whether the noise is on the ``"input"`` of the chosen layer or on its ``"output"``.
+        where: which linear layers; see ``dubio.Where``. By default the last, the classifier; for ``vib_mlp`` of
+            ``dubio.models`` the paper's place is ``where="bottleneck", at="output"``.
+    """
+
+    noise_off: ClassVar[NoiseOff] = "own mean"
+
+    beta: float = 1e-3
+    at: Literal["input", "output"] = "input"
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.beta) and self.beta >= 0.0):
+            raise ValueError(f"beta must be finite and at least 0, got {self.beta}")
+        if self.at not in ("input", "output"):
+            raise ValueError(f"at must be 'input' or 'output', got {self.at!r}")
+        check_where(self.where)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it is trained by default."""
+        return Recipe()
+
+    def objective(self, num_data: int | None = None) -> Elbo:
+        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
+        return Elbo(num_data)
+
+    def convert(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood = Categorical(),
+        *,
+        strict: bool = True,
+        example: Inputs | None = None,
+    ) -> nn.Module:
+        """A stochastic copy of ``net``: same signature and weights; ``net`` itself is untouched.
+
+        With ``example`` inputs the conversion is proved on them: noise off must equal ``net``.
+        """
+        model = with_activation_noise(
+            net,
+            lambda inputs, outputs: InformationNoise(inputs, outputs, self.beta),
+            self.where,
+            behind=self.at == "output",
+        )
+        return finish(model, net, self, likelihood, example)

@@ -1,0 +1,136 @@
+"""Inductive Wasserstein embeddings: inputs and classes as clouds of points, and their distance as logit.
+
+The density of a cloud is implicit: a small network makes its points from a code and noise.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from torch import nn
+
+from dubio.conversion import Where, finish, replace_head
+from dubio.conversion.choice import check_where
+from dubio.layers import Distance, WassersteinHead
+from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.method import NoiseOff, Recipe
+from dubio.objectives import Elbo
+from dubio.sampling import Inputs
+
+__all__ = ["Wasserstein"]
+
+
+@dataclass(frozen=True)
+class Wasserstein:
+    """A head that compares clouds of points by their Wasserstein distance, in the place of the classifier.
+
+    Args:
+        num_points: points of each cloud.
+        dim: dimension of the points.
+        noise_dim: how many numbers of noise each point is made from; 0 makes all points of a cloud one.
+        noise: ``"normal"``, or ``"uniform"`` from -1 to 1.
+        hidden: width of the networks that make the points.
+        prototype: class clouds ``"generated"`` from noise, or ``"free"`` points that are trained themselves.
+        distance: ``"sliced"``, or ``"sinkhorn"``, the entropic one.
+        num_directions: directions of the sliced distance, drawn anew in every pass.
+        eval_redraws: how many times as many directions are drawn in evaluation.
+        p: order of the sliced distance, 1 or 2.
+        root: whether the sliced distance has its root taken.
+        trained_scale: whether the logits have a scale that is trained.
+        margin: variance that every cloud should have.
+        feature_weight: what a shortfall costs for the clouds of inputs.
+        class_weight: what a shortfall costs for the clouds of classes.
+        regularisation: of the entropic distance.
+        num_iterations: rounds of the entropic distance.
+        where: which linear layer is the classifier; see ``dubio.Where``. By default the last.
+    """
+
+    noise_off: ClassVar[NoiseOff] = "own mean"
+
+    num_points: int = 16
+    dim: int = 64
+    noise_dim: int = 16
+    noise: Literal["normal", "uniform"] = "normal"
+    hidden: int = 128
+    prototype: Literal["generated", "free"] = "generated"
+    distance: Distance = "sliced"
+    num_directions: int = 50
+    eval_redraws: int = 5
+    p: int = 2
+    root: bool = False
+    trained_scale: bool = False
+    margin: float = 1.0
+    feature_weight: float = 0.1
+    class_weight: float = 0.1
+    regularisation: float = 1.0
+    num_iterations: int = 20
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        least = {"noise_dim": 0}
+        for name in ("num_points", "dim", "noise_dim", "hidden", "num_directions", "eval_redraws", "num_iterations"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least.get(name, 1):
+                raise ValueError(f"{name} must be a whole number of at least {least.get(name, 1)}, got {value!r}")
+        choices = {"noise": ("normal", "uniform"), "prototype": ("generated", "free"), "distance": get_args(Distance)}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+        if self.p not in (1, 2):
+            raise ValueError(f"p must be 1 or 2, got {self.p!r}")
+        for name in ("margin", "feature_weight", "class_weight"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
+        if not (math.isfinite(self.regularisation) and self.regularisation > 0.0):
+            raise ValueError(f"regularisation must be positive and finite, got {self.regularisation!r}")
+        if self.num_points == 1 and (self.feature_weight or self.class_weight):
+            raise ValueError("num_points must be at least 2 for clouds to have a variance; set both weights to 0")
+        check_where(self.where)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it is trained by default."""
+        return Recipe()
+
+    def objective(self, num_data: int | None = None) -> Elbo:
+        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
+        return Elbo(num_data)
+
+    def convert(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood = Categorical(),
+        *,
+        strict: bool = True,
+        example: Inputs | None = None,
+    ) -> nn.Module:
+        """A stochastic copy of ``net`` with the head in the place of its classifier; ``net`` itself is untouched.
+
+        The head is new, so that noise off is a network of its own: ``example`` inputs prove nothing but that it runs.
+        """
+        model = replace_head(net, self._head, self.where)
+        return finish(model, None, self, likelihood, example)
+
+    def _head(self, layer: nn.Linear) -> WassersteinHead:
+        return WassersteinHead(
+            layer.in_features,
+            layer.out_features,
+            num_points=self.num_points,
+            noise=self.noise,
+            noise_dim=self.noise_dim,
+            dim=self.dim,
+            hidden=self.hidden,
+            prototype=self.prototype,
+            distance=self.distance,
+            num_directions=self.num_directions,
+            eval_redraws=self.eval_redraws,
+            p=self.p,
+            root=self.root,
+            trained_scale=self.trained_scale,
+            margin=self.margin,
+            feature_weight=self.feature_weight,
+            class_weight=self.class_weight,
+            regularisation=self.regularisation,
+            num_iterations=self.num_iterations,
+        )
