@@ -14,6 +14,7 @@ from dubio.functional.adversarial import (
     project_perturbation,
     random_perturbation,
     steepest_direction,
+    vote_log_shares,
 )
 from dubio.functional.alpha import alpha_energy
 from dubio.functional.attack_steps import (
@@ -214,6 +215,7 @@ __all__ = [
     "unit_directions",
     "variance_margin",
     "variation_ratio",
+    "vote_log_shares",
     "vote_shares",
     "wasserstein_1d",
     "weight_penalty",

@@ -33,7 +33,7 @@ class Wasserstein:
         prototype: class clouds ``"generated"`` from noise, or ``"free"`` points that are trained themselves.
         distance: ``"sliced"``, or ``"sinkhorn"``, the entropic one.
         num_directions: directions of the sliced distance, drawn anew in every pass.
-        eval_redraws: how many times as many directions are drawn in evaluation.
+        eval_redraws: how many times as many directions a draw has in evaluation; averaging more draws does the same.
         p: order of the sliced distance, 1 or 2.
         root: whether the sliced distance has its root taken.
         trained_scale: whether the logits have a scale that is trained.
@@ -55,7 +55,7 @@ class Wasserstein:
     prototype: Literal["generated", "free"] = "generated"
     distance: Distance = "sliced"
     num_directions: int = 50
-    eval_redraws: int = 5
+    eval_redraws: int = 1
     p: int = 2
     root: bool = False
     trained_scale: bool = False
