@@ -22,7 +22,7 @@ class Voter(nn.Module):
 
 def test_square_finds_its_way_by_votes_alone() -> None:
     images, labels = torch.full((4, 1, 6, 6), 0.6), torch.ones(4, dtype=torch.int64)
-    attack = attacks.Square(epsilon=0.2, steps=60, num_samples=40, objective="votes", seed=0)
+    attack = attacks.Square(epsilon=0.2, steps=200, num_samples=40, objective="votes", seed=0)
 
     attacked = attack(Voter(), images, labels, progress=False).inputs
 
