@@ -42,9 +42,9 @@ def test_the_majority_of_an_ensemble_can_be_attacked() -> None:
     model = dubio.Ensemble().convert(nets)
     images = torch.rand(16, 1, 6, 6)
     labels = dubio.predict(model, images, 3).votes.argmax(dim=-1)
-    attack = attacks.Square(epsilon=0.4, steps=100, num_samples=3, objective="votes", seed=0)
+    attack = attacks.Square(epsilon=0.8, steps=60, num_samples=3, objective="votes", seed=0)
 
     attacked = attack(model, images, labels, progress=False).inputs
 
     after = dubio.predict(model, attacked, 3).votes.argmax(dim=-1)
-    assert (after == labels).float().mean() < 0.5
+    assert (after == labels).float().mean() < 0.3
