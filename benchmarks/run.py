@@ -18,12 +18,14 @@ import noise
 import torch
 
 import dubio
+import methods
 
 PARTS = {
     "engine": engine.measure,
     "loading": loading.measure,
     "attacking": attacking.measure,
     "glow": glow.measure,
+    "methods": methods.measure,
     "noise": noise.measure,
 }
 
