@@ -141,11 +141,15 @@ def glow(choice: str) -> str:
             name,
             ", ".join(str(record["failed_at_step"] or "-") for record in own),
             _range(own, "least_divergence"),
+            _range(own, "least_true_divergence"),
             _range(own, "largest_factor"),
         )
         for name, own in sets.items()
     ]
-    headings = ("brought back", "not finite at step (each seed)", "least divergence", "largest factor")
+    headings = (
+        *("brought back", "not finite at step (each seed)"),
+        *("least divergence, as computed", "with log |det P| counted", "largest factor"),
+    )
     about = "From the least to the most of the seeds; 1,000 steps unless numbers overflowed before."
     return f"{_markdown(headings, rows)}\n\n{about} {_source('glow', stored)}"
 
