@@ -136,17 +136,14 @@ def measure(device: torch.device) -> list[dict[str, Any]]:
     names = [field.name for field in fields(Suspects)]
     alone = [Suspects(**{name: name == one for name in names}) for one in names]
     all_but = [Suspects(**{name: name != one for name in names}) for one in names]
-    print(
-        f"{'brought back':<32} seed  not finite at step  least divergence  least true one  last divergence  largest factor"
-    )
+    figures = ("least_divergence", "least_true_divergence", "last_divergence", "largest_factor")
+    print(f"{'brought back':<32} seed  not finite at step  {'  '.join(f'{figure:>21}' for figure in figures)}")
     records = []
     for suspects in [Suspects(), *alone, *all_but, Suspects(**dict.fromkeys(names, True))]:
         label = told(suspects)
         for seed in range(SEEDS):
             record = train(suspects, seed)
             records.append(record)
-            columns = ("least_divergence", "least_true_divergence", "last_divergence", "largest_factor")
-            figures = [record[name] for name in columns]
-            shown = "  ".join(f"{figure:15.4g}" for figure in figures)
+            shown = "  ".join(f"{record[figure]:21.4g}" for figure in figures)
             print(f"{label:<32} {seed:4}  {record['failed_at_step'] or '-':>18}  {shown}", flush=True)
     return records
