@@ -20,6 +20,7 @@ from dubio.methods import METHODS, Method
 
 MODEL = "fc:100-100"
 SEEDS = (0, 1, 2)
+TEST_DRAWS = 100
 ALPHAS, ALPHA_DRAWS, ALPHA_SEEDS = (0.0, 0.5, 1.0), 10, (0, 1, 2, 3, 4)
 
 
@@ -39,7 +40,8 @@ def judge(model: nn.Module) -> dict[str, float]:
     test = dubio.data.load("digits").test
     assert test is not None
     pixels = torch.rand(test.inputs.shape, generator=torch.Generator().manual_seed(0))
-    known, strange = score(model, test), score(model, Examples(pixels, test.targets, test.classes, "noise"))
+    noise = Examples(pixels, test.targets, test.classes, "noise")
+    known, strange = (score(model, examples, num_samples=TEST_DRAWS) for examples in (test, noise))
     assert isinstance(known, ClassScore)
     assert isinstance(strange, ClassScore)
     return {
@@ -50,8 +52,11 @@ def judge(model: nn.Module) -> dict[str, float]:
     }
 
 
-def measure(device: torch.device) -> dict[str, list[dict[str, Any]]]:
-    return {"defaults": measure_defaults(), "alpha": measure_alpha()}
+def measure(device: torch.device) -> dict[str, Any]:
+    test = dubio.data.load("digits").test
+    assert test is not None
+    settings = {"model": MODEL, "num_test": len(test), "test_draws": TEST_DRAWS, "alpha_draws": ALPHA_DRAWS}
+    return {"settings": settings, "defaults": measure_defaults(), "alpha": measure_alpha()}
 
 
 def measure_defaults() -> list[dict[str, Any]]:

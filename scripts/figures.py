@@ -98,7 +98,8 @@ def digits(choice: str) -> str:
         means = (f"{statistics.mean(record[column] for record in own):.3f}" for column in columns)
         rows.append((method, *means, f"{max(record['seconds'] for record in own):.1f}"))
     headings = ("method", "accuracy", "NLL", "entropy", "entropy on noise", "seconds of `fit`, slowest")
-    about = f"Means over {len(own)} seeds, 449 test digits, 100 draws."
+    settings = stored["records"]["methods"]["settings"]
+    about = f"Means over {len(own)} seeds; {settings['num_test']} test digits, {settings['test_draws']} draws."
     return f"{_markdown(headings, rows)}\n\n{about} {_source('methods', stored)}"
 
 
@@ -114,7 +115,9 @@ def alpha(choice: str) -> str:
         others = (f"{statistics.mean(record[c] for record in own):.3f}" for c in ("accuracy", "entropy_on_noise"))
         rows.append((f"{value:g}", f"{statistics.mean(likelihoods):.4f} +- {error:.4f}", *others))
     headings = ("alpha", "test log-likelihood", "accuracy", "entropy on noise")
-    about = f"Mean and standard error over {len(own)} seeds; ten draws for each step, 100 for the test."
+    settings = stored["records"]["methods"]["settings"]
+    draws = f"{settings['alpha_draws']} draws for each step, {settings['test_draws']} for the test"
+    about = f"Mean and standard error over {len(own)} seeds; {draws}."
     return f"{_markdown(headings, rows)}\n\n{about} {_source('methods', stored)}"
 
 

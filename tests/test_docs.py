@@ -95,6 +95,7 @@ def figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
         "versions": {"torch": "2"},
         "records": {
             "methods": {
+                "settings": {"num_test": 449, "test_draws": 100, "alpha_draws": 10},
                 "defaults": [
                     {"method": "bayes", "seed": 0, "accuracy": 0.9, "nll": 0.2, **score},
                     {"method": "bayes", "seed": 1, "accuracy": 1.0, "nll": 0.4, **score, "seconds": 3.0},
@@ -112,7 +113,7 @@ def test_a_table_is_the_mean_over_seeds_and_the_slowest_of_them(figures: ModuleT
     page = "before\n<!-- figures: digits:bayes -->\nstale\n<!-- end -->\nafter\n"
     filled = figures.fill(page, "page.md")
     assert "| bayes | 0.950 | 0.300 | 0.500 | 1.500 | 3.0 |\n" in filled
-    assert "Means over 2 seeds" in filled
+    assert "Means over 2 seeds; 449 test digits, 100 draws." in filled
     assert "commit 0123456:" in filled
     assert "stale" not in filled
     assert "flow" not in filled
