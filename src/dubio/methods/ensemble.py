@@ -26,7 +26,7 @@ __all__ = ["Ensemble"]
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Independent networks, trained together in one run; draw ``i`` is member ``i``.
+    """Independent networks, trained together in one run: the members are the draws.
 
     Args:
         members: how many.

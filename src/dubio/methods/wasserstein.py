@@ -1,6 +1,9 @@
 """Inductive Wasserstein embeddings: inputs and classes as clouds of points, and their distance as logit.
 
 The density of a cloud is implicit: a small network makes its points from a code and noise.
+
+Reference: Towards Stochastic Neural Networks via Inductive Wasserstein Embeddings; Frogner, Mirzazadeh and Solomon
+2019, Learning Embeddings into Entropic Wasserstein Spaces, for free points (``prototype="free"``).
 """
 
 import math
