@@ -4,17 +4,16 @@
 Reed et al. 2015, Training Deep Neural Networks on Noisy Labels with Bootstrapping.
 """
 
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from dataclasses import dataclass, fields, replace
 
-from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from dubio import functional
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.objectives.delegation import Delegating
 from dubio.objectives.elbo import Elbo
-from dubio.objectives.loss import Loss
-from dubio.sampling import Inputs
-from dubio.sampling.executors import Executor
 
 __all__ = ["BootstrapHard", "BootstrapSoft"]
 
@@ -24,48 +23,26 @@ def _check_beta(beta: float) -> None:
         raise ValueError(f"beta, the share of the label, must be in [0, 1], got {beta}")
 
 
-class _Bootstrapped:
+class _Bootstrapped(Delegating):
     """What both share: everything but the loss is the inner objective's."""
 
     inner: Elbo
+
+    @abstractmethod
+    def losses(
+        self, log_probs: Float[Tensor, "sample batch class"], targets: Int[Tensor, "sample batch"]
+    ) -> Float[Tensor, "sample batch"]:
+        """The loss of every draw and example."""
 
     @property
     def num_data(self) -> int | None:
         """How many training examples there are, as the inner objective knows it."""
         return self.inner.num_data
 
-    def losses(self, log_probs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every draw and example."""
-        raise TypeError(f"{type(self).__name__} names no loss")
-
-    def __call__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        targets: Shaped[Tensor, "batch ..."],
-        num_samples: int = 1,
-        *,
-        sample_weight: Float[Tensor, "batch ..."] | None = None,
-        batch_index: int | None = None,
-        num_batches: int | None = None,
-        epoch: float | None = None,
-        seed: int | Tensor | None = None,
-        executor: Executor = "auto",
-    ) -> Loss:
-        """The loss of one batch; arguments as for ``Elbo``."""
-        values = {name: getattr(self.inner, name) for name in self.inner.__dataclass_fields__}
-        return _BootstrapElbo(**values, bootstrap=self)(
-            model,
-            inputs,
-            targets,
-            num_samples,
-            sample_weight=sample_weight,
-            batch_index=batch_index,
-            num_batches=num_batches,
-            epoch=epoch,
-            seed=seed,
-            executor=executor,
-        )
+    def stand_in(self, num_samples: int) -> Elbo:
+        """The inner objective with the bootstrapped loss."""
+        values = {field.name: getattr(self.inner, field.name) for field in fields(self.inner)}
+        return _BootstrapElbo(**values, bootstrap=self)
 
 
 @dataclass(frozen=True)
@@ -89,7 +66,9 @@ class BootstrapSoft(_Bootstrapped):
         """This objective for so many training examples."""
         return replace(self, inner=self.inner.with_num_data(num_data))
 
-    def losses(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+    def losses(
+        self, log_probs: Float[Tensor, "sample batch class"], targets: Int[Tensor, "sample batch"]
+    ) -> Float[Tensor, "sample batch"]:
         """The loss of every draw and example (E-68)."""
         return functional.soft_bootstrap(log_probs, targets, self.beta, self.detach)
 
@@ -113,7 +92,9 @@ class BootstrapHard(_Bootstrapped):
         """This objective for so many training examples."""
         return replace(self, inner=self.inner.with_num_data(num_data))
 
-    def losses(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+    def losses(
+        self, log_probs: Float[Tensor, "sample batch class"], targets: Int[Tensor, "sample batch"]
+    ) -> Float[Tensor, "sample batch"]:
         """The loss of every draw and example (E-69)."""
         return functional.hard_bootstrap(log_probs, targets, self.beta)
 
