@@ -31,7 +31,10 @@ class Row:
     draws: Literal["noise", "members", "equal"] = "noise"
     """What makes draws differ: noise, that each is another member, or nothing."""
     made: Literal["in place", "new head", "members"] = "in place"
-    """What becomes of the source: its layers stay, another head stands on them, or it is the first of several."""
+    """What becomes of the source: its layers stay, another head stands on them, or it is the first of several.
+
+    Logits of a new head are distances, which keep float32 also in a narrower network.
+    """
     chooses: bool = True
     """Whether the method has a ``where``."""
     differs_by_example: bool = True
