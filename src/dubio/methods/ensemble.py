@@ -69,14 +69,18 @@ class Ensemble:
 
         The first member begins with the weights of ``net``, the others with new ones: from ``dubio.models`` where it
         was built there, else by the ``reset_parameters`` of its modules. Networks given are left untouched.
+
+        Without ``strict``, what has no ``reset_parameters`` begins with the same weights in all members.
         """
         if not isinstance(net, nn.Module):
-            return self._gather(list(net), likelihood)
+            return self._gather(net, likelihood)
         first = plain_copy(net)
-        others = [_anew(net) for _ in range(self.members - 1)]
+        others = [_anew(net, strict) for _ in range(self.members - 1)]
         return self._finish([first, *others], likelihood)
 
-    def _gather(self, nets: list[nn.Module], likelihood: Likelihood) -> nn.Module:
+    def _gather(self, nets: Sequence[nn.Module], likelihood: Likelihood) -> nn.Module:
+        if not isinstance(nets, Sequence) or not all(isinstance(net, nn.Module) for net in nets):
+            raise TypeError(f"net must be a torch.nn.Module, got {type(nets).__name__}; or a list of them")
         if not nets:
             raise ValueError("net must be a network or several, got none")
         kinds = [{name: tensor.shape for name, tensor in net.state_dict().items()} for net in nets]
@@ -97,7 +101,7 @@ class Ensemble:
         return finish(model, None, self, likelihood, None)
 
 
-def _anew(net: nn.Module) -> nn.Module:
+def _anew(net: nn.Module, strict: bool) -> nn.Module:
     """A network of the same kind with new weights."""
     architecture = architecture_of(net)
     if architecture is not None:
@@ -110,7 +114,7 @@ def _anew(net: nn.Module) -> nn.Module:
             begin()
             reset.update(id(parameter) for parameter in module.parameters())
     left = [name for name, parameter in member.named_parameters() if id(parameter) not in reset]
-    if left:
+    if left and strict:
         raise ValueError(
             f"cannot give {left[0]} new weights: its module has no reset_parameters; pass the members themselves, "
             "Ensemble().convert([net, another, ...])"

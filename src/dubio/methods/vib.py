@@ -70,5 +70,6 @@ class Vib:
             lambda inputs, outputs: InformationNoise(inputs, outputs, self.beta),
             self.where,
             behind=self.at == "output",
+            strict=strict,
         )
         return finish(model, net, self, likelihood, example)

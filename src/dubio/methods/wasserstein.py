@@ -112,7 +112,7 @@ class Wasserstein:
 
         The head is new, so that noise off is a network of its own: ``example`` inputs prove nothing but that it runs.
         """
-        model = replace_head(net, self._head, self.where)
+        model = replace_head(net, self._head, self.where, strict)
         return finish(model, None, self, likelihood, example)
 
     def _head(self, layer: nn.Linear) -> WassersteinHead:

@@ -5,44 +5,76 @@ Reed et al. 2015, Training Deep Neural Networks on Noisy Labels with Bootstrappi
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
 
 from dubio import functional
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.objectives.delegation import Delegating
 from dubio.objectives.elbo import Elbo
+from dubio.objectives.loss import Loss
+from dubio.sampling import Inputs
+from dubio.sampling.executors import Executor
 
 __all__ = ["BootstrapHard", "BootstrapSoft"]
 
 
-def _check_beta(beta: float) -> None:
-    if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"beta, the share of the label, must be in [0, 1], got {beta}")
-
-
-class _Bootstrapped(Delegating):
+class _Bootstrapped:
     """What both share: everything but the loss is the inner objective's."""
 
+    beta: float
     inner: Elbo
 
-    @abstractmethod
-    def losses(
-        self, log_probs: Float[Tensor, "sample batch class"], targets: Int[Tensor, "sample batch"]
-    ) -> Float[Tensor, "sample batch"]:
-        """The loss of every draw and example."""
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.beta <= 1.0:
+            raise ValueError(f"beta, the share of the label, must be in [0, 1], got {self.beta}")
+        if not isinstance(self.inner, Elbo):
+            raise TypeError(f"inner must be an Elbo, got {self.inner!r}")
 
     @property
     def num_data(self) -> int | None:
         """How many training examples there are, as the inner objective knows it."""
         return self.inner.num_data
 
-    def stand_in(self, num_samples: int) -> Elbo:
-        """The inner objective with the bootstrapped loss."""
-        values = {field.name: getattr(self.inner, field.name) for field in fields(self.inner)}
-        return _BootstrapElbo(**values, bootstrap=self)
+    @abstractmethod
+    def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
+        """The loss of every draw and example."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        targets: Shaped[Tensor, "batch ..."],
+        num_samples: int = 1,
+        *,
+        sample_weight: Float[Tensor, "batch ..."] | None = None,
+        batch_index: int | None = None,
+        num_batches: int | None = None,
+        epoch: float | None = None,
+        seed: int | Tensor | None = None,
+        executor: Executor = "auto",
+    ) -> Loss:
+        """The loss of one batch; arguments as for ``Elbo``."""
+        return self.inner.with_losses(
+            self._losses,
+            model,
+            inputs,
+            targets,
+            num_samples,
+            sample_weight=sample_weight,
+            batch_index=batch_index,
+            num_batches=num_batches,
+            epoch=epoch,
+            seed=seed,
+            executor=executor,
+        )
+
+    def _losses(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
+        if not isinstance(likelihood, Categorical):
+            raise TypeError(f"bootstrapping needs classes, a Categorical likelihood, got {likelihood!r}")
+        log_probs = likelihood.log_probs(outputs)
+        return self.bootstrapped(log_probs, targets.expand(log_probs.shape[:-1]))
 
 
 @dataclass(frozen=True)
@@ -59,16 +91,11 @@ class BootstrapSoft(_Bootstrapped):
     detach: bool = False
     inner: Elbo = Elbo()
 
-    def __post_init__(self) -> None:
-        _check_beta(self.beta)
-
     def with_num_data(self, num_data: int) -> "BootstrapSoft":
         """This objective for so many training examples."""
         return replace(self, inner=self.inner.with_num_data(num_data))
 
-    def losses(
-        self, log_probs: Float[Tensor, "sample batch class"], targets: Int[Tensor, "sample batch"]
-    ) -> Float[Tensor, "sample batch"]:
+    def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
         """The loss of every draw and example (E-68)."""
         return functional.soft_bootstrap(log_probs, targets, self.beta, self.detach)
 
@@ -85,31 +112,10 @@ class BootstrapHard(_Bootstrapped):
     beta: float = 0.8
     inner: Elbo = Elbo()
 
-    def __post_init__(self) -> None:
-        _check_beta(self.beta)
-
     def with_num_data(self, num_data: int) -> "BootstrapHard":
         """This objective for so many training examples."""
         return replace(self, inner=self.inner.with_num_data(num_data))
 
-    def losses(
-        self, log_probs: Float[Tensor, "sample batch class"], targets: Int[Tensor, "sample batch"]
-    ) -> Float[Tensor, "sample batch"]:
+    def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
         """The loss of every draw and example (E-69)."""
         return functional.hard_bootstrap(log_probs, targets, self.beta)
-
-
-@dataclass(frozen=True)
-class _BootstrapElbo(Elbo):
-    """An ``Elbo`` with another loss."""
-
-    bootstrap: _Bootstrapped = BootstrapHard()
-
-    def losses(
-        self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None
-    ) -> Float[Tensor, "sample batch"]:
-        """The bootstrapped loss of every draw and example."""
-        if not isinstance(likelihood, Categorical):
-            raise TypeError(f"bootstrapping needs classes, a Categorical likelihood, got {likelihood!r}")
-        log_probs = likelihood.log_probs(outputs)
-        return self.bootstrap.losses(log_probs, targets.expand(log_probs.shape[:-1]))
