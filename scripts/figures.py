@@ -100,6 +100,7 @@ def digits(choice: str) -> str:
     headings = ("method", "accuracy", "NLL", "entropy", "entropy on noise", "seconds of `fit`, slowest")
     settings = stored["records"]["methods"]["settings"]
     about = f"Means over {len(own)} seeds; {settings['num_test']} test digits, {settings['test_draws']} draws."
+    about += " Seconds are those of a machine that had other work to do."
     return f"{_markdown(headings, rows)}\n\n{about} {_source('methods', stored)}"
 
 
