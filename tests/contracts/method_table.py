@@ -43,12 +43,14 @@ class Row:
     """Whether frozen draws can be written into a file."""
     mirrors: bool = True
     """Whether antithetic draws mirror each other."""
+    epochs: int = 2
+    """How many epochs bring the loss of the toy data down."""
     objective: bool = True
     """Whether the network is trained as one by its own objective."""
 
 
 SMALL: Any = {"num_points": 4, "dim": 6, "noise_dim": 3, "hidden": 8, "num_directions": 7}
-NEW_HEAD: Any = {"noise_off": "own mean", "made": "new head"}
+NEW_HEAD: Any = {"noise_off": "own mean", "made": "new head", "epochs": 6}
 GAUSSIAN_CLASSES: Any = {
     **NEW_HEAD,
     "draws": "equal",

@@ -212,7 +212,10 @@ def test_a_plain_call_draws_anew_in_either_mode(method: str, network: str, mode:
     model, inputs = convert(method, network).train(mode == "train"), inputs_for(network)
     with torch.no_grad():
         assert model(inputs).shape == (ROWS, CLASSES)
-    assert draws_anew(method, model, inputs)
+    if mode == "train" and "dropout" in network and row_of(method).draws == "equal":
+        assert differ(model(inputs), model(inputs))  # by the network's own dropout
+    else:
+        assert draws_anew(method, model, inputs)
 
 
 @every_pair
@@ -747,10 +750,11 @@ def trained(method: str, network: str, folder: Path, epochs: int, resume: bool =
 def test_training_lowers_the_loss_and_a_resumed_run_is_the_uninterrupted_one(
     method: str, network: str, tmp_path: Path
 ) -> None:
-    whole = trained(method, network, tmp_path / "whole", epochs=2)
-    trained(method, network, tmp_path / "cut", epochs=1)
-    resumed = trained(method, network, tmp_path / "cut", epochs=2, resume=True)
-    assert whole.history[1]["nll"] < 0.9 * whole.history[0]["nll"]
+    epochs = row_of(method).epochs
+    whole = trained(method, network, tmp_path / "whole", epochs=epochs)
+    trained(method, network, tmp_path / "cut", epochs=epochs // 2)
+    resumed = trained(method, network, tmp_path / "cut", epochs=epochs, resume=True)
+    assert whole.history[-1]["nll"] < 0.9 * whole.history[0]["nll"]
     assert [{**m, "seconds": 0} for m in resumed.history] == [{**m, "seconds": 0} for m in whole.history]
     models = [dubio.load(tmp_path / part / "model.safetensors", NETWORKS[network].make()) for part in ("whole", "cut")]
     states = [model.state_dict() for model in models]

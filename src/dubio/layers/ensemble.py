@@ -62,8 +62,9 @@ class Members(Source):
             raise LoopOnlyError("batch statistics of the members of an ensemble cannot be mapped")
         states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
         own = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        place = place.to(next(iter(own.values())).device) if own else place
-        return functional_call(self.members[0], {name: value[place] for name, value in own.items()}, args, kwargs)
+        place = place.to(next(iter(own.values())).device).reshape(1)
+        chosen = {name: value.index_select(0, place).squeeze(0) for name, value in own.items()}
+        return functional_call(self.members[0], chosen, args, kwargs)
 
 
 def num_members(model: nn.Module) -> int | None:

@@ -83,11 +83,11 @@ class Ensemble:
             raise TypeError(f"net must be a torch.nn.Module, got {type(nets).__name__}; or a list of them")
         if not nets:
             raise ValueError("net must be a network or several, got none")
-        kinds = [{name: tensor.shape for name, tensor in net.state_dict().items()} for net in nets]
-        for place, kind in enumerate(kinds):
-            if kind != kinds[0]:
-                name = next(iter({k for k, _ in kind.items() ^ kinds[0].items()}))
-                raise ValueError(f"members must be networks of one kind, but number {place} differs in {name}")
+        for place, net in enumerate(nets):
+            different = _shapes(net).items() ^ _shapes(nets[0]).items()
+            if different or str(net) != str(nets[0]):  # a network's text tells its modules and their settings
+                what = min(name for name, _ in different) if different else "its modules"
+                raise ValueError(f"members must be networks of one kind, but number {place} differs in {what}")
         own = replace(self, members=len(nets))
         return own._finish([plain_copy(net) for net in nets], likelihood)
 
@@ -102,14 +102,16 @@ class Ensemble:
 
 
 def _anew(net: nn.Module, strict: bool) -> nn.Module:
-    """A network of the same kind with new weights."""
-    architecture = architecture_of(net)
-    if architecture is not None:
-        return build(architecture).to(next(net.parameters()))
+    """A copy of a network with new weights."""
     member = copy.deepcopy(net)
+    architecture = architecture_of(net)
+    built = None if architecture is None else build(architecture)
+    if built is not None and _shapes(built) == _shapes(net):  # unless its owner has changed it since
+        member.load_state_dict(built.state_dict())
+        return member
     reset: set[int] = set()
-    for module in member.modules():
-        begin = getattr(module, "reset_parameters", None)
+    for module in reversed(list(member.modules())):  # what a module does to its children comes last
+        begin = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
         if callable(begin):
             begin()
             reset.update(id(parameter) for parameter in module.parameters())
@@ -120,3 +122,7 @@ def _anew(net: nn.Module, strict: bool) -> nn.Module:
             "Ensemble().convert([net, another, ...])"
         )
     return member
+
+
+def _shapes(net: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in net.state_dict().items()}
