@@ -85,23 +85,29 @@ def fields(choice: str) -> str:
 
 
 def digits(choice: str) -> str:
-    """How methods do on digits with their defaults: all of them, or those named."""
+    """How methods do on digits with their defaults: all of them, or those named; methods not measured yet are told."""
+    wanted = choice.split(",") if choice else list(METHODS)
+    for name in wanted:
+        if name not in METHODS:
+            _refuse(f"digits must be of methods among {', '.join(METHODS)}, got {name!r}")
     stored = _load("methods")
     records = stored["records"]["methods"]["defaults"]
-    methods = choice.split(",") if choice else list(dict.fromkeys(record["method"] for record in records))
+    measured = {record["method"] for record in records}
+    missing = [name for name in wanted if name not in measured]
+    gap = f"Not measured yet: {', '.join(missing)}; `benchmarks/run.py methods` does it."
+    if missing == wanted:
+        return gap
     rows = []
-    for method in methods:
+    for method in (name for name in wanted if name in measured):
         own = [record for record in records if record["method"] == method]
-        if not own:
-            _refuse(f"methods.json holds nothing of {method!r}; run benchmarks/run.py methods")
         columns = ("accuracy", "nll", "entropy", "entropy_on_noise")
         means = (f"{statistics.mean(record[column] for record in own):.3f}" for column in columns)
         rows.append((method, *means, f"{max(record['seconds'] for record in own):.1f}"))
     headings = ("method", "accuracy", "NLL", "entropy", "entropy on noise", "seconds of `fit`, slowest")
     settings = stored["records"]["methods"]["settings"]
     about = f"Means over {len(own)} seeds; {settings['num_test']} test digits, {settings['test_draws']} draws."
-    about += " Seconds are those of a machine that had other work to do."
-    return f"{_markdown(headings, rows)}\n\n{about} {_source('methods', stored)}"
+    filled = f"{_markdown(headings, rows)}\n\n{about} {_source('methods', stored)}"
+    return f"{filled}\n\n{gap}" if missing else filled
 
 
 def alpha(choice: str) -> str:

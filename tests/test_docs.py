@@ -72,6 +72,10 @@ def test_a_page_is_of_a_method_and_the_first_page_leads_to_it(page: Path) -> Non
     assert f"[{page.stem}]({page.name})" in (page.parent / "README.md").read_text(encoding="utf-8")
 
 
+def test_every_method_has_a_page() -> None:
+    assert set(METHODS) | {"README"} == set(NAMES)
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "docs" / "attacks.md"], ids=lambda page: page.stem)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
@@ -122,6 +126,17 @@ def test_a_table_is_the_mean_over_seeds_and_the_slowest_of_them(figures: ModuleT
     assert figures.fill(filled, "page.md") == filled
 
 
+def test_what_was_not_measured_is_told_instead_of_figures(figures: ModuleType) -> None:
+    told = "; `benchmarks/run.py methods` does it."
+    assert figures.table("digits:pni", "page.md") == f"Not measured yet: pni{told}"
+    some = figures.table("digits:flow,pni", "page.md").splitlines()
+    assert some[2].startswith("| flow |")
+    assert some[-1] == f"Not measured yet: pni{told}"
+    every = figures.table("digits", "page.md")
+    assert every.index("| bayes |") < every.index("| flow |") < every.index("Not measured yet: dropout, input-noise")
+    assert "Not measured" not in figures.table("digits:bayes,flow", "page.md")
+
+
 def test_the_error_of_a_mean_is_the_standard_error(figures: ModuleType) -> None:
     assert "| 0.5 | -0.2000 +- 0.1000 | 0.900 | 1.500 |" in figures.table("alpha", "page.md")
 
@@ -161,7 +176,7 @@ def test_a_stale_page_is_told_and_then_mended(
             "must be followed by its own",
         ),
         ("<!-- figures: steps -->\n<!-- end -->\n", "noise_h200.json is missing"),
-        ("<!-- figures: digits:pni -->\n<!-- end -->\n", "methods.json holds nothing of 'pni'"),
+        ("<!-- figures: digits:magic -->\n<!-- end -->\n", "digits must be of methods among bayes, .*, got 'magic'"),
         ("<!-- figures: fields:digits -->\n<!-- end -->\n", "fields must be those of one of bayes, .*, got 'digits'"),
     ],
 )

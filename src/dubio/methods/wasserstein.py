@@ -36,7 +36,7 @@ class Wasserstein:
         prototype: class clouds ``"generated"`` from noise, or ``"free"`` points that are trained themselves.
         distance: ``"sliced"``, or ``"sinkhorn"``, the entropic one.
         num_directions: directions of the sliced distance, drawn anew in every pass.
-        eval_redraws: how many times as many directions a draw has in evaluation; averaging more draws does the same.
+        eval_redraws: how many times as many directions a draw has in evaluation.
         p: order of the sliced distance, 1 or 2.
         root: whether the sliced distance has its root taken.
         trained_scale: whether the logits have a scale that is trained.
