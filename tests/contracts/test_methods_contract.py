@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import dubio
 from contracts.method_table import CLASSES, METHOD_TABLE, NETWORKS, Row
 from dubio.conversion.copying import random_names
-from dubio.layers import noise_parameters, sources
+from dubio.layers import Noised, RandomDropout, WassersteinHead, noise_parameters, sources
 from dubio.methods import METHODS
 from dubio.persistence.values import from_json, to_json
 from dubio.sampling import plans
@@ -604,7 +604,8 @@ def test_describe_lists_every_random_layer_and_nothing_inside_the_noise(method: 
     assert {name for name, module in own.items() if list(module.parameters(recurse=False))} <= set(listed)
     total = sum(p.numel() for p in (net if row_of(method).made == "in place" else model).parameters())
     assert description.num_random + description.num_fixed == total
-    assert description.num_noisy == (0 if description.num_random else len(random_names(model)))
+    noisy = [module for module in model.modules() if isinstance(module, Noised | RandomDropout | WassersteinHead)]
+    assert description.num_noisy == len(noisy)
     text = str(description)
     assert repr(row_of(method).method) in text
     assert all(name in text for name in listed)

@@ -22,7 +22,7 @@ __all__ = ["Members", "num_members"]
 class Members(Source):
     """Networks of one kind, one for each draw."""
 
-    random = "member"
+    random = ("member",)
     """What is random about it."""
 
     def __init__(self, members: list[nn.Module]) -> None:
