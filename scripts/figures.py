@@ -28,7 +28,7 @@ PAGES = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN = "<!-- figures:"
 END = "<!-- end -->"
-PLACE = re.compile(rf"(?P<begin>{BEGIN} (?P<name>\S+) -->\n)(?P<old>.*?){END}", flags=re.DOTALL)
+PLACE = re.compile(rf"(?P<begin>{BEGIN} (?P<name>\S+) -->\n).*?{END}", flags=re.DOTALL)
 SUSPECTS = {
     "unbounded_scales": "unbounded scales",
     "actnorm_from_first_batch": "actnorm from the first batch",
@@ -62,8 +62,7 @@ def main() -> int:
 
 def fill(text: str, page: str) -> str:
     """The page with every table made anew."""
-    found = list(PLACE.finditer(text))
-    if not text.count(BEGIN) == text.count(END) == len(found) or any(BEGIN in place["old"] for place in found):
+    if not text.count(BEGIN) == text.count(END) == len(PLACE.findall(text)):
         _refuse(f"{page}: every {BEGIN} NAME --> must be followed by its own {END}")
     return PLACE.sub(lambda place: f"{place['begin']}{table(place['name'], page)}\n{END}", text)
 

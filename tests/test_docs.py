@@ -50,6 +50,7 @@ def test_the_python_of_a_page_runs(page: Path, one_epoch: Callable[..., Any]) ->
     exec(compile("\n".join(found), str(page), "exec"), {})
 
 
+@pytest.mark.slow
 @pytest.mark.feature("The Python and the commands on the page of every method run as they stand there")
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
