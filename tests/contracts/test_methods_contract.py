@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import dubio
 from contracts.method_table import CLASSES, METHOD_TABLE, NETWORKS, Row
 from dubio.conversion.copying import random_names
-from dubio.layers import Noised, RandomDropout, WassersteinHead, noise_parameters, sources
+from dubio.layers import GaussianHead, Noised, RandomDropout, WassersteinHead, noise_parameters, sources
 from dubio.methods import METHODS
 from dubio.persistence.values import from_json, to_json
 from dubio.sampling import plans
@@ -598,7 +598,8 @@ def test_describe_lists_every_random_layer_and_nothing_inside_the_noise(method: 
         own[NETWORKS[network].head] = model.get_submodule(NETWORKS[network].head)
     listed = {layer.name: layer for layer in description.layers}
     assert set(listed) <= set(own)
-    assert set(random_names(model)) == {name for name, layer in listed.items() if layer.random}
+    drawing = [name for name in random_names(model) if not isinstance(model.get_submodule(name), GaussianHead)]
+    assert set(drawing) == {name for name, layer in listed.items() if layer.random}
     assert bool(random_names(model)) == (method != "deterministic")
     assert all(layer.kind == type(own[name]).__name__ for name, layer in listed.items())
     assert {name for name, module in own.items() if list(module.parameters(recurse=False))} <= set(listed)
