@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attacking
 import engine
+import families
 import glow
 import loading
 import noise
@@ -24,6 +25,7 @@ PARTS = {
     "attacking": attacking.measure,
     "glow": glow.measure,
     "noise": noise.measure,
+    "families": families.measure,
 }
 
 
