@@ -12,6 +12,7 @@ from pathlib import Path
 
 import attacking
 import engine
+import families
 import glow
 import loading
 import noise
@@ -27,6 +28,7 @@ PARTS = {
     "glow": glow.measure,
     "methods": methods.measure,
     "noise": noise.measure,
+    "families": families.measure,
 }
 
 

@@ -36,8 +36,7 @@ class Members(Source):
             if run.off:
                 raise ValueError("noise cannot be off: an ensemble has no mean network; take one of its .members")
             place = self._place(run)
-            mapped = torch._C._functorch.is_batchedtensor(place)
-            if not mapped and not torch.compiler.is_compiling():
+            if not _is_mapped(place) and not torch.compiler.is_compiling():
                 return self.members[int(place)](*args, **kwargs)
             return self._stacked(place, args, kwargs)
 
@@ -61,9 +60,7 @@ class Members(Source):
         if self.training and any(_tracks_statistics(module) for module in self.members[0].modules()):
             raise LoopOnlyError("batch statistics of the members of an ensemble cannot be mapped")
         states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
-        own = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        place = place.to(next(iter(own.values())).device).reshape(1)
-        chosen = {name: value.index_select(0, place).squeeze(0) for name, value in own.items()}
+        chosen = {name: _one_of([state[name] for state in states], place) for name in states[0]}
         return functional_call(self.members[0], chosen, args, kwargs)
 
 
@@ -71,6 +68,21 @@ def num_members(model: nn.Module) -> int | None:
     """How many members an ensemble has; None for any other network."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     return len(model.members) if isinstance(model, Members) else None
+
+
+def _one_of(tensors: list[Tensor], place: Int[Tensor, ""]) -> Tensor:
+    """The tensor at ``place``, which may be mapped: then those of all draws are stacked, and the stack is mapped."""
+    places = torch._C._functorch.get_unwrapped(place) if _is_mapped(place) else place
+    if not torch.compiler.is_compiling() and not _is_mapped(places):
+        # What indexing would give, without the gathers and scatters of single numbers that a map makes of it.
+        level = torch._C._functorch.maybe_get_level(place)
+        return torch._C._functorch._add_batch_dim(torch.stack([tensors[i] for i in places.tolist()]), 0, level)
+    place = place.to(tensors[0].device).reshape(1)
+    return torch.stack(tensors).index_select(0, place).squeeze(0)
+
+
+def _is_mapped(tensor: Tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def _tracks_statistics(module: nn.Module) -> bool:
