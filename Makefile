@@ -45,8 +45,9 @@ faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test ca
 oracles: $(STAMP) ## compare attacks with foolbox and AutoAttack, in an environment of their own
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/oracles.py
 
-table: $(STAMP) ## write the status table of README.md anew
+table: $(STAMP) ## write the status table of README.md and the tables of docs/ anew
 	$(BIN)/python scripts/status.py
+	$(BIN)/python scripts/figures.py
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) .venv-oracles build dist src/*.egg-info
@@ -67,6 +68,7 @@ imports: $(STAMP)
 
 status: $(STAMP)
 	$(BIN)/python scripts/status.py --check
+	$(BIN)/python scripts/figures.py --check
 
 examples: $(STAMP)
 	@for example in $(wildcard examples/*.py); do \

@@ -7,6 +7,7 @@ the records as JSON.
 import argparse
 import json
 import platform
+import subprocess
 from pathlib import Path
 
 import attacking
@@ -17,12 +18,14 @@ import noise
 import torch
 
 import dubio
+import methods
 
 PARTS = {
     "engine": engine.measure,
     "loading": loading.measure,
     "attacking": attacking.measure,
     "glow": glow.measure,
+    "methods": methods.measure,
     "noise": noise.measure,
 }
 
@@ -38,11 +41,22 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"dubio {dubio.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {hardware}")
+    commit = current_commit()  # before the records are made, not after
     records = {part: PARTS[part](device) for part in options.parts or PARTS}
     if options.output:
         versions = {"dubio": dubio.__version__, "torch": torch.__version__, "python": platform.python_version()}
-        record = {"hardware": hardware, "versions": versions, "records": records}
+        record = {"commit": commit, "hardware": hardware, "versions": versions, "records": records}
         options.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def current_commit() -> str | None:
+    """The commit that is measured, marked where files differ from it; None outside a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
 
 
 if __name__ == "__main__":

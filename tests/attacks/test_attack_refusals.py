@@ -69,7 +69,7 @@ VALUES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: Pgd(objective="mean"),
         ValueError,
-        "objective must be one of 'predictive', 'expected', 'mean_logit', got 'mean'",
+        "objective must be one of 'predictive', 'expected', 'mean_logit', 'votes', got 'mean'",
     ),
     (lambda: Pgd(loss="ce"), ValueError, "loss must be one of 'cross_entropy', 'margin', 'dlr', got 'ce'"),
     (lambda: Pgd(noise="on"), ValueError, "noise must be one of 'fresh', 'frozen', 'off', got 'on'"),

@@ -5,7 +5,7 @@ What is true of one method and not of another stands in its row.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,15 +28,37 @@ class Row:
     """Networks it meets in the fast tests; the others it meets in the slow ones."""
     noise_off: Literal["source", "own mean"] | None = "source"
     """What the network with noise off is equal to."""
+    draws: Literal["noise", "members", "equal"] = "noise"
+    """What makes draws differ: noise, that each is another member, or nothing."""
+    made: Literal["in place", "new head", "members"] = "in place"
+    """What becomes of the source: its layers stay, another head stands on them, or it is the first of several.
+
+    Logits of a new head are distances, which keep float32 also in a narrower network.
+    """
+    chooses: bool = True
+    """Whether the method has a ``where``."""
     differs_by_example: bool = True
     """Whether two equal examples of a batch differ within one draw."""
     frozen_export: bool = False
     """Whether frozen draws can be written into a file."""
     mirrors: bool = True
     """Whether antithetic draws mirror each other."""
+    epochs: int = 2
+    """How many epochs bring the loss of the toy data down."""
     objective: bool = True
     """Whether the network is trained as one by its own objective."""
 
+
+SMALL: Any = {"num_points": 4, "dim": 6, "noise_dim": 3, "hidden": 8, "num_directions": 7}
+NEW_HEAD: Any = {"noise_off": "own mean", "made": "new head", "epochs": 6}
+GAUSSIAN_CLASSES: Any = {
+    **NEW_HEAD,
+    "draws": "equal",
+    "differs_by_example": False,
+    "mirrors": False,
+    "frozen_export": True,
+}
+"""Nothing is drawn."""
 
 METHOD_TABLE = {
     "bayes": Row(dubio.Bayes(), ("mlp",), frozen_export=True),
@@ -51,6 +73,36 @@ METHOD_TABLE = {
     "flow": Row(dubio.Flow(), ("mlp", "cnn")),
     "flow, summed, entropy": Row(dubio.Flow(spatial="sum", gamma=0.1), ("residual",)),
     "flow, glow": Row(dubio.Flow(blocks=Block((GlowStep(hidden=4),))), ("mlp", "residual, dropout")),
+    "se-snn": Row(dubio.SeSnn(), ("mlp",)),
+    "se-snn, outputs": Row(dubio.SeSnn(at="output", where=("2", "4", "6", "head")), ()),
+    "se-snn, wasserstein": Row(dubio.SeSnn(classes="wasserstein"), ("cnn",), **GAUSSIAN_CLASSES),
+    "se-snn, kl": Row(dubio.SeSnn(classes="kl"), (), **GAUSSIAN_CLASSES),
+    "vib": Row(dubio.Vib(), ("residual",)),
+    "pni": Row(dubio.Pni(), ("cnn",), differs_by_example=False, frozen_export=True),
+    "pni, channels": Row(dubio.Pni(per="channel"), (), differs_by_example=False, frozen_export=True),
+    "wasserstein": Row(dubio.Wasserstein(**SMALL), ("residual",), **NEW_HEAD),
+    "wasserstein, free": Row(dubio.Wasserstein(prototype="free", **SMALL), (), **NEW_HEAD),
+    "wasserstein, sinkhorn": Row(dubio.Wasserstein(distance="sinkhorn", num_iterations=3, **SMALL), (), **NEW_HEAD),
+    "deterministic": Row(
+        dubio.Deterministic(l2=1e-3),
+        ("mlp",),
+        draws="equal",
+        chooses=False,
+        differs_by_example=False,
+        mirrors=False,
+        frozen_export=True,
+    ),
+    "ensemble": Row(
+        dubio.Ensemble(members=3),
+        ("mlp", "residual"),
+        noise_off=None,
+        draws="members",
+        made="members",
+        chooses=False,
+        differs_by_example=False,
+        mirrors=False,
+        frozen_export=True,
+    ),
 }
 
 

@@ -22,19 +22,25 @@ from torch import Tensor, nn
 import dubio
 from contracts.method_table import CLASSES, METHOD_TABLE, NETWORKS, Row
 from dubio.conversion.copying import random_names
-from dubio.layers import noise_parameters, sources
+from dubio.layers import GaussianHead, Noised, RandomDropout, WassersteinHead, noise_parameters, sources
 from dubio.methods import METHODS
 from dubio.persistence.values import from_json, to_json
 from dubio.sampling import plans
+from dubio.sampling.settings import Using
 from networks import Filter
 
 ROWS = 6
 NUM_DATA = 50
 FROM_SOURCE = [name for name, row in METHOD_TABLE.items() if row.noise_off == "source"]
+WITH_MEAN = [name for name, row in METHOD_TABLE.items() if row.noise_off is not None]
+NEW_HEADS = [name for name, row in METHOD_TABLE.items() if row.made == "new head"]
+IN_PLACE = [name for name, row in METHOD_TABLE.items() if row.made == "in place"]
+CHOOSING = [name for name, row in METHOD_TABLE.items() if row.chooses]
+FREEZING = [name for name, row in METHOD_TABLE.items() if row.frozen_export]
 TRAINED = [name for name, row in METHOD_TABLE.items() if row.objective]
 # The compiler and the exporter take their time: a few pairs in the fast tests, which meet every kind of noise.
 COMPILED = {("input noise, mixture per position", "mlp"), ("flow", "cnn")}
-EXPORTED = {("input noise, bound", "cnn"), ("flow, glow", "mlp")}
+EXPORTED = {("input noise, bound", "cnn"), ("flow, glow", "mlp"), ("wasserstein", "mlp"), ("ensemble", "mlp")}
 FAST = {(method, network) for method, row in METHOD_TABLE.items() for network in row.fast}
 
 
@@ -55,6 +61,7 @@ every_trained_method = pytest.mark.parametrize("method", TRAINED)
 every_pair = pairs(METHOD_TABLE, NETWORKS, FAST)
 every_trained_pair = pairs(TRAINED, NETWORKS, FAST)
 every_pair_with_a_source = pairs(FROM_SOURCE, NETWORKS, FAST)
+every_pair_with_a_mean = pairs(WITH_MEAN, NETWORKS, FAST)
 exporting = pytest.mark.filterwarnings(
     "ignore:While compiling, we found certain side effects:UserWarning",  # passes, put back
     r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning",  # torch.onnx of torch's own
@@ -122,6 +129,13 @@ def close(found: Tensor, expected: Tensor, relative: float) -> bool:
     return float((found - expected).abs().max()) <= relative * float(expected.abs().max())
 
 
+def draws_anew(method: str, model: nn.Module, inputs: Tensor) -> bool:
+    """Whether plain calls differ as the table says: an ensemble's are those of members by chance."""
+    with torch.no_grad():
+        first, *others = (model(inputs) for _ in range(20 if row_of(method).draws == "members" else 2))
+    return any(differ(first, other) for other in others) == (row_of(method).draws != "equal")
+
+
 def differ(a: Tensor, b: Tensor) -> bool:
     assert a.isfinite().all()
     assert b.isfinite().all()
@@ -142,7 +156,10 @@ def test_conversion_leaves_the_source_untouched(method: str, network: str) -> No
     list(net.children())[-1].eval()  # a mode of its own
     before = copy.deepcopy(net)
     model = row_of(method).method.convert(net)
-    converted = dict(model.named_modules())
+    first = model.members[0] if row_of(method).made == "members" else model
+    converted = dict(first.named_modules())
+    assert model.training
+    assert not row_of(method).method.convert(plain(network)).training
     assert [converted[name].training for name, _ in net.named_modules()] == [m.training for m in before.modules()]
     if row_of(method).objective:
         train_one_step(method, model, inputs_for(network))
@@ -164,15 +181,17 @@ def test_t43_noise_off_is_the_source_bit_by_bit(method: str, network: str) -> No
         assert torch.equal(model(inputs), net(inputs))
         assert torch.equal(dubio.sample(model, inputs, 2), net(inputs).expand(2, -1, -1))
         assert torch.equal(dubio.predict(model, inputs, 2).probs, dubio.predict(net, inputs, 1).probs)
-    assert differ(model(inputs), net(inputs))
+    assert differ(model(inputs), net(inputs)) == (row_of(method).draws == "noise")
 
 
 @every_pair
-def test_noise_off_is_one_network(method: str, network: str) -> None:
+def test_noise_off_is_one_network_or_refused(method: str, network: str) -> None:
     model, inputs = convert(method, network), inputs_for(network)
-    if row_of(method).noise_off is None:
-        return
     with dubio.noise_off():
+        if row_of(method).noise_off is None:
+            with pytest.raises(ValueError, match="noise cannot be off: an ensemble has no mean network; take one"):
+                model(inputs)
+            return
         assert torch.equal(model(inputs), model(inputs))
 
 
@@ -192,9 +211,11 @@ def test_an_example_proves_the_conversion(method: str, network: str) -> None:
 def test_a_plain_call_draws_anew_in_either_mode(method: str, network: str, mode: str) -> None:
     model, inputs = convert(method, network).train(mode == "train"), inputs_for(network)
     with torch.no_grad():
-        first, second = model(inputs), model(inputs)
-    assert first.shape == (ROWS, CLASSES)
-    assert differ(first, second)
+        assert model(inputs).shape == (ROWS, CLASSES)
+    if mode == "train" and "dropout" in network and row_of(method).draws == "equal":
+        assert differ(model(inputs), model(inputs))  # by the network's own dropout
+    else:
+        assert draws_anew(method, model, inputs)
 
 
 @every_pair
@@ -214,7 +235,7 @@ def test_mapped_and_looped_draws_agree(method: str, network: str) -> None:
     model, inputs = shaken(convert(method, network)), inputs_for(network)
     mapped, looped = (draws(model, inputs, 4, executor=executor) for executor in ("vmap", "loop"))
     assert close(mapped, looped, 1e-6)
-    assert differ(mapped[0], mapped[1])
+    assert differ(mapped[0], mapped[1]) == (row_of(method).draws != "equal")
 
 
 @every_method
@@ -244,7 +265,7 @@ def test_mapped_and_looped_terms_and_gradients_agree(method: str, network: str) 
 def test_frozen_draws_repeat_and_other_seeds_differ(method: str, network: str) -> None:
     model, inputs = convert(method, network), inputs_for(network)
     assert torch.equal(draws(model, inputs), draws(model, inputs))
-    assert differ(draws(model, inputs), draws(model, inputs, seed=6))
+    assert differ(draws(model, inputs), draws(model, inputs, seed=6)) == (row_of(method).draws == "noise")
     with torch.no_grad(), dubio.frozen(seed=5):
         assert torch.equal(model(inputs), model(inputs))
         assert torch.equal(model(inputs), draws(model, inputs)[0])
@@ -302,6 +323,7 @@ def test_the_objective_is_what_its_terms_come_to(method: str, network: str) -> N
     nll = -loss.log_probs[:, torch.arange(ROWS), targets_for()]
     alpha = getattr(objective, "alpha", 0.0)
     energy = -(torch.logsumexp(-alpha * nll, dim=0) - math.log(4)) / alpha if alpha else nll.mean(dim=0)
+    energy = nll.sum(dim=0) if row_of(method).draws == "members" else energy  # each member as if it were alone
     weights = {"divergence": getattr(objective, "beta", 1.0) / NUM_DATA}
     weights |= {"entropy": -getattr(objective, "gamma", 0.0) / NUM_DATA}
     expected = energy.mean() + sum(weights.get(name, 1.0) * term for name, term in loss.terms.items())
@@ -325,7 +347,7 @@ def test_deepcopy_and_pickle_keep_draws_and_spec(method: str, network: str) -> N
         assert torch.equal(draws(twin, inputs), expected)
         assert dubio.spec(twin) == dubio.spec(model)
         assert not {id(p) for p in twin.parameters()} & {id(p) for p in model.parameters()}
-        assert differ(twin(inputs), twin(inputs))
+        assert draws_anew(method, twin, inputs)
 
 
 @holds
@@ -349,7 +371,39 @@ def test_a_plain_checkpoint_loads_and_leaves_the_noise(method: str, network: str
     assert all(torch.equal(a, b) for a, b in zip(noise_parameters(model), before, strict=True))
     with dubio.noise_off():
         assert torch.equal(model(inputs), trained(inputs))
-    assert differ(model(inputs), model(inputs))
+    assert draws_anew(method, model, inputs)
+
+
+@pairs(NEW_HEADS, NETWORKS, FAST)
+def test_a_plain_checkpoint_loads_and_leaves_a_new_head(method: str, network: str) -> None:
+    model, trained, head = convert(method, network), plain(network, seed=7), NETWORKS[network].head
+    before = copy.deepcopy(model.get_submodule(head)).state_dict()
+    outcome = model.load_state_dict(trained.state_dict())
+    assert not outcome.missing_keys
+    assert not outcome.unexpected_keys
+    state = model.state_dict()
+    assert all(torch.equal(state[f"{head}.{name}"], value) for name, value in before.items())
+    body = {name: value for name, value in trained.state_dict().items() if not name.startswith(f"{head}.")}
+    assert all(torch.equal(state[name], value) for name, value in body.items())
+
+
+@holds
+@pairs(NEW_HEADS, NETWORKS, FAST)
+def test_to_mean_with_a_new_head_is_noise_off_for_good(method: str, network: str) -> None:
+    model, inputs = convert(method, network).train(), inputs_for(network)
+    train_one_step(method, model, inputs)
+    mean = dubio.to_mean(model.eval())
+    assert not sources(mean)
+    assert not hasattr(mean, "dubio_spec")
+    with dubio.noise_off():
+        expected = model(inputs)
+    torch.testing.assert_close(mean(inputs), expected, rtol=1e-6, atol=1e-6)
+    assert draws_anew(method, model, inputs)
+
+
+def test_an_ensemble_has_no_mean_network() -> None:
+    with pytest.raises(ValueError, match=r"an ensemble has no mean network; each of its .members is an ordinary one"):
+        dubio.to_mean(convert("ensemble", "mlp"))
 
 
 @holds
@@ -368,10 +422,10 @@ def test_to_mean_is_the_ordinary_network_again(method: str, network: str) -> Non
     with dubio.noise_off():
         torch.testing.assert_close(mean(inputs), model(inputs), rtol=1e-6, atol=1e-6)
     assert differ(mean(inputs), net(inputs))  # what training made of it
-    assert differ(model(inputs), model(inputs))  # and the model is as it was
+    assert draws_anew(method, model, inputs)  # and the model is as it was
 
 
-@every_pair
+@pairs(IN_PLACE, NETWORKS, FAST)
 def test_a_network_made_plain_converts_again_and_takes_the_whole_state(method: str, network: str) -> None:
     model, inputs = shaken(convert(method, network)), inputs_for(network)
     again = row_of(method).method.convert(dubio.to_mean(model))
@@ -390,7 +444,7 @@ def test_half_precision_runs_the_objective_and_its_gradients(method: str, networ
     exact = loss_of(method, model, inputs, seed=1)
     if kind == "bfloat16":
         model, inputs = model.to(torch.bfloat16), inputs.to(torch.bfloat16)
-        assert model(inputs).dtype == torch.bfloat16
+        assert model(inputs).dtype == (torch.float32 if row_of(method).made == "new head" else torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
         loss = loss_of(method, model, inputs, seed=1)
     loss.total.backward()
@@ -426,8 +480,10 @@ def compiled_equals_eager(method: str, network: str, backend: str, atol: float) 
     model.zero_grad()
     expected.square().sum().backward()
     for gradient, parameter in zip(gradients, model.parameters(), strict=True):
-        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-4)
-    assert differ(compiled(inputs), compiled(inputs))
+        none = torch.zeros_like(parameter)  # of members that are not this draw
+        expected = none if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(none if gradient is None else gradient, expected, rtol=1e-4, atol=1e-4)
+    assert draws_anew(method, compiled, inputs)
 
 
 @holds
@@ -465,16 +521,35 @@ def test_a_compiled_objective_equals_the_eager_one(method: str) -> None:
 @pairs(METHOD_TABLE, NETWORKS, EXPORTED)
 def test_exported_networks_have_no_noise_or_draw_anew(method: str, network: str) -> None:
     model, inputs = convert(method, network), inputs_for(network, 4)
-    mean = dubio.export(model, inputs).module()
+    if row_of(method).noise_off is None:
+        with pytest.raises(ValueError, match="an ensemble has no mean network"):
+            dubio.export(model, inputs)
+    else:
+        mean = dubio.export(model, inputs).module()
+        for rows in (3, 8):
+            others = inputs_for(network, rows)
+            with torch.no_grad(), dubio.noise_off():
+                torch.testing.assert_close(mean(others), model(others), rtol=1e-5, atol=1e-5)
     fresh = dubio.export(model, inputs, noise="fresh", num_samples=2).module()
     for rows in (3, 8):
         others = inputs_for(network, rows)
-        with torch.no_grad(), dubio.noise_off():
-            torch.testing.assert_close(mean(others), model(others), rtol=1e-5, atol=1e-5)
         first, second = fresh(others), fresh(others)
         assert first.shape == (2, rows, CLASSES)
-        assert differ(first, second)
-        assert differ(first[0], first[1])
+        assert differ(first, second) == (row_of(method).draws == "noise")
+        assert differ(first[0], first[1]) == (row_of(method).draws != "equal")
+
+
+@pytest.mark.usefixtures("compiler")
+@exporting
+@pairs(FREEZING, NETWORKS, {("ensemble", "mlp")})
+def test_exported_frozen_draws_are_those_of_the_seed(method: str, network: str) -> None:
+    model, inputs = convert(method, network), inputs_for(network, 4)
+    frozen = dubio.export(model, inputs, noise="frozen", num_samples=2, seed=5).module()
+    one = dubio.export(model, inputs, noise="frozen", seed=5).module()
+    with Using(estimator="weight"):
+        expected = draws(model, inputs, 2)
+    torch.testing.assert_close(frozen(inputs), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(one(inputs), expected[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -486,6 +561,8 @@ def test_onnx_files_have_no_noise_or_draw_anew(method: str, noise: Any) -> None:
     import onnxruntime
 
     model = convert(method, "cnn")
+    if noise == "off" and row_of(method).noise_off is None:
+        return  # refused, as above
     program = dubio.export(model, inputs_for("cnn", 4), format="onnx", noise=noise)
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     entry = session.get_inputs()[0].name
@@ -495,7 +572,8 @@ def test_onnx_files_have_no_noise_or_draw_anew(method: str, noise: Any) -> None:
         if noise == "off":
             with torch.no_grad(), dubio.noise_off():
                 torch.testing.assert_close(first, model(inputs), rtol=1e-5, atol=1e-5)
-        assert differ(first, second) == (noise == "fresh")
+        if row_of(method).draws != "members":
+            assert differ(first, second) == (noise == "fresh" and row_of(method).draws == "noise")
 
 
 @every_method
@@ -515,15 +593,20 @@ def test_describe_lists_every_random_layer_and_nothing_inside_the_noise(method: 
     net, model = plain(network), convert(method, network)
     draws(model, inputs_for(network), 2, executor="auto")
     description = dubio.describe(model)
-    own = dict(net.named_modules())
+    own = {"": model} if row_of(method).made == "members" else dict(net.named_modules())
+    if row_of(method).made == "new head":
+        own[NETWORKS[network].head] = model.get_submodule(NETWORKS[network].head)
     listed = {layer.name: layer for layer in description.layers}
     assert set(listed) <= set(own)
-    assert set(random_names(model)) == {name for name, layer in listed.items() if layer.random} != set()
+    drawing = [name for name in random_names(model) if not isinstance(model.get_submodule(name), GaussianHead)]
+    assert set(drawing) == {name for name, layer in listed.items() if layer.random}
+    assert bool(random_names(model)) == (method != "deterministic")
     assert all(layer.kind == type(own[name]).__name__ for name, layer in listed.items())
     assert {name for name, module in own.items() if list(module.parameters(recurse=False))} <= set(listed)
-    total = sum(p.numel() for p in net.parameters())
+    total = sum(p.numel() for p in (net if row_of(method).made == "in place" else model).parameters())
     assert description.num_random + description.num_fixed == total
-    assert description.num_noisy == (0 if description.num_random else len(random_names(model)))
+    noisy = [module for module in model.modules() if isinstance(module, Noised | RandomDropout | WassersteinHead)]
+    assert description.num_noisy == len(noisy)
     text = str(description)
     assert repr(row_of(method).method) in text
     assert all(name in text for name in listed)
@@ -533,7 +616,20 @@ def test_describe_lists_every_random_layer_and_nothing_inside_the_noise(method: 
 @every_pair
 def test_a_converted_network_is_not_converted_twice(method: str, network: str) -> None:
     model = convert(method, network)
-    for other in ("bayes", "dropout", "input noise", "flow"):
+    if not random_names(model):  # an ordinary network, which may well have been trained first
+        assert dubio.spec(METHOD_TABLE["bayes"].method.convert(model)).method == METHOD_TABLE["bayes"].method
+        return
+    for other in (
+        "bayes",
+        "dropout",
+        "input noise",
+        "flow",
+        "se-snn",
+        "pni",
+        "wasserstein",
+        "deterministic",
+        "ensemble",
+    ):
         with pytest.raises(
             ValueError, match=r"net is stochastic already: .* dubio.to_mean\(net\) makes it plain again"
         ):
@@ -552,7 +648,7 @@ def test_what_is_no_likelihood_and_no_network_is_refused(method: str, monkeypatc
         chosen.convert(nn.ReLU())
 
 
-@every_pair
+@pairs(CHOOSING, NETWORKS, FAST)
 def test_where_chooses_and_a_function_is_kept_as_the_names_it_chose(method: str, network: str) -> None:
     head, net = NETWORKS[network].head, plain(network)
     chosen = row_of(method).method
@@ -565,7 +661,7 @@ def test_where_chooses_and_a_function_is_kept_as_the_names_it_chose(method: str,
         replace(chosen, where="nothing").convert(net)  # type: ignore[type-var]
 
 
-@every_method
+@pytest.mark.parametrize("method", CHOOSING)
 def test_layers_without_room_for_noise_are_refused_or_left_alone(method: str) -> None:
     net = nn.Sequential(Filter(5), nn.Linear(5, CLASSES))
     chosen = replace(row_of(method).method, where="*")  # type: ignore[type-var]
@@ -573,7 +669,7 @@ def test_layers_without_room_for_noise_are_refused_or_left_alone(method: str) ->
         chosen.convert(net)
     model = chosen.convert(net, strict=False)
     assert random_names(model) == ("1",)
-    assert differ(model(inputs_for("mlp")), model(inputs_for("mlp")))
+    assert draws_anew(method, model, inputs_for("mlp"))
 
 
 @every_method
@@ -605,7 +701,10 @@ def test_t44_parameter_groups_hold_every_parameter_once(method: str, network: st
     rest = [p for p in model.parameters() if id(p) not in {id(known) for known in noise}]
     assert len({id(p) for p in noise}) == len(noise)
     assert {id(p) for p in (*noise, *rest)} == {id(p) for p in model.parameters()}
-    assert [p.shape for p in rest] == [p.shape for p in net.parameters()]
+    if row_of(method).made == "in place":
+        assert sorted(p.shape for p in rest) == sorted(p.shape for p in net.parameters())
+    else:
+        assert not noise  # a new head is an ordinary network, and so is a member
 
     seen: list[dict[str, Any]] = []
 
@@ -627,7 +726,8 @@ def test_t44_a_learned_scale_of_the_data_is_trained_with_the_noise(method: str) 
     model = row_of(method).method.convert(net, dubio.Gaussian(std="learned"))
     noise = {id(p) for p in noise_parameters(model)}
     assert id(model.observation_rho) in noise
-    assert len(noise) + len(list(net.parameters())) == len(list(model.parameters()))
+    if row_of(method).made == "in place":
+        assert len(noise) + len(list(net.parameters())) == len(list(model.parameters()))
     loss = row_of(method).method.objective(NUM_DATA)(model, inputs_for("mlp"), torch.zeros(ROWS, CLASSES), 2)
     loss.total.backward()
     assert model.observation_rho.grad.abs() > 0.0
@@ -652,10 +752,11 @@ def trained(method: str, network: str, folder: Path, epochs: int, resume: bool =
 def test_training_lowers_the_loss_and_a_resumed_run_is_the_uninterrupted_one(
     method: str, network: str, tmp_path: Path
 ) -> None:
-    whole = trained(method, network, tmp_path / "whole", epochs=2)
-    trained(method, network, tmp_path / "cut", epochs=1)
-    resumed = trained(method, network, tmp_path / "cut", epochs=2, resume=True)
-    assert whole.history[1]["nll"] < 0.9 * whole.history[0]["nll"]
+    epochs = row_of(method).epochs
+    whole = trained(method, network, tmp_path / "whole", epochs=epochs)
+    trained(method, network, tmp_path / "cut", epochs=epochs // 2)
+    resumed = trained(method, network, tmp_path / "cut", epochs=epochs, resume=True)
+    assert whole.history[-1]["nll"] < 0.9 * whole.history[0]["nll"]
     assert [{**m, "seconds": 0} for m in resumed.history] == [{**m, "seconds": 0} for m in whole.history]
     models = [dubio.load(tmp_path / part / "model.safetensors", NETWORKS[network].make()) for part in ("whole", "cut")]
     states = [model.state_dict() for model in models]

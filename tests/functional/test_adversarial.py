@@ -123,3 +123,14 @@ def test_a_radius_that_single_precision_rounds_up_is_kept(epsilon: float) -> Non
     inputs = -epsilon * torch.rand(1, 2000)  # so that results lie near zero, where numbers are finer than the radius
     found = functional.project_inputs(inputs + 1.0, inputs, "linf", epsilon)
     assert (found.double() - inputs.double()).max() <= epsilon
+
+
+def test_votes_are_the_shares_of_draws_with_half_a_vote_added() -> None:
+    log_probs = torch.tensor([[[0.6, 0.3, 0.1]], [[0.5, 0.4, 0.1]], [[0.1, 0.8, 0.1]]]).log().requires_grad_(True)
+
+    found = functional.vote_log_shares(log_probs)
+
+    torch.testing.assert_close(found.exp(), torch.tensor([[2.5, 1.5, 0.5]]) / 4.5)
+    assert not found.requires_grad
+    margin = functional.averaged_attack_loss(log_probs, torch.tensor([0]), "votes", "margin")
+    torch.testing.assert_close(margin, torch.log(torch.tensor([1.5 / 2.5])))

@@ -38,6 +38,26 @@ def test_alpha_one_is_the_likelihood_of_the_mean_prediction() -> None:
     assert loss.total < loss.nll  # which stays the mean over draws
 
 
+def test_regression_learns_its_precision_with_alpha() -> None:
+    """l = (tau / 2) |y - f|^2 - (D / 2) log tau up to a constant, with a minus before the logarithm."""
+    model = dubio.Dropout(0.3, alpha=0.5).convert(mlp(5, 8, 2), dubio.Gaussian("learned"))
+    targets = torch.rand(20, 2)
+
+    loss = dubio.Alpha(0.5, 20)(model, INPUTS, targets, 6, seed=3)
+
+    outputs = dubio.sample(model, INPUTS, 6, seed=3)
+    precision = torch.nn.functional.softplus(model.observation_rho) ** -2
+    squares = (targets - outputs).square().sum(dim=-1)
+    losses = 0.5 * precision * squares - 0.5 * 2 * precision.log() + math.log(2.0 * math.pi)
+    expected = -(torch.logsumexp(-0.5 * losses, dim=0) - math.log(6)) / 0.5
+    torch.testing.assert_close(loss.total, expected.mean())
+    slope, expected_slope = (
+        torch.autograd.grad(value, model.observation_rho) for value in (loss.total, expected.mean())
+    )
+    torch.testing.assert_close(slope, expected_slope)
+    assert slope[0] != 0.0
+
+
 class Location(nn.Module):
     """A network that is one number."""
 

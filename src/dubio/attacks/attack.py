@@ -71,7 +71,8 @@ class Attack:
         norm: ``"linf"`` or ``"l2"``.
         num_samples: draws over which every loss and gradient is averaged (expectation over transformation). A network
             without noise is one draw.
-        objective: what is averaged: ``"predictive"`` probabilities, ``"expected"`` losses or ``"mean_logit"``.
+        objective: what is averaged: ``"predictive"`` probabilities, ``"expected"`` losses, ``"mean_logit"``, or the
+            ``"votes"`` of draws (for attacks without gradients).
         loss: ``"cross_entropy"``, ``"margin"`` or ``"dlr"``.
         noise: ``"fresh"`` at every step, ``"frozen"`` to the same draws, or ``"off"`` (the mean network).
         targeted: whether labels are those wanted, instead of those to leave.
@@ -100,6 +101,8 @@ class Attack:
             if getattr(self, name) not in get_args(kind):
                 options = ", ".join(map(repr, get_args(kind)))
                 raise ValueError(f"{name} must be one of {options}, got {getattr(self, name)!r}")
+        if self.objective == "votes" and self._uses_gradients:
+            raise ValueError("objective must not be 'votes' for an attack by gradients: votes have none; use Square")
         low, high = bounds = (float(self.bounds[0]), float(self.bounds[1]))
         object.__setattr__(self, "bounds", bounds)
         if not (math.isfinite(low) and math.isfinite(high) and low < high):

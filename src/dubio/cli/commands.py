@@ -289,7 +289,8 @@ def attack(
     samples: Annotated[int | None, typer.Option(help="K: draws that each gradient averages (default: 20).")] = None,
     draws: Annotated[int, typer.Option(help="T: fresh draws to score with.")] = 100,
     objective: Annotated[
-        Literal["predictive", "expected", "mean_logit"] | None, typer.Option(help="What is averaged over draws.")
+        Literal["predictive", "expected", "mean_logit", "votes"] | None,
+        typer.Option(help="What is averaged over draws; votes for square and random_noise."),
     ] = None,
     loss: Annotated[Literal["cross_entropy", "margin", "dlr"] | None, typer.Option(help="What is raised.")] = None,
     noise: Annotated[

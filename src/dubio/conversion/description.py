@@ -47,7 +47,7 @@ class Description:
     @property
     def num_noisy(self) -> int:
         """How many layers have noise on their activations."""
-        return sum(not layer.num_random and bool(layer.random) for layer in self.layers)
+        return sum(bool({"inputs", "outputs", "mask", "clouds"} & {*layer.random}) for layer in self.layers)
 
     @property
     def num_fixed(self) -> int:
@@ -123,7 +123,7 @@ def _describe_layer(
         return LayerDescription(name, kind, (what,), 0, num_fixed, f"{what}: {module.dubio_noise.describe()}")
     if isinstance(module, Head | Members):
         num_fixed = sum(parameter.numel() for parameter in module.parameters())
-        return LayerDescription(name, kind, (module.random,), 0, num_fixed, module.describe())
+        return LayerDescription(name, kind, module.random, 0, num_fixed, module.describe())
     if isinstance(module, RandomDropout):
         return LayerDescription(name, kind, ("mask",), 0, 0, module.describe())
     if not isinstance(module, Drawn):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio.conversion.replacement import to_mean
-from dubio.layers import WeightSource, posteriors, sources
+from dubio.layers import GaussianHead, Members, WeightSource, posteriors, sources
 from dubio.sampling import Inputs, Pass, Settings, arguments, name_sources, seed_tensor
 from dubio.sampling.drawing import Call, one_draw
 from dubio.sampling.planning import unchanged
@@ -26,6 +26,8 @@ from dubio.sampling.settings import check_num_samples
 __all__ = ["export"]
 
 Noise = Literal["off", "fresh", "frozen"]
+SAME_FOR_ALL_ROWS = GaussianHead | Members
+"""Sources that draw nothing for rows."""
 
 
 def export(
@@ -69,7 +71,7 @@ def export(
                 f"cannot write {name or 'this network'} to ONNX: its LSTM has no projections, "
                 f"got proj_size={module.proj_size}"
             )
-    if noise == "frozen" and not all(isinstance(source, WeightSource) for source in sources(model)):
+    if noise == "frozen" and not all(isinstance(source, WeightSource | SAME_FOR_ALL_ROWS) for source in sources(model)):
         raise ValueError(
             "noise must be 'off' or 'fresh' for a network with noise on its activations, got 'frozen': such draws "
             "belong to rows, of which an exported network may see any number"
@@ -124,6 +126,7 @@ class _Unrolled(nn.Module):
         super().__init__()
         self.model = copy.deepcopy(model)
         self.num_samples = num_samples
+        self.frozen = seed is not None
         names = {module: name for name, module in self.model.named_modules()}
         self.posteriors = [] if seed is None else [names[posterior] for posterior in posteriors(self.model)]
         if seed is not None:
@@ -133,7 +136,11 @@ class _Unrolled(nn.Module):
         """All draws, with a leading axis where several were asked for."""
         settings = Settings(estimator="weight") if self.posteriors else Settings()
         call = Call(self.model, args, {}, settings)
-        draws = [one_draw(call, drawn=self._drawn(place))[0] for place in range(self.num_samples or 1)]
+        numbered = self.frozen or self.num_samples is not None  # else a member of an ensemble by chance
+        draws = [
+            one_draw(call, torch.tensor(place) if numbered else None, self._drawn(place))[0]
+            for place in range(self.num_samples or 1)
+        ]
         return draws[0] if self.num_samples is None else pytree.tree_map(lambda *leaves: torch.stack(leaves), *draws)
 
     @torch.no_grad()

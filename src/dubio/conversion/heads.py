@@ -5,17 +5,21 @@ from collections.abc import Callable
 from torch import nn
 
 from dubio.conversion.choice import Where, chooses
-from dubio.conversion.copying import exchange, make_mappable, plain_copy
+from dubio.conversion.copying import exchange, is_norm, make_mappable, own_parameters, plain_copy
+from dubio.conversion.replacement import refuse_unconvertible
 from dubio.layers import ActivationNoise, Head, noise_input, noise_output, takes_noise
+from dubio.layers.noised import UNCALLED
 from dubio.sampling import attach
 
 __all__ = ["replace_head", "with_activation_noise"]
 
 
-def replace_head(net: nn.Module, make_head: Callable[[nn.Linear], Head], where: Where) -> nn.Module:
+def replace_head(
+    net: nn.Module, make_head: Callable[[nn.Linear], Head], where: Where, strict: bool = True
+) -> nn.Module:
     """A copy of ``net`` with a head in the place of its classifier: the linear layer chosen, by default the last."""
     model = plain_copy(net)
-    chosen = _linear_layers(model, where)
+    chosen = _linear_layers(model, where, strict)
     if len(chosen) > 1:
         raise ValueError(f"where must choose one linear layer to put the head in its place, got {', '.join(chosen)}")
     make_mappable(model)
@@ -25,15 +29,19 @@ def replace_head(net: nn.Module, make_head: Callable[[nn.Linear], Head], where: 
 
 
 def with_activation_noise(
-    net: nn.Module, make_noise: Callable[[int, int], ActivationNoise], where: Where, behind: bool
+    net: nn.Module,
+    make_noise: Callable[[int, int], ActivationNoise],
+    where: Where,
+    behind: bool,
+    strict: bool = True,
 ) -> nn.Module:
     """A copy of ``net`` with noise before, or behind, its chosen linear layers, by default the last."""
     model = plain_copy(net)
-    chosen = _linear_layers(model, where)
+    chosen = _linear_layers(model, where, strict)
     make_mappable(model)
     for layer in chosen.values():
         width = layer.out_features if behind else layer.in_features
-        noise = make_noise(layer.in_features, width).to(layer.weight)
+        noise = make_noise(layer.in_features, width).to(layer.weight).train(layer.training)
         if behind:
             noise_output(layer, noise)
         else:
@@ -41,7 +49,8 @@ def with_activation_noise(
     return attach(model)
 
 
-def _linear_layers(model: nn.Module, where: Where) -> dict[str, nn.Linear]:
+def _linear_layers(model: nn.Module, where: Where, strict: bool) -> dict[str, nn.Linear]:
+    """The linear layers that ``where`` chooses; with ``strict``, refuse other modules with parameters but norms."""
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and takes_noise(m)}
     if not linear:
         raise ValueError("nothing to convert: the network has no linear layer, which its classifier must be")
@@ -49,7 +58,18 @@ def _linear_layers(model: nn.Module, where: Where) -> dict[str, nn.Linear]:
         last = list(linear)[-1]
         return {last: linear[last]}
     chosen = {name: module for name, module in linear.items() if chooses(where, name, module)}
+    others = {
+        name: f"{type(module).__name__} is no linear layer"
+        for name, module in model.named_modules()
+        if name not in chosen
+        and own_parameters(module)
+        and not is_norm(module)
+        and not isinstance(module, UNCALLED)
+        and chooses(where, name, module)
+    }
+    if strict:
+        refuse_unconvertible(others)
     if not chosen:
         listed = ", ".join(name or "the network itself" for name in linear)
-        raise ValueError(f"nothing to convert: where={where!r} chooses none of the linear layers {listed}")
+        raise ValueError(f"nothing to convert: where={where!r} chooses no layer that is linear; it could be {listed}")
     return chosen

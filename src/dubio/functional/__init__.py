@@ -14,6 +14,7 @@ from dubio.functional.adversarial import (
     project_perturbation,
     random_perturbation,
     steepest_direction,
+    vote_log_shares,
 )
 from dubio.functional.alpha import alpha_energy
 from dubio.functional.attack_steps import (
@@ -48,6 +49,7 @@ from dubio.functional.bootstrapping import bootstrap_counts, hard_bootstrap, sof
 from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
 from dubio.functional.distances import at_least_float32, not_negative, pairwise_norms, squared_distances
 from dubio.functional.dropout import alpha_dropout, dropout
+from dubio.functional.ensembles import ensemble_accuracies, num_repeats
 from dubio.functional.flows import (
     actnorm_inverse,
     actnorm_step,
@@ -139,6 +141,7 @@ __all__ = [
     "coupling_step",
     "distortion",
     "dropout",
+    "ensemble_accuracies",
     "entropy",
     "entropy_margin",
     "expected_entropy",
@@ -175,6 +178,7 @@ __all__ = [
     "normal_interval",
     "normal_log_prob",
     "not_negative",
+    "num_repeats",
     "pairwise_norms",
     "parametric_noise",
     "patterned_transition",
@@ -214,6 +218,7 @@ __all__ = [
     "unit_directions",
     "variance_margin",
     "variation_ratio",
+    "vote_log_shares",
     "vote_shares",
     "wasserstein_1d",
     "weight_penalty",

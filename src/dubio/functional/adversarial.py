@@ -1,7 +1,8 @@
 """What an attacker raises, and how far one may go: losses over many draws, norms, projections.
 
 Losses are per example and larger is worse for the network. Each can be taken of the log of the mean probability over
-draws (``predictive``), of each draw and then averaged (``expected``), or of the mean logits (``mean_logit``).
+draws (``predictive``), of each draw and then averaged (``expected``), of the mean logits (``mean_logit``), or of the
+shares of draws that vote for each class (``votes``), which is all that an attacker without gradients may see.
 Log-probabilities serve as logits throughout: they differ by a constant per draw and example, to which none of the
 losses is sensitive.
 """
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from dubio.functional.uncertainty import predictive_log_probs
+from dubio.functional.uncertainty import predictive_log_probs, vote_shares
 
 __all__ = [
     "AttackLoss",
@@ -28,9 +29,10 @@ __all__ = [
     "project_perturbation",
     "random_perturbation",
     "steepest_direction",
+    "vote_log_shares",
 ]
 
-AttackObjective = Literal["predictive", "expected", "mean_logit"]
+AttackObjective = Literal["predictive", "expected", "mean_logit", "votes"]
 AttackLoss = Literal["cross_entropy", "margin", "dlr"]
 Norm = Literal["linf", "l2"]
 
@@ -50,7 +52,16 @@ def averaged_attack_loss(
         return attack_loss(predictive_log_probs(log_probs), targets, loss)
     if objective == "mean_logit":
         return attack_loss(log_probs.mean(dim=0), targets, loss)
+    if objective == "votes":
+        return attack_loss(vote_log_shares(log_probs), targets, loss)
     return attack_loss(log_probs, targets.expand(log_probs.shape[:-1]), loss).mean(dim=0)
+
+
+def vote_log_shares(log_probs: Float[Tensor, "sample batch class"]) -> Float[Tensor, "batch class"]:
+    """Logarithm of the share of draws that vote for each class, half a vote added to all: without a gradient."""
+    num_samples, _, num_classes = log_probs.shape
+    counts = num_samples * vote_shares(log_probs.argmax(dim=-1), num_classes)
+    return torch.log((counts + 0.5) / (num_samples + 0.5 * num_classes)).to(log_probs.dtype)
 
 
 def attack_loss(

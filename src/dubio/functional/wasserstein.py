@@ -145,7 +145,10 @@ def variance_margin(cloud: Float[Tensor, "*batch cloud dim"], margin: float) -> 
     if cloud.shape[-2] < 2:
         raise ValueError("cloud must hold at least 2 points to have a variance, got 1; leave out the variance term")
 
-    return (margin - cloud.var(dim=-2).mean(dim=-1)).relu()
+    # In two passes, which is several times faster on a CPU than torch's variance along an inner axis.
+    centred = cloud - cloud.mean(dim=-2, keepdim=True)
+    variance = centred.square().mean(dim=(-2, -1)) * (cloud.shape[-2] / (cloud.shape[-2] - 1))
+    return (margin - variance).relu()
 
 
 def _sorted_projections(

@@ -1,8 +1,9 @@
 """An ensemble as draws: several networks of one kind, of which draw ``i`` is member ``i``, counted round and round.
 
 Members are ordinary networks, each with parameters of its own. Mapped over draws they run as one network whose
-parameters are stacked, which is what makes training them together fast; a loop runs one after another. Called by itself
-the network is a member by chance.
+parameters are stacked, which is what makes training them together fast; a loop runs one after another. Members whose
+batch norm gathers statistics are always looped in training: each keeps its own. Called by itself the network is a
+member by chance or, with frozen noise, the first.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dubio.layers.sources import Source
-from dubio.sampling import Pass, joined_pass
+from dubio.sampling import LoopOnlyError, Pass, joined_pass
 
 __all__ = ["Members", "num_members"]
 
@@ -21,12 +22,13 @@ __all__ = ["Members", "num_members"]
 class Members(Source):
     """Networks of one kind, one for each draw."""
 
-    random = "member"
+    random = ("member",)
     """What is random about it."""
 
     def __init__(self, members: list[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
+        self.training = self.members.training = members[0].training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the member of this pass gives."""
@@ -50,16 +52,19 @@ class Members(Source):
     def _place(self, run: Pass) -> Int[Tensor, ""]:
         if run.draw is not None:
             return run.draw % len(self.members)
+        if run.settings.seed is not None:  # a frozen call is draw 0
+            return torch.zeros((), dtype=torch.int64)
         uniform = run.noise_for_weights(self, torch.empty(()), kind="uniform")
         return (uniform * len(self.members)).long().clamp_max(len(self.members) - 1)
 
     def _stacked(self, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.training and any(_tracks_statistics(module) for module in self.members[0].modules()):
-            raise RuntimeError("batch statistics of the members of an ensemble cannot be mapped")
+            raise LoopOnlyError("batch statistics of the members of an ensemble cannot be mapped")
         states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
         own = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        place = place.to(next(iter(own.values())).device) if own else place
-        return functional_call(self.members[0], {name: value[place] for name, value in own.items()}, args, kwargs)
+        place = place.to(next(iter(own.values())).device).reshape(1)
+        chosen = {name: value.index_select(0, place).squeeze(0) for name, value in own.items()}
+        return functional_call(self.members[0], chosen, args, kwargs)
 
 
 def num_members(model: nn.Module) -> int | None:

@@ -28,7 +28,7 @@ COMPARISONS = {"wasserstein": functional.gaussian_wasserstein_matrix, "kl": func
 class Head(Source):
     """Stands where the classifier stood."""
 
-    random = "clouds"
+    random: tuple[str, ...] = ("clouds",)
     """What is random about it."""
 
     @abstractmethod
@@ -55,6 +55,8 @@ class Head(Source):
 
 class GaussianHead(Head):
     """``GaussianLogits`` as a head; nothing is drawn."""
+
+    random = ()
 
     def __init__(self, num_inputs: int, num_classes: int, kind: GaussianKind) -> None:
         super().__init__()

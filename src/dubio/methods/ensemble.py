@@ -26,7 +26,7 @@ __all__ = ["Ensemble"]
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Independent networks, trained together in one run; draw ``i`` is member ``i``.
+    """Independent networks, trained together in one run: the members are the draws.
 
     Args:
         members: how many.
@@ -69,21 +69,25 @@ class Ensemble:
 
         The first member begins with the weights of ``net``, the others with new ones: from ``dubio.models`` where it
         was built there, else by the ``reset_parameters`` of its modules. Networks given are left untouched.
+
+        Without ``strict``, what has no ``reset_parameters`` begins with the same weights in all members.
         """
         if not isinstance(net, nn.Module):
-            return self._gather(list(net), likelihood)
+            return self._gather(net, likelihood)
         first = plain_copy(net)
-        others = [_anew(net) for _ in range(self.members - 1)]
+        others = [_anew(net, strict) for _ in range(self.members - 1)]
         return self._finish([first, *others], likelihood)
 
-    def _gather(self, nets: list[nn.Module], likelihood: Likelihood) -> nn.Module:
+    def _gather(self, nets: Sequence[nn.Module], likelihood: Likelihood) -> nn.Module:
+        if not isinstance(nets, Sequence) or not all(isinstance(net, nn.Module) for net in nets):
+            raise TypeError(f"net must be a torch.nn.Module, got {type(nets).__name__}; or a list of them")
         if not nets:
             raise ValueError("net must be a network or several, got none")
-        kinds = [{name: tensor.shape for name, tensor in net.state_dict().items()} for net in nets]
-        for place, kind in enumerate(kinds):
-            if kind != kinds[0]:
-                name = next(iter({k for k, _ in kind.items() ^ kinds[0].items()}))
-                raise ValueError(f"members must be networks of one kind, but number {place} differs in {name}")
+        for place, net in enumerate(nets):
+            different = _shapes(net).items() ^ _shapes(nets[0]).items()
+            if different or str(net) != str(nets[0]):  # a network's text tells its modules and their settings
+                what = min(name for name, _ in different) if different else "its modules"
+                raise ValueError(f"members must be networks of one kind, but number {place} differs in {what}")
         own = replace(self, members=len(nets))
         return own._finish([plain_copy(net) for net in nets], likelihood)
 
@@ -97,22 +101,28 @@ class Ensemble:
         return finish(model, None, self, likelihood, None)
 
 
-def _anew(net: nn.Module) -> nn.Module:
-    """A network of the same kind with new weights."""
-    architecture = architecture_of(net)
-    if architecture is not None:
-        return build(architecture).to(next(net.parameters()))
+def _anew(net: nn.Module, strict: bool) -> nn.Module:
+    """A copy of a network with new weights."""
     member = copy.deepcopy(net)
+    architecture = architecture_of(net)
+    built = None if architecture is None else build(architecture)
+    if built is not None and _shapes(built) == _shapes(net):  # unless its owner has changed it since
+        member.load_state_dict(built.state_dict())
+        return member
     reset: set[int] = set()
-    for module in member.modules():
-        begin = getattr(module, "reset_parameters", None)
+    for module in reversed(list(member.modules())):  # what a module does to its children comes last
+        begin = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
         if callable(begin):
             begin()
             reset.update(id(parameter) for parameter in module.parameters())
     left = [name for name, parameter in member.named_parameters() if id(parameter) not in reset]
-    if left:
+    if left and strict:
         raise ValueError(
             f"cannot give {left[0]} new weights: its module has no reset_parameters; pass the members themselves, "
             "Ensemble().convert([net, another, ...])"
         )
     return member
+
+
+def _shapes(net: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in net.state_dict().items()}

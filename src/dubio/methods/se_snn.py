@@ -78,13 +78,14 @@ class SeSnn:
         if self.classes != "linear":
             kind = self.classes
             model = replace_head(
-                net, lambda layer: GaussianHead(layer.in_features, layer.out_features, kind), self.where
+                net, lambda layer: GaussianHead(layer.in_features, layer.out_features, kind), self.where, strict
             )
-            return finish(model, net, self, likelihood, None)
+            return finish(model, None, self, likelihood, example)
         model = with_activation_noise(
             net,
             lambda inputs, outputs: EntropicNoise(inputs, outputs, self.margin, self.weight),
             self.where,
             behind=self.at == "output",
+            strict=strict,
         )
         return finish(model, net, self, likelihood, example)

@@ -31,7 +31,7 @@ class Vib:
             ``dubio.models`` the paper's place is ``where="bottleneck", at="output"``.
     """
 
-    noise_off: ClassVar[NoiseOff] = "own mean"
+    noise_off: ClassVar[NoiseOff] = "source"
 
     beta: float = 1e-3
     at: Literal["input", "output"] = "input"
@@ -70,5 +70,6 @@ class Vib:
             lambda inputs, outputs: InformationNoise(inputs, outputs, self.beta),
             self.where,
             behind=self.at == "output",
+            strict=strict,
         )
         return finish(model, net, self, likelihood, example)

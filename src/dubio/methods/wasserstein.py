@@ -1,6 +1,9 @@
 """Inductive Wasserstein embeddings: inputs and classes as clouds of points, and their distance as logit.
 
 The density of a cloud is implicit: a small network makes its points from a code and noise.
+
+Reference: Towards Stochastic Neural Networks via Inductive Wasserstein Embeddings; Frogner, Mirzazadeh and Solomon
+2019, Learning Embeddings into Entropic Wasserstein Spaces, for free points (``prototype="free"``).
 """
 
 import math
@@ -33,7 +36,7 @@ class Wasserstein:
         prototype: class clouds ``"generated"`` from noise, or ``"free"`` points that are trained themselves.
         distance: ``"sliced"``, or ``"sinkhorn"``, the entropic one.
         num_directions: directions of the sliced distance, drawn anew in every pass.
-        eval_redraws: how many times as many directions are drawn in evaluation.
+        eval_redraws: how many times as many directions a draw has in evaluation.
         p: order of the sliced distance, 1 or 2.
         root: whether the sliced distance has its root taken.
         trained_scale: whether the logits have a scale that is trained.
@@ -55,7 +58,7 @@ class Wasserstein:
     prototype: Literal["generated", "free"] = "generated"
     distance: Distance = "sliced"
     num_directions: int = 50
-    eval_redraws: int = 5
+    eval_redraws: int = 1
     p: int = 2
     root: bool = False
     trained_scale: bool = False
@@ -109,7 +112,7 @@ class Wasserstein:
 
         The head is new, so that noise off is a network of its own: ``example`` inputs prove nothing but that it runs.
         """
-        model = replace_head(net, self._head, self.where)
+        model = replace_head(net, self._head, self.where, strict)
         return finish(model, None, self, likelihood, example)
 
     def _head(self, layer: nn.Linear) -> WassersteinHead:

@@ -7,21 +7,19 @@
 import math
 from dataclasses import dataclass, replace
 
-from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from dubio import functional
 from dubio.functional.free_energy import KlWeighting
+from dubio.objectives.delegation import Delegating
 from dubio.objectives.elbo import Elbo
-from dubio.objectives.loss import Loss
-from dubio.sampling import Inputs
-from dubio.sampling.executors import Executor
 
 __all__ = ["Alpha"]
 
 
 @dataclass(frozen=True)
-class Alpha:
+class Alpha(Delegating):
     """An alpha-divergence between posterior and approximation, as a loss.
 
     Args:
@@ -41,43 +39,16 @@ class Alpha:
     def __post_init__(self) -> None:
         if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not math.isfinite(self.alpha):
             raise ValueError(f"alpha must be a finite number, got {self.alpha!r}")
-        self._inner()
+        self.stand_in(2)
 
     def with_num_data(self, num_data: int) -> "Alpha":
         """This objective for so many training examples."""
         return replace(self, num_data=num_data)
 
-    def __call__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        targets: Shaped[Tensor, "batch ..."],
-        num_samples: int = 10,
-        *,
-        sample_weight: Float[Tensor, "batch ..."] | None = None,
-        batch_index: int | None = None,
-        num_batches: int | None = None,
-        epoch: float | None = None,
-        seed: int | Tensor | None = None,
-        executor: Executor = "auto",
-    ) -> Loss:
-        """The loss of one batch; arguments as for ``Elbo``."""
+    def stand_in(self, num_samples: int) -> "_AlphaElbo":
+        """The ``Elbo`` whose draws count by alpha."""
         if self.alpha != 0.0 and num_samples == 1:
             raise ValueError(f"num_samples must be at least 2 for alpha = {self.alpha}: with one draw it has no effect")
-        return self._inner()(
-            model,
-            inputs,
-            targets,
-            num_samples,
-            sample_weight=sample_weight,
-            batch_index=batch_index,
-            num_batches=num_batches,
-            epoch=epoch,
-            seed=seed,
-            executor=executor,
-        )
-
-    def _inner(self) -> "_AlphaElbo":
         return _AlphaElbo(
             self.num_data, self.beta, self.gamma, self.kl_weighting, self.warmup, self.l2, alpha=self.alpha
         )

@@ -4,6 +4,7 @@
 Reed et al. 2015, Training Deep Neural Networks on Noisy Labels with Bootstrapping.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 from jaxtyping import Float, Shaped
@@ -19,24 +20,26 @@ from dubio.sampling.executors import Executor
 __all__ = ["BootstrapHard", "BootstrapSoft"]
 
 
-def _check_beta(beta: float) -> None:
-    if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"beta, the share of the label, must be in [0, 1], got {beta}")
-
-
 class _Bootstrapped:
     """What both share: everything but the loss is the inner objective's."""
 
+    beta: float
     inner: Elbo
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.beta <= 1.0:
+            raise ValueError(f"beta, the share of the label, must be in [0, 1], got {self.beta}")
+        if not isinstance(self.inner, Elbo):
+            raise TypeError(f"inner must be an Elbo, got {self.inner!r}")
 
     @property
     def num_data(self) -> int | None:
         """How many training examples there are, as the inner objective knows it."""
         return self.inner.num_data
 
-    def losses(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+    @abstractmethod
+    def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
         """The loss of every draw and example."""
-        raise TypeError(f"{type(self).__name__} names no loss")
 
     def __call__(
         self,
@@ -53,8 +56,8 @@ class _Bootstrapped:
         executor: Executor = "auto",
     ) -> Loss:
         """The loss of one batch; arguments as for ``Elbo``."""
-        values = {name: getattr(self.inner, name) for name in self.inner.__dataclass_fields__}
-        return _BootstrapElbo(**values, bootstrap=self)(
+        return self.inner.with_losses(
+            self._losses,
             model,
             inputs,
             targets,
@@ -66,6 +69,12 @@ class _Bootstrapped:
             seed=seed,
             executor=executor,
         )
+
+    def _losses(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
+        if not isinstance(likelihood, Categorical):
+            raise TypeError(f"bootstrapping needs classes, a Categorical likelihood, got {likelihood!r}")
+        log_probs = likelihood.log_probs(outputs)
+        return self.bootstrapped(log_probs, targets.expand(log_probs.shape[:-1]))
 
 
 @dataclass(frozen=True)
@@ -82,14 +91,11 @@ class BootstrapSoft(_Bootstrapped):
     detach: bool = False
     inner: Elbo = Elbo()
 
-    def __post_init__(self) -> None:
-        _check_beta(self.beta)
-
     def with_num_data(self, num_data: int) -> "BootstrapSoft":
         """This objective for so many training examples."""
         return replace(self, inner=self.inner.with_num_data(num_data))
 
-    def losses(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+    def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
         """The loss of every draw and example (E-68)."""
         return functional.soft_bootstrap(log_probs, targets, self.beta, self.detach)
 
@@ -106,29 +112,10 @@ class BootstrapHard(_Bootstrapped):
     beta: float = 0.8
     inner: Elbo = Elbo()
 
-    def __post_init__(self) -> None:
-        _check_beta(self.beta)
-
     def with_num_data(self, num_data: int) -> "BootstrapHard":
         """This objective for so many training examples."""
         return replace(self, inner=self.inner.with_num_data(num_data))
 
-    def losses(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+    def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
         """The loss of every draw and example (E-69)."""
         return functional.hard_bootstrap(log_probs, targets, self.beta)
-
-
-@dataclass(frozen=True)
-class _BootstrapElbo(Elbo):
-    """An ``Elbo`` with another loss."""
-
-    bootstrap: _Bootstrapped = BootstrapHard()
-
-    def losses(
-        self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None
-    ) -> Float[Tensor, "sample batch"]:
-        """The bootstrapped loss of every draw and example."""
-        if not isinstance(likelihood, Categorical):
-            raise TypeError(f"bootstrapping needs classes, a Categorical likelihood, got {likelihood!r}")
-        log_probs = likelihood.log_probs(outputs)
-        return self.bootstrap.losses(log_probs, targets.expand(log_probs.shape[:-1]))

@@ -8,6 +8,7 @@ Reference: Blundell et al. 2015, sections 3.1 and 3.4.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,7 +24,10 @@ from dubio.objectives.loss import Loss
 from dubio.sampling import Draws, Inputs, run
 from dubio.sampling.executors import Executor
 
-__all__ = ["Elbo"]
+__all__ = ["Elbo", "Losses"]
+
+Losses = Callable[[Likelihood, Tensor, Tensor, Tensor | None], Tensor]
+"""The loss of every draw and example from a likelihood, outputs, targets and the learned scale of the data."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,40 @@ class Elbo:
             seed: freezes the draws.
             executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
         """
+        return self.with_losses(
+            self.losses,
+            model,
+            inputs,
+            targets,
+            num_samples,
+            sample_weight=sample_weight,
+            batch_index=batch_index,
+            num_batches=num_batches,
+            epoch=epoch,
+            seed=seed,
+            executor=executor,
+        )
+
+    def with_losses(
+        self,
+        losses: Losses,
+        model: nn.Module,
+        inputs: Inputs,
+        targets: Shaped[Tensor, "batch ..."],
+        num_samples: int = 1,
+        *,
+        sample_weight: Float[Tensor, "batch ..."] | None = None,
+        batch_index: int | None = None,
+        num_batches: int | None = None,
+        epoch: float | None = None,
+        seed: int | Tensor | None = None,
+        executor: Executor = "auto",
+    ) -> Loss:
+        """The loss of one batch with ``losses`` in the place of the negative log-likelihood."""
         likelihood = likelihood_of(model)
         wanted = ("divergence", "penalty", *(("entropy",) if self.gamma else ()))
         draws = run(model, inputs, num_samples, seed=seed, executor=executor, collecting=wanted)
-        nll_per_example = self.losses(likelihood, draws.outputs, targets, observation_scale(model))
+        nll_per_example = losses(likelihood, draws.outputs, targets, observation_scale(model))
         nll_per_example, energy_per_example = self._weighted(nll_per_example, sample_weight)
         kl = self._divergence(model, draws, num_samples, seed)
 

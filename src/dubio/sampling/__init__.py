@@ -16,7 +16,7 @@ from dubio.sampling.passes import (
     joined_pass,
     name_sources,
 )
-from dubio.sampling.planning import ExecutorWarning, Plan, plans
+from dubio.sampling.planning import ExecutorWarning, LoopOnlyError, Plan, plans
 from dubio.sampling.settings import (
     Estimator,
     Settings,
@@ -34,6 +34,7 @@ __all__ = [
     "Estimator",
     "ExecutorWarning",
     "Inputs",
+    "LoopOnlyError",
     "Pass",
     "Plan",
     "Settings",

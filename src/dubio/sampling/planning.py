@@ -32,6 +32,7 @@ __all__ = [
     "CPU_BUDGET",
     "ExecutorWarning",
     "Footprint",
+    "LoopOnlyError",
     "Plan",
     "memory_budget",
     "plan_for",
@@ -53,6 +54,10 @@ Mechanism = Literal["vmap", "vmap inputs", "loop"]
 
 class ExecutorWarning(UserWarning):
     """A network runs looped because it cannot be mapped."""
+
+
+class LoopOnlyError(RuntimeError):
+    """Raised by a layer that is meant to be looped: it needs no warning."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +172,9 @@ def _make_plan(call: Call) -> Plan:
 
 def _looped_plan(call: Call, error: Exception) -> Plan:
     reason = f"{_culprit(call.model, error)} cannot be mapped: {_first_sentence(error)}"
-    message = f"draws run one after another, since {reason}"
-    warnings.warn(message, ExecutorWarning, stacklevel=_levels_to_the_user())
+    if not isinstance(error, LoopOnlyError):
+        message = f"draws run one after another, since {reason}"
+        warnings.warn(message, ExecutorWarning, stacklevel=_levels_to_the_user())
     return Plan("loop", 0, 0, reason)
 
 

@@ -1,0 +1,214 @@
+"""Write the tables in the pages under docs/ from stored records and from the methods themselves.
+
+A page says which table it wants between two markers,
+
+    <!-- figures: digits:bayes -->
+    <!-- end -->
+
+and this script fills in what is between them. A name is a table of ``TABLES`` and, after a colon, what it is of.
+Figures come from ``benchmarks/results/*.json`` with the commit and the hardware they were measured on; nobody types
+them. With ``--check`` nothing is written, and the exit status is 1 when a page is out of date.
+"""
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dubio.cli.fields import fields_of, spell
+from dubio.methods import METHODS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN = "<!-- figures:"
+END = "<!-- end -->"
+PLACE = re.compile(rf"(?P<begin>{BEGIN} (?P<name>\S+) -->\n).*?{END}", flags=re.DOTALL)
+SUSPECTS = {
+    "unbounded_scales": "unbounded scales",
+    "actnorm_from_first_batch": "actnorm from the first batch",
+    "coupling_not_identity": "coupling that is no identity at first",
+    "permutation_trained": "trained permutation",
+}
+
+
+def main() -> int:
+    """Write the tables of all pages, or with ``--check`` compare them, and return the exit status."""
+    parser = argparse.ArgumentParser(description="Write the tables of the pages from stored records.")
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
+    check = parser.parse_args().check
+
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(PAGES.rglob("*.md"))}
+    filled = {path: fill(text, str(path.relative_to(ROOT))) for path, text in pages.items()}
+    changed = [path for path in pages if pages[path] != filled[path]]
+    names = ", ".join(str(path.relative_to(ROOT)) for path in changed)
+
+    if not changed:
+        print("the figures in docs/ are up to date")
+        return 0
+    if check:
+        print(f"the figures in {names} are out of date; run `make table`", file=sys.stderr)
+        return 1
+    for path in changed:
+        path.write_text(filled[path], encoding="utf-8")
+    print(f"wrote the figures in {names}")
+    return 0
+
+
+def fill(text: str, page: str) -> str:
+    """The page with every table made anew."""
+    if not text.count(BEGIN) == text.count(END) == len(PLACE.findall(text)):
+        _refuse(f"{page}: every {BEGIN} NAME --> must be followed by its own {END}")
+    return PLACE.sub(lambda place: f"{place['begin']}{table(place['name'], page)}\n{END}", text)
+
+
+def table(name: str, page: str) -> str:
+    """The table of a name such as ``digits:bayes``."""
+    kind, _, choice = name.partition(":")
+    if kind not in TABLES:
+        _refuse(f"{page}: figures must be one of {', '.join(TABLES)}, got {name!r}")
+    return TABLES[kind](choice)
+
+
+def fields(choice: str) -> str:
+    """The fields of a method: name, default, meaning."""
+    if choice not in METHODS:
+        _refuse(f"fields must be those of one of {', '.join(METHODS)}, got {choice!r}")
+    found = fields_of(METHODS[choice]).values()
+    return _markdown(("field", "default", "what it is"), ((f"`{f.name}`", spell(f.default), f.meaning) for f in found))
+
+
+def digits(choice: str) -> str:
+    """How methods do on digits with their defaults: all of them, or those named; methods not measured yet are told."""
+    wanted = choice.split(",") if choice else list(METHODS)
+    for name in wanted:
+        if name not in METHODS:
+            _refuse(f"digits must be of methods among {', '.join(METHODS)}, got {name!r}")
+    stored = _load("methods")
+    records = stored["records"]["methods"]["defaults"]
+    measured = {record["method"] for record in records}
+    missing = [name for name in wanted if name not in measured]
+    gap = f"Not measured yet: {', '.join(missing)}; `benchmarks/run.py methods` does it."
+    if missing == wanted:
+        return gap
+    rows = []
+    for method in (name for name in wanted if name in measured):
+        own = [record for record in records if record["method"] == method]
+        columns = ("accuracy", "nll", "entropy", "entropy_on_noise")
+        means = (f"{statistics.mean(record[column] for record in own):.3f}" for column in columns)
+        rows.append((method, *means, f"{max(record['seconds'] for record in own):.1f}"))
+    headings = ("method", "accuracy", "NLL", "entropy", "entropy on noise", "seconds of `fit`, slowest")
+    settings = stored["records"]["methods"]["settings"]
+    about = f"Means over {len(own)} seeds; {settings['num_test']} test digits, {settings['test_draws']} draws."
+    filled = f"{_markdown(headings, rows)}\n\n{about} {_source('methods', stored)}"
+    return f"{filled}\n\n{gap}" if missing else filled
+
+
+def alpha(choice: str) -> str:
+    """What alpha changes for dropout."""
+    stored = _load("methods")
+    records = stored["records"]["methods"]["alpha"]
+    rows = []
+    for value in dict.fromkeys(record["alpha"] for record in records):
+        own = [record for record in records if record["alpha"] == value]
+        likelihoods = [-record["nll"] for record in own]
+        error = statistics.stdev(likelihoods) / math.sqrt(len(own))
+        others = (f"{statistics.mean(record[c] for record in own):.3f}" for c in ("accuracy", "entropy_on_noise"))
+        rows.append((f"{value:g}", f"{statistics.mean(likelihoods):.4f} +- {error:.4f}", *others))
+    headings = ("alpha", "test log-likelihood", "accuracy", "entropy on noise")
+    settings = stored["records"]["methods"]["settings"]
+    draws = f"{settings['alpha_draws']} draws for each step, {settings['test_draws']} for the test"
+    about = f"Mean and standard error over {len(own)} seeds; {draws}."
+    return f"{_markdown(headings, rows)}\n\n{about} {_source('methods', stored)}"
+
+
+def steps(choice: str) -> str:
+    """Time of a training step of LeNet, beside that of the plain network."""
+    stored = _load("noise_h200")
+    rows = [
+        (record["method"], f"{record['milliseconds']:.3f}", f"{record['ratio']:.2f}")
+        for record in stored["records"]["noise"]
+    ]
+    about = "LeNet, batch of 128, one draw; the whole step compiled and captured in a CUDA graph."
+    headings = ("method", "milliseconds", "times plain")
+    return f"{_markdown(headings, rows)}\n\n{about} {_source('noise_h200', stored)}"
+
+
+def glow(choice: str) -> str:
+    """What becomes of the Glow step, for each set of suspects."""
+    stored = _load("glow")
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for record in stored["records"]["glow"]:
+        sets.setdefault(_brought_back(record), []).append(record)
+    rows = [
+        (
+            name,
+            ", ".join(str(record["failed_at_step"] or "-") for record in own),
+            _range(own, "least_divergence"),
+            _range(own, "least_true_divergence"),
+            _range(own, "largest_factor"),
+        )
+        for name, own in sets.items()
+    ]
+    headings = (
+        *("brought back", "not finite at step (each seed)"),
+        *("least divergence, as computed", "with log |det P| counted", "largest factor"),
+    )
+    about = "From the least to the most of the seeds; 1,000 steps unless numbers overflowed before."
+    return f"{_markdown(headings, rows)}\n\n{about} {_source('glow', stored)}"
+
+
+TABLES: dict[str, Callable[[str], str]] = {
+    "fields": fields,
+    "digits": digits,
+    "alpha": alpha,
+    "steps": steps,
+    "glow": glow,
+}
+
+
+def _brought_back(record: dict[str, Any]) -> str:
+    back = [words for name, words in SUSPECTS.items() if record[name]]
+    kept = [words for name, words in SUSPECTS.items() if not record[name]]
+    if not kept:
+        return "all four"
+    return f"all but the {kept[0]}" if len(kept) == 1 else ", ".join(back) or "nothing: as it is here"
+
+
+def _range(records: Sequence[dict[str, Any]], column: str) -> str:
+    values = sorted(record[column] for record in records)
+    return " to ".join(f"{value:.3g}" for value in (values[0], values[-1]))
+
+
+def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = ([cell.replace("|", r"\|") for cell in row] for row in rows)
+    head, *body = (f"| {' | '.join(row)} |" for row in (headings, *cells))
+    return "\n".join([head, f"|{'---|' * len(headings)}", *body])
+
+
+def _source(name: str, stored: dict[str, Any]) -> str:
+    commit = stored.get("commit")
+    place = f"commit {commit[:7]}" if commit else "commit not recorded"
+    return f"{stored['hardware']}, torch {stored['versions']['torch']}, {place}: `benchmarks/results/{name}.json`."
+
+
+def _load(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        _refuse(f"{path.relative_to(ROOT)} is missing; benchmarks/run.py writes it")
+    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return loaded
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"figures: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

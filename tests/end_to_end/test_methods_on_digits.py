@@ -1,0 +1,81 @@
+"""Every method on handwritten digits with its own defaults, as ``benchmarks/methods.py`` trains and judges it.
+
+Networks are trained in a process of their own: shapes are checked while tests run, which more than doubles the time
+that ``fit`` takes, and it is the user's time that is promised.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dubio.methods import METHODS
+
+pytest.importorskip("sklearn")
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SEEDS, MORE_SEEDS = (0, 1, 2), (0, 1, 2, 3, 4)
+SECONDS = {"ensemble": 30.0}
+"""How long ``fit`` may take, where it is not ten seconds."""
+
+PROGRAM = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+import torch, dubio, methods
+torch.set_num_threads(2)
+name, fields, num_samples, seeds = json.loads(sys.argv[2])
+dubio.data.load("digits")  # what is imported for it is not timed
+for seed in seeds:
+    began = time.process_time()
+    model, seconds = methods.train(dubio.methods.METHODS[name](**fields), seed, num_samples)
+    seconds = min(seconds, time.process_time() - began)
+    print(json.dumps({**methods.judge(model), "seconds": seconds}))
+"""
+
+
+def trained(
+    name: str, fields: dict[str, float], num_samples: int | None, seeds: tuple[int, ...]
+) -> list[dict[str, Any]]:
+    """Scores for each seed, and seconds of the clock or of the processor, the fewer: other tests share the cores."""
+    asked = json.dumps([name, fields, num_samples, seeds])
+    command = [sys.executable, "-c", PROGRAM, str(BENCHMARKS), asked]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return [json.loads(line) for line in finished.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.feature("Every method with its own defaults reaches 0.93 on the embedded digits, in ten seconds")
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_learns_digits_with_its_own_defaults(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    records = trained(name, {}, None, SEEDS)
+    accuracy = statistics.mean(record["accuracy"] for record in records)
+    seconds = max(record["seconds"] for record in records)
+    with capsys.disabled():
+        print(f"\n{name}: accuracy {accuracy:.4f}, at most {seconds:.1f} s")  # noqa: T201
+    assert len(records) == len(SEEDS)
+    assert accuracy >= 0.93, records
+    assert seconds <= SECONDS.get(name, 10.0), records
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.feature("Dropout trained with alpha 1 has a better test log-likelihood on digits than with alpha 0")
+def test_alpha_one_is_likelier_than_alpha_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten draws for each step and the same seeds; the gain in standard errors of its mean."""
+    zero, one = (
+        [-record["nll"] for record in trained("dropout", {"alpha": alpha}, 10, MORE_SEEDS)] for alpha in (0.0, 1.0)
+    )
+    gains = [better - worse for better, worse in zip(one, zero, strict=True)]
+    error = statistics.stdev(gains) / len(gains) ** 0.5
+    with capsys.disabled():
+        print(  # noqa: T201
+            f"\ntest log-likelihood {statistics.mean(zero):.4f} at alpha 0, {statistics.mean(one):.4f} at alpha 1, "
+            f"gain {statistics.mean(gains):.4f} +- {error:.4f}"
+        )
+    assert statistics.mean(gains) > 4.0 * error

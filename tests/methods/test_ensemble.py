@@ -1,0 +1,229 @@
+"""``Ensemble``: its members' weights, networks trained elsewhere, bagging, and training together as if alone."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio import functional
+from dubio.layers import num_members
+from dubio.objectives import EnsembleLoss
+from dubio.sampling import plans
+from networks import mlp
+
+INPUTS = torch.randn(30, 5, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.arange(30) % 3
+
+
+class Bare(nn.Module):
+    """Parameters that nobody can begin anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.gain = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.gain
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def weights(net: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters() if p.dim() > 1])
+
+
+# ----------------------------------------------------------------------------------------- members
+
+
+@pytest.mark.parametrize("net", [mlp(5, 40, 3), dubio.models.build("mlp:5-40-3")], ids=["reset", "built"])
+def test_members_begin_with_weights_of_their_own(net: nn.Module) -> None:
+    net = copy.deepcopy(net).double().eval()
+    next(net.parameters()).requires_grad_(False)
+    model = dubio.Ensemble(4).convert(net)
+    own = torch.stack([weights(member) for member in model.members])
+    assert torch.equal(own[0], weights(net))
+    assert (torch.corrcoef(own) - torch.eye(4)).abs().max() < 0.3
+    assert ((own.std(dim=1) / own[0].std() - 1.0).abs() < 0.2).all()  # of the same kind
+    for member in model.members:
+        assert {p.dtype for p in member.parameters()} == {torch.float64}
+        assert not any(module.training for module in member.modules())
+        assert [p.requires_grad for p in member.parameters()] == [p.requires_grad for p in net.parameters()]
+
+
+def test_a_built_network_that_was_changed_is_begun_anew_as_it_is() -> None:
+    net = dubio.models.build("mlp:5-4-3")
+    net[-1] = nn.Linear(4, 7)
+    assert dubio.sample(dubio.Ensemble(2).convert(net), INPUTS, 2).shape == (2, 30, 7)
+
+
+def test_attention_is_begun_anew_by_its_own_rule() -> None:
+    net = nn.TransformerEncoderLayer(4, 2, 8)
+    first, second = dubio.Ensemble(2).convert(net).members
+    assert not torch.allclose(first.self_attn.in_proj_weight, second.self_attn.in_proj_weight, atol=1e-2)
+    assert (second.self_attn.out_proj.bias == 0.0).all()  # what attention makes of its linear layer
+
+
+def test_weights_that_cannot_begin_anew_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="cannot give gain new weights: its module has no reset_parameters; pass the"):
+        dubio.Ensemble(2).convert(Bare())
+    model = dubio.Ensemble(2).convert(Bare(), strict=False)
+    assert torch.equal(model.members[0].gain, model.members[1].gain)
+    assert not torch.equal(model.members[0].layer.weight, model.members[1].layer.weight)
+
+
+def test_networks_trained_elsewhere_are_the_draws(tmp_path: Path) -> None:
+    nets = [Bare(), Bare(), Bare()]
+    model = dubio.Ensemble().convert(nets)
+    assert dubio.spec(model).method == dubio.Ensemble(members=3)
+    expected = torch.stack([net(INPUTS) for net in nets])
+    for executor in ("vmap", "loop"):
+        torch.testing.assert_close(dubio.sample(model, INPUTS, 3, executor=executor), expected)  # type: ignore[arg-type]
+    dubio.save(model, tmp_path / "model.safetensors")
+    loaded = dubio.load(tmp_path / "model.safetensors", Bare())
+    torch.testing.assert_close(dubio.sample(loaded, INPUTS, 3), expected)
+    with torch.no_grad():
+        nets[0].gain.zero_()
+    torch.testing.assert_close(dubio.sample(model, INPUTS, 1)[0], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [(mlp(5, 6, 3), "0.bias"), (nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), "its modules")],
+    ids=["width", "activation"],
+)
+def test_networks_of_different_kinds_are_refused(other: nn.Module, what: str) -> None:
+    with pytest.raises(ValueError, match=f"members must be networks of one kind, but number 1 differs in {what}"):
+        dubio.Ensemble().convert([mlp(5, 4, 3), other])
+
+
+def test_what_is_no_list_of_networks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
+    with pytest.raises(ValueError, match="net must be a network or several, got none"):
+        dubio.Ensemble().convert([])
+    with pytest.raises(TypeError, match=r"net must be a torch\.nn\.Module, got int; or a list of them"):
+        dubio.Ensemble().convert(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"net must be a torch\.nn\.Module, got list; or a list of them"):
+        dubio.Ensemble().convert([mlp(5, 3), 3])  # type: ignore[list-item]
+    for members in (0, 1.5, True):
+        with pytest.raises(ValueError, match=f"members must be a whole number of at least 1, got {members}"):
+            dubio.Ensemble(members)  # type: ignore[arg-type]
+
+
+# ----------------------------------------------------------------------------------------- draws
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop", "auto"])
+def test_draws_come_in_the_order_of_members_round_and_round(executor: Any) -> None:
+    model = dubio.Ensemble(3).convert(mlp(5, 4, 3))
+    expected = torch.stack([model.members[draw % 3](INPUTS) for draw in range(5)])
+    torch.testing.assert_close(dubio.sample(model, INPUTS, 5, executor=executor), expected)
+
+
+def test_predictions_have_no_more_draws_than_members() -> None:
+    model = dubio.Ensemble(3).convert(mlp(5, 4, 3))
+    assert num_members(model) == 3
+    assert num_members(mlp(5, 3)) is None
+    prediction = dubio.predict(model, INPUTS, 100)
+    assert prediction.num_samples == 3
+    expected = torch.stack([member(INPUTS).softmax(dim=-1) for member in model.members]).mean(dim=0)
+    torch.testing.assert_close(prediction.probs, expected)
+    assert dubio.predict(model, INPUTS, 2).num_samples == 2
+
+
+def test_t22_an_ensemble_of_one_is_its_member() -> None:
+    net = mlp(5, 4, 3)
+    prediction = dubio.predict(dubio.Ensemble(1).convert(net), INPUTS, 10)
+    torch.testing.assert_close(prediction.probs, net(INPUTS).softmax(dim=-1))
+
+
+def test_a_plain_call_is_a_member_by_chance_and_a_frozen_one_the_first() -> None:
+    model = dubio.Ensemble(3).convert(mlp(5, 4, 3))
+    outputs = torch.stack([member(INPUTS) for member in model.members])
+    seen = [int((model(INPUTS) == outputs).flatten(1).all(dim=1).int().argmax()) for _ in range(90)]
+    assert all(15 <= seen.count(place) <= 45 for place in range(3))
+    with dubio.frozen(seed=8):
+        assert torch.equal(model(INPUTS), outputs[0])
+
+
+# ----------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("make", [lambda: mlp(5, 8, 3), normed], ids=["mlp", "norms"])
+def test_members_trained_together_are_members_trained_alone(make: Any) -> None:
+    model = dubio.Ensemble(3).convert(make())
+    alone = [dubio.Deterministic().convert(copy.deepcopy(member)) for member in model.members]
+    options: Any = {"epochs": 3, "batch_size": 8, "lr": 0.02, "seed": 4, "progress": False}
+    for network in (model, *alone):
+        dubio.fit(network.train(), (INPUTS, TARGETS), **options)
+    for member, single in zip(model.members, alone, strict=True):
+        for (name, found), expected in zip(member.state_dict().items(), single.state_dict().values(), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=name)
+    assert not torch.allclose(weights(model.members[0]), weights(model.members[1]), atol=0.1)
+
+
+def test_members_with_batch_norm_are_looped_in_training_without_a_warning() -> None:
+    model = dubio.Ensemble(2).convert(normed().train())
+    dubio.sample(model, INPUTS, 2)
+    (plan,) = plans(model).values()
+    assert plan.executor == "loop"
+    assert "batch statistics of the members of an ensemble cannot be mapped" in plan.reason
+    first, second = (member[1].running_mean for member in model.members)
+    assert first.abs().max() > 0.0
+    assert not torch.allclose(first, second, atol=1e-3)
+    dubio.sample(model.eval(), INPUTS, 2)
+    assert {plan.executor for plan in plans(model).values()} == {"loop", "vmap"}
+
+
+def test_a_bag_holds_as_many_draws_as_examples_and_repeats_with_its_seed() -> None:
+    method = dubio.Ensemble(4, bootstrap=True)
+    counts = method.example_weights(50, seed=1)
+    assert counts is not None
+    assert counts.shape == (50, 4)
+    assert counts.sum(dim=0).tolist() == [50.0] * 4
+    assert (counts == counts.round()).all()
+    assert (counts.min(), counts.max() > 1.0) == (0.0, True)
+    assert len({tuple(column.tolist()) for column in counts.mT}) == 4
+    assert torch.equal(counts, functional.bootstrap_counts(50, 4, torch.Generator().manual_seed(1)))
+    assert not torch.equal(counts, method.example_weights(50, seed=2))  # type: ignore[arg-type]
+    assert dubio.Ensemble(4).example_weights(50, seed=1) is None
+
+
+def test_fit_gives_each_member_its_bag(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = dubio.Ensemble(2, bootstrap=True)
+    model, seen = method.convert(mlp(5, 8, 3)), []
+    original = EnsembleLoss.__call__
+
+    def spy(self: EnsembleLoss, *args: Any, **options: Any) -> dubio.Loss:
+        seen.append((args[1].clone(), options["sample_weight"]))
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(EnsembleLoss, "__call__", spy)
+    dubio.fit(model, (INPUTS, TARGETS), epochs=1, batch_size=7, seed=6, progress=False)
+    inputs, counts = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    places = [int((row == INPUTS).all(dim=1).int().argmax()) for row in inputs]
+    assert sorted(places) == list(range(30))
+    assert torch.equal(counts, method.example_weights(30, seed=6)[places])  # type: ignore[index]
+
+
+def test_a_bag_weighs_the_losses_of_its_member_alone() -> None:
+    model = dubio.Ensemble(2).convert(mlp(5, 8, 3))
+    counts = functional.bootstrap_counts(30, 2, torch.Generator().manual_seed(0))
+    total = EnsembleLoss(30)(model, INPUTS, TARGETS, 2, sample_weight=counts).total
+    expected = [
+        (nn.functional.cross_entropy(member(INPUTS), TARGETS, reduction="none") * own).mean()
+        for member, own in zip(model.members, counts.mT, strict=True)
+    ]
+    torch.testing.assert_close(total, sum(expected))
+
+
+def test_members_train_all_at_once() -> None:
+    assert dubio.Ensemble(7).recipe.num_samples == 7
+    assert dubio.Ensemble(7).objective(20) == EnsembleLoss(20)
