@@ -10,7 +10,7 @@ import gc
 _collecting = gc.isenabled()
 gc.disable()  # a collection in the midst of imports takes a tenth of a second and finds nothing
 try:
-    from dubio import attacks, data, flows, models, sampling
+    from dubio import attacks, data, flows, models, pictures, sampling
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -100,6 +100,7 @@ __all__ = [
     "models",
     "noise_off",
     "parameter_names",
+    "pictures",
     "predict",
     "sample",
     "sampling",

@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 import dubio
 from dubio.cli import app
 from dubio.cli.ordering import Order, load_splits
+from dubio.cli.showing import parse_methods
+from dubio.methods import METHODS
 
 pytest.importorskip("sklearn")
 
@@ -174,6 +176,9 @@ def test_a_name_that_is_taken_is_refused(runs: Path) -> None:
             ("train", "x", "--data", "diabetes", "--augment"),
             "--augment needs images, and diabetes has",
         ),
+        (("demo", "--methods", "bayes,magic"), "--methods must name some of bayes, "),
+        (("demo", "--methods", "bayes,bayes"), "each once, got 'bayes,bayes'"),
+        (("demo", "--epochs", "0"), "epochs must be at least 1, got 0"),
         (("train", "x", "--device", "abacus"), "--device must be cpu, cuda"),
         (("predict", "first", "--data", "diabetes"), "this network reads inputs of shape (64,), and diabetes"),
         (("train", "x", "--epochs", "0"), "epochs must be at least 1, got 0"),
@@ -238,14 +243,53 @@ def test_no_arguments_show_the_help_and_version_the_version() -> None:
     assert invoke("--version").stdout.startswith(f"dubio {dubio.__version__}")
 
 
-def test_the_demo_ends_with_a_table_and_never_overwrites(tmp_path: Path) -> None:
-    shown = [invoke("demo", "--epochs", 1, "--runs", tmp_path) for _ in range(2)]
-    assert [result.exit_code for result in shown] == [0, 0]
-    assert "deterministic" in shown[0].stdout
-    assert "Bayes" in shown[0].stdout
-    names = {"demo-bayes", "demo-bayes-2", "demo-deterministic", "demo-deterministic-2"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+@pytest.mark.feature("dubio demo compares all methods on digits, on noise and under attack, in runs to look at")
+def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
+    shown = invoke("demo", "--methods", "se-snn,deterministic", "--epochs", 2, "--runs", tmp_path)
+    assert shown.exit_code == 0, shown.output
+    assert max(map(len, shown.stdout.partition("Try next:")[0].splitlines())) <= 80
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
+    assert [row[0] for row in rows] == ["se-snn", "deterministic"]
+    test, noise = dubio.data.load_test("digits"), torch.rand(449, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for name, *cells in rows:
+        model = dubio.load(tmp_path / f"demo-{name}" / "model.safetensors")
+        found = dubio.predict(model, test.tensors[0], num_samples=20, seed=0)
+        strange = dubio.predict(model, noise, num_samples=20, seed=0)
+        assert isinstance(found, dubio.ClassPredictive)
+        assert isinstance(strange, dubio.ClassPredictive)
+        nll = torch.nn.functional.nll_loss(found.log_probs, test.tensors[1])
+        expected = [(found.label == test.tensors[1]).float().mean(), nll, found.entropy.mean(), strange.entropy.mean()]
+        record = json.loads((tmp_path / f"demo-{name}" / "attack.json").read_text())
+        assert len(record["indices"]) == 128
+        left = record["rows"][0]
+        expected += [left["predictive"]["value"], left["single"]["value"]]
+        assert [float(cell) for cell in cells[:6]] == pytest.approx([float(value) for value in expected], abs=6e-4)
+    assert rows[1][5] == rows[1][6]  # without noise every draw is the same
+    for command in ("describe", "predict"):
+        assert invoke(command, "demo-deterministic", "--runs", tmp_path).exit_code == 0
+    assert invoke("attack", "demo-deterministic", "--images", 4, "--steps", 1, "--runs", tmp_path).exit_code == 0
+    assert invoke("export", "demo-deterministic", tmp_path / "plain.pt2", "--runs", tmp_path).exit_code == 0
+    assert f"dubio predict demo-se-snn --runs {tmp_path}" in shown.stdout
+
+
+def test_the_demo_never_overwrites(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert invoke("demo", "--methods", "deterministic", "--epochs", 1, "--runs", tmp_path).exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"demo-deterministic", "demo-deterministic-2"}
     assert "Deterministic" in invoke("runs", "--runs", tmp_path).stdout
+
+
+def test_the_demo_takes_every_method_the_ordinary_network_first() -> None:
+    assert sorted(parse_methods(None)) == sorted(METHODS)
+    assert parse_methods(None)[0] == "deterministic"
+
+
+def test_an_interrupted_demo_is_not_called_resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object, **options: object) -> None:
+        raise dubio.Interrupted("saved")
+
+    monkeypatch.setattr("dubio.cli.showing.train_order", interrupt)
+    assert invoke("demo", "--runs", tmp_path).exit_code == 130
 
 
 def test_an_error_in_a_process_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -64,3 +64,9 @@ def test_fine_tuning_adds_accuracy_and_doubt() -> None:
     assert after > 0.8
     assert nll < plain_nll
     assert wrong > 2.0 * right
+
+
+@pytest.mark.slow
+def test_an_embedding_in_the_plane_tells_digits_apart() -> None:
+    pytest.importorskip("matplotlib")
+    assert numbers("accuracy #", output_of("embedding_2d.py"))[0] > 0.9

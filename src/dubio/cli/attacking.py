@@ -147,6 +147,7 @@ def assail(
     *,
     num_draws: int = 100,
     seed: int = 0,
+    progress: bool = True,
 ) -> Assault:
     """Attack a network by each name at each epsilon, and where there are several by the strongest of them.
 
@@ -170,7 +171,7 @@ def assail(
         results = []
         for name in names:
             value = values[name, epsilon]
-            result = value(model, inputs, targets)
+            result = value(model, inputs, targets, progress=progress)
             results.append(result)
             cost = (result.forwards, result.backwards, result.seconds)
             rows.append(Row(name, epsilon, value, result.inputs, scored(result.inputs), *cost))

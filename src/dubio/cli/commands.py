@@ -97,16 +97,21 @@ def options(
 
 @app.command()
 def demo(
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only these methods (default: all; see dubio methods).")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs for each network (default: the method's own).")] = None,
     runs: Runs = Path("runs"),
-    epochs: Annotated[int | None, typer.Option(help="Epochs for each network; by default the method's own.")] = None,
 ) -> None:
-    """Train an ordinary and a Bayesian network on digits, and compare their doubt.
+    """Train a network on digits by every method, compare their doubt, and attack them.
 
-    Takes some seconds on two cores, and ends with a table and two runs to look at.
+    Takes a minute or two on two cores, and ends with a table, what it means, and a run of each method to look at.
 
     Example:  dubio demo
+
+    Example:  dubio demo --methods deterministic,bayes,ensemble
     """
-    show_demo(runs, epochs)
+    show_demo(runs, methods, epochs)
 
 
 @app.command("data")

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from dubio.models import build
 from dubio.objectives import Loss
 from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
-from dubio.training import Run, fit
+from dubio.training import Callback, Run, fit
 
 __all__ = ["Order", "build_for", "load_splits", "read_order", "train_order"]
 
@@ -72,7 +73,14 @@ def build_for(order: Order, examples: Examples) -> tuple[nn.Module, Likelihood]:
 
 
 def train_order(
-    order: Order, splits: Splits, folder: Path, resume: bool = False, device: str | None = None
+    order: Order,
+    splits: Splits,
+    folder: Path,
+    resume: bool = False,
+    device: str | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
 ) -> tuple[nn.Module, Run]:
     """Build, convert, train and save a network."""
     method = make_method(order.method, order.fields)
@@ -94,11 +102,12 @@ def train_order(
             noise_lr=order.noise_lr,
             schedule=order.schedule,
             num_samples=order.samples,
-            callbacks=(_Keeper(order, folder),),
+            callbacks=(_Keeper(order, folder), *callbacks),
             folder=folder,
             resume=resume,
             seed=order.seed,
             device=device,
+            progress=progress,
         )
     except Exception:
         if not (folder / "config.json").exists():  # refused before it began: leave no trace of it

@@ -162,9 +162,7 @@ class WassersteinHead(Head):
         """Logits of one draw of all clouds and directions."""
         with joined_pass() as run:
             dtype = torch.promote_types(code.dtype, torch.float32)
-            noise = None if run.off else self._feature_noise(run, code)
-            features = self.features(code, noise).to(dtype)
-            classes = self.class_clouds(run, code).to(dtype)
+            features, classes = self.clouds(code).to(dtype), self.class_clouds(code).to(dtype)
             with torch.autocast(code.device.type, enabled=False):
                 if run.off:
                     return self._scaled(-self._point_distances(features, classes))
@@ -177,14 +175,18 @@ class WassersteinHead(Head):
         with joined_pass() as run:
             return self.features(code, None if run.off else self._feature_noise(run, code))  # type: ignore[no-any-return]
 
-    def class_clouds(self, run: Pass, like: Tensor) -> Float[Tensor, "class cloud dim"]:
-        """The clouds of all classes in a pass; with noise off, a point each (a free one's mean)."""
-        if self.prototypes is not None:
-            return self.prototypes.mean(dim=1, keepdim=True) if run.off else self.prototypes
-        assert self.classes is not None
-        one_hot = torch.eye(self.num_classes, dtype=like.dtype, device=like.device)
-        noise = None if run.off else self._class_noise(run, like)
-        return self.classes(one_hot, noise)  # type: ignore[no-any-return]
+    def class_clouds(self, like: Tensor) -> Float[Tensor, "class cloud dim"]:
+        """The clouds of all classes in the running pass, in the kind of numbers of ``like``.
+
+        With noise off a point each, which is the mean where the points are free.
+        """
+        with joined_pass() as run:
+            if self.prototypes is not None:
+                return self.prototypes.mean(dim=1, keepdim=True) if run.off else self.prototypes
+            assert self.classes is not None
+            one_hot = torch.eye(self.num_classes, dtype=like.dtype, device=like.device)
+            noise = None if run.off else self._class_noise(run, like)
+            return self.classes(one_hot, noise)  # type: ignore[no-any-return]
 
     def plain(self) -> nn.Module:
         """The head on points."""
