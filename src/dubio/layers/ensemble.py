@@ -71,12 +71,13 @@ def num_members(model: nn.Module) -> int | None:
 
 
 def _one_of(tensors: list[Tensor], place: Int[Tensor, ""]) -> Tensor:
-    """The tensor at ``place``, which may be mapped: then those of all draws are stacked, and the stack is mapped."""
-    places = torch._C._functorch.get_unwrapped(place) if _is_mapped(place) else place
-    if not torch.compiler.is_compiling() and not _is_mapped(places):
+    """The tensor at ``place``, which is mapped unless the network is compiled: a stack of those of all draws."""
+    if not torch.compiler.is_compiling():
         # What indexing would give, without the gathers and scatters of single numbers that a map makes of it.
-        level = torch._C._functorch.maybe_get_level(place)
-        return torch._C._functorch._add_batch_dim(torch.stack([tensors[i] for i in places.tolist()]), 0, level)
+        places = torch._C._functorch.get_unwrapped(place)
+        if not _is_mapped(places):
+            level = torch._C._functorch.maybe_get_level(place)
+            return torch._C._functorch._add_batch_dim(torch.stack([tensors[i] for i in places.tolist()]), 0, level)
     place = place.to(tensors[0].device).reshape(1)
     return torch.stack(tensors).index_select(0, place).squeeze(0)
 
