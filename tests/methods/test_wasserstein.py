@@ -32,10 +32,10 @@ def replayed(head: WassersteinHead, code: Tensor, seed: int) -> tuple[Tensor, Te
     """Clouds of inputs and of classes, and the directions, of the first draw with a seed."""
     running = Pass(Settings("frozen", seed_tensor(seed)))
     with dubio.frozen(seed=seed):
-        features = head.clouds(code)
+        features, classes = head.clouds(code), head.class_clouds(code)
     count = head.num_directions * (1 if head.training else head.eval_redraws)
     directions = functional.unit_directions(running.noise_for_weights(head.directions, torch.empty(count, head.dim)))
-    return features, head.class_clouds(running, code), directions
+    return features, classes, directions
 
 
 def noise_seen(maker: nn.Module) -> list[Tensor]:
