@@ -119,7 +119,7 @@ def test_t34_the_penalty_is_the_sum_of_squares_beside_a_mean_loss() -> None:
 
 def test_the_penalty_leaves_noise_alone() -> None:
     model = dubio.InputNoise(components=2).convert(mlp(5, 4, 3))
-    assert [matrix.shape for matrix in weight_matrices(model)] == [(4, 5), (3, 4)]
+    assert [(matrix.shape, units) for matrix, units in weight_matrices(model)] == [((4, 5), 4), ((3, 4), 3)]
 
 
 def test_alpha_needs_several_draws_and_gets_them_by_default() -> None:

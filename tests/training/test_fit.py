@@ -325,7 +325,7 @@ REFUSALS = {
     "resume": ((INPUTS, TARGETS), {"resume": True}, ValueError, "resume needs the folder"),
     "schedule": ((INPUTS, TARGETS), {"schedule": "cosin"}, ValueError, "schedule must be .* got 'cosin'"),
     "negative weights": ((INPUTS, TARGETS, -torch.ones(240)), {}, ValueError, "weights of train must be at least 0"),
-    "weights in columns": ((INPUTS, TARGETS, torch.ones(240, 1)), {}, ValueError, "sample_weight must have one weight"),
+    "weights in columns": ((INPUTS, TARGETS, torch.ones(240, 2)), {}, ValueError, "sample_weight must have one weight"),
     "no validation": ((INPUTS, TARGETS), {"validation": []}, ValueError, "validation must hold at least one example"),
     "optimizer": ((INPUTS, TARGETS), {"optimizer": torch.optim.SGD(make().parameters())}, TypeError, "optimizer must"),
     "callback": ((INPUTS, TARGETS), {"callbacks": [print]}, TypeError, "callbacks must have on_step"),

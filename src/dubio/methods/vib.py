@@ -27,8 +27,8 @@ class Vib:
     Args:
         beta: the price.
         at: whether the noise is on the ``"input"`` of the chosen layer or on its ``"output"``.
-        where: which linear layers; see ``dubio.Where``. By default the last, the classifier; for ``vib_mlp`` of
-            ``dubio.models`` the paper's place is ``where="bottleneck", at="output"``.
+        where: which linear layers; see ``dubio.Where``. By default the last, the classifier. In the ``vib_mlp`` of
+            ``dubio.models`` the paper's place is the output of the layer called bottleneck.
     """
 
     noise_off: ClassVar[NoiseOff] = "source"
