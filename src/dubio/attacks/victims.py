@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.functional.adversarial import AttackLoss, AttackObjective
+from dubio.layers import num_members
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, sample, seed_tensor
 from dubio.sampling.executors import Executor
@@ -148,6 +149,11 @@ class Victim:
         )
         return found
 
+    def __post_init__(self) -> None:
+        """Look at all members of an ensemble, each once: fewer draws would spare some, more would repeat them."""
+        members = num_members(self.model) if isinstance(self.model, nn.Module) else None
+        self.num_samples = members or self.num_samples
+
     @torch.no_grad()
     def check(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> None:
         """Refuse what cannot be attacked, by running a few rows; a network without noise is one draw from then on."""
@@ -156,7 +162,7 @@ class Victim:
         before = _generator_state(inputs.device)
         draws = two.log_probs(inputs[:ROWS_TO_TRY], executor="loop")
         # Draws that are few and discrete may agree by chance: whether numbers were drawn tells more.
-        random = not torch.equal(before, _generator_state(inputs.device)) or not torch.equal(draws[0], draws[1])
+        random = not torch.equal(before, _generator_state(inputs.device)) or not torch.equal(draws[0], draws[-1])
         self.check_logits(draws, labels)
         if self.noise == "off" and random:
             raise ValueError(

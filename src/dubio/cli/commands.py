@@ -25,6 +25,7 @@ from dubio.cli.ordering import Order, load_splits, read_order, train_order
 from dubio.cli.picturing import picture
 from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
 from dubio.cli.showing import show_demo
+from dubio.layers import num_members
 from dubio.methods import METHODS
 from dubio.models import sizes_of
 
@@ -210,7 +211,8 @@ def train(
         raise dubio.Interrupted(f"{folder} is saved; go on with: {shlex.join(again)}") from None
     typer.echo(f"{folder}: best epoch {run.best_epoch} of {len(run.history)}, {run.seconds:.1f} s")
     if splits.test is not None:
-        typer.echo(f"{score(trained, splits.test)}  ({len(splits.test)} examples, 100 draws)")
+        asked = f"{num_members(trained) or 100} {'members' if num_members(trained) else 'draws'}"
+        typer.echo(f"{score(trained, splits.test)}  ({len(splits.test)} examples, {asked})")
 
 
 @app.command("runs")

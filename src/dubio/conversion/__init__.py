@@ -4,7 +4,7 @@ from dubio.conversion.choice import Where, chooses
 from dubio.conversion.copying import make_mappable, plain_copy
 from dubio.conversion.description import Description, describe
 from dubio.conversion.exporting import export
-from dubio.conversion.heads import replace_head, with_activation_noise
+from dubio.conversion.heads import classifier_of, replace_head, with_activation_noise
 from dubio.conversion.insertion import insert_noise, randomise_dropout
 from dubio.conversion.proof import ConversionWarning, prove
 from dubio.conversion.recording import finish
@@ -17,6 +17,7 @@ __all__ = [
     "Spec",
     "Where",
     "chooses",
+    "classifier_of",
     "describe",
     "export",
     "finish",

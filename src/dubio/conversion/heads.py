@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from dubio.conversion.choice import Where, chooses
@@ -9,9 +10,30 @@ from dubio.conversion.copying import exchange, is_norm, make_mappable, own_param
 from dubio.conversion.replacement import refuse_unconvertible
 from dubio.layers import ActivationNoise, Head, noise_input, noise_output, takes_noise
 from dubio.layers.noised import UNCALLED
-from dubio.sampling import attach
+from dubio.sampling import Inputs, arguments, attach
+from dubio.sampling.planning import unchanged
 
-__all__ = ["replace_head", "with_activation_noise"]
+__all__ = ["classifier_of", "replace_head", "with_activation_noise"]
+
+
+def classifier_of(net: nn.Module, where: Where, example: Inputs | None) -> Where:
+    """Which layer is the classifier where nobody chose: the linear layer called last, if an example shows it.
+
+    None is the last one that the network registered, which needs no example.
+    """
+    if where is not None or example is None or not isinstance(net, nn.Module):
+        return where
+    linear = {module: name for name, module in net.named_modules() if isinstance(module, nn.Linear)}
+    called: list[str] = []
+    handles = [module.register_forward_pre_hook(lambda own, _: called.append(linear[own])) for module in linear]
+    args, kwargs = arguments(example)
+    try:
+        with torch.no_grad(), unchanged(net):
+            net(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None if not called or called[-1] == list(linear.values())[-1] else called[-1]
 
 
 def replace_head(

@@ -1,7 +1,7 @@
 """Dropout as a function of uniform noise: what falls below the rate is dropped, the rest scaled so that means stay.
 
-With noise off the layer is the identity, so no factor is left over for evaluation (section 7.7 of Gal 2016 and of the
-reference code of Li and Gal 2017 differ here; scaling twice would be wrong).
+With noise off the layer is the identity, so no factor is left over for evaluation: the reference code of Li and Gal
+2017 has one, which would scale twice.
 
 References: Srivastava et al. 2014; Klambauer et al. 2017 for the alpha form, which keeps the variance too.
 """

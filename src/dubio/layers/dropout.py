@@ -116,6 +116,12 @@ class Dropout2d(_ChannelDropout, nn.Dropout2d):
     dubio_plain_class = nn.Dropout2d
     positions = 2
 
+    def forward(self, input: Tensor) -> Tensor:
+        """The inputs with some channels dropped; three axes are rows, channels and length, as torch reads them."""
+        if input.dim() == 3:
+            return self._mask(input, (*input.shape[:2], 1), functional.dropout)
+        return super().forward(input)
+
 
 class Dropout3d(_ChannelDropout, nn.Dropout3d):
     """``nn.Dropout3d``, always on."""

@@ -87,4 +87,4 @@ def _is_mapped(tensor: Tensor) -> bool:
 
 
 def _tracks_statistics(module: nn.Module) -> bool:
-    return getattr(module, "running_mean", None) is not None
+    return isinstance(module, nn.modules.batchnorm._NormBase)

@@ -54,17 +54,22 @@ class Head(Source):
 
 
 class GaussianHead(Head):
-    """``GaussianLogits`` as a head; nothing is drawn."""
+    """``GaussianLogits`` as a head; nothing is drawn. The entropy of the inputs' Gaussians is rewarded (E-56)."""
 
     random = ()
 
-    def __init__(self, num_inputs: int, num_classes: int, kind: GaussianKind) -> None:
+    def __init__(self, num_inputs: int, num_classes: int, kind: GaussianKind, margin: float, weight: float) -> None:
         super().__init__()
         self.logits = GaussianLogits(num_inputs, num_classes, kind)
+        self.margin, self.weight = margin, weight
 
     def forward(self, mean: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch class"]:
         """Logits."""
-        return self.logits(mean)  # type: ignore[no-any-return]
+        with joined_pass() as run:
+            if "penalty" in run.collecting and not run.off:
+                short = functional.entropy_margin(self.logits.std(mean), self.margin).mean()
+                run.collect("entropy_margin", self.weight * short)
+            return self.logits(mean)  # type: ignore[no-any-return]
 
     def plain(self) -> nn.Module:
         """The logits without the head."""
@@ -86,11 +91,15 @@ class GaussianLogits(nn.Module):
         self.class_mean = nn.Parameter(torch.randn(num_classes, num_inputs) / num_inputs**0.5)
         self.class_rho = nn.Parameter(torch.zeros(num_classes, num_inputs))
 
+    def std(self, mean: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
+        """Scales of the Gaussians of inputs."""
+        dtype = torch.promote_types(mean.dtype, torch.float32)
+        return functional.activation_std(self.rho(mean).to(dtype))
+
     def forward(self, mean: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch class"]:
         """Logits."""
         dtype = torch.promote_types(mean.dtype, torch.float32)
-        std = functional.activation_std(self.rho(mean).to(dtype))
-        class_std = functional.activation_std(self.class_rho.to(dtype))
+        std, class_std = self.std(mean), functional.activation_std(self.class_rho.to(dtype))
         compare = COMPARISONS[self.kind]
         with torch.autocast(mean.device.type, enabled=False):
             return -compare(mean.to(dtype), std, self.class_mean.to(dtype), class_std)
@@ -200,7 +209,7 @@ class WassersteinHead(Head):
         if self.distance == "sinkhorn":
             return functional.sinkhorn_matrix(features, classes, self.regularisation, self.num_iterations)
         count = self.num_directions * (1 if self.training else self.eval_redraws)
-        noise = run.noise_for_weights(self.directions, features.new_empty(count, self.dim))
+        noise = _once(run, self.directions, features.new_empty(count, self.dim), "normal")
         directions = functional.unit_directions(noise)
         return functional.sliced_wasserstein_matrix(features, classes, directions, self.p, self.root)
 
@@ -223,13 +232,20 @@ class WassersteinHead(Head):
 
     def _class_noise(self, run: Pass, like: Tensor) -> Tensor:
         shape = (self.num_classes, self.num_points, self.noise_dim)
-        return self._kind(run.noise_for_weights(self.class_noise, like.new_empty(shape), self.noise))
+        return self._kind(_once(run, self.class_noise, like.new_empty(shape), self.noise))
 
     def _kind(self, noise: Tensor) -> Tensor:
         return 2.0 * noise - 1.0 if self.noise == "uniform" else noise
 
     def _scaled(self, logits: Tensor) -> Tensor:
         return logits if self.log_scale is None else logits * self.log_scale.exp()
+
+
+def _once(run: Pass, source: Source, like: Tensor, kind: Literal["normal", "uniform"]) -> Tensor:
+    """Noise that all calls in a pass share."""
+    if id(source) not in run.drawn:
+        run.drawn[id(source)] = run.noise_for_weights(source, like, kind)
+    return run.drawn[id(source)]
 
 
 class PointHead(nn.Module):

@@ -34,6 +34,8 @@ Drawing = tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"] | None, F
 class InputPosterior(InputSource, Posterior):
     """A distribution of factors for the inputs of a layer."""
 
+    per_call = True
+
     def __init__(self, channels: int, axis: int, prior: Normal, *, per_position: bool, sum_positions: bool) -> None:
         super().__init__()
         self.channels, self.axis, self.prior = channels, axis, prior
@@ -50,7 +52,12 @@ class InputPosterior(InputSource, Posterior):
         with joined_pass() as run:
             if run.off:
                 return input
-            wants = self.wants(run)
+            wants_divergence, wants_entropy = self.wants(run)
+            if wants_divergence and self.has_closed_divergence:
+                run.collect("divergence", self.closed_divergence())
+            if wants_entropy and self.has_closed_entropy:
+                run.collect("entropy", self.closed_entropy())
+            wants = wants_divergence and not self.has_closed_divergence, wants_entropy and not self.has_closed_entropy
             dtype = torch.promote_types(input.dtype, torch.float32)
             with torch.autocast(input.device.type, enabled=False):
                 factors, log_ratio, log_prob = self.draw_rows(run, self._shape_for(input), dtype, input.device, wants)

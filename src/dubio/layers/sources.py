@@ -51,6 +51,9 @@ class InputSource(Source):
 class Posterior(Source):
     """A source with a prior."""
 
+    per_call: bool = False
+    """Whether each call of a layer draws something of its own, whose divergence and entropy count for each call."""
+
     @property
     @abstractmethod
     def has_closed_divergence(self) -> bool:
@@ -76,8 +79,8 @@ class Posterior(Source):
     def wants(self, run: Pass) -> tuple[bool, bool]:
         """Whether a pass collects the divergence of this posterior, and its entropy."""
         return (
-            "divergence" in run.collecting and not self.has_closed_divergence,
-            "entropy" in run.collecting and not self.has_closed_entropy,
+            "divergence" in run.collecting and (self.per_call or not self.has_closed_divergence),
+            "entropy" in run.collecting and (self.per_call or not self.has_closed_entropy),
         )
 
 
@@ -96,7 +99,8 @@ def divergence(
     number of training examples beside a mean loss; never by the number of weights or of batches.
 
     Noise on activations is drawn for rows: with ``inputs`` the network runs on them and the estimate is that of its own
-    draws; without, some rows are drawn for the estimate alone.
+    draws, those of every call of a layer; without, each layer counts once, and where there is no closed form some rows
+    are drawn for the estimate alone.
     """
     check_num_samples(num_samples)
     if STATE.own.settings.mode == "off":  # a divergence is one of distributions: it does not vanish with the noise
@@ -113,14 +117,22 @@ def divergence(
 
 
 def closed_divergence(model: nn.Module) -> Float[Tensor, ""] | None:
-    """The part of the divergence that has a closed form; None where no posterior of the network has one."""
-    terms = [posterior.closed_divergence() for posterior in _posteriors(model) if posterior.has_closed_divergence]
+    """The part of the divergence that is known before a forward; None where no posterior of the network has one."""
+    terms = [
+        posterior.closed_divergence()
+        for posterior in _posteriors(model)
+        if posterior.has_closed_divergence and not posterior.per_call
+    ]
     return torch.stack(terms).sum() if terms else None
 
 
 def closed_entropy(model: nn.Module) -> Float[Tensor, ""] | None:
-    """The part of the posterior's entropy that has a closed form; None where no posterior of the network has one."""
-    terms = [posterior.closed_entropy() for posterior in _posteriors(model) if posterior.has_closed_entropy]
+    """The part of the entropy that is known before a forward; None where no posterior of the network has one."""
+    terms = [
+        posterior.closed_entropy()
+        for posterior in _posteriors(model)
+        if posterior.has_closed_entropy and not posterior.per_call
+    ]
     return torch.stack(terms).sum() if terms else None
 
 
@@ -165,6 +177,8 @@ def _estimates(model: nn.Module, num_samples: int, seed: int | Tensor | None) ->
     if settings.seed is not None and not torch.compiler.is_compiling():
         name_sources(model)
     for posterior in _posteriors(model):
-        if not posterior.has_closed_divergence:
+        if posterior.has_closed_divergence and posterior.per_call:
+            yield posterior.closed_divergence()
+        elif not posterior.has_closed_divergence:
             runs = [Pass(settings, torch.tensor(draw)) for draw in range(num_samples)]
             yield torch.stack([posterior.draw_divergence(run) for run in runs]).mean()

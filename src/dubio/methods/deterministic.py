@@ -1,6 +1,5 @@
 """The ordinary network, trained by maximum likelihood: what every other method is compared with."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,6 +7,7 @@ from torch import nn
 
 from dubio.conversion import finish, plain_copy
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.checks import check_not_negative
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.sampling import Inputs, attach
@@ -28,8 +28,7 @@ class Deterministic:
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.l2) and self.l2 >= 0.0):
-            raise ValueError(f"l2 must be finite and at least 0, got {self.l2}")
+        check_not_negative("l2", self.l2)
 
     @property
     def recipe(self) -> Recipe:

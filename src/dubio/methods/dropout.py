@@ -4,7 +4,6 @@ References: Gal and Ghahramani 2016, Dropout as a Bayesian Approximation; Li and
 Neural Networks with Alpha-divergences.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ from torch import nn
 from dubio.conversion import Where, finish, randomise_dropout
 from dubio.conversion.choice import check_where
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.checks import check_not_negative
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Alpha
 from dubio.sampling import Inputs
@@ -46,8 +46,7 @@ class Dropout:
             raise TypeError(f"p must be a number, got {self.p!r}")
         if self.p is not None and not 0.0 <= self.p < 1.0:
             raise ValueError(f"p must be in [0, 1), got {self.p}; it is the share that is dropped")
-        if not (math.isfinite(self.l2) and self.l2 >= 0.0):
-            raise ValueError(f"l2 must be finite and at least 0, got {self.l2}")
+        check_not_negative("l2", self.l2)
         check_where(self.where)
         self.objective()
 

@@ -4,7 +4,7 @@ References: Lakshminarayanan, Pritzel and Blundell 2017, Deep Ensembles; Breiman
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from dubio import functional
 from dubio.conversion import finish, make_mappable, plain_copy
 from dubio.layers import Members
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.checks import check_count, check_flag
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.models import architecture_of, build
 from dubio.objectives import EnsembleLoss
@@ -39,8 +40,8 @@ class Ensemble:
     bootstrap: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
-            raise ValueError(f"members must be a whole number of at least 1, got {self.members!r}")
+        check_count("members", self.members)
+        check_flag("bootstrap", self.bootstrap)
 
     @property
     def recipe(self) -> Recipe:
@@ -73,32 +74,47 @@ class Ensemble:
         Without ``strict``, what has no ``reset_parameters`` begins with the same weights in all members.
         """
         if not isinstance(net, nn.Module):
-            return self._gather(net, likelihood)
+            return self._gather(net, likelihood, example)
         first = plain_copy(net)
         others = [_anew(net, strict) for _ in range(self.members - 1)]
-        return self._finish([first, *others], likelihood)
+        return self._finish([first, *others], likelihood, example)
 
-    def _gather(self, nets: Sequence[nn.Module], likelihood: Likelihood) -> nn.Module:
+    def _gather(self, nets: Sequence[nn.Module], likelihood: Likelihood, example: Inputs | None) -> nn.Module:
         if not isinstance(nets, Sequence) or not all(isinstance(net, nn.Module) for net in nets):
             raise TypeError(f"net must be a torch.nn.Module, got {type(nets).__name__}; or a list of them")
         if not nets:
             raise ValueError("net must be a network or several, got none")
         for place, net in enumerate(nets):
-            different = _shapes(net).items() ^ _shapes(nets[0]).items()
+            different = _differing(_shapes(net), _shapes(nets[0])) or _differing(_settings(net), _settings(nets[0]))
             if different or str(net) != str(nets[0]):  # a network's text tells its modules and their settings
-                what = min(name for name, _ in different) if different else "its modules"
+                what = different[0] if different else "its modules"
                 raise ValueError(f"members must be networks of one kind, but number {place} differs in {what}")
         own = replace(self, members=len(nets))
-        return own._finish([plain_copy(net) for net in nets], likelihood)
+        return own._finish([plain_copy(net) for net in nets], likelihood, example)
 
-    def _finish(self, members: list[nn.Module], likelihood: Likelihood) -> nn.Module:
+    def _finish(self, members: list[nn.Module], likelihood: Likelihood, example: Inputs | None) -> nn.Module:
         for member in members:
             make_mappable(member)
         model = attach(Members(members))
         architecture = architecture_of(members[0])
         if architecture is not None:
             model.dubio_architecture = architecture  # type: ignore[assignment]
-        return finish(model, None, self, likelihood, None)
+        return finish(model, None, self, likelihood, example)
+
+
+def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Names under which two differ, or that only one has."""
+    return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
+
+
+def _settings(net: nn.Module) -> dict[str, str]:
+    """What the modules of a network keep beside tensors, as text: members that run as one must agree in it."""
+    return {
+        f"{place}.{name}".lstrip("."): repr(value)
+        for place, module in net.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name not in ("training", "dubio_architecture")
+    }
 
 
 def _anew(net: nn.Module, strict: bool) -> nn.Module:

@@ -19,6 +19,7 @@ from dubio.conversion.choice import check_where
 from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.layers import FlowNoise, InputSource, channels_of
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.checks import check_choice, check_flag
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.priors import Normal
@@ -64,8 +65,8 @@ class Flow:
         for name, value in (("prior", self.prior), ("base", self.base or self.prior)):
             if not isinstance(value, Normal):
                 raise TypeError(f"{name} of factors must be a Normal, got {value!r}")
-        if self.spatial not in ("average", "sum"):
-            raise ValueError(f"spatial must be 'average' or 'sum', got {self.spatial!r}")
+        check_choice("spatial", self.spatial, ("average", "sum"))
+        check_flag("freeze_deterministic", self.freeze_deterministic)
         check_where(self.where)
         self.objective()
 

@@ -3,7 +3,6 @@
 Reference: Trinh, Kaski and Heinonen 2020, Scalable Bayesian neural networks by layer-wise input augmentation.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -14,6 +13,7 @@ from dubio.conversion import Where, finish, insert_noise
 from dubio.conversion.choice import check_where
 from dubio.layers import GaussianInputNoise, InputSource, Kl, channels_of
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.checks import check_choice, check_count, check_flag, check_not_negative, check_positive
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.priors import Normal
@@ -59,16 +59,13 @@ class InputNoise:
     def __post_init__(self) -> None:
         if not isinstance(self.prior, Normal):
             raise TypeError(f"prior of factors must be a Normal, got {self.prior!r}")
-        if isinstance(self.components, bool) or not isinstance(self.components, int) or self.components < 1:
-            raise ValueError(f"components must be a whole number of at least 1, got {self.components!r}")
-        if self.kl not in get_args(Kl):
-            raise ValueError(f"kl must be 'mc', 'bound' or 'averaged', got {self.kl!r}")
-        if self.per not in get_args(Per):
-            raise ValueError(f"per must be 'channel' or 'position', got {self.per!r}")
-        if not (math.isfinite(self.init_std) and self.init_std > 0.0):
-            raise ValueError(f"init_std must be positive and finite, got {self.init_std!r}")
-        if self.init_spread is not None and not (math.isfinite(self.init_spread) and self.init_spread >= 0.0):
-            raise ValueError(f"init_spread must be finite and at least 0, got {self.init_spread!r}")
+        check_count("components", self.components)
+        check_choice("kl", self.kl, get_args(Kl))
+        check_choice("per", self.per, get_args(Per))
+        check_positive("init_std", self.init_std)
+        if self.init_spread is not None:
+            check_not_negative("init_spread", self.init_spread)
+        check_flag("freeze_deterministic", self.freeze_deterministic)
         check_where(self.where)
         self.objective()
 

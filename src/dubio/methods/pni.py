@@ -3,16 +3,18 @@
 Reference: He, Rakin and Fan 2019, Parametric Noise Injection.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from dubio.conversion import Where, finish, randomise
-from dubio.conversion.choice import check_where
+from dubio.conversion.choice import check_where, chooses
+from dubio.conversion.copying import is_norm, own_parameters
+from dubio.conversion.replacement import refuse_unconvertible
 from dubio.layers import NoisePer, ParametricNoise, takes_noise
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.checks import check_choice, check_finite
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.sampling import Inputs
@@ -37,10 +39,8 @@ class Pni:
     where: Where = None
 
     def __post_init__(self) -> None:
-        if self.per not in get_args(NoisePer):
-            raise ValueError(f"per must be 'layer', 'channel' or 'element', got {self.per!r}")
-        if not math.isfinite(self.init):
-            raise ValueError(f"init must be finite, got {self.init}")
+        check_choice("per", self.per, get_args(NoisePer))
+        check_finite("init", self.init)
         check_where(self.where)
 
     @property
@@ -64,6 +64,7 @@ class Pni:
 
         With ``example`` inputs the conversion is proved on them: noise off must equal ``net``.
         """
+        self._check_layers(net, strict)
         model = randomise(
             net,
             lambda weight, fixed: ParametricNoise(weight, self.per, self.init),
@@ -73,6 +74,20 @@ class Pni:
             strict=strict,
         )
         return finish(model, net, self, likelihood, example)
+
+    def _check_layers(self, net: nn.Module, strict: bool) -> None:
+        reasons = {}
+        for name, module in net.named_modules() if isinstance(net, nn.Module) else ():
+            if not own_parameters(module) or is_norm(module) or not chooses(self.where or _layers, name, module):
+                continue
+            if not takes_noise(module):
+                reasons[name] = f"{type(module).__name__} is no linear layer or convolution"
+            elif self.per == "channel" and isinstance(module, nn.modules.conv._ConvTransposeNd):
+                reasons[name] = "a transposed convolution has its outputs on another axis; use per='layer'"
+            elif isinstance(module.weight, Tensor) and module.weight.numel() < 2:
+                reasons[name] = "one weight has no spread"
+        if strict:
+            refuse_unconvertible(reasons)
 
 
 def _layers(name: str, module: nn.Module) -> bool:

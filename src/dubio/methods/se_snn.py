@@ -3,16 +3,16 @@
 Reference: Yu et al. 2021, Simple and Effective Stochastic Neural Networks.
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from torch import nn
 
-from dubio.conversion import Where, finish, replace_head, with_activation_noise
+from dubio.conversion import Where, classifier_of, finish, replace_head, with_activation_noise
 from dubio.conversion.choice import check_where
 from dubio.layers import EntropicNoise, GaussianHead
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.checks import check_choice, check_finite, check_not_negative
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.sampling import Inputs
@@ -32,7 +32,8 @@ class SeSnn:
         at: whether the noise is on the ``"input"`` of the chosen layer or on its ``"output"``.
         classes: the classifier: ``"linear"`` as it is, or Gaussian class weights, whose ``"wasserstein"`` distance or
             ``"kl"`` divergence from the Gaussian of an input is the logit (then nothing is drawn).
-        where: which linear layers; see ``dubio.Where``. By default the last, the classifier.
+        where: which linear layers; see ``dubio.Where``. By default the classifier: the last one, or with ``example``
+            inputs the last one called.
     """
 
     noise_off: ClassVar[NoiseOff] = "own mean"
@@ -44,14 +45,12 @@ class SeSnn:
     where: Where = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.margin):
-            raise ValueError(f"margin must be finite, got {self.margin}")
-        if not (math.isfinite(self.weight) and self.weight >= 0.0):
-            raise ValueError(f"weight must be finite and at least 0, got {self.weight}")
-        if self.at not in ("input", "output"):
-            raise ValueError(f"at must be 'input' or 'output', got {self.at!r}")
-        if self.classes not in get_args(Classes):
-            raise ValueError(f"classes must be 'linear', 'wasserstein' or 'kl', got {self.classes!r}")
+        check_finite("margin", self.margin)
+        check_not_negative("weight", self.weight)
+        check_choice("at", self.at, ("input", "output"))
+        check_choice("classes", self.classes, get_args(Classes))
+        if self.at == "output" and self.classes != "linear":
+            raise ValueError(f"at must be 'input' with Gaussian classes in the classifier's place, got {self.at!r}")
         check_where(self.where)
 
     @property
@@ -75,17 +74,21 @@ class SeSnn:
 
         With a linear classifier, noise off equals ``net``, which ``example`` inputs prove.
         """
+        own = replace(self, where=classifier_of(net, self.where, example))
         if self.classes != "linear":
-            kind = self.classes
-            model = replace_head(
-                net, lambda layer: GaussianHead(layer.in_features, layer.out_features, kind), self.where, strict
-            )
-            return finish(model, None, self, likelihood, example)
+            if not isinstance(likelihood, Categorical):
+                raise TypeError(f"likelihood must be a Categorical for Gaussian classes, got {likelihood!r}")
+            model = replace_head(net, self._head, own.where, strict)
+            return finish(model, None, own, likelihood, example)
         model = with_activation_noise(
             net,
             lambda inputs, outputs: EntropicNoise(inputs, outputs, self.margin, self.weight),
-            self.where,
+            own.where,
             behind=self.at == "output",
             strict=strict,
         )
-        return finish(model, net, self, likelihood, example)
+        return finish(model, net, own, likelihood, example)
+
+    def _head(self, layer: nn.Linear) -> GaussianHead:
+        assert self.classes != "linear"
+        return GaussianHead(layer.in_features, layer.out_features, self.classes, self.margin, self.weight)

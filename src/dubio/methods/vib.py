@@ -3,16 +3,16 @@
 Reference: Alemi et al. 2017, Deep Variational Information Bottleneck.
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import nn
 
-from dubio.conversion import Where, finish, with_activation_noise
+from dubio.conversion import Where, classifier_of, finish, with_activation_noise
 from dubio.conversion.choice import check_where
 from dubio.layers import InformationNoise
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.checks import check_choice, check_not_negative
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.sampling import Inputs
@@ -27,8 +27,9 @@ class Vib:
     Args:
         beta: the price.
         at: whether the noise is on the ``"input"`` of the chosen layer or on its ``"output"``.
-        where: which linear layers; see ``dubio.Where``. By default the last, the classifier. In the ``vib_mlp`` of
-            ``dubio.models`` the paper's place is the output of the layer called bottleneck.
+        where: which linear layers; see ``dubio.Where``. By default the classifier: the last one, or with ``example``
+            inputs the last one called. In the ``vib_mlp`` of ``dubio.models`` the paper's place is the output of the
+            layer called bottleneck.
     """
 
     noise_off: ClassVar[NoiseOff] = "source"
@@ -38,10 +39,8 @@ class Vib:
     where: Where = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.beta) and self.beta >= 0.0):
-            raise ValueError(f"beta must be finite and at least 0, got {self.beta}")
-        if self.at not in ("input", "output"):
-            raise ValueError(f"at must be 'input' or 'output', got {self.at!r}")
+        check_not_negative("beta", self.beta)
+        check_choice("at", self.at, ("input", "output"))
         check_where(self.where)
 
     @property
@@ -65,11 +64,12 @@ class Vib:
 
         With ``example`` inputs the conversion is proved on them: noise off must equal ``net``.
         """
+        own = replace(self, where=classifier_of(net, self.where, example))
         model = with_activation_noise(
             net,
             lambda inputs, outputs: InformationNoise(inputs, outputs, self.beta),
-            self.where,
+            own.where,
             behind=self.at == "output",
             strict=strict,
         )
-        return finish(model, net, self, likelihood, example)
+        return finish(model, net, own, likelihood, example)

@@ -6,16 +6,16 @@ Reference: Towards Stochastic Neural Networks via Inductive Wasserstein Embeddin
 2019, Learning Embeddings into Entropic Wasserstein Spaces, for free points (``prototype="free"``).
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from torch import nn
 
-from dubio.conversion import Where, finish, replace_head
+from dubio.conversion import Where, classifier_of, finish, replace_head
 from dubio.conversion.choice import check_where
 from dubio.layers import Distance, WassersteinHead
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.methods.checks import check_choice, check_count, check_flag, check_not_negative, check_positive
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.sampling import Inputs
@@ -45,7 +45,8 @@ class Wasserstein:
         class_weight: what a shortfall costs for the clouds of classes.
         regularisation: of the entropic distance.
         num_iterations: rounds of the entropic distance.
-        where: which linear layer is the classifier; see ``dubio.Where``. By default the last.
+        where: which linear layer is the classifier; see ``dubio.Where``. By default the last one, or with ``example``
+            inputs the last one called.
     """
 
     noise_off: ClassVar[NoiseOff] = "own mean"
@@ -70,23 +71,18 @@ class Wasserstein:
     where: Where = None
 
     def __post_init__(self) -> None:
-        least = {"noise_dim": 0}
-        for name in ("num_points", "dim", "noise_dim", "hidden", "num_directions", "eval_redraws", "num_iterations"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least.get(name, 1):
-                raise ValueError(f"{name} must be a whole number of at least {least.get(name, 1)}, got {value!r}")
-        choices = {"noise": ("normal", "uniform"), "prototype": ("generated", "free"), "distance": get_args(Distance)}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
-        if self.p not in (1, 2):
-            raise ValueError(f"p must be 1 or 2, got {self.p!r}")
+        for name in ("num_points", "dim", "hidden", "num_directions", "eval_redraws", "num_iterations"):
+            check_count(name, getattr(self, name))
+        check_count("noise_dim", self.noise_dim, least=0)
+        check_choice("noise", self.noise, ("normal", "uniform"))
+        check_choice("prototype", self.prototype, ("generated", "free"))
+        check_choice("distance", self.distance, get_args(Distance))
+        check_choice("p", self.p, (1, 2))
+        check_flag("root", self.root)
+        check_flag("trained_scale", self.trained_scale)
         for name in ("margin", "feature_weight", "class_weight"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
-        if not (math.isfinite(self.regularisation) and self.regularisation > 0.0):
-            raise ValueError(f"regularisation must be positive and finite, got {self.regularisation!r}")
+            check_not_negative(name, getattr(self, name))
+        check_positive("regularisation", self.regularisation)
         if self.num_points == 1 and (self.feature_weight or self.class_weight):
             raise ValueError("num_points must be at least 2 for clouds to have a variance; set both weights to 0")
         check_where(self.where)
@@ -112,8 +108,11 @@ class Wasserstein:
 
         The head is new, so that noise off is a network of its own: ``example`` inputs prove nothing but that it runs.
         """
-        model = replace_head(net, self._head, self.where, strict)
-        return finish(model, None, self, likelihood, example)
+        if not isinstance(likelihood, Categorical):
+            raise TypeError(f"likelihood must be a Categorical, since the head knows classes alone, got {likelihood!r}")
+        own = replace(self, where=classifier_of(net, self.where, example))
+        model = replace_head(net, self._head, own.where, strict)
+        return finish(model, None, own, likelihood, example)
 
     def _head(self, layer: nn.Linear) -> WassersteinHead:
         return WassersteinHead(

@@ -39,6 +39,8 @@ class Alpha(Delegating):
     def __post_init__(self) -> None:
         if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not math.isfinite(self.alpha):
             raise ValueError(f"alpha must be a finite number, got {self.alpha!r}")
+        if self.alpha < 0.0:
+            raise ValueError(f"alpha must be at least 0, where it is the Elbo, got {self.alpha}")
         self.stand_in(2)
 
     def with_num_data(self, num_data: int) -> "Alpha":

@@ -73,6 +73,11 @@ class _Bootstrapped:
     def _losses(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
         if not isinstance(likelihood, Categorical):
             raise TypeError(f"bootstrapping needs classes, a Categorical likelihood, got {likelihood!r}")
+        if likelihood.class_weight is not None or likelihood.label_smoothing:
+            raise ValueError(
+                "class_weight and label_smoothing of the likelihood must be left out beside bootstrapping, which has "
+                f"targets of its own, got {likelihood!r}"
+            )
         log_probs = likelihood.log_probs(outputs)
         return self.bootstrapped(log_probs, targets.expand(log_probs.shape[:-1]))
 

@@ -60,6 +60,8 @@ class Elbo:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):
                 raise ValueError(f"{name} must be finite and at least 0, got {value}")
+        if self.l2_per not in ("weight", "unit"):
+            raise ValueError(f"l2_per must be 'weight' or 'unit', got {self.l2_per!r}")
         if self.kl_weighting not in ("uniform", "geometric", "none"):
             raise ValueError(f"kl_weighting must be 'uniform', 'geometric' or 'none', got {self.kl_weighting!r}")
         if self.warmup < 0:

@@ -118,8 +118,16 @@ def fit(
     )
     where = torch.device(device) if device is not None else next(model.parameters()).device
     model.to(where)
-    if sample_weight is None and isinstance(method, Ensemble) and method.bootstrap:
-        sample_weight = method.example_weights(_count(train), seed)
+    if isinstance(method, Ensemble):
+        if plan.num_samples % method.members:
+            raise ValueError(
+                f"num_samples must be a multiple of the {method.members} members, of which each is trained, "
+                f"got {plan.num_samples}"
+            )
+        counts = method.example_weights(_count(train), seed) if method.bootstrap else None
+        if counts is not None:
+            counts = counts.repeat(1, plan.num_samples // method.members)
+            sample_weight = counts if sample_weight is None else counts * sample_weight.cpu().unsqueeze(1)
     batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight, device=where)
     held_out = None if validation is None else batches_from(validation, batch_size, name="validation", device=where)
     if objective is None:

@@ -1,0 +1,48 @@
+"""What the fields of methods must be, with one wording for all."""
+
+import math
+
+__all__ = ["check_choice", "check_count", "check_finite", "check_flag", "check_not_negative", "check_positive"]
+
+
+def check_finite(name: str, value: object) -> None:
+    """A finite number."""
+    if not math.isfinite(_number(name, value)):
+        raise ValueError(f"{name} must be finite, got {value!r}")
+
+
+def check_not_negative(name: str, value: object) -> None:
+    """A finite number of at least zero."""
+    if not (math.isfinite(_number(name, value)) and _number(name, value) >= 0.0):
+        raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """A finite number above zero."""
+    if not (math.isfinite(_number(name, value)) and _number(name, value) > 0.0):
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """A whole number that is not less."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """One of these."""
+    if value not in choices:
+        *first, last = map(repr, choices)
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
