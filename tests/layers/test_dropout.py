@@ -75,7 +75,13 @@ def test_channels_are_dropped_whole(kind: type[nn.Module]) -> None:
     assert len(outputs[..., 0].unique(dim=0)) == 40
 
 
-@pytest.mark.parametrize("kind", CHANNELS[:3])
+def test_two_dimensional_dropout_reads_three_axes_as_torch_does() -> None:
+    outputs = always_on(nn.Dropout2d(0.5))(torch.ones(40, 8, 5))
+    assert torch.equal(outputs, outputs[..., :1].expand_as(outputs))  # rows, channels, length
+    assert len(outputs[..., 0].unique(dim=0)) > 30
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout1d, nn.Dropout3d])
 def test_unbatched_inputs_are_told_by_their_axes(kind: type[nn.Module]) -> None:
     outputs = always_on(kind(0.5))(torch.ones(SHAPES[kind][1:])).flatten(1)
     assert torch.equal(outputs, outputs[:, :1].expand_as(outputs))
@@ -101,10 +107,27 @@ def test_rates_are_exact_in_half_precision() -> None:
 
 
 def test_a_rate_of_zero_draws_nothing() -> None:
-    inputs, layers = torch.randn(3, 4), (always_on(nn.Dropout(0.0)), InputMask(0.0))
+    net = nn.Sequential(nn.Dropout(0.0), nn.Dropout(0.5), nn.Linear(4, 2))
+    inputs, layers = torch.randn(3, 4), (dubio.Dropout().convert(net)[0], InputMask(0.0))
     state = torch.get_rng_state()
     assert all(layer(inputs) is inputs for layer in layers)
     assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(ValueError, match=r"p must be given: all dropout of this network has rate 0 \(0\)"):
+        dubio.Dropout().convert(nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 2)))
+
+
+def test_dropout_that_conversion_cannot_reach_is_told() -> None:
+    net = nn.Sequential(nn.Dropout(0.5), nn.LSTM(4, 4, num_layers=2, dropout=0.3))
+    with pytest.warns(
+        dubio.ConversionWarning, match=r"the dropout inside 1 \(LSTM\) stays as it is, random in training"
+    ):
+        dubio.Dropout().convert(net)
+
+    class Own(nn.Dropout):
+        """A dropout of one's own."""
+
+    with pytest.raises(TypeError, match="cannot convert: 0: Own is a dropout of its own kind"):
+        dubio.Dropout().convert(nn.Sequential(Own(0.5), nn.Linear(4, 2)))
 
 
 def test_an_always_on_layer_is_made_from_a_plain_one() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, MixtureSameFamily, kl_divergence
 from torch.distributions import Normal as TorchNormal
 
+import dubio
 from dubio.flows import NormalInvConv
 from dubio.layers import FlowNoise, GaussianInputNoise, InputPosterior, Kl
 from dubio.priors import Normal
@@ -191,3 +192,26 @@ def test_layers_say_what_they_are() -> None:
     mixture = noise(3, components=2, per_position=True)
     assert mixture.describe() == "noise of 2 Gaussians per position, prior Normal(mean=1.0, std=0.3)"
     assert repr(mixture) == "GaussianInputNoise(channels=3, prior=Normal(mean=1.0, std=0.3))"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [dubio.InputNoise(init_std=0.2), dubio.InputNoise(components=4), dubio.InputNoise(components=4, kl="bound")],
+)
+def test_a_layer_that_is_called_twice_counts_twice(method: dubio.InputNoise) -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.layer(x))
+
+    torch.manual_seed(0)
+    model = method.convert(Twice())
+    inputs = torch.randn(2_000, 3)
+    once = dubio.divergence(model, 20, seed=1)
+    both = dubio.divergence(model, 5, inputs=inputs, seed=1)
+    loss = dubio.Elbo(10)(model, inputs, torch.zeros(2_000, dtype=torch.int64), 5, seed=1)
+    torch.testing.assert_close(both, 2.0 * once, rtol=0.05, atol=0.0)
+    torch.testing.assert_close(loss.terms["divergence"], both)

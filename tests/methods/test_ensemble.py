@@ -1,6 +1,7 @@
 """``Ensemble``: its members' weights, networks trained elsewhere, bagging, and training together as if alone."""
 
 import copy
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
+from dubio.attacks.victims import Victim
 from dubio.layers import num_members
 from dubio.objectives import EnsembleLoss
 from dubio.sampling import plans
@@ -96,8 +98,12 @@ def test_networks_trained_elsewhere_are_the_draws(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("other", "what"),
-    [(mlp(5, 6, 3), "0.bias"), (nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), "its modules")],
-    ids=["width", "activation"],
+    [
+        (mlp(5, 6, 3), "0.bias"),
+        (nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), "1.inplace"),
+        (nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)), "1.inplace"),
+    ],
+    ids=["width", "activation", "setting"],
 )
 def test_networks_of_different_kinds_are_refused(other: nn.Module, what: str) -> None:
     with pytest.raises(ValueError, match=f"members must be networks of one kind, but number 1 differs in {what}"):
@@ -227,3 +233,58 @@ def test_a_bag_weighs_the_losses_of_its_member_alone() -> None:
 def test_members_train_all_at_once() -> None:
     assert dubio.Ensemble(7).recipe.num_samples == 7
     assert dubio.Ensemble(7).objective(20) == EnsembleLoss(20)
+
+
+def test_every_member_is_trained_in_every_step() -> None:
+    model = dubio.Ensemble(4).convert(mlp(5, 4, 3))
+    with pytest.raises(
+        ValueError, match="num_samples must be a multiple of the 4 members, of which each is trained, got"
+    ):
+        dubio.fit(model, (INPUTS, torch.zeros(len(INPUTS), dtype=torch.int64)), num_samples=2, progress=False)
+
+
+def test_an_attack_looks_at_every_member_once() -> None:
+    model = dubio.Ensemble(4).convert(mlp(5, 4, 3))
+    calls: Counter[int] = Counter()
+    for number, member in enumerate(model.members):
+        member.register_forward_hook(lambda *_, number=number: calls.update([number]))
+    victim = Victim(model, 1, "predictive", "cross_entropy", "fresh", 0)
+
+    assert victim.num_samples == 4
+    victim.log_probs(INPUTS, executor="loop")
+    assert calls == Counter(range(4))
+
+
+def test_batch_norm_without_statistics_is_taken_over_each_member_alone() -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+    model = dubio.Ensemble(3).convert(net).train()
+    expected = torch.stack([member(INPUTS) for member in model.members])
+    torch.testing.assert_close(dubio.sample(model, INPUTS, 3), expected)
+
+
+def test_bags_and_weights_of_examples_are_multiplied() -> None:
+    seen: list[Tensor] = []
+
+    class Spy(EnsembleLoss):
+        def __call__(self, *args: Any, sample_weight: Tensor | None = None, **kwargs: Any) -> dubio.Loss:
+            assert sample_weight is not None
+            seen.append(sample_weight)
+            return super().__call__(*args, sample_weight=sample_weight, **kwargs)
+
+    method = dubio.Ensemble(2, bootstrap=True)
+    inputs, targets = torch.randn(30, 5), torch.randint(3, (30,))
+    weights = torch.rand(30)
+    for sample_weight in (None, weights):
+        dubio.fit(
+            method.convert(mlp(5, 4, 3)),
+            (inputs, targets),
+            objective=Spy(),
+            sample_weight=sample_weight,
+            epochs=1,
+            batch_size=30,
+            progress=False,
+        )
+    assert seen[0].shape == seen[1].shape == (30, 2)
+    order = (seen[0] > 0).any(dim=1)
+    assert seen[1].sum() < seen[0].sum()
+    assert torch.equal((seen[1] > 0).any(dim=1), order)

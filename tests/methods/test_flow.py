@@ -183,3 +183,13 @@ def test_refusals_name_the_argument_the_rule_and_the_value(
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
     with pytest.raises(error, match=message):
         make()  # type: ignore[operator]
+
+
+def test_freezing_keeps_running_statistics() -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+    model = dubio.Flow(freeze_deterministic=True).convert(net)
+    data = 5.0 + torch.randn(64, 5), torch.randint(3, (64,))
+    dubio.fit(model, data, epochs=2, progress=False)
+    net.eval()
+    with dubio.noise_off():
+        assert torch.equal(model(data[0]), net(data[0]))

@@ -83,8 +83,17 @@ def test_biases_have_no_noise_and_norms_stay() -> None:
 
 
 def test_a_weight_of_one_entry_is_refused() -> None:
-    with pytest.raises(ValueError, match="weight must have at least 2 entries to have a spread, got 1; leave it out"):
-        dubio.Pni().convert(nn.Linear(1, 1))(torch.ones(1, 1))
+    with pytest.raises(TypeError, match="cannot convert: the network itself: one weight has no spread"):
+        dubio.Pni().convert(nn.Linear(1, 1))
+
+
+def test_layers_that_are_not_for_this_noise_are_refused_by_name() -> None:
+    net = nn.Sequential(nn.Embedding(4, 3, padding_idx=0), nn.Linear(3, 2))
+    with pytest.raises(TypeError, match="cannot convert: 0: Embedding is no linear layer or convolution"):
+        dubio.Pni(where="*").convert(net)
+    with pytest.raises(TypeError, match="cannot convert: 0: a transposed convolution has its outputs on another axis"):
+        dubio.Pni(per="channel").convert(nn.Sequential(nn.ConvTranspose2d(3, 5, 2)))
+    assert [name for name, _ in dubio.Pni().convert(net).named_parameters()].count("1.weight_posterior.size") == 1
 
 
 @pytest.mark.parametrize(

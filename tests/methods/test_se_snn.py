@@ -96,7 +96,12 @@ def test_gaussian_classes_give_minus_a_divergence_as_logit(kind: str) -> None:
         means = (code.unsqueeze(1) - head.class_mean).square().sum(dim=-1)
         expected = -means - (std.unsqueeze(1) - class_std).square().sum(dim=-1)
     torch.testing.assert_close(model(INPUTS.double()), expected)
-    assert set(dubio.Elbo(10)(model, INPUTS.double(), TARGETS).terms) == {"divergence"}
+    terms = dubio.Elbo(10)(model, INPUTS.double(), TARGETS).terms
+    torch.testing.assert_close(terms["entropy_margin"], 0.1 * (-std.log().mean(dim=-1)).relu().mean())
+    with pytest.raises(TypeError, match="likelihood must be a Categorical for Gaussian classes, got Gaussian"):
+        dubio.SeSnn(classes=kind).convert(net, dubio.Gaussian())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at must be 'input' with Gaussian classes in the classifier's place, got"):
+        dubio.SeSnn(classes=kind, at="output")  # type: ignore[arg-type]
 
 
 def test_an_example_that_does_not_fit_is_found_before_a_new_head_is_trained() -> None:

@@ -1,6 +1,7 @@
 """``Wasserstein``: clouds, directions and margins of its head, and what it refuses; T-52, T-53, T-54."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jaxtyping
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import dubio
 from dubio import functional
 from dubio.layers import WassersteinHead
-from dubio.sampling import Pass, Settings, seed_tensor
+from dubio.sampling import Pass, Settings, joined_pass, seed_tensor
 from networks import mlp
 
 ROWS, CLASSES, WIDTH = 7, 3, 8
@@ -234,3 +235,37 @@ def test_fields_are_refused_by_name_rule_and_value(
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
     with pytest.raises(ValueError, match=message):
         dubio.Wasserstein(**field)
+
+
+def test_an_example_shows_which_layer_is_the_classifier(tmp_path: Path) -> None:
+    class Reversed(nn.Module):
+        """Registers its classifier first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier, self.body = nn.Linear(4, 3), nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.classifier(self.body(x).relu())
+
+    model = SMALL.convert(Reversed(), example=INPUTS)
+    assert isinstance(model.classifier, WassersteinHead)
+    assert dubio.spec(model).method.where == "classifier"
+    dubio.save(model, tmp_path / "model.safetensors")
+    assert isinstance(dubio.load(tmp_path / "model.safetensors", Reversed()).classifier, WassersteinHead)
+
+
+def test_a_head_of_distances_is_for_classes() -> None:
+    with pytest.raises(
+        TypeError, match="likelihood must be a Categorical, since the head knows classes alone, got Gau"
+    ):
+        dubio.Wasserstein().convert(mlp(5, 3), dubio.Gaussian())
+
+
+def test_calls_of_one_pass_share_class_clouds_and_directions() -> None:
+    head = SMALL.convert(mlp(5, 4, 3))[-1]
+    assert isinstance(head, WassersteinHead)
+    code = torch.randn(6, 4)
+    with joined_pass():
+        assert torch.equal(head.class_clouds(code), head.class_clouds(code))
+    assert not torch.equal(head.class_clouds(code), head.class_clouds(code))

@@ -101,6 +101,7 @@ REFUSALS = {
         "num_samples must be at least 2 for alpha",
     ),
     "nan": (lambda: dubio.Alpha(math.nan), "alpha must be a finite number, got nan"),
+    "negative": (lambda: dubio.Alpha(-0.5), "alpha must be at least 0, where it is the Elbo, got -0.5"),
     "words": (lambda: dubio.Alpha("ep"), "alpha must be a finite number, got 'ep'"),  # type: ignore[arg-type]
     "beta": (lambda: dubio.Alpha(0.5, beta=-1.0), r"beta must be finite and at least 0, got -1\.0"),
 }

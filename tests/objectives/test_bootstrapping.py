@@ -99,3 +99,9 @@ def test_what_cannot_be_bootstrapped_is_refused(kind: Any, monkeypatch: pytest.M
     model = dubio.Bayes().convert(mlp(5, 3), dubio.Gaussian())
     with pytest.raises(TypeError, match=r"bootstrapping needs classes, a Categorical likelihood, got Gaussian\("):
         kind(inner=dubio.Elbo(20))(model, INPUTS, torch.zeros(20, 3))
+
+
+def test_targets_of_the_likelihoods_own_are_refused() -> None:
+    model = dubio.Deterministic().convert(mlp(5, 3), dubio.Categorical(label_smoothing=0.1))
+    with pytest.raises(ValueError, match="class_weight and label_smoothing of the likelihood must be left out beside"):
+        dubio.BootstrapHard(inner=dubio.Elbo(10))(model, torch.randn(4, 5), torch.zeros(4, dtype=torch.int64))

@@ -11,7 +11,7 @@ from torch import nn
 from dubio.conversion import Where, classifier_of, finish, replace_head, with_activation_noise
 from dubio.conversion.choice import check_where
 from dubio.layers import EntropicNoise, GaussianHead
-from dubio.likelihoods import Categorical, Likelihood
+from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods.checks import check_choice, check_finite, check_not_negative
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
@@ -76,7 +76,7 @@ class SeSnn:
         """
         own = replace(self, where=classifier_of(net, self.where, example))
         if self.classes != "linear":
-            if not isinstance(likelihood, Categorical):
+            if isinstance(likelihood, Gaussian | Bernoulli):
                 raise TypeError(f"likelihood must be a Categorical for Gaussian classes, got {likelihood!r}")
             model = replace_head(net, self._head, own.where, strict)
             return finish(model, None, own, likelihood, example)

@@ -14,7 +14,7 @@ from torch import nn
 from dubio.conversion import Where, classifier_of, finish, replace_head
 from dubio.conversion.choice import check_where
 from dubio.layers import Distance, WassersteinHead
-from dubio.likelihoods import Categorical, Likelihood
+from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods.checks import check_choice, check_count, check_flag, check_not_negative, check_positive
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
@@ -108,7 +108,7 @@ class Wasserstein:
 
         The head is new, so that noise off is a network of its own: ``example`` inputs prove nothing but that it runs.
         """
-        if not isinstance(likelihood, Categorical):
+        if isinstance(likelihood, Gaussian | Bernoulli):
             raise TypeError(f"likelihood must be a Categorical, since the head knows classes alone, got {likelihood!r}")
         own = replace(self, where=classifier_of(net, self.where, example))
         model = replace_head(net, self._head, own.where, strict)
