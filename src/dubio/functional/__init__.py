@@ -46,7 +46,18 @@ from dubio.functional.bayesian import (
     softplus,
 )
 from dubio.functional.bootstrapping import bootstrap_counts, hard_bootstrap, soft_bootstrap
+from dubio.functional.calibration import (
+    BinSums,
+    Reliability,
+    adaptive_calibration_error,
+    bin_sums,
+    brier_score,
+    calibration_error,
+    classwise_calibration_error,
+    reliability,
+)
 from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
+from dubio.functional.detection import area_under_risk, auroc, average_precision, false_positive_rate, risk_coverage
 from dubio.functional.distances import at_least_float32, not_negative, pairwise_norms, squared_distances
 from dubio.functional.dropout import alpha_dropout, dropout
 from dubio.functional.ensembles import ensemble_accuracies, num_repeats
@@ -96,6 +107,7 @@ from dubio.functional.mixtures import averaged_gaussian, component_of, mixture_l
 from dubio.functional.penalties import scaled_weight_penalty, weight_penalty
 from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.resizing import area_resized
+from dubio.functional.scoring_rules import crps_mixture
 from dubio.functional.uncertainty import (
     class_variance,
     entropy,
@@ -116,35 +128,47 @@ from dubio.functional.wasserstein import (
 )
 
 __all__ = [
+    "BinSums",
+    "Reliability",
     "activation_std",
     "actnorm_inverse",
     "actnorm_step",
+    "adaptive_calibration_error",
     "affine_inverse",
     "affine_step",
     "alpha_dropout",
     "alpha_energy",
     "area_resized",
+    "area_under_risk",
     "as_rows",
     "at_least_float32",
     "attack_loss",
+    "auroc",
+    "average_precision",
     "averaged_attack_loss",
     "averaged_gaussian",
+    "bin_sums",
     "blurred",
-    "bottleneck_std",
     "bootstrap_counts",
+    "bottleneck_std",
     "boundary_distance",
+    "brier_score",
+    "calibration_error",
     "class_variance",
+    "classwise_calibration_error",
     "clopper_pearson",
     "component_of",
     "cosine_annealed",
     "coupling_inverse",
     "coupling_step",
+    "crps_mixture",
     "distortion",
     "dropout",
     "ensemble_accuracies",
     "entropy",
     "entropy_margin",
     "expected_entropy",
+    "false_positive_rate",
     "flip",
     "flip_destinations",
     "flow_log_prob",
@@ -194,8 +218,10 @@ __all__ = [
     "random_perturbation",
     "redrawn_labels",
     "regression_curve",
+    "reliability",
     "retry_influence",
     "retry_probability",
+    "risk_coverage",
     "rotated",
     "safe_sqrt",
     "scale_mixture_log_prob",
