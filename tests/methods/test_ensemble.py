@@ -110,6 +110,12 @@ def test_networks_of_different_kinds_are_refused(other: nn.Module, what: str) ->
         dubio.Ensemble().convert([mlp(5, 4, 3), other])
 
 
+def test_networks_that_differ_in_nothing_but_a_module_are_refused() -> None:
+    nets = [nn.Sequential(nn.Linear(5, 4), kind(), nn.Linear(4, 3)) for kind in (nn.Tanh, nn.Sigmoid)]
+    with pytest.raises(ValueError, match="members must be networks of one kind, but number 1 differs in its modules"):
+        dubio.Ensemble().convert(nets)
+
+
 def test_what_is_no_list_of_networks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
     with pytest.raises(ValueError, match="net must be a network or several, got none"):
