@@ -261,6 +261,15 @@ def test_an_attack_looks_at_every_member_once() -> None:
     assert calls == Counter(range(4))
 
 
+def test_an_ensemble_is_scored_by_its_members_in_turn() -> None:
+    model = dubio.Ensemble(3).convert(mlp(5, 4, 3))
+    found = dubio.attacks.score(model, INPUTS, TARGETS, num_samples=9, num_tries=2)
+    hits = torch.stack([(member(INPUTS).argmax(dim=1) == TARGETS).double() for member in model.members])
+    assert found.single.value == pytest.approx(hits.mean().item())
+    predicted = dubio.predict(model, INPUTS).label == TARGETS
+    assert found.predictive.value == pytest.approx(predicted.double().mean().item())
+
+
 def test_batch_norm_without_statistics_is_taken_over_each_member_alone() -> None:
     net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
     model = dubio.Ensemble(3).convert(net).train()

@@ -96,7 +96,9 @@ def score(
             log_probs = victim.log_probs(inputs[part])
             victim.check_logits(log_probs, targets[part])
             predicted.append(functional.predictive_log_probs(log_probs).argmax(dim=-1) == targets[part])
-            right.append((log_probs.argmax(dim=-1) == targets[part]).expand(num_samples, -1))
+            hits = log_probs.argmax(dim=-1) == targets[part]
+            # One draw of a network without noise, or the members of an ensemble, stand for as many as were asked for.
+            right.append(hits.repeat(-(-num_samples // len(hits)), 1)[:num_samples])
     return _summary(torch.cat(predicted), torch.cat(right, dim=1), num_tries)
 
 
