@@ -1,8 +1,8 @@
 """An ensemble as draws: several networks of one kind, of which draw ``i`` is member ``i``, counted round and round.
 
 Members are ordinary networks, each with parameters of its own. Mapped over draws they run as one network whose
-parameters are stacked, which is what makes training them together fast; a loop runs one after another. Members whose
-batch norm gathers statistics are always looped in training: each keeps its own. Called by itself the network is a
+parameters are stacked, which is what makes training them together fast; a loop runs one after another. Members with
+batch norm are always looped in training: each has statistics of its own. Called by itself the network is a
 member by chance or, with frozen noise, the first.
 """
 
@@ -57,7 +57,7 @@ class Members(Source):
         return (uniform * len(self.members)).long().clamp_max(len(self.members) - 1)
 
     def _stacked(self, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.training and any(_tracks_statistics(module) for module in self.members[0].modules()):
+        if self.training and any(_takes_statistics(module) for module in self.members[0].modules()):
             raise LoopOnlyError("batch statistics of the members of an ensemble cannot be mapped")
         states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
         chosen = {name: _one_of([state[name] for state in states], place) for name in states[0]}
@@ -86,5 +86,5 @@ def _is_mapped(tensor: Tensor) -> bool:
     return torch._C._functorch.is_batchedtensor(tensor)
 
 
-def _tracks_statistics(module: nn.Module) -> bool:
+def _takes_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase)

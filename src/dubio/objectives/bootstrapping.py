@@ -7,20 +7,18 @@ Reed et al. 2015, Training Deep Neural Networks on Noisy Labels with Bootstrappi
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 
-from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from dubio import functional
 from dubio.likelihoods import Categorical, Likelihood
+from dubio.objectives.delegation import Delegating
 from dubio.objectives.elbo import Elbo
-from dubio.objectives.loss import Loss
-from dubio.sampling import Inputs
-from dubio.sampling.executors import Executor
 
 __all__ = ["BootstrapHard", "BootstrapSoft"]
 
 
-class _Bootstrapped:
+class _Bootstrapped(Delegating):
     """What both share: everything but the loss is the inner objective's."""
 
     beta: float
@@ -41,34 +39,9 @@ class _Bootstrapped:
     def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
         """The loss of every draw and example."""
 
-    def __call__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        targets: Shaped[Tensor, "batch ..."],
-        num_samples: int = 1,
-        *,
-        sample_weight: Float[Tensor, "batch ..."] | None = None,
-        batch_index: int | None = None,
-        num_batches: int | None = None,
-        epoch: float | None = None,
-        seed: int | Tensor | None = None,
-        executor: Executor = "auto",
-    ) -> Loss:
-        """The loss of one batch; arguments as for ``Elbo``."""
-        return self.inner.with_losses(
-            self._losses,
-            model,
-            inputs,
-            targets,
-            num_samples,
-            sample_weight=sample_weight,
-            batch_index=batch_index,
-            num_batches=num_batches,
-            epoch=epoch,
-            seed=seed,
-            executor=executor,
-        )
+    def stand_in(self, num_samples: int) -> Elbo:
+        """The inner objective with the bootstrapped loss."""
+        return replace(self.inner, losses=self._losses)
 
     def _losses(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
         if not isinstance(likelihood, Categorical):

@@ -9,7 +9,7 @@ Reference: Blundell et al. 2015, sections 3.1 and 3.4.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -43,6 +43,7 @@ class Elbo:
         warmup: number of epochs over which ``beta`` grows from zero (needs ``epoch`` in the call).
         l2: weight of the sum of squares of all weight matrices, added to the mean loss as it is (E-33).
         l2_per: ``"unit"`` divides the squares of each layer by its number of units (E-26).
+        losses: what stands in the place of the negative log-likelihood, for objectives that are built on this one.
     """
 
     num_data: int | None = None
@@ -52,6 +53,7 @@ class Elbo:
     warmup: int = 0
     l2: float = 0.0
     l2_per: Literal["weight", "unit"] = "weight"
+    losses: Losses | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.num_data is not None and self.num_data < 1:
@@ -99,40 +101,10 @@ class Elbo:
             seed: freezes the draws.
             executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
         """
-        return self.with_losses(
-            self.losses,
-            model,
-            inputs,
-            targets,
-            num_samples,
-            sample_weight=sample_weight,
-            batch_index=batch_index,
-            num_batches=num_batches,
-            epoch=epoch,
-            seed=seed,
-            executor=executor,
-        )
-
-    def with_losses(
-        self,
-        losses: Losses,
-        model: nn.Module,
-        inputs: Inputs,
-        targets: Shaped[Tensor, "batch ..."],
-        num_samples: int = 1,
-        *,
-        sample_weight: Float[Tensor, "batch ..."] | None = None,
-        batch_index: int | None = None,
-        num_batches: int | None = None,
-        epoch: float | None = None,
-        seed: int | Tensor | None = None,
-        executor: Executor = "auto",
-    ) -> Loss:
-        """The loss of one batch with ``losses`` in the place of the negative log-likelihood."""
         likelihood = likelihood_of(model)
         wanted = ("divergence", "penalty", *(("entropy",) if self.gamma else ()))
         draws = run(model, inputs, num_samples, seed=seed, executor=executor, collecting=wanted)
-        nll_per_example = losses(likelihood, draws.outputs, targets, observation_scale(model))
+        nll_per_example = (self.losses or _nll)(likelihood, draws.outputs, targets, observation_scale(model))
         nll_per_example, energy_per_example = self._weighted(nll_per_example, sample_weight)
         kl = self._divergence(model, draws, num_samples, seed)
 
@@ -145,12 +117,6 @@ class Elbo:
         terms = {"divergence": kl} | ({} if entropy is None else {"entropy": entropy}) | penalties
         log_probs = None if isinstance(likelihood, Gaussian) else likelihood.log_probs(draws.outputs.detach())
         return Loss(total, nll_per_example.mean(), terms, log_probs)
-
-    def losses(
-        self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None
-    ) -> Float[Tensor, "sample batch"]:
-        """The loss of every draw and example: the negative log-likelihood."""
-        return likelihood.nll(outputs, targets, scale)
 
     def energy(self, nll_per_example: Float[Tensor, "sample batch"]) -> Float[Tensor, " batch"]:
         """What the losses of all draws come to, per example: their mean (E-2)."""
@@ -220,3 +186,7 @@ class Elbo:
         if estimated is None:
             return divergence(model, num_samples, seed=seed)
         return estimated.mean() if closed is None else closed + estimated.mean()
+
+
+def _nll(likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
+    return likelihood.nll(outputs, targets, scale)
