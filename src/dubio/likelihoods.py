@@ -47,6 +47,11 @@ class Categorical:
 
     def log_probs(self, outputs: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch ... class"]:
         """Log-probabilities of every draw, the class axis last: `(sample, batch, ..., class)`."""
+        scores = self.scores(outputs)
+        return scores.log_softmax(dim=-1) if self.output == "logits" else scores
+
+    def scores(self, outputs: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch ... class"]:
+        """The outputs themselves, the class axis last, in float32 at least."""
         axis = self.class_axis + 1 if self.class_axis > 0 else self.class_axis
         axes = outputs.dim()
         if axes < 3 or not -axes + 2 <= axis < axes or outputs.shape[axis] < 2:
@@ -55,8 +60,7 @@ class Categorical:
                 f"got shape {tuple(outputs.shape[1:])} for one draw; for regression convert with "
                 "likelihood=dubio.Gaussian(...)"
             )
-        scores = outputs.movedim(axis, -1).to(torch.promote_types(outputs.dtype, torch.float32))
-        return scores.log_softmax(dim=-1) if self.output == "logits" else scores
+        return outputs.movedim(axis, -1).to(torch.promote_types(outputs.dtype, torch.float32))
 
     def nll(
         self,

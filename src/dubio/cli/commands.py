@@ -14,6 +14,7 @@ from rich.table import Table
 
 import dubio
 from dubio.cli.answers import Answering
+from dubio.cli.arguments import DataDir, Named, Runs
 from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
 from dubio.cli.attacking import tabulate as tabulate_attacks
 from dubio.cli.data_command import show_data
@@ -39,10 +40,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
-]
 TRAIN = f"""Train a stochastic network, keep it in a run folder, and test it.
 
 The method is one of {", ".join(METHODS)}.
@@ -55,7 +52,6 @@ trains longer.
 
 Example:  dubio train second --data mnist --model lenet --label-noise flip:0.3
 """
-Named = Annotated[str, typer.Argument(metavar="RUN_OR_FILE", help="A run's name or folder, or a .safetensors file.")]
 
 
 def main() -> None:

@@ -9,13 +9,14 @@ from dubio.conversion.insertion import insert_noise, randomise_dropout
 from dubio.conversion.proof import ConversionWarning, prove
 from dubio.conversion.recording import finish
 from dubio.conversion.replacement import parameter_names, randomise, to_mean
-from dubio.conversion.spec import Spec, spec
+from dubio.conversion.spec import Spec, change_spec, spec
 
 __all__ = [
     "ConversionWarning",
     "Description",
     "Spec",
     "Where",
+    "change_spec",
     "chooses",
     "classifier_of",
     "describe",

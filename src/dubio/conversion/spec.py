@@ -1,6 +1,6 @@
-"""The record a converted network carries: which method made it, and what its outputs mean."""
+"""The record a converted network carries: which method made it, what its outputs mean, and what was decided since."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,15 +9,25 @@ from torch import nn
 from dubio import functional
 from dubio.likelihoods import Gaussian, Likelihood
 
-__all__ = ["Spec", "attach_spec", "spec"]
+__all__ = ["Spec", "attach_spec", "change_spec", "spec"]
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Method and likelihood of a converted network. Immutable; kept by deepcopy and pickle."""
+    """All that is known of a converted network. Immutable; kept by deepcopy, pickle and ``save``."""
 
     method: Any
     likelihood: Likelihood
+    calibration: Any = None
+    """What ``dubio.calibrate`` found: a ``Temperature`` or a ``VectorScaling``."""
+    threshold: Any = None
+    """What ``dubio.abstain`` found: when a prediction is accepted."""
+    sets: Any = None
+    """What ``dubio.conformal`` found: which classes go into a set."""
+    pruning: Any = None
+    """What ``dubio.prune`` removed."""
+    evaluated: tuple[str, ...] = ()
+    """Fingerprints of the data that the network was judged on, which must not decide anything about it any more."""
 
 
 def spec(model: nn.Module) -> Spec:
@@ -36,3 +46,8 @@ def attach_spec(model: nn.Module, record: Spec) -> None:
         first = next(model.parameters())
         model.register_parameter("observation_rho", nn.Parameter(start.to(first)))
     model.dubio_spec = record  # type: ignore[assignment]
+
+
+def change_spec(model: nn.Module, **changes: Any) -> None:
+    """Give a network a record that differs in some fields."""
+    model.dubio_spec = replace(spec(model), **changes)  # type: ignore[assignment]

@@ -110,6 +110,7 @@ from dubio.functional.resizing import area_resized
 from dubio.functional.scoring_rules import crps_mixture
 from dubio.functional.uncertainty import (
     class_variance,
+    energy,
     entropy,
     expected_entropy,
     mutual_information,
@@ -155,6 +156,7 @@ __all__ = [
     "brier_score",
     "calibration_error",
     "class_variance",
+    "energy",
     "classwise_calibration_error",
     "clopper_pearson",
     "component_of",

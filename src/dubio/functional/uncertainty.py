@@ -15,6 +15,7 @@ from torch import Tensor
 
 __all__ = [
     "class_variance",
+    "energy",
     "entropy",
     "expected_entropy",
     "mutual_information",
@@ -34,6 +35,11 @@ def predictive_log_probs(log_probs: Float[Tensor, "sample *batch class"]) -> Flo
 def entropy(probs: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch"]:
     """Entropy in nats, ``-sum p log p`` with p clamped to [1e-8, 1] inside the logarithm (E-10)."""
     return -(probs * probs.clamp(SMALLEST_PROBABILITY, 1.0).log()).sum(dim=-1)
+
+
+def energy(logits: Float[Tensor, "sample *batch class"]) -> Float[Tensor, "*batch"]:
+    """``-logsumexp`` of the logits, averaged over draws: large where no class finds evidence (Liu et al. 2020)."""
+    return -torch.logsumexp(logits, dim=-1).mean(dim=0)
 
 
 def expected_entropy(log_probs: Float[Tensor, "sample *batch class"]) -> Float[Tensor, "*batch"]:

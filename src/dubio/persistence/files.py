@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from dubio.conversion import spec
+from dubio.conversion import change_spec, spec
 from dubio.conversion.choice import consists_of
 from dubio.conversion.copying import random_names
 from dubio.models import architecture_of, build
@@ -26,6 +26,8 @@ from dubio.persistence.values import from_json, to_json
 __all__ = ["load", "save"]
 
 FORMAT = "dubio-1"
+LATER = ("calibration", "threshold", "sets", "pruning", "evaluated")
+"""Fields of the record that come after conversion."""
 
 
 def save(model: nn.Module, path: str | Path) -> None:
@@ -42,6 +44,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         "likelihood": to_json(record.likelihood),
         "architecture": architecture_of(model),
         "tied": tied,
+        "later": {name: to_json(getattr(record, name)) for name in LATER if getattr(record, name)},
     }
     described["sha256"] = _hash(described, tensors)
     write_atomically(Path(path), to_bytes(tensors, {"dubio": json.dumps(described)}))
@@ -65,10 +68,14 @@ def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
         net = build(described["architecture"])
     try:
         method, likelihood = from_json(described["method"]), from_json(described["likelihood"])
+        later = {name: from_json(value) for name, value in described.get("later", {}).items()}
+        if unknown := sorted(set(later) - set(LATER)):
+            raise ValueError(f"unknown fields {unknown}; was the file written by a newer version?")
         make = method.convert
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} describes its network in a way that this version cannot read: {error}") from error
     model: nn.Module = make(net, likelihood, strict=False)
+    change_spec(model, **later)
     tied = without_ties(model.state_dict())[1]
     if tied != described["tied"]:
         differing = sorted(set(tied.items()) ^ set(described["tied"].items()))[0]

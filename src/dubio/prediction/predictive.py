@@ -33,6 +33,8 @@ class ClassPredictive(Predictive):
     """Share of draws that hold each class most probable."""
     class_variance: Float[Tensor, "batch *rest class"]
     """Variance over draws of each class's probability."""
+    energy: Float[Tensor, "batch *rest"] | None
+    """Minus the log of the summed exponentials of the logits, averaged over draws; None where there are no logits."""
 
     @cached_property
     def probs(self) -> Float[Tensor, "batch *rest class"]:

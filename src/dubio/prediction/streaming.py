@@ -28,6 +28,7 @@ class ClassStatistics:
         self._entropies: Tensor
         self._squares: Tensor
         self._votes: Tensor
+        self._energies: Tensor | None
 
     def update(self, outputs: Float[Tensor, "sample batch *rest"]) -> None:
         """Take some draws in."""
@@ -40,13 +41,16 @@ class ClassStatistics:
         entropies = functional.expected_entropy(exact) * count
         squares = exact.exp().square().sum(dim=0)
         votes = functional.vote_shares(exact.argmax(dim=-1), exact.shape[-1]).double() * count
+        energies = self._energies_of(outputs)
         if self._log_sum is None:
             self._log_sum, self._entropies, self._squares, self._votes = log_sum, entropies, squares, votes
+            self._energies = energies
         else:
             self._log_sum = torch.logaddexp(self._log_sum, log_sum)
             self._entropies += entropies
             self._squares += squares
             self._votes += votes
+            self._energies = None if energies is None or self._energies is None else self._energies + energies
         self._count += count
         self._dtype = log_probs.dtype
 
@@ -63,7 +67,13 @@ class ClassStatistics:
             expected_entropy=(self._entropies / self._count).to(self._dtype),
             votes=(self._votes / self._count).to(self._dtype),
             class_variance=variance.to(self._dtype),
+            energy=None if self._energies is None else (self._energies / self._count).to(self._dtype),
         )
+
+    def _energies_of(self, outputs: Tensor) -> Tensor | None:
+        if not isinstance(self._likelihood, Categorical) or self._likelihood.output != "logits":
+            return None
+        return functional.energy(self._likelihood.scores(outputs).double()) * len(outputs)
 
 
 class RealStatistics:

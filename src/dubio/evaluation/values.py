@@ -1,0 +1,245 @@
+"""What an evaluation found, as plain values: they go to JSON and back, and reports are made from them alone.
+
+Invariants: ``Evaluation.from_json(evaluation.to_json())`` equals the evaluation; a number that does not exist (the
+accuracy of an empty bin) is None, never NaN (``tests/evaluation/test_values.py``).
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dubio.evaluation.reading import read_value
+from dubio.persistence.atomic import write_atomically
+
+__all__ = [
+    "Bins",
+    "ClassRow",
+    "CorruptionPoint",
+    "Curve",
+    "DataRecord",
+    "DetectionScore",
+    "Doubt",
+    "DrawCheck",
+    "Estimate",
+    "Evaluation",
+    "Histogram",
+    "IntervalRow",
+    "NotableExample",
+    "Thumbnail",
+    "UnseenSet",
+]
+
+FORMAT = "dubio-evaluation-1"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, and how sure it is."""
+
+    value: float
+    low: float | None = None
+    """Interval at 95 % over examples, by bootstrap."""
+    high: float | None = None
+    draw_error: float | None = None
+    """Standard error over draws: how far another set of as many draws would move it."""
+    doubled: float | None = None
+    """The same from twice as many draws."""
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" [{self.low:.4f}, {self.high:.4f}]"
+        return f"{self.value:.4f}{interval}"
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """Which data were judged on."""
+
+    name: str
+    num_examples: int
+    fingerprint: str
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DrawCheck:
+    """Whether the draws were enough: what moves when there are twice as many."""
+
+    num_samples: int
+    metric: str
+    """The metric that moves most, measured in half widths of its interval, or in parts of its value without one."""
+    change: float
+    enough: bool
+    """Whether no metric moves by more than a quarter of the half width of its interval, or 1 % of its value."""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """A reliability plot: by bin of confidence, the share of examples, their mean confidence and their accuracy."""
+
+    share: tuple[float, ...]
+    confidence: tuple[float | None, ...]
+    accuracy: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of a curve."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often values fall between edges, for each of several groups; counts are one fewer than edges."""
+
+    edges: tuple[float, ...]
+    counts: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Mean doubt over a group of examples, in nats, and where it lies."""
+
+    num_examples: int
+    entropy: float
+    expected_entropy: float
+    """In the data."""
+    mutual_information: float
+    """In the network."""
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """How one class fares."""
+
+    name: str
+    num_examples: int
+    recall: float | None
+    """Share of its examples that are found; None where it has none."""
+    precision: float | None
+    """Share of what is taken for it that is it; None where nothing is."""
+    confidence: float | None
+    nll: float | None
+    taken_for: str | None
+    """The class that its examples are most often mistaken for; None where none is."""
+
+
+@dataclass(frozen=True)
+class DetectionScore:
+    """How well one score tells unseen from known data."""
+
+    auroc: Estimate
+    aupr: Estimate
+    fpr95: Estimate
+    histogram: Histogram
+    """Of the score, groups ``known`` and ``unseen``."""
+
+
+@dataclass(frozen=True)
+class UnseenSet:
+    """How well doubt finds one set of unseen data."""
+
+    num_examples: int
+    fingerprint: str
+    scores: dict[str, DetectionScore]
+
+
+@dataclass(frozen=True)
+class CorruptionPoint:
+    """How a network does at one strength of a corruption."""
+
+    strength: int
+    accuracy: float
+    nll: float
+    ece: float
+    entropy: float
+    mutual_information: float
+
+
+@dataclass(frozen=True)
+class IntervalRow:
+    """How often central intervals of one level hold the target, and how wide they are."""
+
+    level: float
+    coverage: Estimate
+    width: Estimate
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small image: bytes (channel, height, width) in base64; shown as it was read, at most 64 pixels wide."""
+
+    shape: tuple[int, ...]
+    pixels: str
+
+
+@dataclass(frozen=True)
+class NotableExample:
+    """An example worth looking at."""
+
+    index: int
+    target: str
+    label: str
+    confidence: float
+    entropy: float
+    mutual_information: float
+    probs: dict[str, float]
+    """The most probable classes."""
+    image: Thumbnail | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How far a network can be trusted on some data."""
+
+    kind: Literal["classification", "regression"]
+    data: DataRecord
+    num_samples: int
+    seed: int | None
+    seconds: float
+    metrics: dict[str, Estimate]
+    draws: DrawCheck | None = None
+    """None for a network without noise, an ensemble, or where it was not asked for."""
+    decided: dict[str, str] = field(default_factory=dict)
+    """What was applied to predictions: ``calibration``, ``threshold``, ``sets``."""
+    reliability: Bins | None = None
+    confidence: Histogram | None = None
+    """Of the confidence, groups ``right`` and ``wrong``."""
+    risk_coverage: Curve | None = None
+    """The error among the most confident, by their share."""
+    doubt: dict[str, Doubt] = field(default_factory=dict)
+    """By group: ``all``, ``right``, ``wrong``, and each unseen set."""
+    classes: tuple[ClassRow, ...] = ()
+    intervals: tuple[IntervalRow, ...] = ()
+    unseen: dict[str, UnseenSet] = field(default_factory=dict)
+    corruptions: dict[str, tuple[CorruptionPoint, ...]] = field(default_factory=dict)
+    notable: dict[str, tuple[NotableExample, ...]] = field(default_factory=dict)
+    """``most uncertain`` and ``most confidently wrong``."""
+    made_by: dict[str, str] = field(default_factory=dict)
+    """Versions, and the command where there was one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Evaluation":
+        """Back from JSON."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"an evaluation must have format {FORMAT!r}, got {found!r}")
+        return read_value(cls, {name: value for name, value in data.items() if name != "format"})
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file, whole or not at all."""
+        write_atomically(Path(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Evaluation":
+        """Read it from a file."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_text()))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} does not hold an evaluation: {error}") from error
