@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dubio.evaluation.reading import read_value
 from dubio.persistence.atomic import write_atomically
+from dubio.persistence.reading import read_value
 
 __all__ = [
     "Bins",
