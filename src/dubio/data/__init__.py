@@ -4,6 +4,7 @@ from dubio.data.corruptions import CORRUPTIONS, Blur, Contrast, Corruption, Gaus
 from dubio.data.downloads import DownloadError
 from dubio.data.errors import DataError
 from dubio.data.examples import Examples, Splits, scaled
+from dubio.data.fingerprints import fingerprint_of, fingerprint_of_batches
 from dubio.data.image_folder import read_image_folder
 from dubio.data.label_noise import (
     Flip,
@@ -51,6 +52,8 @@ __all__ = [
     "digits",
     "epoch_order",
     "fetch",
+    "fingerprint_of",
+    "fingerprint_of_batches",
     "held_out_classes",
     "load",
     "load_test",
