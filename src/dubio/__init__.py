@@ -22,6 +22,7 @@ try:
         spec,
         to_mean,
     )
+    from dubio.evaluation import Evaluation, evaluate
     from dubio.layers import divergence
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
     from dubio.methods import (
@@ -42,11 +43,12 @@ try:
     from dubio.priors import CentredNormal, Normal, ScaleMixture
     from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, TensorBoard, fit
+    from dubio.version import VERSION
 finally:
     if _collecting:
         gc.enable()
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Adversarial",
@@ -66,6 +68,7 @@ __all__ = [
     "Dropout",
     "Elbo",
     "Ensemble",
+    "Evaluation",
     "ExecutorWarning",
     "Flow",
     "Gaussian",
@@ -91,6 +94,7 @@ __all__ = [
     "data",
     "describe",
     "divergence",
+    "evaluate",
     "export",
     "fit",
     "flows",

@@ -7,7 +7,6 @@ several attacks, and those that score (``tests/end_to_end/test_attack_command.py
 import dataclasses
 import hashlib
 import json
-import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,11 @@ from rich.table import Table
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-import dubio
 from dubio import attacks
 from dubio.attacks import Apgd, Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Square, Transfer
 from dubio.data import Examples
 from dubio.persistence.atomic import write_atomically
+from dubio.version import versions
 
 __all__ = ["Assault", "Row", "assail", "choose_images", "parse_attacks", "parse_epsilons", "summarise", "tabulate"]
 
@@ -87,7 +86,7 @@ class Assault:
             "seeds": self.seeds,
             "num_draws": self.clean.num_samples,
             "num_tries": self.clean.num_tries,
-            "versions": {"dubio": dubio.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            "versions": versions(),
             "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "clean": _record_score(self.clean),
             "rows": [_record_row(row) for row in self.rows],

@@ -1,5 +1,8 @@
 """Judge a network: how right it is, how sure, and whether the one follows from the other."""
 
+from dubio.evaluation.evaluating import evaluate
+from dubio.evaluation.judging import judge
+from dubio.evaluation.unseen import SCORES
 from dubio.evaluation.values import (
     Bins,
     ClassRow,
@@ -19,6 +22,7 @@ from dubio.evaluation.values import (
 )
 
 __all__ = [
+    "SCORES",
     "Bins",
     "ClassRow",
     "CorruptionPoint",
@@ -34,4 +38,6 @@ __all__ = [
     "NotableExample",
     "Thumbnail",
     "UnseenSet",
+    "evaluate",
+    "judge",
 ]

@@ -57,7 +57,15 @@ from dubio.functional.calibration import (
     reliability,
 )
 from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
-from dubio.functional.detection import area_under_risk, auroc, average_precision, false_positive_rate, risk_coverage
+from dubio.functional.detection import (
+    Detection,
+    area_under_risk,
+    auroc,
+    average_precision,
+    detection,
+    false_positive_rate,
+    risk_coverage,
+)
 from dubio.functional.distances import at_least_float32, not_negative, pairwise_norms, squared_distances
 from dubio.functional.dropout import alpha_dropout, dropout
 from dubio.functional.ensembles import ensemble_accuracies, num_repeats
@@ -106,6 +114,13 @@ from dubio.functional.label_noise import (
 from dubio.functional.mixtures import averaged_gaussian, component_of, mixture_log_prob
 from dubio.functional.penalties import scaled_weight_penalty, weight_penalty
 from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
+from dubio.functional.resampling import (
+    group_means,
+    jackknife_error,
+    left_out_means,
+    percentile_interval,
+    resample_weights,
+)
 from dubio.functional.resizing import area_resized
 from dubio.functional.scoring_rules import crps_mixture
 from dubio.functional.uncertainty import (
@@ -130,6 +145,7 @@ from dubio.functional.wasserstein import (
 
 __all__ = [
     "BinSums",
+    "Detection",
     "Reliability",
     "activation_std",
     "actnorm_inverse",
@@ -156,7 +172,6 @@ __all__ = [
     "brier_score",
     "calibration_error",
     "class_variance",
-    "energy",
     "classwise_calibration_error",
     "clopper_pearson",
     "component_of",
@@ -164,8 +179,10 @@ __all__ = [
     "coupling_inverse",
     "coupling_step",
     "crps_mixture",
+    "detection",
     "distortion",
     "dropout",
+    "energy",
     "ensemble_accuracies",
     "entropy",
     "entropy_margin",
@@ -180,11 +197,14 @@ __all__ = [
     "gaussian_kl",
     "gaussian_kl_matrix",
     "gaussian_wasserstein_matrix",
+    "group_means",
     "halving_checkpoints",
     "hard_bootstrap",
     "inverse_softplus",
     "inverted",
+    "jackknife_error",
     "kl_share",
+    "left_out_means",
     "local_reparameterisation",
     "log_abs_det",
     "lu_weight",
@@ -208,6 +228,7 @@ __all__ = [
     "pairwise_norms",
     "parametric_noise",
     "patterned_transition",
+    "percentile_interval",
     "perturbation_norm",
     "planar_direction",
     "planar_inverse",
@@ -221,6 +242,7 @@ __all__ = [
     "redrawn_labels",
     "regression_curve",
     "reliability",
+    "resample_weights",
     "retry_influence",
     "retry_probability",
     "risk_coverage",

@@ -31,9 +31,9 @@ NUM_BINS = 15
 class BinSums(NamedTuple):
     """What is added up over batches, by bin."""
 
-    size: Float[Tensor, "*classes bin"]
-    confidence: Float[Tensor, "*classes bin"]
-    correct: Float[Tensor, "*classes bin"]
+    size: Float[Tensor, "*resample bin"]
+    confidence: Float[Tensor, "*resample bin"]
+    correct: Float[Tensor, "*resample bin"]
 
     def plus(self, other: "BinSums") -> "BinSums":
         """The sums over both."""
@@ -49,9 +49,15 @@ class Reliability(NamedTuple):
 
 
 def bin_sums(
-    confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"], num_bins: int = NUM_BINS
+    confidence: Float[Tensor, " example"],
+    correct: Bool[Tensor, " example"],
+    num_bins: int = NUM_BINS,
+    weight: Float[Tensor, "*resample example"] | None = None,
 ) -> BinSums:
-    """Sums over the bins ``((k-1)/K, k/K]``; a confidence of 0 goes into the first, one of 1 into the last."""
+    """Sums over the bins ``((k-1)/K, k/K]``; a confidence of 0 goes into the first, one of 1 into the last.
+
+    An example of weight 2 counts as two of it.
+    """
     _check_bins(num_bins)
     if confidence.numel() and not 0.0 <= float(confidence.min()) <= float(confidence.max()) <= 1.0 + 1e-6:
         raise ValueError(f"confidence must be in [0, 1], got {float(confidence.min())} to {float(confidence.max())}")
@@ -59,13 +65,12 @@ def bin_sums(
     exact = confidence.double()
     place = (torch.ceil(exact * num_bins).long() - 1).clamp(0, num_bins - 1)
 
-    def total(values: Tensor) -> Tensor:
-        return torch.zeros(num_bins, dtype=torch.float64, device=exact.device).index_add(0, place, values)
+    own = torch.ones_like(exact) if weight is None else weight.double()
+    members = torch.nn.functional.one_hot(place, num_bins).double()  # summing by a matrix takes all resamples at once
+    return BinSums(own @ members, own @ (members * exact[:, None]), own @ (members * correct.double()[:, None]))
 
-    return BinSums(total(torch.ones_like(exact)), total(exact), total(correct.double()))
 
-
-def calibration_error(sums: BinSums) -> Float[Tensor, "*classes"]:
+def calibration_error(sums: BinSums) -> Float[Tensor, "*resample"]:
     """``sum_k |B_k| / n |acc(B_k) - conf(B_k)|``; empty bins add nothing (E-65)."""
     gaps = (sums.correct - sums.confidence).abs()  # a bin's size times its gap
     return gaps.sum(dim=-1) / sums.size.sum(dim=-1).clamp_min(1.0)
@@ -79,29 +84,44 @@ def reliability(sums: BinSums) -> Reliability:
 
 
 def adaptive_calibration_error(
-    confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"], num_bins: int = NUM_BINS
-) -> Float[Tensor, ""]:
-    """The same with bins of equal numbers of examples, in the order of their confidence."""
+    confidence: Float[Tensor, " example"],
+    correct: Bool[Tensor, " example"],
+    num_bins: int = NUM_BINS,
+    weight: Float[Tensor, "*resample example"] | None = None,
+) -> Float[Tensor, "*resample"]:
+    """The same with bins of equal numbers of examples, in the order of their confidence; the first take what is over.
+
+    An example of weight 2 counts as two of it, which may lie in two bins.
+    """
     _check_bins(num_bins)
-    order = confidence.argsort()
-    gaps = [
-        (part.double().mean() - right.double().mean()).abs() * (len(part) / len(order))
-        for part, right in zip(
-            confidence[order].tensor_split(num_bins), correct[order].tensor_split(num_bins), strict=True
-        )
-        if len(part)
-    ]
-    return torch.stack(gaps).sum()
+    ordered, order = confidence.double().sort(stable=True)
+    own = torch.ones_like(ordered) if weight is None else weight.double()[..., order]
+    ends = own.cumsum(dim=-1)
+    total = ends[..., -1:]
+    bins = torch.arange(num_bins + 1, dtype=torch.float64, device=ordered.device)
+    size = (total / num_bins).floor()
+    edges = bins * size + torch.minimum(bins, total - num_bins * size)
+    gaps = ordered - correct[order].double()
+
+    # The sum of the gaps up to an edge: of whole examples before it, and of a part of the one that it cuts.
+    cut = torch.searchsorted(ends, edges.contiguous()).clamp_max(len(ordered) - 1)
+    sums = (own * gaps).cumsum(dim=-1)
+    up_to = sums.gather(-1, cut) - (ends.gather(-1, cut) - edges) * gaps[cut]
+    return up_to.diff(dim=-1).abs().sum(dim=-1) / total.squeeze(-1)
 
 
 def classwise_calibration_error(
-    probs: Float[Tensor, "example class"], targets: Int[Tensor, " example"], num_bins: int = NUM_BINS
-) -> Float[Tensor, ""]:
+    probs: Float[Tensor, "example class"],
+    targets: Int[Tensor, " example"],
+    num_bins: int = NUM_BINS,
+    weight: Float[Tensor, "*resample example"] | None = None,
+) -> Float[Tensor, "*resample"]:
     """Mean over classes of the error of each class's probability for being the class."""
     errors = [
-        calibration_error(bin_sums(probs[:, label], targets == label, num_bins)) for label in range(probs.shape[1])
+        calibration_error(bin_sums(probs[:, label], targets == label, num_bins, weight))
+        for label in range(probs.shape[1])
     ]
-    return torch.stack(errors).mean()
+    return torch.stack(errors).mean(dim=0)
 
 
 def brier_score(probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

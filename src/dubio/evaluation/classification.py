@@ -1,0 +1,133 @@
+"""Predicted classes, judged against the true ones."""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dubio import functional
+from dubio.evaluation.describing import (
+    class_table,
+    confidence_histogram,
+    doubt_by_group,
+    notable_examples,
+    reliability_bins,
+    risk_curve,
+)
+from dubio.evaluation.estimating import NUM_GROUPS, can_group, check_draws, estimates
+from dubio.evaluation.measures import class_measures, weighted_mean
+from dubio.evaluation.values import DataRecord, Evaluation
+from dubio.prediction import ClassPredictive
+
+__all__ = ["in_rows", "judge_classes"]
+
+
+def judge_classes(
+    found: ClassPredictive,
+    targets: Tensor,
+    record: DataRecord,
+    again: ClassPredictive | None,
+    inputs: Any,
+    num_resamples: int,
+    seed: int,
+) -> Evaluation:
+    """Judge predicted classes."""
+    found = in_rows(found)
+    labels = _labels(targets, found)
+    names = _names(record.classes, found.log_probs.shape[-1])
+    correct, confidence = found.label == labels, found.confidence
+    metrics = estimates(
+        lambda weight: _measures(found, labels, weight),
+        len(labels),
+        num_resamples,
+        left_out=_left_out(found, labels),
+        doubled=None if again is None else class_measures(_average(found, in_rows(again)), labels),
+        seed=seed,
+    )
+    return Evaluation(
+        kind="classification",
+        data=dataclasses.replace(record, classes=names),
+        num_samples=found.num_samples,
+        seed=found.seed,
+        seconds=0.0,
+        metrics=metrics,
+        draws=None if again is None else check_draws(metrics, found.num_samples),
+        reliability=reliability_bins(confidence, correct),
+        confidence=confidence_histogram(confidence, correct),
+        risk_coverage=risk_curve(confidence, correct),
+        doubt=doubt_by_group(found, correct),
+        classes=class_table(found.probs, labels, names),
+        notable=notable_examples(found, labels, names, inputs),
+    )
+
+
+def in_rows(found: ClassPredictive) -> ClassPredictive:
+    """Predictions of one target each, on the CPU; yes or no of one output is two classes."""
+    shape = tuple(found.log_probs.shape)
+    if len(shape) != 2 and not (len(shape) == 3 and shape[1] == 1):
+        raise ValueError(
+            f"predictions must be of one class per example to be judged, got probabilities of shape {shape}; "
+            "judge the outputs of an example one at a time"
+        )
+    own: dict[str, Any] = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    rows = {
+        name: _row(value, name, squeeze=len(shape) == 3) for name, value in own.items() if isinstance(value, Tensor)
+    }
+    return ClassPredictive(**(own | rows))
+
+
+def _row(value: Tensor, name: str, squeeze: bool) -> Tensor:
+    own = value.detach().cpu()
+    if not squeeze:
+        return own
+    return own.squeeze(-2 if name in ("samples", "log_probs", "votes", "class_variance") else -1)
+
+
+def _measures(
+    found: ClassPredictive, labels: Int[Tensor, " example"], weight: Float[Tensor, "resample example"] | None
+) -> dict[str, Tensor]:
+    """All numbers, those about single draws as well."""
+    means = {
+        "expected_entropy": found.expected_entropy,
+        "mutual_information": found.mutual_information,
+        "single_draw_accuracy": found.votes.gather(-1, labels[:, None]).squeeze(-1),
+    }
+    own = {name: weighted_mean(values, weight) for name, values in means.items()}
+    return class_measures(found.log_probs, labels, weight) | own
+
+
+def _left_out(found: ClassPredictive, labels: Int[Tensor, " example"]) -> list[dict[str, Tensor]] | None:
+    """The measures with each group of draws left out."""
+    if found.samples is None or not can_group(found.num_samples):
+        return None
+    groups = functional.group_means(found.samples.double(), NUM_GROUPS)
+    return [class_measures(part, labels) for part in functional.left_out_means(groups)]
+
+
+def _average(found: ClassPredictive, again: ClassPredictive) -> Float[Tensor, "example class"]:
+    """Log of the mean probability over both."""
+    return torch.logaddexp(found.log_probs.double(), again.log_probs.double()) - math.log(2.0)
+
+
+def _labels(targets: Tensor, found: ClassPredictive) -> Int[Tensor, " example"]:
+    num_examples, num_classes = found.log_probs.shape
+    labels = targets.cpu().squeeze(1) if targets.dim() == 2 and targets.shape[1] == 1 else targets.cpu()
+    if labels.shape != (num_examples,):
+        raise ValueError(f"targets must be one label for each of {num_examples} examples, got {tuple(targets.shape)}")
+    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+        raise TypeError(f"targets must be whole numbers that name classes, got {targets.dtype}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
+        raise ValueError(f"targets must name classes from 0 to {num_classes - 1}, got {low if low < 0 else high}")
+    return labels.long()
+
+
+def _names(given: tuple[str, ...], count: int) -> tuple[str, ...]:
+    if not given:
+        return tuple(str(number) for number in range(count))
+    if len(given) != count:
+        raise ValueError(f"classes must name all {count} classes of the predictions, got {len(given)} names")
+    return given

@@ -1,0 +1,155 @@
+"""What a prediction looks like in pictures and tables: bins, curves, classes, doubt, and examples worth a look."""
+
+import base64
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dubio import functional
+from dubio.evaluation.values import Bins, ClassRow, Curve, Doubt, Histogram, NotableExample, Thumbnail
+from dubio.prediction import ClassPredictive
+
+__all__ = [
+    "class_table",
+    "confidence_histogram",
+    "doubt_by_group",
+    "doubt_of",
+    "histogram",
+    "notable_examples",
+    "reliability_bins",
+    "risk_curve",
+]
+
+NUM_NOTABLE = 8
+NUM_CURVE_POINTS = 200
+NUM_NAMED = 3
+"""How many of the most probable classes are told of an example."""
+LARGEST_THUMBNAIL = 64
+
+
+def reliability_bins(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Bins:
+    """Share, confidence and accuracy by bins of confidence."""
+    found = functional.reliability(functional.bin_sums(confidence, correct))
+    return Bins(tuple(found.share.tolist()), _without_nan(found.confidence), _without_nan(found.accuracy))
+
+
+def risk_curve(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Curve:
+    """The error among the most confident, at no more points than a picture can show."""
+    coverage, risk = functional.risk_coverage(confidence, correct)
+    shown = torch.linspace(0, len(coverage) - 1, min(len(coverage), NUM_CURVE_POINTS)).round().long()
+    return Curve(tuple(coverage[shown].tolist()), tuple(risk[shown].tolist()))
+
+
+def confidence_histogram(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Histogram:
+    """Confidence of what is right and of what is wrong."""
+    return histogram({"right": confidence[correct], "wrong": confidence[~correct]}, 20, (0.0, 1.0))
+
+
+def histogram(
+    groups: dict[str, Float[Tensor, " _"]], num_bins: int = 30, ends: tuple[float, float] | None = None
+) -> Histogram:
+    """Counts of several groups between the same edges, which span all values where no ends are given."""
+    if ends is None:
+        values = torch.cat(list(groups.values())).double()
+        ends = (values.min().item(), values.max().item())
+    low, high = ends if ends[0] < ends[1] else (ends[0] - 0.5, ends[0] + 0.5)
+    edges = torch.linspace(low, high, num_bins + 1, dtype=torch.float64)
+    counts = {}
+    for name, values in groups.items():
+        place = torch.bucketize(values.double().cpu(), edges[1:-1], right=True)
+        counts[name] = tuple(torch.bincount(place, minlength=num_bins).tolist())
+    return Histogram(tuple(edges.tolist()), counts)
+
+
+def class_table(
+    probs: Float[Tensor, "example class"], targets: Int[Tensor, " example"], names: tuple[str, ...]
+) -> tuple[ClassRow, ...]:
+    """How each class fares."""
+    confidence, label = probs.max(dim=-1)
+    count = probs.shape[-1]
+    confusion = torch.bincount(targets * count + label, minlength=count * count).reshape(count, count)
+    nll = -probs.double().gather(-1, targets[:, None]).squeeze(-1).clamp_min(torch.finfo(torch.float64).tiny).log()
+    rows = []
+    for number, name in enumerate(names):
+        own, taken = targets == number, int(confusion[:, number].sum())
+        mistakes = confusion[number].clone()
+        mistakes[number] = 0
+        size = int(own.sum())
+        rows.append(
+            ClassRow(
+                name=name,
+                num_examples=size,
+                recall=int(confusion[number, number]) / size if size else None,
+                precision=int(confusion[number, number]) / taken if taken else None,
+                confidence=confidence[own].double().mean().item() if size else None,
+                nll=nll[own].mean().item() if size else None,
+                taken_for=names[int(mistakes.argmax())] if int(mistakes.sum()) else None,
+            )
+        )
+    return tuple(rows)
+
+
+def doubt_by_group(found: ClassPredictive, correct: Bool[Tensor, " example"]) -> dict[str, Doubt]:
+    """Mean doubt on all examples, and on those that are right and wrong, where there are any."""
+    groups = {"all": torch.ones_like(correct), "right": correct, "wrong": ~correct}
+    return {name: doubt_of(found, rows) for name, rows in groups.items() if bool(rows.any())}
+
+
+def doubt_of(found: ClassPredictive, rows: Bool[Tensor, " example"] | None = None) -> Doubt:
+    """Mean doubt over some examples."""
+    parts = (found.entropy, found.expected_entropy, found.mutual_information)
+    chosen = [part if rows is None else part[rows] for part in parts]
+    return Doubt(len(chosen[0]), *(part.double().mean().item() for part in chosen))
+
+
+def notable_examples(
+    found: ClassPredictive, targets: Int[Tensor, " example"], names: tuple[str, ...], inputs: Any
+) -> dict[str, tuple[NotableExample, ...]]:
+    """The examples of the largest entropy, and the wrong ones of the largest confidence."""
+    wrong = (found.label != targets).nonzero().squeeze(-1)
+    surest = wrong[found.confidence[wrong].argsort(descending=True, stable=True)]
+    chosen = {
+        "most uncertain": found.entropy.argsort(descending=True, stable=True)[:NUM_NOTABLE],
+        "most confidently wrong": surest[:NUM_NOTABLE],
+    }
+    return {
+        title: tuple(_notable(found, targets, names, inputs, row) for row in rows.tolist())
+        for title, rows in chosen.items()
+    }
+
+
+def _notable(found: ClassPredictive, targets: Tensor, names: tuple[str, ...], inputs: Any, row: int) -> NotableExample:
+    largest = found.probs[row].topk(min(NUM_NAMED, len(names)))
+    return NotableExample(
+        index=row,
+        target=names[int(targets[row])],
+        label=names[int(found.label[row])],
+        confidence=found.confidence[row].item(),
+        entropy=found.entropy[row].item(),
+        mutual_information=found.mutual_information[row].item(),
+        probs={
+            names[label]: prob for prob, label in zip(largest.values.tolist(), largest.indices.tolist(), strict=True)
+        },
+        image=_thumbnail(inputs[row]) if isinstance(inputs, Tensor) else None,
+    )
+
+
+def _thumbnail(image: Tensor) -> Thumbnail | None:
+    """An image in bytes; None where the input is no image of one or three channels."""
+    if image.dim() != 3 or image.shape[0] not in (1, 3):
+        return None
+    pixels = image.detach().float().cpu()
+    low, high = pixels.min().item(), pixels.max().item()
+    if low < 0.0 or high > 1.0:  # normalised before: show what differs
+        pixels = (pixels - low) / (high - low)
+    size = (min(image.shape[1], LARGEST_THUMBNAIL), min(image.shape[2], LARGEST_THUMBNAIL))
+    if size != tuple(image.shape[1:]):
+        pixels = functional.area_resized(pixels, size)
+    content = (pixels * 255.0).round().clamp(0, 255).to(torch.uint8)
+    return Thumbnail(tuple(content.shape), base64.b64encode(content.numpy().tobytes()).decode())
+
+
+def _without_nan(values: Float[Tensor, " bin"]) -> tuple[float | None, ...]:
+    return tuple(None if value != value else value for value in values.tolist())

@@ -1,0 +1,157 @@
+"""``evaluate``: how far a network can be trusted on some data, with how sure that is.
+
+Numbers are those of ``num_samples`` draws. Intervals are over examples (bootstrap), ``draw_error`` is over draws
+(jackknife over groups of them), and as many draws again tell what more draws would change.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from dubio.conversion import change_spec
+from dubio.data import CORRUPTIONS, Examples, corrupt
+from dubio.evaluation.classification import in_rows
+from dubio.evaluation.describing import doubt_of
+from dubio.evaluation.gathering import Judged, gather, gather_inputs
+from dubio.evaluation.judging import judge
+from dubio.evaluation.measures import class_measures
+from dubio.evaluation.unseen import judge_unseen
+from dubio.evaluation.values import CorruptionPoint, Evaluation
+from dubio.prediction import ClassPredictive, Predictive, predict
+from dubio.sampling.noise import noise_key
+from dubio.sampling.settings import check_num_samples
+from dubio.version import versions
+
+__all__ = ["evaluate"]
+
+STRENGTHS = (1, 2, 3, 4, 5)
+Drawing = Callable[[Any], ClassPredictive]
+
+
+def evaluate(
+    model: nn.Module,
+    data: Any,
+    *,
+    ood: Mapping[str, Any] | None = None,
+    corruptions: Sequence[str] = (),
+    num_samples: int = 100,
+    num_resamples: int = 300,
+    double: bool = True,
+    batch_size: int = 256,
+    seed: int = 0,
+    classes: Sequence[str] = (),
+) -> Evaluation:
+    """Judge a network on data that had no part in its training.
+
+    The fingerprint of the data is kept with the network: ``calibrate``, ``abstain`` and ``conformal`` refuse data
+    that it was judged on.
+
+    Args:
+        model: a converted network, or any ``nn.Module`` (a classifier that gives logits).
+        data: ``dubio.data.Examples``, ``(inputs, targets)``, a ``Dataset``, a ``DataLoader`` or an iterable of batches.
+        ood: data that the network has never seen, by name; inputs alone will do.
+        corruptions: which corruptions of the images to try at strengths 1 to 5: ``noise``, ``blur``, ``contrast``,
+            ``rotation``, ``inversion``.
+        num_samples: draws; of an ensemble, at most its members.
+        num_resamples: resamples for intervals over examples; 0 for none.
+        double: draw as many again, and tell what changes.
+        batch_size: rows at a time.
+        seed: which draws and which resamples.
+        classes: names of the classes, where the data have none.
+    """
+    began = time.perf_counter()
+    _check(data, num_samples, num_resamples, corruptions)
+    judged = gather(data, classes=tuple(classes))
+    unseen = {name: gather_inputs(inputs, name) for name, inputs in (ood or {}).items()}
+    _warn_if_used(model, judged)
+
+    def draw(inputs: Any, seed: int = seed, keep_samples: bool = False) -> Any:
+        return predict(model, inputs, num_samples, keep_samples=keep_samples, batch_size=batch_size, seed=seed)
+
+    found: Predictive = draw(judged.inputs, keep_samples=True)
+    if (unseen or corruptions) and not isinstance(found, ClassPredictive):
+        raise ValueError("ood and corruptions are for classes, and this network predicts numbers; leave them out")
+    doubling = double and _is_random(found) and found.num_samples == num_samples
+    again = draw(judged.inputs, noise_key(f"again {seed}"), keep_samples=True) if doubling else None
+    evaluation = judge(
+        found,
+        judged.targets,
+        again=again,
+        inputs=judged.inputs,
+        record=judged.record,
+        num_resamples=num_resamples,
+        seed=seed,
+    )
+    if isinstance(found, ClassPredictive):
+        evaluation = _with_unseen(evaluation, in_rows(found), unseen, draw, num_resamples, seed)
+        curves = {name: _corruption_curve(data, name, draw, seed) for name in corruptions}
+        evaluation = replace(evaluation, corruptions=curves)
+    _keep_fingerprint(model, judged)
+    return replace(evaluation, seconds=time.perf_counter() - began, made_by=versions())
+
+
+def _with_unseen(
+    evaluation: Evaluation,
+    known: ClassPredictive,
+    unseen: Mapping[str, tuple[Any, str]],
+    draw: Drawing,
+    num_resamples: int,
+    seed: int,
+) -> Evaluation:
+    found = {name: in_rows(draw(inputs)) for name, (inputs, _) in unseen.items()}
+    judged = {
+        name: judge_unseen(known, strange, unseen[name][1], num_resamples, seed) for name, strange in found.items()
+    }
+    doubts = {name: doubt_of(strange) for name, strange in found.items()}
+    return replace(evaluation, unseen=judged, doubt=evaluation.doubt | doubts)
+
+
+def _corruption_curve(examples: Examples, name: str, draw: Drawing, seed: int) -> tuple[CorruptionPoint, ...]:
+    """How the network does as a corruption grows, from strength 0 on."""
+    points = []
+    for strength in (0, *STRENGTHS):
+        inputs, targets = corrupt(examples, name, strength=strength, seed=seed).tensors
+        found = in_rows(draw(inputs))
+        measured = class_measures(found.log_probs, targets.cpu())
+        own = {key: measured[key].item() for key in ("accuracy", "nll", "ece", "entropy")}
+        doubt = found.mutual_information.double().mean().item()
+        points.append(CorruptionPoint(strength, **own, mutual_information=doubt))
+    return tuple(points)
+
+
+def _check(data: Any, num_samples: int, num_resamples: int, corruptions: Sequence[str]) -> None:
+    check_num_samples(num_samples)
+    if isinstance(num_resamples, bool) or not isinstance(num_resamples, int) or num_resamples < 0:
+        raise ValueError(f"num_resamples must be a whole number of at least 0, got {num_resamples!r}")
+    unknown = [name for name in corruptions if name not in CORRUPTIONS]
+    if isinstance(corruptions, str) or unknown:
+        raise ValueError(f"corruptions must name some of {', '.join(CORRUPTIONS)}, got {corruptions!r}")
+    if corruptions and not isinstance(data, Examples):
+        raise TypeError(f"corruptions need data as dubio.data.Examples of images, got {type(data).__name__}")
+
+
+def _is_random(found: Predictive) -> bool:
+    """Whether draws differ at all."""
+    return found.samples is not None and bool((found.samples[1:] != found.samples[:1]).any())
+
+
+def _warn_if_used(model: nn.Module, judged: Judged) -> None:
+    record = getattr(model, "dubio_spec", None)
+    for name in ("calibration", "threshold", "sets"):
+        if getattr(getattr(record, name, None), "fingerprint", None) == judged.record.fingerprint:
+            warnings.warn(
+                f"the {name} of this network was found on these very data, so its numbers here are better than they "
+                "are elsewhere; judge it on other data",
+                stacklevel=3,
+            )
+
+
+def _keep_fingerprint(model: nn.Module, judged: Judged) -> None:
+    record = getattr(model, "dubio_spec", None)
+    own = judged.record.fingerprint
+    if record is not None and own not in record.evaluated:
+        change_spec(model, evaluated=(*record.evaluated, own))
