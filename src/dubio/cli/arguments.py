@@ -3,12 +3,24 @@
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
-__all__ = ["DataDir", "Named", "Runs"]
+__all__ = ["DataDir", "Named", "Runs", "device_for"]
 
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
 DataDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
 ]
 Named = Annotated[str, typer.Argument(metavar="RUN_OR_FILE", help="A run's name or folder, or a .safetensors file.")]
+
+
+def device_for(name: str | None) -> str:
+    """Where to train: what was asked for, else a GPU where there is one."""
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"--device must be cpu, cuda, cuda:1 ... or mps, got {name!r}")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {name} is not there; cpu is")
+    return name

@@ -14,12 +14,13 @@ from rich.table import Table
 
 import dubio
 from dubio.cli.answers import Answering
-from dubio.cli.arguments import DataDir, Named, Runs
+from dubio.cli.arguments import DataDir, Named, Runs, device_for
 from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
 from dubio.cli.attacking import tabulate as tabulate_attacks
 from dubio.cli.data_command import show_data
+from dubio.cli.evaluate_command import evaluate_run
 from dubio.cli.fields import Fields, TakingFields, make_method
-from dubio.cli.folders import CONFIG, check_name, find_run, list_runs, load_model
+from dubio.cli.folders import CONFIG, check_name, find_run, folder_of, list_runs, load_model
 from dubio.cli.judging import score
 from dubio.cli.methods_command import examples, show_method, show_methods
 from dubio.cli.ordering import Order, load_splits, read_order, train_order
@@ -57,17 +58,6 @@ Example:  dubio train second --data mnist --model lenet --label-noise flip:0.3
 def main() -> None:
     """The console script ``dubio``."""
     app(prog_name="dubio")
-
-
-def device_for(name: str | None) -> str:
-    """Where to train: what was asked for, else a GPU where there is one."""
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"--device must be cpu, cuda, cuda:1 ... or mps, got {name!r}")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {name} is not there; cpu is")
-    return name
 
 
 def _version(wanted: bool) -> bool:
@@ -269,6 +259,9 @@ def predict(
     Console().print(tabulate(found, rows, targets, examples.classes))
 
 
+app.command("evaluate")(evaluate_run)
+
+
 @app.command()
 def attack(
     named: Named,
@@ -327,7 +320,7 @@ def attack(
     check_fits(model, examples)
     chosen = choose_images(examples, images)
     found = assail(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed)
-    folder = out or (Path(named).parent if Path(named).suffix == ".safetensors" else find_run(named, runs))
+    folder = out or folder_of(named, runs)
     found.save(folder, {"model": named})
     Console().print(tabulate_attacks(found))
     typer.echo(summarise(found))

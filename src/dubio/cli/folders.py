@@ -10,7 +10,7 @@ from torch import nn
 
 from dubio.persistence import load
 
-__all__ = ["Summary", "check_name", "find_run", "list_runs", "load_model", "unused_name"]
+__all__ = ["Summary", "check_name", "find_run", "folder_of", "list_runs", "load_model", "unused_name"]
 
 CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
 
@@ -39,6 +39,11 @@ def load_model(named: str, runs: Path) -> nn.Module:
     if (_config(folder / CONFIG) or {}).get("method") == str(None):
         raise ValueError(f"run {named!r} holds an ordinary network's weights; it has no draws to look at")
     return load(file)
+
+
+def folder_of(named: str, runs: Path) -> Path:
+    """Where the files of a run, or of a ``.safetensors`` file, belong."""
+    return Path(named).parent if Path(named).suffix == ".safetensors" else find_run(named, runs)
 
 
 def find_run(named: str, runs: Path) -> Path:

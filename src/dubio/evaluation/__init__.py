@@ -1,5 +1,6 @@
 """Judge a network: how right it is, how sure, and whether the one follows from the other."""
 
+from dubio.evaluation.curves import MetricPoint, metric_curve
 from dubio.evaluation.evaluating import evaluate
 from dubio.evaluation.judging import judge
 from dubio.evaluation.unseen import SCORES
@@ -35,9 +36,11 @@ __all__ = [
     "Evaluation",
     "Histogram",
     "IntervalRow",
+    "MetricPoint",
     "NotableExample",
     "Thumbnail",
     "UnseenSet",
     "evaluate",
     "judge",
+    "metric_curve",
 ]

@@ -1,0 +1,194 @@
+"""``dubio evaluate``: how far a run can be trusted on its test data, in tables and in ``evaluation.json``."""
+
+import dataclasses
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dubio.cli.arguments import DataDir, Named, Runs, device_for
+from dubio.cli.folders import folder_of, load_model
+from dubio.cli.predicting import check_fits, test_examples
+from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test
+from dubio.evaluation import Estimate, Evaluation, evaluate
+from dubio.evaluation.words import METRICS, SCORE_WORDS
+
+__all__ = ["evaluate_run", "noise_like", "unseen_sets"]
+
+FILE = "evaluation.json"
+NOISE = "noise"
+EXTRA = ("confidence", "expected_entropy", "aleatoric_std", "epistemic_std", "classwise_ece", "adaptive_ece", "mae")
+"""Metrics that the file has and the table leaves out."""
+
+
+def evaluate_run(
+    named: Named,
+    ood: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B", help="Data never seen: names (see dubio data), paths or noise (default: what fits); none."
+        ),
+    ] = None,
+    corruptions: Annotated[
+        str, typer.Option(metavar="A,B", help=f"Corrupt the images: {', '.join(CORRUPTIONS)}; or all.")
+    ] = "none",
+    samples: Annotated[int, typer.Option(help="Draws; as many again tell whether they are enough.")] = 100,
+    resamples: Annotated[int, typer.Option(help="Resamples for the intervals; 0 for none.")] = 300,
+    data: Annotated[
+        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
+    ] = None,
+    data_dir: DataDir = None,
+    seed: Annotated[int, typer.Option(help="Which draws and resamples.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Judge a network on test data: how right it is, how sure, and whether it doubts what it has never seen.
+
+    Writes evaluation.json, which dubio report and dubio compare read.
+
+    Example:  dubio evaluate first
+
+    Example:  dubio evaluate lenet --ood fashionmnist,noise --corruptions all
+    """
+    model = load_model(named, runs).to(device_for(device))
+    examples = test_examples(named, runs, data, data_dir)
+    check_fits(model, examples)
+    wanted = parse_names(corruptions, "--corruptions", list(CORRUPTIONS))
+    unseen = unseen_sets(ood, examples, data_dir) if examples.classes else {}
+    found = evaluate(
+        model,
+        examples,
+        ood=unseen,
+        corruptions=wanted,
+        num_samples=samples,
+        num_resamples=resamples,
+        seed=seed,
+    )
+    given = {"--ood": ood, "--corruptions": None if corruptions == "none" else corruptions, "--data": data}
+    numbers = {"--samples": (samples, 100), "--resamples": (resamples, 300), "--seed": (seed, 0)}
+    command = ["dubio", "evaluate", named]
+    command += [part for option, value in given.items() if value is not None for part in (option, value)]
+    command += [part for option, (own, usual) in numbers.items() if own != usual for part in (option, str(own))]
+    found = dataclasses.replace(found, made_by={**found.made_by, "command": shlex.join(command)})
+    folder = out or folder_of(named, runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    found.save(folder / FILE)
+    console = Console(highlight=False)
+    for table in tables(found):
+        console.print(table)
+    for line in sentences(found):
+        console.print(line, markup=False)
+    typer.echo(f"record: {folder / FILE}")
+
+
+def parse_names(text: str, option: str, known: list[str]) -> list[str]:
+    """Names with commas between them; ``all`` and ``none`` are those."""
+    if text in ("all", "none"):
+        return known if text == "all" else []
+    names = text.split(",")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"{option} must name some of {', '.join(known)}, or be all or none, got {unknown[0]!r}")
+    return names
+
+
+def unseen_sets(text: str | None, examples: Examples, data_dir: Path | None) -> dict[str, Examples]:
+    """Data that a network has never seen, by name: those asked for, else noise and the known pairs that are here."""
+    if text == "none":
+        return {}
+    if text is not None:
+        names = text.split(",")
+        return {name: noise_like(examples) if name == NOISE else load_test(name, folder=data_dir) for name in names}
+    found = {}
+    for name in OOD_PAIRS.get(examples.name, ()):
+        try:
+            found[name] = load_test(name, folder=data_dir)
+        except (OSError, ValueError):  # not on this machine; asked for by name, it would be refused
+            continue
+    return {**found, NOISE: noise_like(examples)}
+
+
+def noise_like(examples: Examples) -> Examples:
+    """As many inputs of noise: even on [0, 1] for images, else Gaussian with the mean and spread of each feature."""
+    inputs, _ = examples.tensors
+    generator = torch.Generator().manual_seed(0)
+    if inputs.dim() == 4:
+        pixels = torch.rand(inputs.shape, generator=generator)
+    else:
+        pixels = inputs.mean(dim=0) + inputs.std(dim=0) * torch.randn(inputs.shape, generator=generator)
+    return dataclasses.replace(examples, inputs=pixels, name=NOISE)
+
+
+def tables(found: Evaluation) -> Iterator[Table]:
+    """The numbers of an evaluation, a few at a time."""
+    yield _metrics_table(found)
+    if found.intervals:
+        table = _table("intervals that should hold", "they hold", "width")
+        for row in found.intervals:
+            table.add_row(f"{row.level:.0%}", _percent(row.coverage), _number(row.width))
+        yield table
+    for name, unseen in found.unseen.items():
+        table = _table(f"{name} (never seen) by", "AUROC", "AUPR", "FPR at 95 %")
+        for score, measured in unseen.scores.items():
+            cells = f"{measured.aupr.value:.3f}", f"{measured.fpr95.value:.3f}"
+            table.add_row(SCORE_WORDS[score], _number(measured.auroc), *cells)
+        yield table
+    for name, points in found.corruptions.items():
+        table = _table(f"{name}, strength", "accuracy", "NLL", "ECE", "entropy", "mutual inf.")
+        for point in points:
+            figures = (point.accuracy, point.nll, point.ece, point.entropy, point.mutual_information)
+            table.add_row(str(point.strength), *(f"{figure:.3f}" for figure in figures))
+        yield table
+
+
+def sentences(found: Evaluation) -> Iterator[str]:
+    """What the numbers mean, in words."""
+    if found.draws is not None:
+        change = f"from {found.num_samples} to {2 * found.num_samples} draws {found.draws.metric} moves by "
+        verdict = "enough" if found.draws.enough else "too few; add --samples"
+        yield f"The draws are {verdict}: {change}{found.draws.change:+.4f}, more than any other number, for its size."
+    confidence, accuracy = found.metrics.get("confidence"), found.metrics.get("accuracy")
+    if confidence is not None and accuracy is not None:
+        gap = confidence.value - accuracy.value
+        sure = (
+            "as sure as it is right" if abs(gap) < 0.01 else f"{'surer' if gap > 0 else 'less sure'} than it is right"
+        )
+        yield f"On the whole it is {sure}: mean confidence {confidence.value:.1%}, accuracy {accuracy.value:.1%}."
+    if found.unseen:
+        yield (
+            "AUROC is the chance that something never seen gets more doubt than test data: 0.5 tells nothing, 1 tells "
+            "all. FPR at 95 % is the share of test data doubted where 95 % of the unseen are."
+        )
+
+
+def _metrics_table(found: Evaluation) -> Table:
+    table = _table(f"{found.data.name}, {found.data.num_examples} examples", "value", "95 % interval", "over draws")
+    for name, estimate in found.metrics.items():
+        if name not in EXTRA:
+            interval = "" if estimate.low is None else f"{estimate.low:.4f} to {estimate.high:.4f}"
+            error = "" if estimate.draw_error is None else f"+- {estimate.draw_error:.4f}"
+            table.add_row(METRICS[name].label, f"{estimate.value:.4f}", interval, error)
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _number(estimate: Estimate) -> str:
+    interval = "" if estimate.low is None else f" ({estimate.low:.3f}-{estimate.high:.3f})"
+    return f"{estimate.value:.3f}{interval}"
+
+
+def _percent(estimate: Estimate) -> str:
+    interval = "" if estimate.low is None else f" ({100 * estimate.low:.0f}-{100 * (estimate.high or 0.0):.0f})"
+    return f"{estimate.value:.1%}{interval}"
