@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.cli.judging import ClassScore, score
-from dubio.data import Examples
+from dubio.cli.evaluate_command import noise_like
 from dubio.methods import METHODS, Method
 
 MODEL = "fc:100-100"
@@ -39,17 +38,10 @@ def judge(model: nn.Module) -> dict[str, float]:
     """Accuracy, NLL and entropy on test digits, and the entropy on as many images of uniform noise."""
     test = dubio.data.load("digits").test
     assert test is not None
-    pixels = torch.rand(test.inputs.shape, generator=torch.Generator().manual_seed(0))
-    noise = Examples(pixels, test.targets, test.classes, "noise")
-    known, strange = (score(model, examples, num_samples=TEST_DRAWS) for examples in (test, noise))
-    assert isinstance(known, ClassScore)
-    assert isinstance(strange, ClassScore)
-    return {
-        "accuracy": known.accuracy,
-        "nll": known.nll,
-        "entropy": known.entropy,
-        "entropy_on_noise": strange.entropy,
-    }
+    unseen = {"noise": noise_like(test)}
+    found = dubio.evaluate(model, test, ood=unseen, num_samples=TEST_DRAWS, num_resamples=0, double=False)
+    known = {name: found.metrics[name].value for name in ("accuracy", "nll", "entropy")}
+    return known | {"entropy_on_noise": found.doubt["noise"].entropy}
 
 
 def measure(device: torch.device) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dubio.methods import METHODS
 
 pytest.importorskip("sklearn")
 
-COMMANDS = ("demo", "data", "methods", "train", "runs", "describe", "predict", "attack", "export")
+COMMANDS = ("demo", "data", "methods", "train", "runs", "describe", "predict", "evaluate", "attack", "export")
 TINY = ("--model", "mlp:64-16-10", "--epochs", "2")
 
 
@@ -258,13 +258,15 @@ def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
         assert isinstance(found, dubio.ClassPredictive)
         assert isinstance(strange, dubio.ClassPredictive)
         nll = torch.nn.functional.nll_loss(found.log_probs, test.tensors[1])
-        expected = [(found.label == test.tensors[1]).float().mean(), nll, found.entropy.mean(), strange.entropy.mean()]
+        ece = dubio.Evaluation.load(tmp_path / f"demo-{name}" / "evaluation.json").metrics["ece"].value
+        doubts = (found.entropy.mean(), strange.entropy.mean())
+        expected = [(found.label == test.tensors[1]).float().mean(), nll, ece, *doubts]
         record = json.loads((tmp_path / f"demo-{name}" / "attack.json").read_text())
         assert len(record["indices"]) == 128
         left = record["rows"][0]
         expected += [left["predictive"]["value"], left["single"]["value"]]
-        assert [float(cell) for cell in cells[:6]] == pytest.approx([float(value) for value in expected], abs=6e-4)
-    assert rows[1][5] == rows[1][6]  # without noise every draw is the same
+        assert [float(cell) for cell in cells[:7]] == pytest.approx([float(value) for value in expected], abs=6e-4)
+    assert rows[1][6] == rows[1][7]  # without noise every draw is the same
     for command in ("describe", "predict"):
         assert invoke(command, "demo-deterministic", "--runs", tmp_path).exit_code == 0
     assert invoke("attack", "demo-deterministic", "--images", 4, "--steps", 1, "--runs", tmp_path).exit_code == 0

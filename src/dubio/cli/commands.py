@@ -18,15 +18,15 @@ from dubio.cli.arguments import DataDir, Named, Runs, device_for
 from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
 from dubio.cli.attacking import tabulate as tabulate_attacks
 from dubio.cli.data_command import show_data
-from dubio.cli.evaluate_command import evaluate_run
+from dubio.cli.evaluate_command import evaluate_run, headline
 from dubio.cli.fields import Fields, TakingFields, make_method
 from dubio.cli.folders import CONFIG, check_name, find_run, folder_of, list_runs, load_model
-from dubio.cli.judging import score
 from dubio.cli.methods_command import examples, show_method, show_methods
 from dubio.cli.ordering import Order, load_splits, read_order, train_order
 from dubio.cli.picturing import picture
 from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
 from dubio.cli.showing import show_demo
+from dubio.evaluation import evaluate
 from dubio.layers import num_members
 from dubio.methods import METHODS
 from dubio.models import sizes_of
@@ -197,8 +197,9 @@ def train(
         raise dubio.Interrupted(f"{folder} is saved; go on with: {shlex.join(again)}") from None
     typer.echo(f"{folder}: best epoch {run.best_epoch} of {len(run.history)}, {run.seconds:.1f} s")
     if splits.test is not None:
-        asked = f"{num_members(trained) or 100} {'members' if num_members(trained) else 'draws'}"
-        typer.echo(f"{score(trained, splits.test)}  ({len(splits.test)} examples, {asked})")
+        found = evaluate(trained, splits.test, num_resamples=0, double=False)
+        asked = f"{found.num_samples} {'members' if num_members(trained) else 'draws'}"
+        typer.echo(f"test {headline(found)}  ({len(splits.test)} examples, {asked})")
 
 
 @app.command("runs")

@@ -18,7 +18,7 @@ from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test
 from dubio.evaluation import Estimate, Evaluation, evaluate
 from dubio.evaluation.words import METRICS, SCORE_WORDS
 
-__all__ = ["evaluate_run", "noise_like", "unseen_sets"]
+__all__ = ["FILE", "evaluate_run", "headline", "noise_like"]
 
 FILE = "evaluation.json"
 NOISE = "noise"
@@ -123,6 +123,13 @@ def noise_like(examples: Examples) -> Examples:
     else:
         pixels = inputs.mean(dim=0) + inputs.std(dim=0) * torch.randn(inputs.shape, generator=generator)
     return dataclasses.replace(examples, inputs=pixels, name=NOISE)
+
+
+def headline(found: Evaluation) -> str:
+    """The two numbers that come first."""
+    first = "accuracy" if found.kind == "classification" else "rmse"
+    shown = ((METRICS[name].label, found.metrics[name].value) for name in (first, "nll"))
+    return "  ".join(f"{label} {value:.4f}" for label, value in shown)
 
 
 def tables(found: Evaluation) -> Iterator[Table]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,11 +16,13 @@ from rich.table import Table
 
 from dubio import attacks
 from dubio.cli.attacking import assail, choose_images
+from dubio.cli.evaluate_command import FILE as EVALUATION
+from dubio.cli.evaluate_command import headline, noise_like
 from dubio.cli.fields import listed
 from dubio.cli.folders import unused_name
-from dubio.cli.judging import ClassScore, score
 from dubio.cli.ordering import Order, load_splits, train_order
-from dubio.data import Examples, Splits
+from dubio.data import Splits
+from dubio.evaluation import Evaluation, evaluate
 from dubio.methods import METHODS
 from dubio.objectives import Loss
 from dubio.training import Interrupted, Run
@@ -43,10 +44,8 @@ class Shown:
     method: str
     run: str
     """The name of its run."""
-    known: ClassScore
-    strange: ClassScore
+    evaluation: Evaluation
     attacked: attacks.Score
-    seconds: float
 
 
 def show_demo(runs: Path, methods: str | None = None, epochs: int | None = None) -> None:
@@ -89,41 +88,36 @@ def _try(name: str, number: int, splits: Splits, runs: Path, epochs: int | None,
     test = splits.test
     assert test is not None
     epoch_bar.say(f"evaluating {name}")
-    known, strange = (score(model, examples, NUM_DRAWS) for examples in (test, _noise_like(test)))
-    assert isinstance(known, ClassScore)
-    assert isinstance(strange, ClassScore)
+    evaluation = evaluate(model, test, ood={"noise": noise_like(test)}, num_samples=NUM_DRAWS)
+    evaluation.save(runs / run / EVALUATION)
     epoch_bar.say(f"attacking {name}")
     chosen, epsilons = choose_images(test, NUM_ATTACKED), {f"{EPSILON:g}": EPSILON}
     assault = assail(model, chosen, ["pgd"], epsilons, ATTACK, num_draws=NUM_DRAWS, progress=False)
     assault.save(runs / run, {"model": run})
     progress.console.print(
-        f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, accuracy {known.accuracy:.3f}", highlight=False
+        f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, {headline(evaluation)}", highlight=False
     )
-    return Shown(name, run, known, strange, assault.rows[0].score, seconds)
-
-
-def _noise_like(examples: Examples) -> Examples:
-    """As many images of noise."""
-    pixels = torch.rand(examples.inputs.shape, generator=torch.Generator().manual_seed(0))
-    return Examples(pixels, examples.targets, examples.classes, "noise")
+    return Shown(name, run, evaluation, assault.rows[0].score)
 
 
 def _table(shown: Sequence[Shown], count: int) -> Table:
     table = Table(title=f"{count} test digits, as many images of noise, and {NUM_ATTACKED} digits under attack")
     table.title_justify = "left"
     table.add_column("method", vertical="bottom")
-    for heading in ("accuracy", "NLL", "entropy", "on\nnoise", "R_pred", "R_1", "train\ns"):
+    for heading in ("accuracy", "NLL", "ECE", "entropy", "on\nnoise", "R_pred", "R_1"):
         table.add_column(heading, justify="right", vertical="bottom")
     for row in shown:
-        figures = (row.known.accuracy, row.known.nll, row.known.entropy, row.strange.entropy)
+        metrics, doubt = row.evaluation.metrics, row.evaluation.doubt
+        figures = (*(metrics[name].value for name in ("accuracy", "nll", "ece", "entropy")), doubt["noise"].entropy)
         left = (row.attacked.predictive.value, row.attacked.single.value)
-        table.add_row(row.method, *(f"{figure:.3f}" for figure in (*figures, *left)), f"{row.seconds:.1f}")
+        table.add_row(row.method, *(f"{figure:.3f}" for figure in (*figures, *left)))
     return table
 
 
 def _explanation(shown: Sequence[Shown], runs: Path) -> Iterator[str]:
     """What a newcomer needs to read the table."""
     yield "NLL: what the true digits cost in nats at the probabilities given; less is better, sure but wrong is worst."
+    yield "ECE: how far confidence and accuracy lie apart; 0 is calibrated."
     yield (
         "Entropy: doubt in nats; 0 is certain, 2.303 is no idea which of the ten digits it is. "
         "It should be small on digits and large on noise, which is no digit at all."

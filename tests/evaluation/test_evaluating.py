@@ -1,0 +1,282 @@
+"""``evaluate``: what is judged, by which draws, and what it remembers."""
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio import functional
+from dubio.data import Examples
+from dubio.evaluation import Evaluation, judge, metric_curve
+from dubio.prediction import ClassPredictive
+
+
+def network(init_std: float = 0.3, classes: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return dubio.Bayes(init_std=init_std).convert(nn.Linear(4, classes))
+
+
+def data(count: int = 60, classes: int = 3, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 4, generator=generator), torch.randint(classes, (count,), generator=generator)
+
+
+def test_numbers_are_those_of_the_prediction_with_the_seed() -> None:
+    model, (inputs, targets) = network(), data()
+    found = dubio.evaluate(model, (inputs, targets), num_samples=30, num_resamples=0, seed=5)
+    expected = dubio.predict(model, inputs, 30, seed=5)
+    assert isinstance(expected, ClassPredictive)
+    assert found.metrics["accuracy"].value == pytest.approx((expected.label == targets).double().mean().item())
+    assert found.metrics["mutual_information"].value == pytest.approx(expected.mutual_information.mean().item())
+    single = (expected.samples.argmax(-1) == targets).double().mean().item()  # type: ignore[union-attr]
+    assert found.metrics["single_draw_accuracy"].value == pytest.approx(single)
+    assert (found.num_samples, found.seed, found.data.num_examples) == (30, 5, 60)
+
+
+def test_twice_the_draws_are_new_draws() -> None:
+    model, (inputs, targets) = network(), data()
+    found = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=0)
+    nll = found.metrics["nll"]
+    assert nll.doubled is not None
+    assert nll.doubled != nll.value
+    assert found.draws is not None
+    # With few draws the mean of 2S is nearer to that of very many than the mean of S, on average over the examples.
+    exact = dubio.evaluate(model, (inputs, targets), num_samples=4000, num_resamples=0, double=False, seed=9)
+    assert abs(nll.doubled - exact.metrics["nll"].value) < 3 * (nll.draw_error or 0.0)
+
+
+def test_the_error_over_draws_is_how_far_seeds_differ() -> None:
+    model, both = network(), data(300)
+    found = [
+        dubio.evaluate(model, both, num_samples=50, num_resamples=0, double=False, seed=seed).metrics["nll"]
+        for seed in range(30)
+    ]
+    spread = torch.tensor([estimate.value for estimate in found]).std().item()
+    told = sum(estimate.draw_error or 0.0 for estimate in found) / 30
+    assert told == pytest.approx(spread, rel=0.4)  # 30 seeds tell a spread to 13 %
+
+
+def test_the_draws_are_judged_by_the_interval() -> None:
+    sure, unsure = (dubio.evaluate(network(std), data(200), num_samples=20) for std in (0.01, 3.0))
+    assert sure.draws is not None
+    assert unsure.draws is not None
+    assert sure.draws.enough
+    assert not unsure.draws.enough
+
+
+def test_without_noise_there_is_nothing_to_double() -> None:
+    torch.manual_seed(0)
+    plain = dubio.evaluate(nn.Linear(4, 3), data(), num_samples=20)
+    ensemble = dubio.Ensemble(members=3).convert(nn.Linear(4, 3))
+    members = dubio.evaluate(ensemble, data(), num_samples=20)
+    assert plain.draws is None
+    assert members.draws is None
+    assert members.num_samples == 3
+    assert plain.metrics["mutual_information"].value == 0.0
+
+
+def test_unseen_data_are_the_positives() -> None:
+    model = network()
+    inputs, targets = data(100)
+    found = dubio.evaluate(model, (inputs, targets), ood={"far": 1.5 * inputs}, num_samples=50, num_resamples=50)
+    scores = found.unseen["far"].scores
+    assert set(scores) == {"entropy", "mutual_information", "doubt", "top_std", "variation_ratio", "energy"}
+    known, far = (dubio.predict(model, x, 50, seed=0) for x in (inputs, 1.5 * inputs))
+    assert isinstance(known, ClassPredictive)
+    assert isinstance(far, ClassPredictive)
+    expected = functional.auroc(known.mutual_information, far.mutual_information).item()
+    estimate = scores["mutual_information"].auroc
+    assert estimate.value == pytest.approx(expected)
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert estimate.low < estimate.value < estimate.high
+    counts = scores["entropy"].histogram.counts
+    assert (sum(counts["known"]), sum(counts["unseen"])) == (100, 100)
+    assert found.doubt["far"].mutual_information > found.doubt["all"].mutual_information
+
+
+def test_energy_is_that_of_the_logits_and_absent_without_them() -> None:
+    model, (inputs, targets) = network(), data()
+    with dubio.sampling.Using(estimator="weight"):
+        logits = dubio.sample(model, inputs, 8, seed=3)
+    found = dubio.predict(model, inputs, 8, seed=3)
+    assert isinstance(found, ClassPredictive)
+    assert found.energy is not None
+    torch.testing.assert_close(found.energy, -logits.logsumexp(-1).mean(0))
+    net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=-1))
+    calm = dubio.Bayes().convert(net, dubio.Categorical("log_probs"))
+    judged = dubio.evaluate(calm, (inputs, targets), ood={"same": inputs}, num_samples=4, num_resamples=0)
+    assert "energy" not in judged.unseen["same"].scores
+
+
+def test_the_class_table_counts() -> None:
+    log_probs = torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.5, 0.4, 0.1]]).log()
+    targets = torch.tensor([0, 1, 1, 1])
+    found = judge(predictive(log_probs), targets, classes=("cat", "dog", "owl"), num_resamples=0)
+    cat, dog, owl = found.classes
+    assert (cat.num_examples, cat.recall, cat.precision, cat.taken_for) == (1, 1.0, 1 / 3, None)
+    assert (dog.num_examples, dog.recall, dog.precision, dog.taken_for) == (3, pytest.approx(1 / 3), 1.0, "cat")
+    assert (owl.num_examples, owl.recall, owl.precision, owl.confidence) == (0, None, None, None)
+    assert dog.nll == pytest.approx(-(math.log(0.3) + math.log(0.7) + math.log(0.4)) / 3, rel=1e-6)
+
+
+def test_notable_examples_are_the_extremes() -> None:
+    log_probs = torch.tensor([[0.98, 0.02], [0.51, 0.49], [0.1, 0.9], [0.3, 0.7]]).log()
+    found = judge(predictive(log_probs), torch.tensor([0, 0, 0, 0]), num_resamples=0)
+    assert [example.index for example in found.notable["most uncertain"]] == [1, 3, 2, 0]
+    assert [example.index for example in found.notable["most confidently wrong"]] == [2, 3]
+    assert found.notable["most confidently wrong"][0].probs == pytest.approx({"1": 0.9, "0": 0.1})
+
+
+def test_corruption_curves_begin_with_the_data_themselves() -> None:
+    torch.manual_seed(0)
+    model = dubio.Bayes().convert(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    test = dubio.data.load("digits").test
+    assert test is not None
+    found = dubio.evaluate(model, test, corruptions=("noise",), num_samples=5, num_resamples=0)
+    points = found.corruptions["noise"]
+    assert [point.strength for point in points] == [0, 1, 2, 3, 4, 5]
+    assert points[0].nll == pytest.approx(found.metrics["nll"].value)
+    assert points[5].nll != points[0].nll
+
+
+def test_regression_is_judged_by_its_intervals() -> None:
+    torch.manual_seed(0)
+    model = dubio.Bayes(init_std=1e-4).convert(nn.Linear(1, 1), dubio.Gaussian(0.5))
+    inputs = torch.randn(4000, 1)
+    with torch.no_grad(), dubio.noise_off():
+        targets = model(inputs) + 0.5 * torch.randn(4000, 1)
+    found = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=50)
+    assert found.kind == "regression"
+    assert found.metrics["rmse"].value == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(8000))
+    for row in found.intervals:
+        error = math.sqrt(row.level * (1 - row.level) / 4000)
+        assert row.coverage.value == pytest.approx(row.level, abs=4 * error)
+    assert found.intervals[-1].width.value == pytest.approx(2 * 1.96 * 0.5, rel=0.01)
+    assert Evaluation.from_json(found.to_json()) == found
+
+
+def test_yes_or_no_is_two_classes() -> None:
+    torch.manual_seed(0)
+    model = dubio.Bayes().convert(nn.Linear(4, 1), dubio.Bernoulli())
+    inputs, _ = data(30)
+    targets = (inputs[:, :1] > 0).float()
+    found = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=0)
+    yes = dubio.predict(model, inputs, 20, seed=0)
+    assert isinstance(yes, ClassPredictive)
+    expected = (yes.label == targets).double().mean().item()
+    assert found.metrics["accuracy"].value == pytest.approx(expected)
+    assert len(found.classes) == 2
+
+
+def test_the_network_remembers_what_it_was_judged_on() -> None:
+    model, (inputs, targets) = network(), data()
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    dubio.evaluate(model, (inputs, targets), num_samples=2, num_resamples=0)
+    dubio.evaluate(model, (inputs[order], targets[order]), num_samples=2, num_resamples=0)
+    assert len(dubio.spec(model).evaluated) == 1
+
+
+def test_a_loader_and_tensors_are_judged_alike() -> None:
+    model, (inputs, targets) = network(), data()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=7)
+    one, other = (
+        dubio.evaluate(model, given, num_samples=20, num_resamples=10) for given in (loader, (inputs, targets))
+    )
+    assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
+
+
+def test_a_curve_is_over_the_same_data() -> None:
+    found = {strength: dubio.evaluate(network(strength), data(), num_samples=2) for strength in (0.2, 0.1)}
+    points = metric_curve(found, "nll")
+    assert [point.x for point in points] == [0.1, 0.2]
+    assert points[0].estimate == found[0.1].metrics["nll"]
+    other = dubio.evaluate(network(), data(seed=4), num_samples=2)
+    with pytest.raises(ValueError, match="must be of the same data to make a curve, got 2 different sets"):
+        metric_curve({**found, 0.3: other})
+    with pytest.raises(ValueError, match=r"metric must be one of accuracy, .* got 'rmse'"):
+        metric_curve(found, "rmse")
+
+
+@pytest.mark.feature("10,000 predictions are evaluated in a second")
+def test_ten_thousand_predictions_take_at_most_a_second() -> None:
+    generator = torch.Generator().manual_seed(0)
+    log_probs = torch.randn(10_000, 10, generator=generator).log_softmax(dim=-1)
+    targets = torch.randint(10, (10_000,), generator=generator)
+    found = predictive(log_probs)
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        judge(found, targets, num_resamples=0)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) <= 1.0
+
+
+def predictive(log_probs: Tensor) -> ClassPredictive:
+    """One draw's prediction."""
+    probs = log_probs.exp()
+    return ClassPredictive(
+        num_samples=1,
+        seed=0,
+        samples=None,
+        log_probs=log_probs,
+        expected_entropy=functional.entropy(probs),
+        votes=nn.functional.one_hot(log_probs.argmax(-1), log_probs.shape[-1]).float(),
+        class_variance=torch.zeros_like(probs),
+        energy=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"num_samples": 0}, ValueError, "num_samples must be at least 1, got 0"),
+        ({"num_resamples": -1}, ValueError, "num_resamples must be a whole number of at least 0, got -1"),
+        ({"corruptions": ("fog",)}, ValueError, r"corruptions must name some of noise, blur, .* got \('fog',\)"),
+        ({"corruptions": "noise"}, ValueError, "corruptions must name some of .*, got 'noise'"),
+        ({"corruptions": ("noise",)}, TypeError, "corruptions need data as dubio.data.Examples of images, got tuple"),
+        ({"classes": ("a", "b")}, ValueError, "classes must name all 3 classes of the predictions, got 2 names"),
+    ],
+)
+def test_bad_arguments_are_refused(change: dict[str, object], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        dubio.evaluate(network(), data(), **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind", "message"),
+    [
+        (torch.full((60,), 3), ValueError, "targets must name classes from 0 to 2, got 3"),
+        (torch.zeros(60, 2), ValueError, r"targets must be one label for each of 60 examples, got \(60, 2\)"),
+        (torch.full((60,), 0.5), TypeError, "targets must be whole numbers that name classes, got torch.float32"),
+    ],
+)
+def test_bad_targets_are_refused(targets: Tensor, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        dubio.evaluate(network(), (data()[0], targets), num_samples=2)
+
+
+def test_weights_of_examples_are_refused() -> None:
+    inputs, targets = data()
+    with pytest.raises(ValueError, match="data must have no weights of examples"):
+        dubio.evaluate(network(), [(inputs, targets, torch.ones(60))], num_samples=2)
+
+
+def test_unseen_data_are_for_classes() -> None:
+    model = dubio.Bayes().convert(nn.Linear(1, 1), dubio.Gaussian(0.5))
+    inputs = torch.randn(8, 1)
+    with pytest.raises(ValueError, match="ood and corruptions are for classes, and this network predicts numbers"):
+        dubio.evaluate(model, (inputs, inputs), ood={"far": inputs}, num_samples=2)
+
+
+def test_dense_predictions_are_refused() -> None:
+    examples = Examples(torch.rand(4, 1, 3, 3), torch.zeros(4, dtype=torch.int64), ("a", "b"))
+    model = dubio.Bayes().convert(nn.Conv2d(1, 2, 1), dubio.Categorical(class_axis=1))
+    with pytest.raises(
+        ValueError, match=r"must be of one class per example .* got probabilities of shape \(4, 3, 3, 2\)"
+    ):
+        dubio.evaluate(model, examples, num_samples=2)
