@@ -1,4 +1,4 @@
-"""The pages of methods: what they show runs, links lead somewhere, and tables come from records."""
+"""The pages of docs/: what they show runs, links lead somewhere, and tables come from records."""
 
 import importlib.util
 import json
@@ -21,6 +21,7 @@ pytest.importorskip("sklearn")
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 NAMES = [page.stem for page in PAGES]
+GUIDES = [page for page in sorted((ROOT / "docs").glob("*.md")) if "```python" in page.read_text(encoding="utf-8")]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -48,6 +49,14 @@ def test_the_python_of_a_page_runs(page: Path, one_epoch: Callable[..., Any]) ->
     found = blocks(page, "python")
     assert found
     exec(compile("\n".join(found), str(page), "exec"), {})
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=[page.stem for page in GUIDES])
+def test_the_python_of_a_guide_runs(
+    page: Path, one_epoch: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {})
 
 
 @pytest.mark.slow
