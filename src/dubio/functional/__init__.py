@@ -102,6 +102,7 @@ from dubio.functional.intervals import (
     normal_interval,
     retry_influence,
     retry_probability,
+    share_upper_bound,
     two_way_standard_error,
 )
 from dubio.functional.label_noise import (
@@ -258,6 +259,7 @@ __all__ = [
     "scaled_log_probs",
     "scaled_mixture",
     "scaled_weight_penalty",
+    "share_upper_bound",
     "should_halve",
     "sinkhorn_matrix",
     "sliced_wasserstein",

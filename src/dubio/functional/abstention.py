@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dubio.functional.intervals import clopper_pearson
+from dubio.functional.intervals import share_upper_bound
 
 __all__ = ["Acceptance", "acceptance_at_coverage", "acceptances", "num_for_error"]
 
-SHARES = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-"""Parts of the held-out examples that are tried, whatever their sureties."""
+TRIED = 20
+"""Thresholds that accept so many equal parts of the held-out examples are tried; more would weaken every bound."""
 
 
 class Acceptance(NamedTuple):
@@ -48,7 +48,7 @@ def acceptances(
 
     Left out, from the start, are those that accept too few for a bound of ``error`` even where none is wrong.
     """
-    sizes = list(dict.fromkeys(math.ceil(share * len(surety)) for share in SHARES))
+    sizes = list(dict.fromkeys(-(-part * len(surety) // TRIED) for part in range(TRIED, 0, -1)))
     while sizes and sizes[-1] < num_for_error(error, level, len(sizes)):
         sizes.pop()
     failure = (1.0 - level) / max(len(sizes), 1)
@@ -85,5 +85,5 @@ def _acceptance(surety: Tensor, correct: Tensor, threshold: float | None, failur
     num_accepted, num_wrong = int(accepted.sum()), int((accepted & ~correct).sum())
     if failure is None:
         return Acceptance(threshold, num_accepted, num_wrong, None)
-    bound = clopper_pearson(num_wrong, num_accepted, 1.0 - 2.0 * failure)[1] if num_accepted else 1.0
+    bound = share_upper_bound(num_wrong, num_accepted, failure) if num_accepted else 1.0
     return Acceptance(threshold, num_accepted, num_wrong, bound)
