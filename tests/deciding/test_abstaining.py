@@ -32,16 +32,16 @@ def test_a_wanted_coverage_is_reached_by_the_surest_predictions(echo, honest, sc
 def test_a_wanted_error_holds_on_new_data_and_accepts_what_it_can(echo, honest):
     model = echo()
 
-    threshold = dubio.abstain(model, honest(2000), error=0.1, num_samples=1)
+    threshold = dubio.abstain(model, honest(2000), error=0.2, num_samples=1)
 
     inputs, labels = honest(20_000, seed=1)
     found = dubio.predict(model, inputs, num_samples=1)
     accepted = found.accepted
     assert (found.label == labels).double().mean() < 0.8
-    assert (found.label != labels)[accepted].double().mean() < 0.1
-    assert accepted.double().mean() > 0.2
+    assert (found.label != labels)[accepted].double().mean() < 0.2
+    assert accepted.double().mean() > 0.45  # with all data in the world, 0.62
     assert accepted.double().mean() == pytest.approx(threshold.accepted_share, abs=0.03)
-    assert threshold.error == 0.1
+    assert threshold.error == 0.2
     assert threshold.level == 0.9
 
 

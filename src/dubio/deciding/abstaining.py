@@ -115,8 +115,9 @@ def _for_error(
             f"right, got {count}; allow a larger error, give more data, or ask for a coverage"
         )
     best = min(tried, key=lambda found: 1.0 if found.bound is None else found.bound)
+    verb = "is" if best.num_wrong == 1 else "are"
     raise ValueError(
         f"error {error:g} with probability {level:g} is reached by no threshold on these {count} validation examples: "
-        f"of the {best.num_accepted} surest, {best.num_wrong} are wrong, which bounds the error by {best.bound:.3g}; "
-        "allow a larger error, give more data, or ask for a coverage"
+        f"of the {best.num_accepted} surest, {best.num_wrong} {verb} wrong, which bounds the error by {best.bound:.3g}"
+        "; allow a larger error, give more data, or ask for a coverage"
     )
