@@ -202,6 +202,46 @@ def test_a_curve_is_over_the_same_data() -> None:
         metric_curve(found, "rmse")
 
 
+def test_what_was_decided_is_judged_too() -> None:
+    model = network()
+
+    def milder(count: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Labels as often right as half the network's log-probabilities say."""
+        inputs, _ = data(count, seed=seed)
+        found = dubio.predict(model, inputs, 20, seed=0)
+        assert isinstance(found, ClassPredictive)
+        odds = (found.log_probs / 2.0).softmax(dim=-1)
+        return inputs, torch.multinomial(odds, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
+
+    validation, test = milder(400, 1), milder(500, 2)
+    before = dubio.evaluate(model, test, num_samples=20, num_resamples=0)
+    dubio.calibrate(model, validation, num_samples=20)
+    dubio.abstain(model, validation, coverage=0.5, num_samples=20)
+    dubio.conformal(model, validation, coverage=0.8, num_samples=20)
+    found = dubio.evaluate(model, test, num_samples=20, num_resamples=20)
+    metrics = {name: estimate.value for name, estimate in found.metrics.items()}
+    assert set(found.decided) == {"calibration", "threshold", "sets"}
+    assert metrics["nll"] < before.metrics["nll"].value
+    assert 0.0 < (found.metrics["nll"].draw_error or 0.0) < (before.metrics["nll"].draw_error or 0.0)
+    assert found.metrics["nll"].doubled == pytest.approx(metrics["nll"], abs=0.05)
+    assert metrics["accepted_share"] == pytest.approx(0.5, abs=0.1)
+    assert metrics["set_coverage"] == pytest.approx(0.8, abs=0.1)
+    expected = dubio.predict(model, test[0], 20, seed=0)
+    assert isinstance(expected, ClassPredictive)
+    wrong = (expected.label != test[1])[expected.accepted].double().mean().item()
+    assert metrics["accepted_error"] == pytest.approx(wrong)
+    assert metrics["set_size"] == pytest.approx(expected.sets.sum(1).double().mean().item())
+
+
+def test_judging_by_what_decided_is_warned_of() -> None:
+    model, both = network(), data()
+    dubio.calibrate(model, both, num_samples=5)
+    with pytest.warns(dubio.DecisionWarning, match="the calibration of this network was found on these very data"):
+        dubio.evaluate(model, both, num_samples=5, num_resamples=0)
+    with pytest.raises(ValueError, match="judge"):
+        dubio.abstain(model, both, coverage=0.5, num_samples=5)
+
+
 @pytest.mark.feature("10,000 predictions are evaluated in a second")
 def test_ten_thousand_predictions_take_at_most_a_second() -> None:
     generator = torch.Generator().manual_seed(0)

@@ -60,7 +60,7 @@ def test_entropy_of_certainty_is_zero_and_of_equal_classes_the_log_of_their_numb
     assert functional.entropy(equal).item() == pytest.approx(math.log(10), rel=1e-6)
 
 
-def test_predictive_entropy_is_at_most_the_log_of_the_number_of_classes(log_probs):
+def test_t68_predictive_entropy_is_at_most_the_log_of_the_number_of_classes(log_probs):
     predictive, _ = predictive_and_expected_entropy(log_probs)
 
     assert (predictive <= math.log(5)).all()
@@ -68,14 +68,14 @@ def test_predictive_entropy_is_at_most_the_log_of_the_number_of_classes(log_prob
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spread", [1e-4, 1e-2, 1.0, 30.0])
-def test_mutual_information_is_never_negative(spread, dtype):
+def test_t68_mutual_information_is_never_negative(spread, dtype):
     shared = torch.randn(200, 10, dtype=dtype)
     log_probs = (shared + spread * torch.randn(4, 200, 10, dtype=dtype)).log_softmax(dim=-1)
 
     assert (functional.mutual_information(*predictive_and_expected_entropy(log_probs)) >= 0.0).all()
 
 
-def test_mutual_information_of_equal_draws_is_zero():
+def test_t68_mutual_information_of_equal_draws_is_zero():
     log_probs = torch.randn(200, 10, dtype=torch.float64).log_softmax(dim=-1).expand(8, 200, 10)
 
     information = functional.mutual_information(*predictive_and_expected_entropy(log_probs))

@@ -1,5 +1,5 @@
-"""The commands: ``dubio demo``, ``data``, ``methods``, ``train``, ``runs``, ``describe``, ``predict``, ``attack``,
-``export``.
+"""The commands: ``dubio demo``, ``data``, ``methods``, ``train``, ``runs``, ``describe``, ``predict``, ``calibrate``,
+``abstain``, ``conformal``, ``attack``, ``export``.
 """
 
 import shlex
@@ -18,6 +18,7 @@ from dubio.cli.arguments import DataDir, Named, Runs, device_for
 from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
 from dubio.cli.attacking import tabulate as tabulate_attacks
 from dubio.cli.data_command import show_data
+from dubio.cli.decide_command import abstain, calibrate, conformal
 from dubio.cli.evaluate_command import evaluate_run, headline
 from dubio.cli.fields import Fields, TakingFields, make_method
 from dubio.cli.folders import CONFIG, check_name, find_run, folder_of, list_runs, load_model
@@ -247,7 +248,8 @@ def predict(
 ) -> None:
     """Predict test examples: the label, how sure it is, and where the doubt comes from.
 
-    Entropy is all doubt, in nats; mutual information is the part that draws disagree about.
+    Entropy is all doubt, in nats; mutual information is the part that draws disagree about. What was decided with
+    calibrate, abstain and conformal is applied, and shown.
 
     Example:  dubio predict first --index 0..9 --samples 100
     """
@@ -261,6 +263,8 @@ def predict(
 
 
 app.command("evaluate")(evaluate_run)
+for decide in (calibrate, abstain, conformal):
+    app.command()(decide)
 
 
 @app.command()

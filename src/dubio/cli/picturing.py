@@ -52,7 +52,9 @@ def _choose(assault: Assault, row: Row) -> Tensor:
 
 
 def _labels(model: nn.Module, inputs: Tensor, names: tuple[str, ...], assault: Assault) -> list[tuple[str, float]]:
-    found = predict(model, inputs, num_samples=assault.clean.num_samples, seed=assault.seeds["scoring"])
+    found = predict(  # as the attack saw and scored them
+        model, inputs, num_samples=assault.clean.num_samples, seed=assault.seeds["scoring"], decisions=False
+    )
     assert isinstance(found, ClassPredictive)
     return [(names[label], sure) for label, sure in zip(found.label.tolist(), found.confidence.tolist(), strict=True)]
 

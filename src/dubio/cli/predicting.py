@@ -55,12 +55,7 @@ def parse_index(text: str, count: int) -> list[int]:
 def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> Table:
     """Predictions beside the truth."""
     if isinstance(found, ClassPredictive):
-        table = Table("example", "truth", "label", "confidence", "entropy", "mutual information")
-        figures = zip(found.confidence.tolist(), found.entropy.tolist(), found.mutual_information.tolist(), strict=True)
-        for row, truth, label, values in zip(rows, targets.tolist(), found.label.tolist(), figures, strict=True):
-            names = [classes[number] if number < len(classes) else str(number) for number in (truth, label)]
-            table.add_row(str(row), *names, *(f"{value:.3f}" for value in values))
-        return table
+        return _tabulate_classes(found, rows, targets, classes)
     assert isinstance(found, RealPredictive)
     table = Table("example", "truth", "mean", "std", "of the data", "of the network")
     columns = (targets, found.mean, found.std, found.aleatoric_std, found.epistemic_std)
@@ -68,3 +63,33 @@ def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple
     for place, row in enumerate(rows):
         table.add_row(str(row), *(f"{column[place]:.3f}" for column in first))
     return table
+
+
+def _tabulate_classes(found: ClassPredictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> Table:
+    decided = _decided(found, classes)
+    table = Table("example", "truth", "label", "confidence", "entropy", "mutual information", *decided)
+    figures = zip(found.confidence.tolist(), found.entropy.tolist(), found.mutual_information.tolist(), strict=True)
+    for place, (row, truth, label, values) in enumerate(
+        zip(rows, targets.tolist(), found.label.tolist(), figures, strict=True)
+    ):
+        names = [_name(number, classes) for number in (truth, label)]
+        last = [column[place] for column in decided.values()]
+        table.add_row(str(row), *names, *(f"{value:.3f}" for value in values), *last)
+    return table
+
+
+def _decided(found: ClassPredictive, classes: tuple[str, ...]) -> dict[str, list[str]]:
+    """Columns for what was decided: whether a prediction is accepted, and the classes of its set."""
+    columns = {}
+    if found.threshold is not None:
+        columns["accepted"] = ["yes" if accepted else "no" for accepted in found.accepted.tolist()]
+    if found.prediction_sets is not None:
+        columns["set"] = [
+            ", ".join(_name(number, classes) for number in row.nonzero().flatten().tolist()) or "-"
+            for row in found.sets.cpu()
+        ]
+    return columns
+
+
+def _name(number: int, classes: tuple[str, ...]) -> str:
+    return classes[number] if number < len(classes) else str(number)

@@ -9,7 +9,7 @@ from dubio.conversion.insertion import insert_noise, randomise_dropout
 from dubio.conversion.proof import ConversionWarning, prove
 from dubio.conversion.recording import finish
 from dubio.conversion.replacement import parameter_names, randomise, to_mean
-from dubio.conversion.spec import Spec, change_spec, spec
+from dubio.conversion.spec import Spec, change_spec, forget_decisions, spec
 
 __all__ = [
     "ConversionWarning",
@@ -22,6 +22,7 @@ __all__ = [
     "describe",
     "export",
     "finish",
+    "forget_decisions",
     "insert_noise",
     "make_mappable",
     "parameter_names",

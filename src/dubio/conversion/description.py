@@ -9,6 +9,7 @@ from dubio.conversion.copying import is_norm, is_random, own_parameters, visible
 from dubio.conversion.insertion import PLACES
 from dubio.conversion.replacement import why_unconvertible
 from dubio.conversion.spec import Spec
+from dubio.decisions import decisions_of
 from dubio.layers import Drawn, Head, Members, Noised, RandomDropout, drawn_names, takes_noise
 from dubio.sampling import plans
 from dubio.sampling.settings import check_module
@@ -38,6 +39,8 @@ class Description:
     likelihood: str
     layers: tuple[LayerDescription, ...]
     executors: tuple[str, ...]
+    decided: tuple[str, ...] = ()
+    """What ``predict`` applies: calibration, threshold, sets."""
 
     @property
     def num_random(self) -> int:
@@ -74,6 +77,7 @@ class Description:
             [
                 f"method      {self.method}",
                 f"likelihood  {self.likelihood}",
+                *(f"decided     {decision}" for decision in self.decided),
                 "",
                 *(line.rstrip() for line in lines),
                 "",
@@ -108,6 +112,7 @@ def describe(model: nn.Module) -> Description:
         "none" if record is None else repr(record.likelihood),
         tuple(layers),
         _describe_executors(model),
+        tuple(decisions_of(model).told().values()),
     )
 
 

@@ -43,6 +43,9 @@ def export(
 ) -> Any:
     """Export a network with a dynamic batch size; returns torch's exported program, or its ONNX program.
 
+    What was decided about its predictions (``calibrate``, ``abstain``, ``conformal``) is not exported: the program
+    gives the network's own outputs, and ``dubio.spec(model)`` has the numbers to apply to them.
+
     Args:
         model: a converted network, or any ``nn.Module``; it is not changed.
         inputs: an example with at least two rows: a tensor, a tuple of positional or a dict of keyword arguments.

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from dubio import functional
+from dubio.decisions import Calibration, PredictionSets, Threshold
 from dubio.likelihoods import Gaussian, Likelihood
 
-__all__ = ["Spec", "attach_spec", "change_spec", "spec"]
+__all__ = ["Spec", "attach_spec", "change_spec", "forget_decisions", "spec"]
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,11 @@ class Spec:
 
     method: Any
     likelihood: Likelihood
-    calibration: Any = None
+    calibration: Calibration | None = None
     """What ``dubio.calibrate`` found: a ``Temperature`` or a ``VectorScaling``."""
-    threshold: Any = None
+    threshold: Threshold | None = None
     """What ``dubio.abstain`` found: when a prediction is accepted."""
-    sets: Any = None
+    sets: PredictionSets | None = None
     """What ``dubio.conformal`` found: which classes go into a set."""
     pruning: Any = None
     """What ``dubio.prune`` removed."""
@@ -51,3 +52,8 @@ def attach_spec(model: nn.Module, record: Spec) -> None:
 def change_spec(model: nn.Module, **changes: Any) -> None:
     """Give a network a record that differs in some fields."""
     model.dubio_spec = replace(spec(model), **changes)  # type: ignore[assignment]
+
+
+def forget_decisions(model: nn.Module) -> None:
+    """Take back what ``calibrate``, ``abstain`` and ``conformal`` decided: ``predict`` gives what the network says."""
+    change_spec(model, calibration=None, threshold=None, sets=None)

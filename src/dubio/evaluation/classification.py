@@ -24,6 +24,9 @@ from dubio.prediction import ClassPredictive
 
 __all__ = ["in_rows", "judge_classes"]
 
+BY_CLASS = ("samples", "log_probs", "uncalibrated_log_probs", "votes", "class_variance")
+"""What a prediction tells of every class."""
+
 
 def judge_classes(
     found: ClassPredictive,
@@ -83,7 +86,9 @@ def _row(value: Tensor, name: str, squeeze: bool) -> Tensor:
     own = value.detach().cpu()
     if not squeeze:
         return own
-    return own.squeeze(-2 if name in ("samples", "log_probs", "votes", "class_variance") else -1)
+    return own.squeeze(
+        -2 if name in ("samples", "log_probs", "uncalibrated_log_probs", "votes", "class_variance") else -1
+    )
 
 
 def _measures(
@@ -95,7 +100,16 @@ def _measures(
         "mutual_information": found.mutual_information,
         "single_draw_accuracy": found.votes.gather(-1, labels[:, None]).squeeze(-1),
     }
+    if found.prediction_sets is not None:
+        means["set_coverage"] = found.sets.gather(-1, labels[:, None]).squeeze(-1).double()
+        means["set_size"] = found.sets.sum(dim=-1).double()
+    if found.threshold is not None:
+        means["accepted_share"] = found.accepted.double()
     own = {name: weighted_mean(values, weight) for name, values in means.items()}
+    if found.threshold is not None:
+        accepted = found.accepted.double()
+        wrong = weighted_mean(accepted * (found.label != labels), weight)
+        own["accepted_error"] = wrong / own["accepted_share"].clamp_min(1.0 / len(labels))
     return class_measures(found.log_probs, labels, weight) | own
 
 
@@ -104,12 +118,16 @@ def _left_out(found: ClassPredictive, labels: Int[Tensor, " example"]) -> list[d
     if found.samples is None or not can_group(found.num_samples):
         return None
     groups = functional.group_means(found.samples.double(), NUM_GROUPS)
-    return [class_measures(part, labels) for part in functional.left_out_means(groups)]
+    return [class_measures(found.calibrated(part), labels) for part in functional.left_out_means(groups)]
 
 
 def _average(found: ClassPredictive, again: ClassPredictive) -> Float[Tensor, "example class"]:
-    """Log of the mean probability over both."""
-    return torch.logaddexp(found.log_probs.double(), again.log_probs.double()) - math.log(2.0)
+    """Log of the mean probability over both, calibrated as each is."""
+    both = [
+        part.log_probs if part.uncalibrated_log_probs is None else part.uncalibrated_log_probs
+        for part in (found, again)
+    ]
+    return found.calibrated(torch.logaddexp(both[0].double(), both[1].double()) - math.log(2.0))
 
 
 def _labels(targets: Tensor, found: ClassPredictive) -> Int[Tensor, " example"]:

@@ -14,6 +14,7 @@ from torch import nn
 
 from dubio.conversion import change_spec
 from dubio.data import CORRUPTIONS, Examples, corrupt
+from dubio.decisions import DecisionWarning, decisions_of
 from dubio.evaluation.classification import in_rows
 from dubio.evaluation.describing import doubt_of
 from dubio.evaluation.gathering import Judged, gather, gather_inputs
@@ -91,7 +92,8 @@ def evaluate(
         curves = {name: _corruption_curve(data, name, draw, seed) for name in corruptions}
         evaluation = replace(evaluation, corruptions=curves)
     _keep_fingerprint(model, judged)
-    return replace(evaluation, seconds=time.perf_counter() - began, made_by=versions())
+    seconds = time.perf_counter() - began
+    return replace(evaluation, decided=decisions_of(model).told(), seconds=seconds, made_by=versions())
 
 
 def _with_unseen(
@@ -140,12 +142,12 @@ def _is_random(found: Predictive) -> bool:
 
 
 def _warn_if_used(model: nn.Module, judged: Judged) -> None:
-    record = getattr(model, "dubio_spec", None)
-    for name in ("calibration", "threshold", "sets"):
-        if getattr(getattr(record, name, None), "fingerprint", None) == judged.record.fingerprint:
+    for name, decision in decisions_of(model).made.items():
+        if decision.fingerprint == judged.record.fingerprint:
             warnings.warn(
                 f"the {name} of this network was found on these very data, so its numbers here are better than they "
                 "are elsewhere; judge it on other data",
+                DecisionWarning,
                 stacklevel=3,
             )
 

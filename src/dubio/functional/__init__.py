@@ -4,6 +4,7 @@ Nothing here holds parameters, draws noise or knows a layer. The numbers (E-n) b
 methods specification and are repeated in the tests (T-n).
 """
 
+from dubio.functional.abstention import Acceptance, acceptance_at_coverage, acceptances, num_for_error
 from dubio.functional.adversarial import (
     as_rows,
     attack_loss,
@@ -56,6 +57,13 @@ from dubio.functional.calibration import (
     classwise_calibration_error,
     reliability,
 )
+from dubio.functional.conformal import (
+    ConformalScore,
+    conformal_quantile,
+    conformal_rank,
+    conformal_scores,
+    prediction_sets,
+)
 from dubio.functional.corruptions import blurred, inverted, rotated, with_contrast, with_noise
 from dubio.functional.detection import (
     Detection,
@@ -102,6 +110,7 @@ from dubio.functional.intervals import (
     normal_interval,
     retry_influence,
     retry_probability,
+    share_upper_bound,
     two_way_standard_error,
 )
 from dubio.functional.label_noise import (
@@ -122,6 +131,14 @@ from dubio.functional.resampling import (
     resample_weights,
 )
 from dubio.functional.resizing import area_resized
+from dubio.functional.scaling import (
+    bounded_temperature,
+    class_nll,
+    departure_from_identity,
+    scaled_log_probs,
+    scaled_mixture,
+    vector_scaled_log_probs,
+)
 from dubio.functional.scoring_rules import crps_mixture
 from dubio.functional.uncertainty import (
     class_variance,
@@ -144,9 +161,13 @@ from dubio.functional.wasserstein import (
 )
 
 __all__ = [
+    "Acceptance",
     "BinSums",
     "Detection",
+    "ConformalScore",
     "Reliability",
+    "acceptance_at_coverage",
+    "acceptances",
     "activation_std",
     "actnorm_inverse",
     "actnorm_step",
@@ -169,17 +190,23 @@ __all__ = [
     "bootstrap_counts",
     "bottleneck_std",
     "boundary_distance",
+    "bounded_temperature",
     "brier_score",
     "calibration_error",
+    "class_nll",
     "class_variance",
     "classwise_calibration_error",
     "clopper_pearson",
     "component_of",
+    "conformal_quantile",
+    "conformal_rank",
+    "conformal_scores",
     "cosine_annealed",
     "coupling_inverse",
     "coupling_step",
     "crps_mixture",
     "detection",
+    "departure_from_identity",
     "distortion",
     "dropout",
     "energy",
@@ -224,6 +251,7 @@ __all__ = [
     "normal_interval",
     "normal_log_prob",
     "not_negative",
+    "num_for_error",
     "num_repeats",
     "pairwise_norms",
     "parametric_noise",
@@ -235,6 +263,7 @@ __all__ = [
     "planar_step",
     "point_distances",
     "posterior_log_prob",
+    "prediction_sets",
     "predictive_log_probs",
     "project_inputs",
     "project_perturbation",
@@ -249,7 +278,10 @@ __all__ = [
     "rotated",
     "safe_sqrt",
     "scale_mixture_log_prob",
+    "scaled_log_probs",
+    "scaled_mixture",
     "scaled_weight_penalty",
+    "share_upper_bound",
     "should_halve",
     "sinkhorn_matrix",
     "sliced_wasserstein",
@@ -268,6 +300,7 @@ __all__ = [
     "unit_directions",
     "variance_margin",
     "variation_ratio",
+    "vector_scaled_log_probs",
     "vote_log_shares",
     "vote_shares",
     "wasserstein_1d",

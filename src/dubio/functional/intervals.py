@@ -7,17 +7,28 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["clopper_pearson", "normal_interval", "retry_influence", "retry_probability", "two_way_standard_error"]
+__all__ = [
+    "clopper_pearson",
+    "normal_interval",
+    "retry_influence",
+    "retry_probability",
+    "share_upper_bound",
+    "two_way_standard_error",
+]
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
     """The exact interval of Clopper and Pearson for a share of successes."""
-    if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"successes must be from 0 to the number of trials, {trials}, got {successes}")
+    _check_counts(successes, trials)
     tail = (1.0 - level) / 2.0
     low = 0.0 if successes == 0 else _solve(lambda p: 1.0 - _binomial_cdf(successes - 1, trials, p) - tail)
-    high = 1.0 if successes == trials else _solve(lambda p: tail - _binomial_cdf(successes, trials, p))
-    return low, high
+    return low, share_upper_bound(successes, trials, tail)
+
+
+def share_upper_bound(successes: int, trials: int, failure: float) -> float:
+    """The share that lies above a true one with probability ``1 - failure`` at least (Clopper and Pearson 1934)."""
+    _check_counts(successes, trials)
+    return 1.0 if successes == trials else _solve(lambda p: failure - _binomial_cdf(successes, trials, p))
 
 
 def normal_interval(mean: float, standard_error: float, level: float = 0.95) -> tuple[float, float]:
@@ -53,6 +64,11 @@ def retry_influence(right: Bool[Tensor, "sample batch"], tries: int) -> Float[Te
     draws = right.shape[0]
     others = retry_probability((right.sum(dim=0) - 1).clamp_min(0), draws - 1, tries - 1)
     return tries * (right.double() * others).mean(dim=1)
+
+
+def _check_counts(successes: int, trials: int) -> None:
+    if not 0 <= successes <= trials or trials < 1:
+        raise ValueError(f"successes must be from 0 to the number of trials, {trials}, got {successes}")
 
 
 def _binomial_cdf(successes: int, trials: int, share: float) -> float:

@@ -50,15 +50,22 @@ def expected_entropy(log_probs: Float[Tensor, "sample *batch class"]) -> Float[T
 def mutual_information(
     predictive_entropy: Float[Tensor, "*batch"], mean_entropy: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch"]:
-    """What the draws disagree about: predictive minus expected entropy, at least zero (E-12)."""
-    return (predictive_entropy - mean_entropy).clamp_min(0.0)
+    """What the draws disagree about: predictive minus expected entropy, at least zero (E-12).
+
+    What rounding alone can make is zero: else the order of nothing but rounding errors would tell equal draws apart.
+    """
+    difference = predictive_entropy - mean_entropy
+    rounding = 4.0 * torch.finfo(difference.dtype).eps * (1.0 + predictive_entropy)
+    return torch.where(difference > rounding, difference, 0.0)
 
 
 def class_variance(
     mean_square: Float[Tensor, "*batch class"], mean: Float[Tensor, "*batch class"]
 ) -> Float[Tensor, "*batch class"]:
-    """Variance over draws of each class's probability, divisor S (E-13)."""
-    return (mean_square - mean.square()).clamp_min(0.0)
+    """Variance over draws of each class's probability, divisor S (E-13); zero where it is rounding alone."""
+    variance = mean_square - mean.square()
+    rounding = 8.0 * torch.finfo(variance.dtype).eps * mean_square
+    return torch.where(variance > rounding, variance, 0.0)
 
 
 def vote_shares(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Float[Tensor, "*batch class"]:

@@ -1,4 +1,4 @@
-"""Methods, priors and likelihoods as JSON, and back.
+"""Methods, priors, likelihoods and decisions as JSON, and back.
 
 A value is written as its class's name and its fields. Only the classes listed here are ever made from a file.
 """
@@ -6,7 +6,7 @@ A value is written as its class's name and its fields. Only the classes listed h
 import dataclasses
 from typing import Any
 
-from dubio import flows
+from dubio import decisions, flows
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian
 from dubio.methods import METHODS
 from dubio.priors import CentredNormal, Normal, ScaleMixture
@@ -15,7 +15,7 @@ __all__ = ["from_json", "to_json"]
 
 LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
 PRIORS = (CentredNormal, Normal, ScaleMixture)
-VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES)}
+VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES, *decisions.VALUES)}
 
 
 def to_json(value: Any) -> Any:

@@ -8,16 +8,16 @@ import threading
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dubio.decisions import Decisions, decisions_of
 from dubio.layers import num_members
 from dubio.likelihoods import Likelihood, likelihood_of, observation_scale
-from dubio.prediction.predictive import Predictive
+from dubio.prediction.predictive import Predictive, joined
 from dubio.prediction.streaming import statistics_for
 from dubio.sampling import Estimator, Inputs, Using, arguments, stream
 from dubio.sampling.executors import Executor
@@ -25,7 +25,6 @@ from dubio.sampling.settings import STATE, check_num_samples
 
 __all__ = ["predict"]
 
-P = TypeVar("P", bound=Predictive)
 _LOCK = threading.Lock()
 _PREDICTING: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = weakref.WeakKeyDictionary()
 
@@ -43,6 +42,7 @@ def predict(
     shared: Collection[int | str] = (),
     executor: Executor = "auto",
     chunk: int | None = None,
+    decisions: bool = True,
 ) -> Predictive:
     """Predict with ``num_samples`` draws: probabilities, or mean and spread, and what the draws disagree about.
 
@@ -56,10 +56,12 @@ def predict(
         estimator: ``"weight"`` makes each draw one function for all inputs; ``None`` takes each layer's own.
         batch_size: rows at a time.
         seed: which draws; by default a new seed, reported as ``Predictive.seed``.
-        likelihood: what the outputs mean; by default the converted network's, else ``Categorical()``.
+        likelihood: what the outputs mean; by default the converted network's, else ``Categorical()``. With another one
+            than the network's own, decisions are not applied.
         shared: positions or names of inputs that have no rows and go to every batch whole, such as a mask.
         executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
         chunk: draws at a time; by default as many as memory allows.
+        decisions: apply what ``dubio.calibrate``, ``dubio.abstain`` and ``dubio.conformal`` decided, where they did.
 
     Returns:
         A ``Predictive``: with class probabilities, or with mean and standard deviations.
@@ -71,13 +73,15 @@ def predict(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     num_samples = min(num_samples, num_members(model) or num_samples)
     batches, num_rows = _batches(inputs, batch_size, shared, _device(model))
-    likelihood = likelihood_of(model) if likelihood is None else likelihood
+    own = likelihood_of(model)
+    likelihood = own if likelihood is None else likelihood
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
 
     noisy = STATE.own.settings.mode != "off"
     used_seed = _seed(seed) if noisy else None
-    statistics = [statistics_for(likelihood, keep_samples, observation_scale(model)) for _ in batches]
+    decided = decisions_of(model) if decisions and likelihood == own else Decisions()
+    statistics = [statistics_for(likelihood, keep_samples, observation_scale(model), decided) for _ in batches]
     with torch.no_grad(), Using(estimator=estimator), _eval_mode(model):
         draws = stream(
             model,
@@ -90,7 +94,7 @@ def predict(
         )
         for number, outputs in draws:
             statistics[number].update(_checked(outputs, number * batch_size))
-    return _join([part.finish(used_seed) for part in statistics])
+    return joined([part.finish(used_seed) for part in statistics])
 
 
 def _batches(
@@ -186,16 +190,3 @@ def _checked(outputs: Any, first_row: int) -> Tensor:
         rows = bad.any(dim=0).reshape(outputs.shape[1], -1).any(dim=1).nonzero().flatten() + first_row
         raise ValueError(f"the network gave NaN or infinity for inputs without NaN, rows {rows.tolist()[:5]}")
     return outputs
-
-
-def _join(parts: list[P]) -> P:
-    if len(parts) == 1:
-        return parts[0]
-    values: dict[str, Any] = {}
-    for field in fields(parts[0]):
-        own = [getattr(part, field.name) for part in parts]
-        if isinstance(own[0], Tensor):
-            values[field.name] = torch.cat(own, dim=1 if field.name in ("samples", "sample_stds") else 0)
-        else:
-            values[field.name] = own[0]
-    return type(parts[0])(**values)

@@ -1,14 +1,17 @@
 """What ``predict`` returns: a distribution over targets, and where its doubt comes from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any, TypeVar
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dubio import functional
+from dubio.decisions import Calibration, PredictionSets, Threshold
 
-__all__ = ["ClassPredictive", "Predictive", "RealPredictive"]
+__all__ = ["ClassPredictive", "Predictive", "RealPredictive", "joined"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -23,10 +26,17 @@ class Predictive:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassPredictive(Predictive):
-    """A distribution over classes for every input. Entropies are in nats."""
+    """A distribution over classes for every input. Entropies are in nats.
+
+    Of a calibrated network, what is told of the mean prediction is calibrated: ``log_probs``, ``probs``, ``label``,
+    ``confidence``, ``entropy``. What is told of single draws is so only where the temperature is that of each draw:
+    ``samples``, ``votes``, ``expected_entropy``, ``class_variance``, ``top_std``. ``mutual_information`` is always that
+    of these draws, so it stays at least 0; entropy is the sum of it and ``expected_entropy`` only where nothing is
+    calibrated after averaging. ``energy`` is never scaled.
+    """
 
     log_probs: Float[Tensor, "batch *rest class"]
-    """Log of the mean probability over draws."""
+    """Log of the mean probability over draws, calibrated where the network is."""
     expected_entropy: Float[Tensor, "batch *rest"]
     """Mean over draws of each draw's entropy: doubt that lies in the data."""
     votes: Float[Tensor, "batch *rest class"]
@@ -35,6 +45,14 @@ class ClassPredictive(Predictive):
     """Variance over draws of each class's probability."""
     energy: Float[Tensor, "batch *rest"] | None
     """Minus the log of the summed exponentials of the logits, averaged over draws; None where there are no logits."""
+    uncalibrated_log_probs: Float[Tensor, "batch *rest class"] | None = None
+    """Log of the mean probability over draws, where it was calibrated afterwards; else None."""
+    calibration: Calibration | None = None
+    """What ``dubio.calibrate`` decided, where it is applied to the mean prediction."""
+    threshold: Threshold | None = None
+    """What ``dubio.abstain`` decided, where it did."""
+    prediction_sets: PredictionSets | None = None
+    """What ``dubio.conformal`` decided, where it did."""
 
     @cached_property
     def probs(self) -> Float[Tensor, "batch *rest class"]:
@@ -59,7 +77,8 @@ class ClassPredictive(Predictive):
     @cached_property
     def mutual_information(self) -> Float[Tensor, "batch *rest"]:
         """What draws disagree about: doubt that more data could remove."""
-        return functional.mutual_information(self.entropy, self.expected_entropy)
+        before = self.log_probs if self.uncalibrated_log_probs is None else self.uncalibrated_log_probs
+        return functional.mutual_information(functional.entropy(before.exp()), self.expected_entropy)
 
     @cached_property
     def variation_ratio(self) -> Float[Tensor, "batch *rest"]:
@@ -70,6 +89,24 @@ class ClassPredictive(Predictive):
     def top_std(self) -> Float[Tensor, "batch *rest"]:
         """Standard deviation over draws of the most probable class's probability."""
         return self.class_variance.gather(-1, self.label.unsqueeze(-1)).squeeze(-1).sqrt()
+
+    def calibrated(self, log_probs: Float[Tensor, "*any class"]) -> Float[Tensor, "*any class"]:
+        """Other mean predictions of the same network, calibrated as these are."""
+        return log_probs if self.calibration is None else self.calibration.apply(log_probs)
+
+    @cached_property
+    def accepted(self) -> Bool[Tensor, "batch *rest"]:
+        """Whether each prediction is sure enough to be relied upon, by the threshold that ``dubio.abstain`` found."""
+        if self.threshold is None:
+            raise ValueError("no threshold was set for these predictions; dubio.abstain(model, validation, ...) does")
+        return self.threshold.accepts(getattr(self, self.threshold.score))
+
+    @cached_property
+    def sets(self) -> Bool[Tensor, "batch *rest class"]:
+        """Whether each class is in the prediction's set, by what ``dubio.conformal`` found."""
+        if self.prediction_sets is None:
+            raise ValueError("no sets were set up for these predictions; dubio.conformal(model, validation, ...) does")
+        return self.prediction_sets.hold(self.log_probs)
 
     def __repr__(self) -> str:
         return (
@@ -114,6 +151,23 @@ class RealPredictive(Predictive):
             f"{self.std.mean():.3g}, of the data {self.aleatoric_std.mean():.3g}, of the network "
             f"{self.epistemic_std.mean():.3g})"
         )
+
+
+P = TypeVar("P", bound=Predictive)
+
+
+def joined(parts: list[P]) -> P:
+    """Predictions of one network with the same draws, for inputs one after the other, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    values: dict[str, Any] = {}
+    for field in fields(parts[0]):
+        own = [getattr(part, field.name) for part in parts]
+        if isinstance(own[0], Tensor):
+            values[field.name] = torch.cat(own, dim=1 if field.name in ("samples", "sample_stds") else 0)
+        else:
+            values[field.name] = own[0]
+    return type(parts[0])(**values)
 
 
 def _count(rows: Tensor) -> str:

@@ -11,17 +11,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
+from dubio.decisions import Decisions
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.prediction.predictive import ClassPredictive, RealPredictive
 
 __all__ = ["ClassStatistics", "RealStatistics", "Statistics", "statistics_for"]
 
+NOTHING_DECIDED = Decisions()
+
 
 class ClassStatistics:
-    """Sums over draws for a distribution over classes."""
+    """Sums over draws for a distribution over classes, and what was decided about it."""
 
-    def __init__(self, likelihood: Categorical | Bernoulli, keep_samples: bool) -> None:
+    def __init__(
+        self, likelihood: Categorical | Bernoulli, keep_samples: bool, decisions: Decisions = NOTHING_DECIDED
+    ) -> None:
         self._likelihood = likelihood
+        self._decisions = decisions
         self._kept: list[Tensor] | None = [] if keep_samples else None
         self._count = 0
         self._log_sum: Tensor | None = None
@@ -33,6 +39,9 @@ class ClassStatistics:
     def update(self, outputs: Float[Tensor, "sample batch *rest"]) -> None:
         """Take some draws in."""
         log_probs = self._likelihood.log_probs(outputs)
+        calibration = self._decisions.calibration
+        if calibration is not None and calibration.per_draw:
+            log_probs = calibration.apply(log_probs)
         if self._kept is not None:
             self._kept.append(log_probs)
         exact = log_probs.double()
@@ -59,15 +68,21 @@ class ClassStatistics:
         assert self._log_sum is not None
         log_probs = self._log_sum - math.log(self._count)
         variance = functional.class_variance(self._squares / self._count, log_probs.exp())
+        calibration = self._decisions.calibration
+        afterwards = None if calibration is None or calibration.per_draw else calibration
         return ClassPredictive(
             num_samples=self._count,
             seed=seed,
             samples=None if self._kept is None else torch.cat(self._kept),
-            log_probs=log_probs.to(self._dtype),
+            log_probs=(log_probs if afterwards is None else afterwards.apply(log_probs)).to(self._dtype),
             expected_entropy=(self._entropies / self._count).to(self._dtype),
             votes=(self._votes / self._count).to(self._dtype),
             class_variance=variance.to(self._dtype),
             energy=None if self._energies is None else (self._energies / self._count).to(self._dtype),
+            uncalibrated_log_probs=None if afterwards is None else log_probs.to(self._dtype),
+            calibration=afterwards,
+            threshold=self._decisions.threshold,
+            prediction_sets=self._decisions.sets,
         )
 
     def _energies_of(self, outputs: Tensor) -> Tensor | None:
@@ -125,8 +140,13 @@ class RealStatistics:
 Statistics = ClassStatistics | RealStatistics
 
 
-def statistics_for(likelihood: Likelihood, keep_samples: bool, scale: Tensor | None = None) -> Statistics:
+def statistics_for(
+    likelihood: Likelihood,
+    keep_samples: bool,
+    scale: Tensor | None = None,
+    decisions: Decisions = NOTHING_DECIDED,
+) -> Statistics:
     """Empty statistics for outputs of this meaning; ``scale`` is the observation noise that a network learned."""
     if isinstance(likelihood, Gaussian):
         return RealStatistics(likelihood, keep_samples, scale)
-    return ClassStatistics(likelihood, keep_samples)
+    return ClassStatistics(likelihood, keep_samples, decisions)

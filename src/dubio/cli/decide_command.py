@@ -1,0 +1,171 @@
+"""``dubio calibrate``, ``abstain`` and ``conformal``: decide about a run's predictions by its own validation data."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from torch import nn
+
+import dubio
+from dubio import functional
+from dubio.cli.arguments import DataDir, DecisionSamples, DecisionSeed, RunName, Runs
+from dubio.cli.folders import MODEL, find_run, load_model
+from dubio.cli.ordering import load_splits, read_order
+from dubio.conversion import change_spec
+from dubio.data import Examples
+from dubio.evaluation import Evaluation
+from dubio.prediction import ClassPredictive
+
+__all__ = ["abstain", "calibrate", "conformal"]
+
+EVALUATION = "evaluation.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A run about which something is decided."""
+
+    folder: Path
+    model: nn.Module
+    validation: Examples
+    remark: str
+
+    def keep(self, decision: object) -> None:
+        """Write the network with what was decided, and say so."""
+        dubio.save(self.model, self.folder / MODEL)
+        typer.echo(f"{decision}; kept in {self.folder / MODEL}")
+        if self.remark:
+            typer.echo(self.remark)
+
+    def predict(self, num_samples: int, seed: int, decisions: bool) -> ClassPredictive:
+        """Predictions of the validation data."""
+        found = dubio.predict(
+            self.model, self.validation.tensors[0], num_samples, seed=seed, keep_samples=False, decisions=decisions
+        )
+        assert isinstance(found, ClassPredictive)
+        return found
+
+
+def calibrate(
+    named: RunName,
+    kind: Annotated[
+        Literal["temperature", "vector"], typer.Option(help="One number for all classes, or two for each.")
+    ] = "temperature",
+    per_draw: Annotated[
+        bool, typer.Option("--per-draw", help="Scale each draw before averaging, not the mean prediction.")
+    ] = False,
+    samples: DecisionSamples = 100,
+    seed: DecisionSeed = 0,
+    data_dir: DataDir = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Make a run's predictions milder or sharper, as its validation data ask for.
+
+    Keeps it with the network, so that predict applies it. A threshold or sets found before are dropped.
+
+    Example:  dubio calibrate first
+    """
+    subject = _subject(named, runs, data_dir)
+    found = dubio.calibrate(
+        subject.model, subject.validation, kind=kind, per_draw=per_draw, num_samples=samples, seed=seed
+    )
+    subject.keep(found)
+    before, after = (_quality(subject, samples, seed, decisions) for decisions in (False, True))
+    typer.echo(
+        f"on the {len(subject.validation)} validation examples it was found on: "
+        f"NLL {before[0]:.4f} -> {after[0]:.4f}, calibration error {before[1]:.4f} -> {after[1]:.4f}"
+    )
+
+
+def abstain(
+    named: RunName,
+    error: Annotated[float | None, typer.Option(help="Largest error among accepted predictions.")] = None,
+    coverage: Annotated[float | None, typer.Option(help="Share of predictions to accept instead.")] = None,
+    score: Annotated[
+        Literal["confidence", "entropy", "mutual_information"], typer.Option(help="What sureness is measured by.")
+    ] = "confidence",
+    level: Annotated[float, typer.Option(help="Probability with which the error holds.")] = 0.9,
+    samples: DecisionSamples = 100,
+    seed: DecisionSeed = 0,
+    data_dir: DataDir = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Find when a prediction is sure enough to be accepted, for a wanted error or coverage.
+
+    Keeps it with the network, so that predict tells what is accepted.
+
+    Example:  dubio abstain first --error 0.05
+    Example:  dubio abstain first --coverage 0.8
+    """
+    subject = _subject(named, runs, data_dir)
+    found = dubio.abstain(
+        subject.model,
+        subject.validation,
+        error=error,
+        coverage=coverage,
+        score=score,
+        level=level,
+        num_samples=samples,
+        seed=seed,
+    )
+    subject.keep(found)
+
+
+def conformal(
+    named: RunName,
+    coverage: Annotated[float, typer.Option(help="Probability that the target is in its set.")] = 0.9,
+    kind: Annotated[Literal["lac", "aps"], typer.Option(help="Smallest sets on average, or more even ones.")] = "lac",
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Let sets be empty.")] = False,
+    samples: DecisionSamples = 100,
+    seed: DecisionSeed = 0,
+    data_dir: DataDir = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Give every prediction a set of classes that holds the target with a wanted probability.
+
+    Keeps it with the network, so that predict tells the sets.
+
+    Example:  dubio conformal first --coverage 0.9
+    """
+    subject = _subject(named, runs, data_dir)
+    found = dubio.conformal(
+        subject.model,
+        subject.validation,
+        coverage=coverage,
+        kind=kind,
+        allow_empty=allow_empty,
+        num_samples=samples,
+        seed=seed,
+    )
+    subject.keep(found)
+    sizes = subject.predict(samples, seed, decisions=True).sets.sum(dim=-1).double()
+    typer.echo(
+        f"sets hold {sizes.mean():.2f} classes on average on the {len(subject.validation)} validation examples, "
+        f"{int(sizes.max())} at most"
+    )
+
+
+def _subject(named: str, runs: Path, data_dir: Path | None) -> Subject:
+    """A run's network, its validation data, and what it was judged on."""
+    folder = find_run(named, runs)
+    order = read_order(folder)
+    if data_dir is not None:
+        order = replace(order, data_dir=str(data_dir))
+    model = load_model(named, runs)
+    validation = load_splits(order).validation
+    if validation is None:
+        raise ValueError(f"{order.data}, which run {named!r} was trained on, has no validation part to decide by")
+    if (folder / EVALUATION).is_file():
+        judged_on = Evaluation.load(folder / EVALUATION).data.fingerprint
+        change_spec(model, evaluated=tuple(dict.fromkeys((*dubio.spec(model).evaluated, judged_on))))
+    noisy = f"validation labels are as wrong as those it was trained with ({order.label_noise}), and so is this"
+    return Subject(folder, model, validation, noisy if order.label_noise is not None else "")
+
+
+def _quality(subject: Subject, num_samples: int, seed: int, decisions: bool) -> tuple[float, float]:
+    """Negative log-likelihood and calibration error on the validation data."""
+    found = subject.predict(num_samples, seed, decisions)
+    targets = subject.validation.targets
+    error = functional.calibration_error(functional.bin_sums(found.confidence, found.label == targets))
+    return functional.class_nll(found.log_probs, targets).item(), error.item()

@@ -1,0 +1,222 @@
+"""What is decided about a trained network's predictions, as frozen values: they print, compare and go to files.
+
+A calibration changes probabilities, a threshold says which predictions are accepted, and prediction sets hold several
+classes where one is not sure enough. Each keeps the fingerprint of the data that it was found on. The formulas are in
+``functional``; ``dubio.calibrate``, ``dubio.abstain`` and ``dubio.conformal`` find the numbers.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from dubio import functional
+
+__all__ = [
+    "VALUES",
+    "Calibration",
+    "DecisionWarning",
+    "Decisions",
+    "PredictionSets",
+    "Surety",
+    "Temperature",
+    "Threshold",
+    "VectorScaling",
+    "decisions_of",
+]
+
+Surety = Literal["confidence", "entropy", "mutual_information"]
+
+
+class DecisionWarning(UserWarning):
+    """What was decided about a network does not hold any more, or was found at the edge of what can be."""
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """All classes' log-probabilities are divided by one number: above 1 makes predictions milder.
+
+    Args:
+        temperature: what they are divided by.
+        per_draw: divide those of each draw, before averaging; by default those of the mean prediction.
+        fingerprint: which data it was found on.
+    """
+
+    temperature: float
+    per_draw: bool = False
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature > 0.0):
+            raise ValueError(f"temperature must be positive and finite, got {self.temperature}")
+
+    def apply(self, log_probs: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch class"]:
+        """The scaled log-probabilities."""
+        return functional.scaled_log_probs(log_probs, self.temperature)
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:.3g} on {'each draw' if self.per_draw else 'the mean prediction'}"
+
+
+@dataclass(frozen=True)
+class VectorScaling:
+    """Each class's log-probability in the mean prediction is multiplied by its scale, and its bias added.
+
+    Args:
+        scale: one factor for each class.
+        bias: one summand for each class.
+        fingerprint: which data they were found on.
+    """
+
+    scale: tuple[float, ...]
+    bias: tuple[float, ...]
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.scale) != len(self.bias) or len(self.scale) < 2:
+            raise ValueError(
+                "scale and bias of a VectorScaling must have one number for each class, two at least, "
+                f"got {len(self.scale)} and {len(self.bias)}"
+            )
+        if not all(math.isfinite(number) for number in (*self.scale, *self.bias)):
+            raise ValueError("scale and bias of a VectorScaling must be finite")
+
+    @property
+    def per_draw(self) -> bool:
+        """Never before averaging."""
+        return False
+
+    def apply(self, log_probs: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch class"]:
+        """The scaled log-probabilities."""
+        if log_probs.shape[-1] != len(self.scale):
+            raise ValueError(
+                f"this VectorScaling was found for {len(self.scale)} classes, got {log_probs.shape[-1]}; calibrate anew"
+            )
+        scale, bias = (torch.tensor(numbers).to(log_probs) for numbers in (self.scale, self.bias))
+        return functional.vector_scaled_log_probs(log_probs, scale, bias)
+
+    def __str__(self) -> str:
+        return (
+            f"vector scaling of {len(self.scale)} classes, scales {min(self.scale):.3g} to {max(self.scale):.3g}, "
+            f"biases {min(self.bias):.3g} to {max(self.bias):.3g}, on the mean prediction"
+        )
+
+
+Calibration = Temperature | VectorScaling
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Predictions are accepted where they are surer than a threshold, and else a person or another system decides.
+
+    Args:
+        score: ``"confidence"``, of which more is surer, or ``"entropy"`` or ``"mutual_information"``, of which less is.
+        limit: the threshold, itself not accepted; None accepts every prediction.
+        error: the error among accepted that was asked for, or None.
+        coverage: the share of accepted that was asked for, or None.
+        level: the probability with which the error holds.
+        accepted_share: share of the held-out examples that it accepted.
+        accepted_error: share of those that were wrong.
+        fingerprint: which data it was found on.
+    """
+
+    score: Surety
+    limit: float | None
+    error: float | None = None
+    coverage: float | None = None
+    level: float | None = None
+    accepted_share: float | None = None
+    accepted_error: float | None = None
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if self.score not in ("confidence", "entropy", "mutual_information"):
+            raise ValueError(f"score must be 'confidence', 'entropy' or 'mutual_information', got {self.score!r}")
+        if self.limit is not None and not math.isfinite(self.limit):
+            raise ValueError(f"limit of a Threshold must be finite, or None to accept everything, got {self.limit}")
+
+    def accepts(self, score: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
+        """Which predictions are accepted, from their scores."""
+        if self.limit is None:
+            return torch.ones_like(score, dtype=torch.bool)
+        return score > self.limit if self.score == "confidence" else score < self.limit
+
+    def __str__(self) -> str:
+        side = "above" if self.score == "confidence" else "below"
+        name = self.score.replace("_", " ")
+        rule = "accepts everything" if self.limit is None else f"accepts {name} {side} {self.limit:.4g}"
+        if self.error is not None:
+            level = "" if self.level is None else f" with probability {self.level:g}"
+            reason = f"error at most {self.error:g}{level}"
+        else:
+            reason = "" if self.coverage is None else f"coverage {self.coverage:g}"
+        found = "" if self.accepted_share is None else f"{self.accepted_share:.1%} of the held-out examples accepted"
+        found += f", {self.accepted_error:.2%} of them wrong" if found and self.accepted_error is not None else ""
+        told = "; ".join(part for part in (reason, found) if part)
+        return f"{rule} ({told})" if told else rule
+
+
+@dataclass(frozen=True)
+class PredictionSets:
+    """A set of classes for every input, which holds the target with a wanted probability.
+
+    Args:
+        kind: ``"lac"`` or ``"aps"``, how strange a class is beside a prediction (``functional.conformal_scores``).
+        quantile: classes at most this strange are in the set.
+        coverage: the probability that was asked for.
+        allow_empty: whether a set may hold nothing; by default the most probable class always is in it.
+        fingerprint: which data it was found on.
+    """
+
+    kind: functional.ConformalScore
+    quantile: float
+    coverage: float
+    allow_empty: bool = False
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("lac", "aps"):
+            raise ValueError(f"kind must be 'lac' or 'aps', got {self.kind!r}")
+        if not math.isfinite(self.quantile):
+            raise ValueError(f"quantile of PredictionSets must be finite, got {self.quantile}")
+        if not 0.0 < self.coverage < 1.0:
+            raise ValueError(f"coverage must be in (0, 1), got {self.coverage}")
+
+    def hold(self, log_probs: Float[Tensor, "*batch class"]) -> Bool[Tensor, "*batch class"]:
+        """Which classes are in the set of each prediction."""
+        return functional.prediction_sets(log_probs, self.kind, self.quantile, self.allow_empty)
+
+    def __str__(self) -> str:
+        empty = ", may be empty" if self.allow_empty else ""
+        return f"sets that hold the target with probability {self.coverage:g} ({self.kind}, {self.quantile:.4g}{empty})"
+
+
+VALUES = (Temperature, VectorScaling, Threshold, PredictionSets)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """All that was decided about a network; None where nothing was."""
+
+    calibration: Calibration | None = None
+    threshold: Threshold | None = None
+    sets: PredictionSets | None = None
+
+    @property
+    def made(self) -> dict[str, Calibration | Threshold | PredictionSets]:
+        """Those that there are, by ``calibration``, ``threshold`` and ``sets``."""
+        named = {"calibration": self.calibration, "threshold": self.threshold, "sets": self.sets}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def told(self) -> dict[str, str]:
+        """Those that there are, in words."""
+        return {name: str(value) for name, value in self.made.items()}
+
+
+def decisions_of(model: nn.Module) -> Decisions:
+    """What was decided about a network; nothing about one that was not converted."""
+    record = getattr(model, "dubio_spec", None)
+    return Decisions() if record is None else Decisions(record.calibration, record.threshold, record.sets)
