@@ -1,4 +1,4 @@
-"""The pages of methods: what they show runs, links lead somewhere, and tables come from records."""
+"""The pages of methods and pictures: what they show runs, links lead somewhere, and tables come from records."""
 
 import importlib.util
 import json
@@ -50,6 +50,17 @@ def test_the_python_of_a_page_runs(page: Path, one_epoch: Callable[..., Any]) ->
     exec(compile("\n".join(found), str(page), "exec"), {})
 
 
+def test_the_python_of_the_page_of_pictures_draws_them(
+    one_epoch: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "pictures.md"
+    exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {})
+    drawn = {"regions.png", "bands.png", "votes.png", "embedding.png"}
+    assert {path.name for path in tmp_path.iterdir()} == drawn
+
+
 @pytest.mark.slow
 @pytest.mark.feature("The Python and the commands on the page of every method run as they stand there")
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -77,7 +88,11 @@ def test_every_method_has_a_page() -> None:
     assert set(METHODS) | {"README"} == set(NAMES)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "docs" / "attacks.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "README.md", ROOT / "docs" / "attacks.md", ROOT / "docs" / "pictures.md"],
+    ids=lambda page: page.stem,
+)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []

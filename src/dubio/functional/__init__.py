@@ -105,7 +105,7 @@ from dubio.functional.label_noise import (
 )
 from dubio.functional.mixtures import averaged_gaussian, component_of, mixture_log_prob
 from dubio.functional.penalties import scaled_weight_penalty, weight_penalty
-from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
+from dubio.functional.regression import central_interval, mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.resizing import area_resized
 from dubio.functional.scoring_rules import crps_mixture
 from dubio.functional.uncertainty import (
@@ -155,6 +155,7 @@ __all__ = [
     "boundary_distance",
     "brier_score",
     "calibration_error",
+    "central_interval",
     "class_variance",
     "energy",
     "classwise_calibration_error",
