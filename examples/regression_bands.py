@@ -3,7 +3,8 @@
 The curve is that of Blundell et al. 2015 (section 5.2), x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e. A
 network 1-400-400-1 sees a thousand points with x between 0 and 0.5 and is asked about -0.2 to 1.2. Each of a hundred
 draws from its posterior is one function; the picture shows their median and the bands that hold the middle half and the
-middle 90 % of them. Where there are data the functions agree; beyond, they fan out.
+middle 90 % of them; dotted lines add the noise that the network takes for granted. Where there are data the functions
+agree; beyond, they fan out.
 
 Expect the interquartile band on [0.8, 1.2], far from the data, to be at least three times as wide as on [0.1, 0.4],
 among them. Expect no miracle: the weights of this posterior are independent of each other, which makes bands too
@@ -27,17 +28,17 @@ import os
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import dubio
 from dubio.functional import regression_curve
+from dubio.pictures import Bands, bands_of, draw_bands
 
 EPOCHS = 2 if os.environ.get("DUBIO_TINY") else 300
-NUM_POINTS, NUM_DRAWS = 1000, 100
+NUM_POINTS = 1000
 NOISE_STD = 0.02  # of e, which enters the curve three times
 OBSERVATION_STD = 0.1  # of what the network takes for noise
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+LEVELS = (0.5, 0.9)  # of the bands
 GRID = torch.linspace(-0.2, 1.2, 281).unsqueeze(1)
 
 
@@ -67,36 +68,16 @@ def train(data: tuple[Tensor, Tensor], seed: int, progress: bool = True) -> nn.M
     return model
 
 
-def bands(model: nn.Module, seed: int) -> Tensor:
-    """Quantiles over draws of the network's function at every place of the grid: `(level, place)`."""
-    found = dubio.predict(model, GRID, num_samples=NUM_DRAWS, seed=seed)
-    return found.samples.squeeze(-1).quantile(torch.tensor(LEVELS), dim=0)
-
-
-def mean_width(quantiles: Tensor, low: float, high: float) -> float:
+def mean_width(bands: Bands, low: float, high: float) -> float:
     """Mean width of the interquartile band between two places."""
-    place = GRID.squeeze(1)
-    between = (place > low - 1e-6) & (place < high + 1e-6)
-    return (quantiles[3] - quantiles[1])[between].mean().item()
+    between = (bands.places > low - 1e-6) & (bands.places < high + 1e-6)
+    lower, upper = bands.of_draws[bands.levels.index(0.5)]
+    return (upper - lower)[between].mean().item()
 
 
-def draw(path: Path, data: tuple[Tensor, Tensor], quantiles: Tensor) -> None:
-    """The picture."""
-    grid, colour = GRID.squeeze(1).numpy(), "#0072b2"
-    lowest, lower, median, upper, highest = quantiles.numpy()
-    truth = regression_curve(GRID, torch.zeros_like(GRID)).squeeze(1)
-    figure = Figure(figsize=(8.0, 4.2), layout="constrained")
-    axes = figure.subplots()
-    axes.fill_between(grid, lowest, highest, color=colour, alpha=0.18, linewidth=0, label="middle 90 % of the draws")
-    axes.fill_between(grid, lower, upper, color=colour, alpha=0.40, linewidth=0, label="middle half of the draws")
-    axes.plot(grid, median, color=colour, linewidth=2, label=f"median of {NUM_DRAWS} draws")
-    axes.plot(grid, truth, color="black", linewidth=1.3, linestyle="--", label="true curve, without noise")
-    axes.scatter(*data, s=5, color="#e69f00", linewidths=0, zorder=1.5, label=f"{NUM_POINTS} training points")
-    axes.set(xlabel="x", ylabel="y", xlim=(-0.2, 1.2))
-    axes.legend(loc="upper left", frameon=False, markerscale=2.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+def truth(x: Tensor) -> Tensor:
+    """The curve without noise."""
+    return regression_curve(x, torch.zeros_like(x))
 
 
 def main() -> None:
@@ -106,11 +87,12 @@ def main() -> None:
     options = parser.parse_args()
 
     data = points(options.seed)
-    quantiles = bands(train(data, options.seed), options.seed)
-    inside, outside = mean_width(quantiles, 0.1, 0.4), mean_width(quantiles, 0.8, 1.2)
+    model = train(data, options.seed)
+    bands = bands_of(model, GRID, levels=LEVELS, seed=options.seed)
+    inside, outside = mean_width(bands, 0.1, 0.4), mean_width(bands, 0.8, 1.2)
     print(f"mean width of the interquartile band: {inside:.3f} on [0.1, 0.4], {outside:.3f} on [0.8, 1.2]")
     print(f"ratio {outside / inside:.2f}")
-    draw(options.out, data, quantiles)
+    draw_bands(model, *data, options.out, grid=(-0.2, 1.2), levels=LEVELS, truth=truth, seed=options.seed)
     print(f"picture: {options.out}")
 
 

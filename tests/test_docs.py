@@ -1,5 +1,7 @@
 """The pages of docs/: what they show runs, links lead somewhere, and tables come from records."""
 
+"""The pages of methods and pictures: what they show runs, links lead somewhere, and tables come from records."""
+
 import importlib.util
 import json
 import re
@@ -57,6 +59,8 @@ def test_the_python_of_a_guide_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {})
+    if page.stem == "pictures":
+        assert {path.name for path in tmp_path.iterdir()} == {"regions.png", "bands.png", "votes.png", "embedding.png"}
 
 
 @pytest.mark.slow
@@ -86,7 +90,11 @@ def test_every_method_has_a_page() -> None:
     assert set(METHODS) | {"README"} == set(NAMES)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "docs" / "attacks.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "README.md", ROOT / "docs" / "attacks.md", ROOT / "docs" / "pictures.md"],
+    ids=lambda page: page.stem,
+)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []

@@ -70,3 +70,12 @@ def test_fine_tuning_adds_accuracy_and_doubt() -> None:
 def test_an_embedding_in_the_plane_tells_digits_apart() -> None:
     pytest.importorskip("matplotlib")
     assert numbers("accuracy #", output_of("embedding_2d.py"))[0] > 0.9
+
+
+@pytest.mark.slow
+def test_a_network_of_the_plane_doubts_most_what_it_has_wrong() -> None:
+    pytest.importorskip("matplotlib")
+    printed = output_of("decision_regions.py")
+    right, wrong = numbers("mutual information # where right, # where wrong", printed)
+    assert numbers("accuracy #", printed)[0] > 0.9
+    assert wrong > 2.0 * right

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from dubio import functional
+import dubio
 
 pytest.importorskip("matplotlib")
 
@@ -34,31 +34,25 @@ def test_bands_are_three_times_as_wide_far_from_the_data(
     example: ModuleType, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = example.train(example.points(seed), seed, progress=False)
-    quantiles = example.bands(model, seed)
-    inside, outside = example.mean_width(quantiles, 0.1, 0.4), example.mean_width(quantiles, 0.8, 1.2)
-    grid = example.GRID.squeeze(1)
-    misfit = (quantiles[2] - functional.regression_curve(grid, torch.zeros_like(grid))).abs()
-    among = misfit[(grid >= 0.05) & (grid <= 0.45)].mean().item()
+    bands = dubio.pictures.bands_of(model, example.GRID, levels=example.LEVELS, seed=seed)
+    inside, outside = example.mean_width(bands, 0.1, 0.4), example.mean_width(bands, 0.8, 1.2)
+    misfit = (bands.median - example.truth(bands.places)).abs()
+    among = misfit[(bands.places >= 0.05) & (bands.places <= 0.45)].mean().item()
     with capsys.disabled():
         print(  # noqa: T201
             f"\nseed {seed}: interquartile width {inside:.3f} on [0.1, 0.4], {outside:.3f} on [0.8, 1.2], "
             f"ratio {outside / inside:.2f}; median off by {among:.3f} among the data"
         )
-    assert quantiles.shape == (5, 281)
     assert among < 0.05  # a network that has learned nothing is wide or narrow anywhere
     assert outside >= 3.0 * inside
 
 
 def test_a_width_is_that_between_the_quartiles(example: ModuleType) -> None:
     """Of bands that are 1 wide up to 0.5 and 4 wide beyond, with ends that belong to the interval."""
-    wide = torch.where(example.GRID.squeeze(1) > 0.5025, 4.0, 1.0)
-    quantiles = torch.stack([torch.full_like(wide, -9.0), 0 * wide, 0.5 * wide, wide, torch.full_like(wide, 9.0)])
-    assert example.mean_width(quantiles, 0.1, 0.4) == 1.0
-    assert example.mean_width(quantiles, 0.8, 1.2) == 4.0
-    assert example.mean_width(quantiles, 0.5, 0.505) == pytest.approx(2.5)
-
-
-def test_the_picture_is_drawn(example: ModuleType, tmp_path: Path) -> None:
-    quantiles = torch.linspace(-1.0, 1.0, 5).unsqueeze(1).expand(5, 281)
-    example.draw(tmp_path / "new" / "bands.png", example.points(0), quantiles)
-    assert (tmp_path / "new" / "bands.png").read_bytes().startswith(b"\x89PNG")
+    places = example.GRID.squeeze(1)
+    wide = torch.where(places > 0.5025, 4.0, 1.0)
+    edges = torch.stack([torch.stack([0 * wide, wide]), torch.stack([0 * wide - 9.0, 0 * wide + 9.0])])
+    bands = dubio.pictures.Bands(places, 0.5 * wide, (0.5, 0.9), edges, edges, 100)
+    assert example.mean_width(bands, 0.1, 0.4) == 1.0
+    assert example.mean_width(bands, 0.8, 1.2) == 4.0
+    assert example.mean_width(bands, 0.5, 0.505) == pytest.approx(2.5)

@@ -75,3 +75,11 @@ def test_the_same_noise_enters_the_curve_three_times():
 
     torch.testing.assert_close(found, functional.regression_curve(x + noise, torch.zeros_like(x)), rtol=0, atol=1e-14)
     assert (found - functional.regression_curve(x, torch.zeros_like(x))).abs().max() > 0.05
+
+
+def test_the_central_interval_lies_between_the_quantiles_of_the_draws():
+    draws = torch.randn(31, 4, dtype=torch.float64)
+    low, high = functional.central_interval(draws, 0.8)
+    np.testing.assert_allclose(torch.stack([low, high]), np.quantile(draws.numpy(), [0.1, 0.9], axis=0), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"level must be in \(0, 1\), got 1.0"):
+        functional.central_interval(draws, 1.0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.pictures.embedding import _colours
+from dubio.pictures.figures import class_colours
 
 NUM_CLASSES, NUM_POINTS = 3, 5
 INPUTS = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
@@ -86,7 +86,7 @@ def test_the_network_is_left_as_it_was() -> None:
 def test_colours_differ_however_many_classes_there_are() -> None:
     pytest.importorskip("matplotlib")
     for count in (2, 10, 11, 47):
-        assert len(set(_colours(count))) == count
+        assert len(set(class_colours(count))) == count
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

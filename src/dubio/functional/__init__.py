@@ -122,7 +122,7 @@ from dubio.functional.label_noise import (
 )
 from dubio.functional.mixtures import averaged_gaussian, component_of, mixture_log_prob
 from dubio.functional.penalties import scaled_weight_penalty, weight_penalty
-from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
+from dubio.functional.regression import central_interval, mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.resampling import (
     group_means,
     jackknife_error,
@@ -163,8 +163,8 @@ from dubio.functional.wasserstein import (
 __all__ = [
     "Acceptance",
     "BinSums",
-    "Detection",
     "ConformalScore",
+    "Detection",
     "Reliability",
     "acceptance_at_coverage",
     "acceptances",
@@ -193,6 +193,7 @@ __all__ = [
     "bounded_temperature",
     "brier_score",
     "calibration_error",
+    "central_interval",
     "class_nll",
     "class_variance",
     "classwise_calibration_error",
@@ -205,8 +206,8 @@ __all__ = [
     "coupling_inverse",
     "coupling_step",
     "crps_mixture",
-    "detection",
     "departure_from_identity",
+    "detection",
     "distortion",
     "dropout",
     "energy",

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["mixture_cdf", "mixture_quantile", "regression_curve"]
+__all__ = ["central_interval", "mixture_cdf", "mixture_quantile", "regression_curve"]
 
 
 def mixture_cdf(
@@ -40,6 +40,16 @@ def mixture_quantile(
         below = mixture_cdf(middle, means, stds) < level
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return 0.5 * (low + high)
+
+
+def central_interval(
+    draws: Float[Tensor, "sample *batch"], level: float
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    """The edges between which the middle share ``level`` of some draws lies; between two draws, a straight line."""
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must be in (0, 1), got {level}")
+    low, high = draws.quantile(draws.new_tensor([0.5 - level / 2, 0.5 + level / 2]), dim=0)
+    return low, high
 
 
 def regression_curve(x: Float[Tensor, "*batch"], noise: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dubio.layers import WassersteinHead
+from dubio.pictures.figures import blank_figure, class_colours, class_names, write
 from dubio.sampling import frozen
 from dubio.sampling.settings import check_module
 
@@ -73,19 +74,13 @@ def draw_embedding(
         raise ValueError(f"labels must be one per input, got shapes {tuple(labels.shape)} and {tuple(inputs.shape)}")
     if isinstance(num_inputs, bool) or not isinstance(num_inputs, int) or num_inputs < 1:
         raise ValueError(f"num_inputs must be a whole number of at least 1, got {num_inputs!r}")
-    names = [str(number) for number in range(head.num_classes)] if classes is None else list(classes)
-    if len(names) != head.num_classes:
-        raise ValueError(f"classes must be {head.num_classes} names, one for each class, got {len(names)}")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("a picture needs matplotlib; pip install 'dubio[plots]'") from None
+    names = class_names(classes, head.num_classes)
+    figure = blank_figure(7.4, 6.4)
 
     shown = labels[:num_inputs].cpu()
     of_inputs, of_classes = (clouds.float().cpu() for clouds in clouds_of(model, inputs[:num_inputs], seed=seed))
-    figure = Figure(figsize=(7.4, 6.4), layout="constrained")
     axes = figure.subplots()
-    colours = _colours(len(names))
+    colours = class_colours(len(names))
     for number, colour in enumerate(colours):
         points = of_inputs[shown == number].flatten(0, 1)
         axes.scatter(points[:, 0], points[:, 1], s=10, color=colour, alpha=0.45, linewidths=0, zorder=1)
@@ -96,9 +91,7 @@ def draw_embedding(
     axes.spines[:].set_visible(False)
     legend = figure.legend(loc="outside right center", frameon=False, handletextpad=0.2, alignment="left")
     legend.set_title("classes (outlined)\nand their inputs")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    write(figure, path)
     return figure
 
 
@@ -111,12 +104,3 @@ def _head_of(model: nn.Module) -> WassersteinHead:
         f"model must have a Wasserstein head, got a {type(model).__name__} without one; "
         "convert it with dubio.Wasserstein(dim=2)"
     )
-
-
-def _colours(count: int) -> list[Any]:
-    """As many colours as there are classes, each unlike the others."""
-    from matplotlib import colormaps
-
-    if count <= 10:
-        return [colormaps["tab10"](number) for number in range(count)]
-    return [colormaps["turbo"]((number + 0.5) / count) for number in range(count)]
