@@ -1,7 +1,5 @@
 """The pages of docs/: what they show runs, links lead somewhere, and tables come from records."""
 
-"""The pages of methods and pictures: what they show runs, links lead somewhere, and tables come from records."""
-
 import importlib.util
 import json
 import re
@@ -45,6 +43,17 @@ def one_epoch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return fit_briefly
 
 
+@pytest.fixture
+def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``dubio.fit``, which stops after twenty epochs at most."""
+    fit = dubio.fit
+
+    def fit_shortly(*args: Any, **options: Any) -> Any:
+        return fit(*args, **{**options, "epochs": min(options.get("epochs") or 20, 20), "progress": False})
+
+    monkeypatch.setattr(dubio, "fit", fit_shortly)
+
+
 @pytest.mark.feature("The Python and the commands on the page of every method run as they stand there")
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_the_python_of_a_page_runs(page: Path, one_epoch: Callable[..., Any]) -> None:
@@ -55,7 +64,7 @@ def test_the_python_of_a_page_runs(page: Path, one_epoch: Callable[..., Any]) ->
 
 @pytest.mark.parametrize("page", GUIDES, ids=[page.stem for page in GUIDES])
 def test_the_python_of_a_guide_runs(
-    page: Path, one_epoch: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, few_epochs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {})
