@@ -95,7 +95,7 @@ class VectorScaling:
             raise ValueError(
                 f"this VectorScaling was found for {len(self.scale)} classes, got {log_probs.shape[-1]}; calibrate anew"
             )
-        scale, bias = (torch.tensor(numbers).to(log_probs) for numbers in (self.scale, self.bias))
+        scale, bias = (log_probs.new_tensor(numbers) for numbers in (self.scale, self.bias))
         return functional.vector_scaled_log_probs(log_probs, scale, bias)
 
     def __str__(self) -> str:
