@@ -44,12 +44,13 @@ def one_epoch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``dubio.fit``, which stops after twenty epochs at most."""
+def few_epochs(monkeypatch: pytest.MonkeyPatch, page: Path) -> None:
+    """``dubio.fit``, which stops after twenty epochs at most, and after two where pictures are all that is wanted."""
     fit = dubio.fit
+    most = 2 if page.stem == "pictures" else 20
 
     def fit_shortly(*args: Any, **options: Any) -> Any:
-        return fit(*args, **{**options, "epochs": min(options.get("epochs") or 20, 20), "progress": False})
+        return fit(*args, **{**options, "epochs": min(options.get("epochs") or most, most), "progress": False})
 
     monkeypatch.setattr(dubio, "fit", fit_shortly)
 
