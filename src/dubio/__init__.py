@@ -10,7 +10,7 @@ import gc
 _collecting = gc.isenabled()
 gc.disable()  # a collection in the midst of imports takes a tenth of a second and finds nothing
 try:
-    from dubio import attacks, data, flows, models, pictures, sampling
+    from dubio import attacks, data, flows, models, pictures, pruning, sampling
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -40,6 +40,7 @@ try:
     from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
+    from dubio.pruning import Pruning, prune
     from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, TensorBoard, fit
 finally:
@@ -75,6 +76,7 @@ __all__ = [
     "Normal",
     "Pni",
     "Predictive",
+    "Pruning",
     "RealPredictive",
     "Run",
     "ScaleMixture",
@@ -102,6 +104,8 @@ __all__ = [
     "parameter_names",
     "pictures",
     "predict",
+    "prune",
+    "pruning",
     "sample",
     "sampling",
     "save",

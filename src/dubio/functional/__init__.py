@@ -105,6 +105,7 @@ from dubio.functional.label_noise import (
 )
 from dubio.functional.mixtures import averaged_gaussian, component_of, mixture_log_prob
 from dubio.functional.penalties import scaled_weight_penalty, weight_penalty
+from dubio.functional.pruning import decibels, lowest_scores, num_removed, signal_to_noise, unit_scores, units_kept
 from dubio.functional.regression import mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.resizing import area_resized
 from dubio.functional.scoring_rules import crps_mixture
@@ -164,6 +165,7 @@ __all__ = [
     "coupling_inverse",
     "coupling_step",
     "crps_mixture",
+    "decibels",
     "distortion",
     "dropout",
     "ensemble_accuracies",
@@ -187,6 +189,7 @@ __all__ = [
     "kl_share",
     "local_reparameterisation",
     "log_abs_det",
+    "lowest_scores",
     "lu_weight",
     "minibatch_cost",
     "minimum_norm_objective",
@@ -204,6 +207,7 @@ __all__ = [
     "normal_interval",
     "normal_log_prob",
     "not_negative",
+    "num_removed",
     "num_repeats",
     "pairwise_norms",
     "parametric_noise",
@@ -229,6 +233,7 @@ __all__ = [
     "scale_mixture_log_prob",
     "scaled_weight_penalty",
     "should_halve",
+    "signal_to_noise",
     "sinkhorn_matrix",
     "sliced_wasserstein",
     "sliced_wasserstein_matrix",
@@ -244,6 +249,8 @@ __all__ = [
     "two_way_standard_error",
     "uniform_transition",
     "unit_directions",
+    "unit_scores",
+    "units_kept",
     "variance_margin",
     "variation_ratio",
     "vote_log_shares",
