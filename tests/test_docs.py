@@ -21,6 +21,7 @@ pytest.importorskip("sklearn")
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 NAMES = [page.stem for page in PAGES]
+GUIDES = [ROOT / "docs" / "pruning.md"]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -50,6 +51,24 @@ def test_the_python_of_a_page_runs(page: Path, one_epoch: Callable[..., Any]) ->
     exec(compile("\n".join(found), str(page), "exec"), {})
 
 
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_the_python_of_a_guide_runs(
+    page: Path, one_epoch: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # guides may write files
+    test_the_python_of_a_page_runs(page, one_epoch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_the_commands_of_a_guide_run(page: Path, tmp_path: Path) -> None:
+    for command in [shlex.split(line) for block in blocks(page, "") for line in block.splitlines()]:
+        assert command[0] == "dubio"
+        briefly = ["--epochs", "1"] if command[1] == "train" else []
+        done = CliRunner().invoke(app, [*command[1:], *briefly, "--runs", str(tmp_path)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+
+
 @pytest.mark.slow
 @pytest.mark.feature("The Python and the commands on the page of every method run as they stand there")
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -77,7 +96,9 @@ def test_every_method_has_a_page() -> None:
     assert set(METHODS) | {"README"} == set(NAMES)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "docs" / "attacks.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [*PAGES, *GUIDES, ROOT / "README.md", ROOT / "docs" / "attacks.md"], ids=lambda page: page.stem
+)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []

@@ -62,7 +62,7 @@ def rebuild(model: nn.Module, removed: Removed) -> None:
 
 
 def keep_units(
-    layer: nn.Module, *, outputs: Int[Tensor, " kept"] | None = None, inputs: Int[Tensor, " kept"] | None = None
+    layer: nn.Module, *, outputs: Int[Tensor, " output"] | None = None, inputs: Int[Tensor, " input"] | None = None
 ) -> None:
     """Keep some outputs and some inputs of a linear layer or a convolution, or some features of a batch norm, in place.
 

@@ -40,7 +40,7 @@ def lowest_scores(scores: Float[Tensor, " weight"], count: int) -> Bool[Tensor, 
     return chosen
 
 
-def units_kept(scores: Sequence[Float[Tensor, " unit"]], count: int) -> list[Int[Tensor, " kept"]]:
+def units_kept(scores: Sequence[Float[Tensor, " _"]], count: int) -> list[Int[Tensor, " _"]]:
     """Which units stay in each layer when the ``count`` lowest of all layers go, but the best of each layer stays."""
     joined = torch.cat([layer.index_fill(0, layer.argmax(), math.inf) for layer in scores])
     gone = lowest_scores(joined, min(count, len(joined) - len(scores)))

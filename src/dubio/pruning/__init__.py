@@ -3,6 +3,6 @@
 from dubio.pruning.cutting import prune
 from dubio.pruning.measuring import snr_density
 from dubio.pruning.trying import curve
-from dubio.pruning.values import LayerPruning, Pruning, PruningPoint, SnrDensity
+from dubio.pruning.values import By, LayerPruning, Pruning, PruningPoint, SnrDensity, What
 
-__all__ = ["LayerPruning", "Pruning", "PruningPoint", "SnrDensity", "curve", "prune", "snr_density"]
+__all__ = ["By", "LayerPruning", "Pruning", "PruningPoint", "SnrDensity", "What", "curve", "prune", "snr_density"]

@@ -68,7 +68,8 @@ class _Step:
     num_tensors: int
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
-    sources: list["_Step"] = field(default_factory=list)
+    axes: tuple[int, ...] = ()
+    """Which axes a mean is taken over, counted from the first."""
     users: list["_Step"] = field(default_factory=list)
 
     @property
@@ -158,9 +159,9 @@ def _why_tied(model: nn.Module, step: _Step) -> str:
     assert step.module is not None
     own = {id(parameter) for parameter in step.module.parameters()}
     for name, module in model.named_modules(remove_duplicate=False):
-        holder = name.rpartition(".")[0] if isinstance(module, Source) else name
-        if holder != step.place and any(id(parameter) in own for parameter in module.parameters(recurse=False)):
-            return f"it shares its weights with {holder or 'the network itself'}"
+        inside = name == step.place or name.startswith(f"{step.place}." if step.place else "")
+        if not inside and any(id(parameter) in own for parameter in module.parameters(recurse=False)):
+            return f"it shares its weights with {name.rpartition('.')[0] if isinstance(module, Source) else name}"
     return ""
 
 
@@ -188,7 +189,7 @@ def _is_unitwise(step: _Step) -> bool:
         return (isinstance(step.module, POOLS) and kept) or _flattens(step)
     if step.kind in ELEMENTWISE:
         return step.shape_in == step.shape_out
-    averaged = step.kind == "mean" and len(step.shape_in) > 2 and step.shape_in[2:] != () and kept
+    averaged = step.kind == "mean" and min(step.axes, default=0) > 1
     return (step.kind in POOLED and kept) or averaged or _flattens(step)
 
 
@@ -253,7 +254,9 @@ class _Tracer(TorchFunctionMode):
         outputs = func(*args, **(kwargs or {}))
         if not self._inside:
             place = self._running[-1] if self._running else ""
-            self._note(getattr(func, "__name__", str(func)).lstrip("_"), place, None, (args, kwargs), outputs)
+            step = self._note(getattr(func, "__name__", str(func)).lstrip("_"), place, None, (args, kwargs), outputs)
+            if step is not None and step.kind == "mean":
+                step.axes = _axes(len(step.shape_in), args, kwargs or {})
         return outputs
 
     def _visible(self) -> Iterator[tuple[str, nn.Module]]:
@@ -281,21 +284,28 @@ class _Tracer(TorchFunctionMode):
 
         return note
 
-    def _note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> None:
+    def _note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> _Step | None:
         read = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
         made = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
         if not made:
-            return
+            return None
         shape_in = tuple(read[0].shape) if read else ()
         step = _Step(kind, place, module, len(read), shape_in, tuple(made[0].shape))
         for tensor in read:
             source = self._made_by.get(id(tensor))
             if source is not None:
                 source.users.append(step)
-                step.sources.append(source)
         self._made_by.update({id(tensor): step for tensor in made})
         self._kept += [*read, *made]
         self.steps.append(step)
+        return step
+
+
+def _axes(num_axes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The axes of a mean, counted from the first; all of them where none is named."""
+    named = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    axes = range(num_axes) if named is None else (named,) if isinstance(named, int) else named
+    return tuple(axis % num_axes for axis in axes)
 
 
 def _has_parts(module: nn.Module) -> bool:

@@ -115,9 +115,9 @@ def _look(
     seed: int,
     fraction: float = 0.0,
 ) -> _Look:
-    parts = prunable(model, cut.by, cut.where, cut.biases)
+    parts = prunable(model, cut.by, cut.where, cut.biases) if cut.what == "weights" else []
     ratios = torch.zeros(0)
-    if cut.by == "snr" and cut.what == "weights":
+    if cut.by == "snr" and parts:
         scores = [scores_of(part, "snr").masked_fill(part.removed, -1.0)[part.counted] for part in parts]
         ratios = torch.cat([own.cpu() for own in scores])
     return _Look(
