@@ -18,6 +18,7 @@ def test_a_ratio_is_the_mean_over_the_scale_and_ten_decibels_are_a_factor_of_ten
     torch.testing.assert_close(ratio, torch.tensor([10.0, 1.0, 0.0]))
     assert functional.decibels(ratio).tolist() == [10.0, 0.0, -math.inf]
     assert functional.signal_to_noise(mean.half(), std.half()).dtype == torch.float32
+    assert functional.signal_to_noise(mean, torch.zeros(3)).tolist() == [math.inf, math.inf, 0.0]
 
 
 @pytest.mark.parametrize(

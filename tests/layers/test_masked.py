@@ -82,6 +82,15 @@ def test_a_deterministic_bias_of_a_bayesian_layer_can_be_removed() -> None:
     assert not plain.bias.any()
 
 
+@pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
+def test_checkpoints_do_not_bring_removed_weights_back_in_any_estimator(estimator: str) -> None:
+    model = dubio.Bayes(estimator=estimator).convert(nn.Linear(3, 2))
+    dubio.prune(model, 1.0)
+    model.load_state_dict(nn.Linear(3, 2).state_dict())
+    draws, others = (dubio.sample(model, inputs, 2, seed=1) for inputs in (INPUTS, INPUTS + 1.0))
+    assert torch.equal(draws, others)
+
+
 def test_a_layer_goes_back_to_what_it_was_with_zeros() -> None:
     layer = masked()
     before = layer(INPUTS)

@@ -141,9 +141,14 @@ def test_a_density_counts_every_ratio_and_knows_the_threshold() -> None:
         snr_density(model, num_bins=0)
 
 
-def test_a_density_of_everything_removed_is_empty() -> None:
+def test_a_density_of_everything_removed_is_empty_and_one_without_noise_is_finite() -> None:
     model = dubio.Bayes().convert(mlp(5, 4))
-    dubio.prune(model, 1.0)
+    with torch.no_grad():
+        model[0].weight_posterior.rho[0] = -200.0
+    record = dubio.prune(model, 1.0)
+    assert record.density.threshold_db == record.density.edges[-1]
+    assert sum(record.density.counts) == 20
+    assert json.dumps(record.to_json(), allow_nan=False)
     assert sum(snr_density(model).counts) == 0
 
 

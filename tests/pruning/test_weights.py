@@ -243,6 +243,25 @@ def test_a_second_pruning_counts_what_the_first_removed() -> None:
     assert all(bool((mask | ~masks[name]).all()) for name, mask in removed(model).items())
 
 
+def test_checkpoints_from_before_load_and_what_is_gone_stays_gone() -> None:
+    plain, whole, model = mlp(5, 7, 4), bayes(), bayes()
+    dubio.prune(model, 0.5)
+    mask = removed(model)["0.weight"].clone()
+    for state, weight in ((plain.state_dict(), plain[0].weight), (whole.state_dict(), whole[0].weight_posterior.mean)):
+        model.load_state_dict(state)
+        assert torch.equal(dubio.to_mean(model)[0].weight, weight.masked_fill(mask, 0.0))
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_members_are_pruned_alone_and_still_run_as_one(executor: str) -> None:
+    model = dubio.Ensemble(members=3).convert(mlp(5, 7, 4)).eval()
+    record = dubio.prune(model, 1.0, where="members.1.*")
+    assert list(record.per_layer) == ["members.1.0.weight", "members.1.2.weight"]
+    draws = dubio.sample(model, INPUTS, 3, executor=executor)
+    torch.testing.assert_close(draws, torch.stack([member(INPUTS) for member in model.members]))
+    assert torch.equal(draws[1], model.members[1][2].bias.expand(6, 4))
+
+
 def test_layers_are_chosen_and_biases_go_when_asked_for() -> None:
     model = bayes()
     record = dubio.prune(model, 1.0, where="2", biases=True)

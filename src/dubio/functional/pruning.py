@@ -18,9 +18,9 @@ __all__ = ["decibels", "lowest_scores", "num_removed", "signal_to_noise", "unit_
 
 
 def signal_to_noise(mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """``|mu| / sigma`` (E-22), in float32 at least."""
+    """``|mu| / sigma`` (E-22), in float32 at least; zero for a weight that is always zero."""
     dtype = torch.promote_types(mean.dtype, torch.float32)
-    return mean.to(dtype).abs() / std.to(dtype)
+    return torch.where(mean == 0.0, 0.0, mean.to(dtype).abs() / std.to(dtype))
 
 
 def decibels(ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -11,6 +11,7 @@ Invariants: the divergence is a sum over weights, never a mean, in float32 at le
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -56,6 +57,12 @@ class WeightSource(Source):
         for tensor in own:
             if tensor is not None and tensor.shape == mask.shape:
                 tensor.masked_fill_(self.removed, 0)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """What was removed stays removed, also with a checkpoint from before."""
+        if self.removed is not None:
+            state_dict.setdefault(f"{prefix}removed", self.removed)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def is_noise(self, name: str) -> bool:
         """All parameters but the means."""

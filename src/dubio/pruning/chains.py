@@ -7,22 +7,17 @@ would be missing where something else counts on them.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from dubio.conversion.shrinking import BATCH_NORMS, CONVOLUTIONS
+from dubio.conversion.shrinking import BATCH_NORMS
 from dubio.layers import InputMask, Noised, Source
-from dubio.sampling import Inputs, Using, arguments
-from dubio.sampling.planning import unchanged
+from dubio.pruning.tracing import Step, is_layer, trace
+from dubio.sampling import Inputs
 
-__all__ = ["Link", "find_links", "is_layer"]
+__all__ = ["Link", "find_links"]
 
 ACTIVATIONS = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
@@ -56,35 +51,6 @@ class Link:
     """How many inputs of it each unit is: the positions of a channel that was flattened, else 1."""
 
 
-@dataclass(eq=False)
-class _Step:
-    """A module or function that was called."""
-
-    kind: str
-    """The name of a function; of a module that of its class."""
-    place: str
-    """The name of the module, or of the one whose code calls the function."""
-    module: nn.Module | None
-    num_tensors: int
-    shape_in: tuple[int, ...]
-    shape_out: tuple[int, ...]
-    axes: tuple[int, ...] = ()
-    """Which axes a mean is taken over, counted from the first."""
-    users: list["_Step"] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        if self.module is not None:
-            return f"{self.place or 'the network itself'} ({self.kind})"
-        return f"{self.kind}() in {self.place or 'the network itself'}"
-
-
-def is_layer(module: nn.Module | None) -> bool:
-    """Whether a module has units that could be removed."""
-    return isinstance(module, (nn.Linear, *CONVOLUTIONS))
-
-
 def find_links(
     model: nn.Module, example: Inputs, chosen: Callable[[str, nn.Module], bool]
 ) -> tuple[list[Link], list[str]]:
@@ -92,7 +58,7 @@ def find_links(
 
     Layers behind which no other comes keep their outputs; any other chosen layer that cannot lose units is refused.
     """
-    steps = _trace(model, example)
+    steps = trace(model, example)
     layers = [step for step in steps if is_layer(step.module)]
     calls = Counter(step.place for step in layers)
     links = []
@@ -110,7 +76,7 @@ def find_links(
     return links, list(calls)
 
 
-def _follow(model: nn.Module, first: _Step, calls: Counter[str]) -> Link | str:
+def _follow(model: nn.Module, first: Step, calls: Counter[str]) -> Link | str:
     """From a layer to the one that reads its units, or why there is no way."""
     norms: list[str] = []
     repeats, step = 1, first
@@ -131,7 +97,7 @@ def _follow(model: nn.Module, first: _Step, calls: Counter[str]) -> Link | str:
             repeats *= math.prod(step.shape_in[2:])
 
 
-def _why_not_cut(model: nn.Module, step: _Step) -> str:
+def _why_not_cut(model: nn.Module, step: Step) -> str:
     """Why a layer itself cannot lose outputs."""
     if getattr(step.module, "groups", 1) != 1:
         return "it is a grouped convolution"
@@ -142,7 +108,7 @@ def _why_not_cut(model: nn.Module, step: _Step) -> str:
     return _why_tied(model, step)
 
 
-def _why_not_fed(model: nn.Module, step: _Step, repeats: int) -> str:
+def _why_not_fed(model: nn.Module, step: Step, repeats: int) -> str:
     """Why the next layer cannot lose inputs."""
     if getattr(step.module, "groups", 1) != 1:
         return "is a grouped convolution"
@@ -154,7 +120,7 @@ def _why_not_fed(model: nn.Module, step: _Step, repeats: int) -> str:
     return f"cannot lose inputs: {tied}" if tied else ""
 
 
-def _why_tied(model: nn.Module, step: _Step) -> str:
+def _why_tied(model: nn.Module, step: Step) -> str:
     """Whether another layer reads a parameter of this one."""
     assert step.module is not None
     own = {id(parameter) for parameter in step.module.parameters()}
@@ -165,7 +131,7 @@ def _why_tied(model: nn.Module, step: _Step) -> str:
     return ""
 
 
-def _leads_to_layer(step: _Step) -> bool:
+def _leads_to_layer(step: Step) -> bool:
     """Whether any other layer comes behind this one."""
     waiting, seen = list(step.users), {step}
     while waiting:
@@ -178,7 +144,7 @@ def _leads_to_layer(step: _Step) -> bool:
     return False
 
 
-def _is_unitwise(step: _Step) -> bool:
+def _is_unitwise(step: Step) -> bool:
     """Whether every unit of the outputs is computed from the same unit of the inputs alone."""
     kept = step.shape_in[:2] == step.shape_out[:2]
     if step.num_tensors != 1:
@@ -193,123 +159,7 @@ def _is_unitwise(step: _Step) -> bool:
     return (step.kind in POOLED and kept) or averaged or _flattens(step)
 
 
-def _flattens(step: _Step) -> bool:
+def _flattens(step: Step) -> bool:
     """Whether positions become features of their channel: rows stay, and nothing is mixed."""
     is_kind = isinstance(step.module, nn.Flatten) if step.module is not None else step.kind in FLATTENED
     return is_kind and step.shape_out == (step.shape_in[0], math.prod(step.shape_in[1:]))
-
-
-def _trace(model: nn.Module, example: Inputs) -> list[_Step]:
-    args, kwargs = arguments(example)
-    with torch.no_grad(), unchanged(model), _in_eval(model), Using(mode="off", seed=None), _Tracer(model) as tracer:
-        tracer.finish(model(*args, **kwargs))
-    return tracer.steps
-
-
-@contextmanager
-def _in_eval(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-class _Tracer(TorchFunctionMode):
-    """Writes down every module without parts of its own, and every function between them, with their tensors."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.steps: list[_Step] = []
-        self._made_by: dict[int, _Step] = {}
-        self._kept: list[Any] = []  # identities are those of living tensors
-        self._running: list[str] = []
-        self._inside = 0
-        self._model = model
-
-    def __enter__(self) -> "_Tracer":
-        self._handles = []
-        for name, module in self._visible():
-            if _has_parts(module):
-                self._handles.append(module.register_forward_pre_hook(self._enters(name)))
-                self._handles.append(module.register_forward_hook(self._leaves, always_call=True))
-            else:
-                self._handles.append(module.register_forward_pre_hook(self._begins))
-                self._handles.append(module.register_forward_hook(self._ends(name), with_kwargs=True))
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        for handle in self._handles:
-            handle.remove()
-
-    def finish(self, outputs: Any) -> None:
-        """What the network gives is read by whoever called it."""
-        self._note("output", "", None, outputs, outputs)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        if not self._inside:
-            place = self._running[-1] if self._running else ""
-            step = self._note(getattr(func, "__name__", str(func)).lstrip("_"), place, None, (args, kwargs), outputs)
-            if step is not None and step.kind == "mean":
-                step.axes = _axes(len(step.shape_in), args, kwargs or {})
-        return outputs
-
-    def _visible(self) -> Iterator[tuple[str, nn.Module]]:
-        hidden: tuple[str, ...] = ()
-        for name, module in self._model.named_modules():
-            if hidden and name.startswith(hidden):
-                continue
-            if not _has_parts(module):
-                hidden = (*hidden, f"{name}." if name else "")
-            yield name, module
-
-    def _enters(self, name: str) -> Callable[..., None]:
-        return lambda module, args: self._running.append(name)
-
-    def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._running.pop()
-
-    def _begins(self, module: nn.Module, args: Any) -> None:
-        self._inside += 1
-
-    def _ends(self, name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-            self._inside -= 1
-            self._note(type(module).__name__, name, module, (args, kwargs), outputs)
-
-        return note
-
-    def _note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> _Step | None:
-        read = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
-        if not made:
-            return None
-        shape_in = tuple(read[0].shape) if read else ()
-        step = _Step(kind, place, module, len(read), shape_in, tuple(made[0].shape))
-        for tensor in read:
-            source = self._made_by.get(id(tensor))
-            if source is not None:
-                source.users.append(step)
-        self._made_by.update({id(tensor): step for tensor in made})
-        self._kept += [*read, *made]
-        self.steps.append(step)
-        return step
-
-
-def _axes(num_axes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """The axes of a mean, counted from the first; all of them where none is named."""
-    named = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    axes = range(num_axes) if named is None else (named,) if isinstance(named, int) else named
-    return tuple(axis % num_axes for axis in axes)
-
-
-def _has_parts(module: nn.Module) -> bool:
-    """Whether a module is made of others; noise and posteriors are no parts."""
-    if is_layer(module) or isinstance(module, Source):
-        return False
-    return any(not isinstance(child, Source) for child in module.children())

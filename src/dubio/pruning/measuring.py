@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.conversion.choice import Where
+from dubio.pruning.tracing import in_eval
 from dubio.pruning.values import By, PruningPoint, SnrDensity
 from dubio.pruning.weights import prunable, scores_of
 from dubio.sampling import Inputs, arguments
@@ -27,14 +28,9 @@ WARM_UPS, REPETITIONS = 3, 20
 def judge(model: nn.Module, data: Any, by: By, fraction: float, num_samples: int, seed: int) -> PruningPoint:
     """Accuracy and negative log-likelihood of the mean prediction, as a point of the curve."""
     device = next(model.parameters()).device
-    training = [module for module in model.modules() if module.training]
     batches = batches_from(data, BATCH_SIZE, name="validation", device=device)
-    try:
+    with in_eval(model):
         found = validate(model, batches, seed, device, num_samples)
-    finally:
-        model.eval()
-        for module in training:
-            module.training = True
     return PruningPoint(by, fraction, found.get("val_accuracy"), found["val_nll"])
 
 
@@ -43,19 +39,14 @@ def step_seconds(model: nn.Module, example: Inputs) -> float:
     """Median time of a forward with one draw, in eval mode."""
     args, kwargs = arguments(example)
     device = next(model.parameters()).device
-    training = [module for module in model.modules() if module.training]
-    model.eval()
     seconds = []
-    try:
+    with in_eval(model):
         for _ in range(WARM_UPS + REPETITIONS):
             began = time.perf_counter()
             model(*args, **kwargs)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
-    finally:
-        for module in training:
-            module.training = True
     return statistics.median(seconds[WARM_UPS:])
 
 
@@ -84,7 +75,7 @@ def with_threshold(density: SnrDensity, removed: Tensor) -> SnrDensity:
     if not len(removed):
         return density
     highest = functional.decibels(removed.max()).item()
-    return SnrDensity(density.edges, density.counts, max(highest, density.edges[0]))
+    return SnrDensity(density.edges, density.counts, min(max(highest, density.edges[0]), density.edges[-1]))
 
 
 @torch.no_grad()

@@ -13,7 +13,8 @@ from dubio import functional
 from dubio.conversion import Removed, chooses, keep_units, spec
 from dubio.conversion.choice import Where
 from dubio.layers import Members, gaussian_of
-from dubio.pruning.chains import Link, find_links, is_layer
+from dubio.pruning.chains import Link, find_links
+from dubio.pruning.tracing import is_layer
 from dubio.pruning.values import By, LayerPruning
 from dubio.pruning.weights import Prunable, scores_of
 from dubio.sampling import Inputs
