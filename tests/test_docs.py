@@ -74,6 +74,16 @@ def test_the_python_of_a_guide_runs(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", [ROOT / "docs" / "pruning.md"], ids=lambda page: page.stem)
+def test_the_commands_of_a_guide_run(page: Path, tmp_path: Path) -> None:
+    for command in [shlex.split(line) for block in blocks(page, "") for line in block.splitlines()]:
+        assert command[0] == "dubio"
+        briefly = ["--epochs", "1"] if command[1] == "train" else []
+        done = CliRunner().invoke(app, [*command[1:], *briefly, "--runs", str(tmp_path)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
 @pytest.mark.feature("The Python and the commands on the page of every method run as they stand there")
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
@@ -100,11 +110,7 @@ def test_every_method_has_a_page() -> None:
     assert set(METHODS) | {"README"} == set(NAMES)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*PAGES, ROOT / "README.md", ROOT / "docs" / "attacks.md", ROOT / "docs" / "pictures.md"],
-    ids=lambda page: page.stem,
-)
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES, ROOT / "README.md"], ids=lambda page: page.stem)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []

@@ -10,7 +10,7 @@ import gc
 _collecting = gc.isenabled()
 gc.disable()  # a collection in the midst of imports takes a tenth of a second and finds nothing
 try:
-    from dubio import attacks, data, flows, models, pictures, sampling
+    from dubio import attacks, data, flows, models, pictures, pruning, sampling
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -44,6 +44,7 @@ try:
     from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
+    from dubio.pruning import Pruning, prune
     from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, TensorBoard, fit
     from dubio.version import VERSION
@@ -83,6 +84,7 @@ __all__ = [
     "Pni",
     "PredictionSets",
     "Predictive",
+    "Pruning",
     "RealPredictive",
     "Run",
     "ScaleMixture",
@@ -118,6 +120,8 @@ __all__ = [
     "parameter_names",
     "pictures",
     "predict",
+    "prune",
+    "pruning",
     "sample",
     "sampling",
     "save",

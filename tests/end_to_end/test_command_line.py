@@ -34,6 +34,7 @@ COMMANDS = (
     "calibrate",
     "abstain",
     "conformal",
+    "prune",
 )
 TINY = ("--model", "mlp:64-16-10", "--epochs", "2")
 

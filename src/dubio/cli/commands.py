@@ -1,6 +1,4 @@
-"""The commands: ``dubio demo``, ``data``, ``methods``, ``train``, ``runs``, ``describe``, ``predict``, ``calibrate``,
-``abstain``, ``conformal``, ``attack``, ``export``.
-"""
+"""The commands of ``dubio``: those about data and training are here, the others in files of their own."""
 
 import shlex
 from pathlib import Path
@@ -26,6 +24,7 @@ from dubio.cli.methods_command import examples, show_method, show_methods
 from dubio.cli.ordering import Order, load_splits, read_order, train_order
 from dubio.cli.picturing import picture
 from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
+from dubio.cli.prune_command import prune
 from dubio.cli.showing import show_demo
 from dubio.evaluation import evaluate
 from dubio.layers import num_members
@@ -331,6 +330,9 @@ def attack(
     typer.echo(summarise(found))
     typer.echo(f"images: {folder / 'attack.safetensors'}, record: {folder / 'attack.json'}")
     typer.echo(picture(model, found, folder / "attack.png"))
+
+
+app.command()(prune)
 
 
 @app.command()

@@ -20,7 +20,7 @@ from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
 from dubio.training import Callback, Run, fit
 
-__all__ = ["Order", "build_for", "load_splits", "read_order", "train_order"]
+__all__ = ["Order", "build_for", "in_rows", "load_splits", "read_order", "train_order"]
 
 FILE = "command.json"
 
@@ -95,7 +95,7 @@ def train_order(
         run = fit(
             model,
             _training_data(order, splits.train, device),
-            None if splits.validation is None else _in_rows(splits.validation),
+            None if splits.validation is None else in_rows(splits.validation),
             epochs=order.epochs,
             batch_size=order.batch_size,
             lr=order.lr,
@@ -137,11 +137,11 @@ def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **chan
 
 def _training_data(order: Order, train: Examples, device: str | None) -> Examples | Loader:
     if not order.augment:
-        return _in_rows(train)
+        return in_rows(train)
     return Loader(train, order.batch_size, seed=order.seed, augment=CropAndFlip(), device=device)
 
 
-def _in_rows(examples: Examples) -> Examples:
+def in_rows(examples: Examples) -> Examples:
     """Numbers to predict as rows of outputs, which is what a network gives."""
     if examples.classes or examples.targets.dim() > 1:
         return examples

@@ -9,11 +9,13 @@ from dubio.conversion.insertion import insert_noise, randomise_dropout
 from dubio.conversion.proof import ConversionWarning, prove
 from dubio.conversion.recording import finish
 from dubio.conversion.replacement import parameter_names, randomise, to_mean
+from dubio.conversion.shrinking import Removed, keep_units, rebuild, removed_from
 from dubio.conversion.spec import Spec, change_spec, forget_decisions, spec
 
 __all__ = [
     "ConversionWarning",
     "Description",
+    "Removed",
     "Spec",
     "Where",
     "change_spec",
@@ -24,12 +26,15 @@ __all__ = [
     "finish",
     "forget_decisions",
     "insert_noise",
+    "keep_units",
     "make_mappable",
     "parameter_names",
     "plain_copy",
     "prove",
     "randomise",
     "randomise_dropout",
+    "rebuild",
+    "removed_from",
     "replace_head",
     "spec",
     "to_mean",

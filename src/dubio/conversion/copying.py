@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dubio.layers import MAPPABLE, Drawn, Head, Members, Noised, RandomDropout, Source
+from dubio.layers import MAPPABLE, Drawn, Head, Masked, Members, Noised, RandomDropout, Source
 
 __all__ = [
     "copy_of",
@@ -112,6 +112,11 @@ def _check_source(net: nn.Module) -> None:
             raise ValueError(
                 f"net is stochastic already: {name or 'it'} is a random {type(module).__name__}; "
                 "dubio.to_mean(net) makes it plain again"
+            )
+        if isinstance(module, Masked):
+            raise ValueError(
+                f"net is pruned: weights of {name or 'it'} were removed and would come back; dubio.to_mean(net) makes "
+                "them zeros that training may move"
             )
     if not any(True for _ in net.parameters()):
         raise ValueError(f"net must have parameters to make random, got a {type(net).__name__} without any")

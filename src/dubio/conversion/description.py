@@ -1,6 +1,6 @@
 """``describe``: what is random in a network, what is not and why, and how its draws run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -8,9 +8,20 @@ from dubio.conversion.choice import chooses
 from dubio.conversion.copying import is_norm, is_random, own_parameters, visible_modules
 from dubio.conversion.insertion import PLACES
 from dubio.conversion.replacement import why_unconvertible
+from dubio.conversion.shrinking import Removed
 from dubio.conversion.spec import Spec
 from dubio.decisions import decisions_of
-from dubio.layers import Drawn, Head, Members, Noised, RandomDropout, drawn_names, takes_noise
+from dubio.layers import (
+    Drawn,
+    Head,
+    Masked,
+    Members,
+    Noised,
+    RandomDropout,
+    WeightSource,
+    drawn_names,
+    takes_noise,
+)
 from dubio.sampling import plans
 from dubio.sampling.settings import check_module
 
@@ -29,6 +40,8 @@ class LayerDescription:
     """Weights with a posterior, counted where they first appear."""
     num_fixed: int
     remark: str
+    num_removed: int = 0
+    """Weights that pruning took out; they count neither as random nor as fixed."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,11 @@ class Description:
         """How many parameters are not."""
         return sum(layer.num_fixed for layer in self.layers)
 
+    @property
+    def num_removed(self) -> int:
+        """How many weights were removed."""
+        return sum(layer.num_removed for layer in self.layers)
+
     def __str__(self) -> str:
         rows = [("layer", "type", "random", "weights", "remark")]
         rows += [
@@ -81,10 +99,14 @@ class Description:
                 "",
                 *(line.rstrip() for line in lines),
                 "",
-                f"{self.num_random:,} weights are random, {self.num_fixed:,} are not{self._noisy}",
+                f"{self.num_random:,} weights are random, {self.num_fixed:,} are not{self._removed}{self._noisy}",
                 *self.executors,
             ]
         )
+
+    @property
+    def _removed(self) -> str:
+        return f", {self.num_removed:,} were removed" if self.num_removed else ""
 
     @property
     def _noisy(self) -> str:
@@ -103,7 +125,7 @@ def describe(model: nn.Module) -> Description:
     seen: set[int] = set()
     draws_weights = any(isinstance(module, Drawn) for module in model.modules())
     layers = [
-        _describe_layer(name, module, record, draws_weights, seen)
+        _with_removed(_describe_layer(name, module, record, draws_weights, seen), module, record, seen)
         for name, module in visible_modules(model)
         if own_parameters(module) or is_random(module)
     ]
@@ -147,6 +169,28 @@ def _describe_layer(
     if len(new) < len(posteriors):
         remark += "; weights tied to a layer above"
     return LayerDescription(name, kind, names, num_random, num_fixed, remark)
+
+
+def _with_removed(layer: LayerDescription, module: nn.Module, record: Spec | None, seen: set[int]) -> LayerDescription:
+    """A layer's description with what pruning took out of it; tied weights count where they first appear."""
+    own = module.modules() if isinstance(module, Members) else (module, *module.children())
+    masks = [mask for part in own for name, mask in part._buffers.items() if _is_mask(part, name)]
+    new = [mask for mask in masks if mask is not None and id(mask) not in seen]
+    seen.update(id(mask) for mask in new)
+    num_removed = sum(int(mask.sum()) for mask in new)
+    remark = layer.remark
+    if num_removed:
+        remark += f"; {num_removed:,} of {layer.num_random + layer.num_fixed:,} weights removed"
+    sizes = record.pruning.sizes if record is not None and isinstance(record.pruning, Removed) else ()
+    for _, inputs, outputs in [size for size in sizes if size[0] == layer.name]:
+        remark += f"; cut down to {inputs} inputs and {outputs} outputs"
+    return replace(layer, num_fixed=layer.num_fixed - num_removed, remark=remark, num_removed=num_removed)
+
+
+def _is_mask(part: nn.Module, name: str) -> bool:
+    if isinstance(part, WeightSource):
+        return name == "removed"
+    return isinstance(part, Masked) and name.removesuffix("_removed") in part.dubio_masked_names
 
 
 def _why_fixed(name: str, module: nn.Module, record: Spec | None, draws_weights: bool) -> str:

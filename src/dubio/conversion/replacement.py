@@ -22,6 +22,7 @@ from dubio.layers import (
     GaussianPosterior,
     Head,
     InputPosterior,
+    Masked,
     Members,
     Noised,
     RandomDropout,
@@ -30,6 +31,7 @@ from dubio.layers import (
     drawn_class,
     drawn_names,
     plain_layer,
+    restore_masked,
     restore_parameters,
 )
 from dubio.sampling import Estimator, attach, attach_alone, detach
@@ -87,13 +89,15 @@ def to_mean(model: nn.Module) -> nn.Module:
     """The ordinary network again: a copy whose parameters are the posterior means; ``model`` itself is untouched.
 
     It has the class, parameter names and outputs of the network that was converted, and what training made of its
-    weights.
+    weights; weights that were removed are zeros.
     """
     if any(isinstance(module, Members) for module in model.modules()):
         raise ValueError("an ensemble has no mean network; each of its .members is an ordinary one")
     plain = copy_of(model)
     for module in list(plain.modules()):
         detach(module)
+        if isinstance(module, Masked):
+            restore_masked(module)
         if isinstance(module, Drawn):
             restore_parameters(module)
         elif isinstance(module, Noised):

@@ -122,6 +122,7 @@ from dubio.functional.label_noise import (
 )
 from dubio.functional.mixtures import averaged_gaussian, component_of, mixture_log_prob
 from dubio.functional.penalties import scaled_weight_penalty, weight_penalty
+from dubio.functional.pruning import decibels, lowest_scores, num_removed, signal_to_noise, unit_scores, units_kept
 from dubio.functional.regression import central_interval, mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.resampling import (
     group_means,
@@ -206,6 +207,7 @@ __all__ = [
     "coupling_inverse",
     "coupling_step",
     "crps_mixture",
+    "decibels",
     "departure_from_identity",
     "detection",
     "distortion",
@@ -235,6 +237,7 @@ __all__ = [
     "left_out_means",
     "local_reparameterisation",
     "log_abs_det",
+    "lowest_scores",
     "lu_weight",
     "minibatch_cost",
     "minimum_norm_objective",
@@ -253,6 +256,7 @@ __all__ = [
     "normal_log_prob",
     "not_negative",
     "num_for_error",
+    "num_removed",
     "num_repeats",
     "pairwise_norms",
     "parametric_noise",
@@ -284,6 +288,7 @@ __all__ = [
     "scaled_weight_penalty",
     "share_upper_bound",
     "should_halve",
+    "signal_to_noise",
     "sinkhorn_matrix",
     "sliced_wasserstein",
     "sliced_wasserstein_matrix",
@@ -299,6 +304,8 @@ __all__ = [
     "two_way_standard_error",
     "uniform_transition",
     "unit_directions",
+    "unit_scores",
+    "units_kept",
     "variance_margin",
     "variation_ratio",
     "vector_scaled_log_probs",

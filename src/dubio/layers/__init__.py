@@ -2,7 +2,15 @@
 
 from dubio.layers.activation_noise import ActivationNoise, EntropicNoise, InformationNoise
 from dubio.layers.bayesian import BAYESIAN, BayesianLayer, Linear
-from dubio.layers.drawn import Drawn, draw_parameters, drawn_class, drawn_names, restore_parameters
+from dubio.layers.drawn import (
+    Drawn,
+    draw_parameters,
+    drawn_class,
+    drawn_names,
+    gaussian_of,
+    posterior_of,
+    restore_parameters,
+)
 from dubio.layers.dropout import DROPOUTS, InputMask, RandomDropout
 from dubio.layers.ensemble import Members, num_members
 from dubio.layers.flow_noise import FlowNoise
@@ -10,6 +18,7 @@ from dubio.layers.flow_steps import FlowStep, make_step
 from dubio.layers.heads import Distance, GaussianHead, Head, WassersteinHead
 from dubio.layers.input_noise import GaussianInputNoise, InputPosterior, Kl
 from dubio.layers.mappable import MAPPABLE, PLAIN
+from dubio.layers.masked import Masked, masked_tensors, remove_weights, removed_of, restore_masked
 from dubio.layers.noised import Noised, channels_of, noise_input, noise_output, plain_layer, takes_noise
 from dubio.layers.parametric_noise import NoisePer, ParametricNoise
 from dubio.layers.posterior import GaussianPosterior, WeightSource, posteriors
@@ -47,6 +56,7 @@ __all__ = [
     "InputSource",
     "Kl",
     "Linear",
+    "Masked",
     "Members",
     "NoisePer",
     "Noised",
@@ -63,13 +73,19 @@ __all__ = [
     "draw_parameters",
     "drawn_class",
     "drawn_names",
+    "gaussian_of",
     "make_step",
+    "masked_tensors",
     "noise_input",
     "noise_parameters",
     "noise_output",
     "num_members",
     "plain_layer",
+    "posterior_of",
     "posteriors",
+    "remove_weights",
+    "removed_of",
+    "restore_masked",
     "restore_parameters",
     "sources",
     "takes_noise",

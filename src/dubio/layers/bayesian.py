@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.layers.drawn import Drawn, drawn_property, gaussian_of, posterior_of
+from dubio.layers.drawn import Drawn, drawn_property, gaussian_of, plain_value, posterior_of
 from dubio.layers.posterior import WeightSource
 from dubio.sampling import Estimator, Pass, joined_pass
 
@@ -100,7 +100,7 @@ class BayesianLayer(Drawn, ABC):
 
     def _mean(self, name: str) -> Tensor | None:
         posterior = posterior_of(self, name)
-        return self._parameters.get(name) if posterior is None else posterior.mean
+        return plain_value(self, name) if posterior is None else posterior.location
 
     def _variance(self, name: str, dtype: torch.dtype) -> Tensor | None:
         posterior = gaussian_of(self, name)

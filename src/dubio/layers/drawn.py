@@ -24,9 +24,14 @@ __all__ = [
     "drawn_names",
     "drawn_property",
     "gaussian_of",
+    "plain_value",
     "posterior_of",
     "restore_parameters",
 ]
+
+
+REMOVED = "_removed"
+"""How the buffer is called, after its parameter, that marks removed weights of a parameter that is not drawn."""
 
 
 class Drawn(nn.Module):
@@ -67,7 +72,13 @@ def gaussian_of(module: nn.Module, name: str) -> GaussianPosterior | None:
 def drawn_value(module: nn.Module, name: str) -> Tensor | None:
     """A parameter of a module in the running pass; outside any pass, its mean."""
     posterior = posterior_of(module, name)
-    return module._parameters.get(name) if posterior is None else posterior.draw()
+    return plain_value(module, name) if posterior is None else posterior.draw()
+
+
+def plain_value(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter that is not drawn, zero where weights were removed (``layers.masked``)."""
+    parameter, removed = module._parameters.get(name), module._buffers.get(f"{name}{REMOVED}")
+    return parameter if parameter is None or removed is None else parameter.masked_fill(removed, 0.0)
 
 
 def drawn_names(module: nn.Module) -> list[str]:
@@ -127,7 +138,10 @@ def restore_parameters(module: nn.Module) -> None:
     order, plain = module.dubio_parameter_order, module.dubio_plain_class
     own = dict(module._parameters)
     for name in drawn_names(module):
-        own[name] = module._modules.pop(f"{name}_posterior").mean  # type: ignore[union-attr, assignment]
+        posterior = module._modules.pop(f"{name}_posterior")
+        assert isinstance(posterior, WeightSource)
+        posterior.mean.data = posterior.location.detach()
+        own[name] = posterior.mean
     for attribute in Drawn.__annotations__:
         module.__dict__.pop(attribute, None)
     detach(module)
@@ -140,9 +154,13 @@ def restore_parameters(module: nn.Module) -> None:
 
 def _reduce(self: Drawn, protocol: Any) -> tuple[Any, ...]:
     """Pickle a class made at run time by what it was made of."""
-    kind = type(self)
+    return *recipe_of(type(self)), self.__getstate__()
+
+
+def recipe_of(kind: type[Drawn]) -> tuple[Any, tuple[Any, ...]]:
+    """What makes an empty module of a class that was made at run time, and of what."""
     names = tuple(name for name, member in vars(kind).items() if isinstance(member, property))
-    return _rebuild, (kind.dubio_plain_class, kind.__mro__[2], names), self.__getstate__()
+    return _rebuild, (kind.dubio_plain_class, kind.__mro__[2], names)
 
 
 def _rebuild(plain: type[nn.Module], base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:

@@ -129,8 +129,12 @@ def _noised_class(mixin: type[Noised], plain: type[nn.Module]) -> type[Noised]:
 
 def _reduce(self: Noised, protocol: Any) -> tuple[Any, ...]:
     """Pickle a class made at run time by what it was made of."""
-    kind = type(self)
-    return _rebuild, (kind.__mro__[1], kind.dubio_plain_class), self.__getstate__()
+    return *recipe_of(type(self)), self.__getstate__()
+
+
+def recipe_of(kind: type[Noised]) -> tuple[Any, tuple[Any, ...]]:
+    """What makes an empty module of a class that was made at run time, and of what."""
+    return _rebuild, (kind.__mro__[1], kind.dubio_plain_class)
 
 
 def _rebuild(mixin: type[Noised], plain: type[nn.Module]) -> nn.Module:

@@ -1,5 +1,7 @@
 """Weights with noise of a learned size: ``W + alpha * eta``, ``eta ~ N(0, std(W)^2)`` (E-58).
 
+Weights that were removed count as zeros in the spread.
+
 Reference: He, Rakin and Fan 2019, Parametric Noise Injection.
 """
 
@@ -29,8 +31,8 @@ class ParametricNoise(WeightSource):
 
     @property
     def num_random(self) -> int:
-        """All weights."""
-        return self.mean.numel()
+        """All weights that are left."""
+        return self.mean.numel() - self.num_removed
 
     def describe(self) -> str:
         """What kind of distribution this is, in a few words."""
@@ -38,4 +40,4 @@ class ParametricNoise(WeightSource):
 
     def scale(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """``alpha * eta``."""
-        return functional.parametric_noise(self.mean, self.size, noise)
+        return functional.parametric_noise(self.location, self.size, noise)

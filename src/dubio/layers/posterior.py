@@ -3,13 +3,15 @@
 ``weight = mean + perturbation``. The noise is the engine's; a draw belongs to the posterior, so every layer that shares
 it sees the same weights in a pass. The Gaussian posterior has ``weight = mean + softplus(rho) * noise`` (E-15, E-16);
 weights marked in ``fixed`` (the padding row of an embedding) are not random: no draw moves them and they have no part
-in the divergence.
+in the divergence. Weights marked in ``removed`` (``dubio.prune``) are zero in every draw and with noise off, and have
+no part in anything: they are read through ``location``, never as ``mean``, and so get no gradient (T-11).
 
 Invariants: the divergence is a sum over weights, never a mean, in float32 at least, and equals ``torch.distributions``
 (``test_divergence.py``); the Monte Carlo form uses the noise itself (T-7).
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,6 +29,40 @@ class WeightSource(Source):
     """A distribution of weights around their means, which are the parameters of the plain network."""
 
     mean: nn.Parameter
+    removed: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("removed", None)
+
+    @property
+    def location(self) -> Float[Tensor, "*shape"]:
+        """The means, zero where a weight was removed."""
+        return self.without_removed(self.mean)
+
+    def without_removed(self, values: Tensor) -> Tensor:
+        """Values for each weight, zero where it was removed."""
+        return values if self.removed is None else values.masked_fill(self.removed, 0.0)
+
+    @property
+    def num_removed(self) -> int:
+        """How many weights were removed."""
+        return 0 if self.removed is None else int(self.removed.sum())
+
+    @torch.no_grad()
+    def remove(self, mask: Bool[Tensor, "*shape"]) -> None:
+        """Remove the weights that a mask marks, for good; those removed before stay so."""
+        self.removed = mask.clone() if self.removed is None else self.removed | mask
+        own = [*self._parameters.values(), *(self._buffers[name] for name in self._buffers if name != "removed")]
+        for tensor in own:
+            if tensor is not None and tensor.shape == mask.shape:
+                tensor.masked_fill_(self.removed, 0)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """What was removed stays removed, also with a checkpoint from before."""
+        if self.removed is not None:
+            state_dict.setdefault(f"{prefix}removed", self.removed)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def is_noise(self, name: str) -> bool:
         """All parameters but the means."""
@@ -48,7 +84,7 @@ class WeightSource(Source):
     def draw(self) -> Float[Tensor, "*shape"]:
         """The weights of the running pass (E-16); outside any pass, and with noise off, their means."""
         run = current_pass()
-        return self.mean if run is None or run.off else self.mean + self.perturbation(run)
+        return self.location if run is None or run.off else self.location + self.perturbation(run)
 
     def perturbation(self, run: Pass) -> Float[Tensor, "*shape"]:
         """How far the weights of this pass lie from their means, ``sigma * eps``: drawn once in a pass.
@@ -61,11 +97,12 @@ class WeightSource(Source):
         if drawn is None:
             noise = run.noise_for_weights(self, self.mean)
             self.collect_from(run, noise)
-            drawn = run.drawn[key] = self.scale(noise)
+            drawn = run.drawn[key] = self.without_removed(self.scale(noise))
             if not torch.is_grad_enabled():
                 run.noise[key] = noise
         elif torch.is_grad_enabled() and self.learns_noise and not drawn.requires_grad and key in run.noise:
-            drawn = run.drawn[key] = self.scale(run.noise.pop(key))  # first read without gradients, and now with them
+            # First read without gradients, and now with them.
+            drawn = run.drawn[key] = self.without_removed(self.scale(run.noise.pop(key)))
         return drawn
 
     def collect_from(self, run: Pass, noise: Float[Tensor, "*shape"]) -> None:
@@ -102,12 +139,12 @@ class GaussianPosterior(WeightSource, Posterior):
     @property
     def std(self) -> Float[Tensor, "*shape"]:
         """Standard deviation of each weight."""
-        return self._zero_where_fixed(functional.softplus(self.rho))
+        return self._zero_unless_random(functional.softplus(self.rho))
 
     @property
     def num_random(self) -> int:
         """How many weights are random."""
-        return self.mean.numel() - (0 if self.fixed is None else int(self.fixed.sum()))
+        return self.mean.numel() - (0 if self.fixed is None else int(self.fixed.sum())) - self.num_removed
 
     def describe(self) -> str:
         """The prior it is held to."""
@@ -124,7 +161,7 @@ class GaussianPosterior(WeightSource, Posterior):
 
     def variance(self, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
         """Variance of each weight, computed in ``dtype``."""
-        return self._zero_where_fixed(functional.softplus(self.rho.to(dtype)).square())
+        return self._zero_unless_random(functional.softplus(self.rho.to(dtype)).square())
 
     @property
     def has_closed_divergence(self) -> bool:
@@ -143,35 +180,36 @@ class GaussianPosterior(WeightSource, Posterior):
     def closed_entropy(self) -> Float[Tensor, ""]:
         """Entropy, summed over random weights."""
         std = functional.softplus(self.rho.to(torch.promote_types(self.rho.dtype, torch.float32)))
-        return self._zero_where_fixed(functional.normal_entropy(std)).sum()
+        return self._zero_unless_random(functional.normal_entropy(std)).sum()
 
     def draw_divergence(self, run: Pass) -> Float[Tensor, ""]:
         """The estimate from the weights of a pass."""
         return self.estimated_divergence(run.noise_for_weights(self, self.mean))
 
     def divergence_per_weight(self) -> Float[Tensor, "*shape"]:
-        """What each weight adds to the closed divergence; nothing where it is fixed."""
+        """What each weight adds to the closed divergence; nothing where it is not random."""
         mean, std, centre = self._in_full_precision()
-        return self._zero_where_fixed(self.prior.divergence(mean, std, centre))
+        return self._zero_unless_random(self.prior.divergence(mean, std, centre))
 
     def estimated_divergence(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
         """One draw's Monte Carlo estimate of the divergence, from the noise that was drawn."""
         mean, std, centre = self._in_full_precision()
         noise = noise.to(mean.dtype)
         prior_log_prob = self.prior.log_prob(mean + std * noise, centre)
-        return self._zero_where_fixed(functional.monte_carlo_kl(std, noise, prior_log_prob)).sum()
+        return self._zero_unless_random(functional.monte_carlo_kl(std, noise, prior_log_prob)).sum()
 
     def extra_repr(self) -> str:
         """Shape and prior, for printing."""
         return f"shape={tuple(self.mean.shape)}, prior={self.prior}"
 
-    def _zero_where_fixed(self, values: Tensor) -> Tensor:
+    def _zero_unless_random(self, values: Tensor) -> Tensor:
+        values = self.without_removed(values)
         return values if self.fixed is None else values.masked_fill(self.fixed, 0.0)
 
     def _in_full_precision(self) -> tuple[Tensor, Tensor, Tensor | None]:
         dtype = torch.promote_types(self.mean.dtype, torch.float32)
         centre = None if self.centre is None else self.centre.to(dtype)
-        return self.mean.to(dtype), functional.softplus(self.rho.to(dtype)), centre
+        return self.location.to(dtype), functional.softplus(self.rho.to(dtype)), centre
 
 
 def posteriors(model: nn.Module) -> list[WeightSource]:

@@ -15,15 +15,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from dubio.conversion import change_spec, spec
+from dubio.conversion import Removed, change_spec, rebuild, spec
 from dubio.conversion.choice import consists_of
 from dubio.conversion.copying import random_names
 from dubio.models import architecture_of, build
 from dubio.persistence.atomic import write_atomically
+from dubio.persistence.packing import packed, unpacked
 from dubio.persistence.tensors import with_ties, without_ties
 from dubio.persistence.values import from_json, to_json
 
-__all__ = ["load", "save"]
+__all__ = ["file_content", "load", "save"]
 
 FORMAT = "dubio-1"
 LATER = ("calibration", "threshold", "sets", "pruning", "evaluated")
@@ -31,11 +32,17 @@ LATER = ("calibration", "threshold", "sets", "pruning", "evaluated")
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a converted network to a file, whole or not at all."""
+    """Write a converted network to a file, whole or not at all; of weights that were removed, one bit each."""
+    write_atomically(Path(path), file_content(model))
+
+
+def file_content(model: nn.Module) -> bytes:
+    """What ``save`` writes."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     record = spec(model)
     where = getattr(record.method, "where", None)
     tensors, tied = without_ties(model.state_dict())
+    tensors = packed(model, tensors)
     described: dict[str, Any] = {
         "format": FORMAT,
         "method": to_json(
@@ -47,7 +54,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         "later": {name: to_json(getattr(record, name)) for name in LATER if getattr(record, name)},
     }
     described["sha256"] = _hash(described, tensors)
-    write_atomically(Path(path), to_bytes(tensors, {"dubio": json.dumps(described)}))
+    return to_bytes(tensors, {"dubio": json.dumps(described)})
 
 
 def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
@@ -76,6 +83,12 @@ def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
         raise ValueError(f"{path} describes its network in a way that this version cannot read: {error}") from error
     model: nn.Module = make(net, likelihood, strict=False)
     change_spec(model, **later)
+    try:
+        if isinstance(removed := later.get("pruning"), Removed):
+            rebuild(model, removed)
+        tensors = unpacked(model, tensors)
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit this network: {error}") from error
     tied = without_ties(model.state_dict())[1]
     if tied != described["tied"]:
         differing = sorted(set(tied.items()) ^ set(described["tied"].items()))[0]

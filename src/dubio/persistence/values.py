@@ -1,4 +1,4 @@
-"""Methods, priors, likelihoods and decisions as JSON, and back.
+"""Methods, priors, likelihoods and what was decided since as JSON, and back.
 
 A value is written as its class's name and its fields. Only the classes listed here are ever made from a file.
 """
@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from dubio import decisions, flows
+from dubio.conversion import Removed
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian
 from dubio.methods import METHODS
 from dubio.priors import CentredNormal, Normal, ScaleMixture
@@ -15,7 +16,8 @@ __all__ = ["from_json", "to_json"]
 
 LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
 PRIORS = (CentredNormal, Normal, ScaleMixture)
-VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES, *decisions.VALUES)}
+SINCE = (*decisions.VALUES, Removed)
+VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES, *SINCE)}
 
 
 def to_json(value: Any) -> Any:

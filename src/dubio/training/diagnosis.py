@@ -33,8 +33,8 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
     for posterior in posteriors(model):
         if isinstance(posterior, GaussianPosterior) and posterior.has_closed_divergence:
             cost = posterior.divergence_per_weight()
-            on_prior += int((cost < ON_PRIOR).sum())
-            total += cost.numel()
+            on_prior += int((cost < ON_PRIOR).sum()) - (cost.numel() - posterior.num_random)  # others cost nothing
+            total += posterior.num_random
     if total and on_prior > 0.5 * total:
         warnings.warn(
             f"{on_prior / total:.0%} of the weights have gone back to the prior and accuracy is {accuracy:.3f}: "

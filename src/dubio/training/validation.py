@@ -17,7 +17,9 @@ VALIDATION_SAMPLES = 10
 
 
 @torch.no_grad()
-def validate(model: nn.Module, held_out: Batches, seed: int, device: torch.device) -> dict[str, float]:
+def validate(
+    model: nn.Module, held_out: Batches, seed: int, device: torch.device, num_samples: int = VALIDATION_SAMPLES
+) -> dict[str, float]:
     """Negative log-likelihood of the mean prediction (E-14), and accuracy, from the same draws in every epoch."""
     likelihood = likelihood_of(model)
     if isinstance(likelihood, Categorical):  # weights and smoothing belong to training
@@ -27,7 +29,7 @@ def validate(model: nn.Module, held_out: Batches, seed: int, device: torch.devic
     for batch in held_out.epoch(0):
         batch = batch.to(device)
         with Using(estimator="weight"):
-            outputs = sample(model, batch.inputs, VALIDATION_SAMPLES, seed=seed)
+            outputs = sample(model, batch.inputs, num_samples, seed=seed)
         nll = likelihood.nll(outputs, batch.targets, observation_scale(model))
         sums["nll"] -= (torch.logsumexp(-nll.double(), dim=0) - math.log(len(nll))).sum().item()
         sums["examples"] += len(batch.targets)

@@ -1,0 +1,144 @@
+"""``dubio prune``: measure what a run could do without, or write a run without it."""
+
+import copy
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from dubio import pruning
+from dubio.cli.arguments import DataDir, RunName, Runs
+from dubio.cli.folders import CONFIG, METRICS, MODEL, check_name, find_run, load_model
+from dubio.cli.ordering import FILE, in_rows, load_splits, read_order
+from dubio.data import Examples
+from dubio.persistence import save
+from dubio.persistence.atomic import write_atomically
+from dubio.pruning import Pruning, PruningPoint
+
+__all__ = ["prune"]
+
+RECORD = "pruning.json"
+TIMED_ROWS = 128
+"""Rows of the example that a forward is timed on."""
+
+
+def prune(
+    named: RunName,
+    fraction: Annotated[float | None, typer.Option(help="Share of all weights (or units) to remove.")] = None,
+    max_loss: Annotated[
+        float | None,
+        typer.Option(help="Remove as much as costs at most this accuracy (NLL for numbers) on the validation part."),
+    ] = None,
+    by: Annotated[
+        Literal["snr", "magnitude"] | None, typer.Option(help="What ranks weights (default: snr where it can).")
+    ] = None,
+    what: Annotated[
+        Literal["weights", "units"], typer.Option(help="Single weights, or whole units and channels.")
+    ] = "weights",
+    each_layer: Annotated[bool, typer.Option("--each-layer", help="The share is one of each layer's units.")] = False,
+    samples: Annotated[int, typer.Option(help="Draws to judge with.")] = 100,
+    seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
+    out: Annotated[str | None, typer.Option(metavar="NAME", help="The new run (default: RUN-pruned).")] = None,
+    data_dir: DataDir = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Remove what a network can do without; without an amount, measure how much that is.
+
+    Measuring prints accuracy and NLL on the validation part for growing shares, and writes pruning.json to the run.
+    With --fraction or --max-loss the pruned network becomes a run of its own, which other commands take.
+
+    Example:  dubio prune first
+
+    Example:  dubio prune first --fraction 0.75
+
+    Example:  dubio prune first --max-loss 0.01 --what units
+    """
+    if fraction is not None and max_loss is not None:
+        raise ValueError(f"--fraction and --max-loss exclude each other, got {fraction:g} and {max_loss:g}")
+    folder = find_run(named, runs)
+    name = out or f"{folder.name}-pruned"
+    check_name(name)
+    if (fraction is not None or max_loss is not None) and (runs / name).exists():
+        raise FileExistsError(f"{runs / name} is there already; choose another name with --out NAME")
+    model = load_model(named, runs)
+    validation = _validation(folder, data_dir)
+    if fraction is None and max_loss is None:
+        measured = _measure(model, validation, by, what, each_layer, samples, seed)
+        measured.save(folder / RECORD)
+        Console().print(_table(measured.curve, what))
+        typer.echo(f"{measured.num_weights:,} weights, {measured.bytes_before:,} bytes; record: {folder / RECORD}")
+        return
+    record = pruning.prune(
+        model,
+        fraction,
+        by=by,
+        what=what,
+        max_loss=max_loss,
+        validation=validation,
+        each_layer=each_layer,
+        example=validation.tensors[0][:TIMED_ROWS],
+        num_samples=samples,
+        seed=seed,
+    )
+    _write_run(model, record, folder, runs / name)
+    typer.echo(str(record))
+    typer.echo(f"{runs / name}: try dubio describe {name}")
+
+
+def _validation(folder: Path, data_dir: Path | None) -> Examples:
+    """The part of a run's data that may decide what is removed."""
+    changed: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
+    order = read_order(folder, **changed)
+    validation = load_splits(order).validation
+    if validation is None:
+        raise ValueError(f"{order.data} has no validation part to judge by; use dubio.prune in Python")
+    return in_rows(validation)
+
+
+def _measure(
+    model: nn.Module,
+    validation: Examples,
+    by: pruning.By | None,
+    what: pruning.What,
+    each_layer: bool,
+    samples: int,
+    seed: int,
+) -> Pruning:
+    """A record of a network that nothing was removed from, with the curve of what would happen."""
+    whole = pruning.prune(
+        copy.deepcopy(model), 0.0, by=by, what=what, validation=validation, num_samples=samples, seed=seed
+    )
+    points = pruning.curve(model, validation, by=by, what=what, each_layer=each_layer, num_samples=samples, seed=seed)
+    return dataclasses.replace(whole, curve=points)
+
+
+def _table(points: tuple[PruningPoint, ...], what: str) -> Table:
+    ways = list(dict.fromkeys(point.by for point in points))
+    table = Table(f"{what} removed", *(f"{column}, by {way}" for way in ways for column in ("accuracy", "NLL")))
+    for fraction in dict.fromkeys(point.fraction for point in points):
+        cells = []
+        for way in ways:
+            point = next(point for point in points if (point.by, point.fraction) == (way, fraction))
+            cells += ["-" if point.accuracy is None else f"{point.accuracy:.4f}", f"{point.nll:.4f}"]
+        table.add_row(f"{fraction:.0%}", *cells)
+    return table
+
+
+def _write_run(model: nn.Module, record: Pruning, source: Path, folder: Path) -> None:
+    """A run of the pruned network: its own weights and record, and how it was trained."""
+    folder.mkdir(parents=True)
+    for file in (FILE, METRICS):
+        if (source / file).is_file():
+            shutil.copyfile(source / file, folder / file)
+    save(model, folder / MODEL)
+    record.save(folder / RECORD)
+    # Its own shapes: training would build the whole network, and must not go on here as if nothing had happened.
+    config = json.loads((source / CONFIG).read_text())
+    config["parameters"] = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    write_atomically(folder / CONFIG, (json.dumps(config, indent=1) + "\n").encode())

@@ -1,0 +1,124 @@
+"""What pruning did, as plain values: they go to JSON and back, and tables are made from them alone.
+
+Invariant: ``Pruning.from_json(pruning.to_json())`` equals the record (``tests/pruning/test_values.py``).
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dubio.persistence.atomic import write_atomically
+from dubio.persistence.reading import read_value
+
+__all__ = ["By", "LayerPruning", "Pruning", "PruningPoint", "SnrDensity", "What"]
+
+FORMAT = "dubio-pruning-1"
+By = Literal["snr", "magnitude"]
+What = Literal["weights", "units"]
+
+
+@dataclass(frozen=True)
+class LayerPruning:
+    """What became of one parameter (``what="weights"``) or of one layer (``what="units"``)."""
+
+    num_weights: int
+    num_removed: int
+    units_before: int | None = None
+    """Outputs of a layer; None where single weights were removed."""
+    units_after: int | None = None
+
+
+@dataclass(frozen=True)
+class SnrDensity:
+    """How the logarithms of signal-to-noise ratios are distributed, before pruning: a histogram over decibels.
+
+    Ratios of zero count in the first bin.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    """One fewer than edges."""
+    threshold_db: float | None = None
+    """The highest ratio that was removed; None where nothing was, or not by this."""
+
+
+@dataclass(frozen=True)
+class PruningPoint:
+    """How a network does with a share of its weights or units removed."""
+
+    by: By
+    fraction: float
+    accuracy: float | None
+    """None where targets are numbers."""
+    nll: float
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What was removed from a network, and what it cost."""
+
+    by: By
+    what: What
+    fraction: float
+    """The share that was asked for, or the largest that kept the budget."""
+    num_weights: int
+    num_removed: int
+    """Weights that are gone now, those of an earlier pruning included."""
+    per_layer: dict[str, LayerPruning]
+    bytes_before: int
+    """What ``dubio.save`` would have written."""
+    bytes_after: int
+    step_seconds_before: float | None = None
+    """Median time of a forward with one draw on the example, where there was one."""
+    step_seconds_after: float | None = None
+    density: SnrDensity | None = None
+    """None for a network without Gaussian posteriors."""
+    curve: tuple[PruningPoint, ...] = ()
+    """All that was tried, in order of the share removed."""
+    max_loss: float | None = None
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+    nll_before: float | None = None
+    nll_after: float | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_removed:,} of {self.num_weights:,} weights removed ({self.what} by {self.by}, "
+            f"fraction {self.fraction:g}); {self.bytes_before:,} bytes before, {self.bytes_after:,} after"
+        ]
+        for name, layer in self.per_layer.items():
+            units = "" if layer.units_before is None else f", {layer.units_before} units to {layer.units_after}"
+            lines.append(f"  {name}: {layer.num_removed:,} of {layer.num_weights:,}{units}")
+        if self.step_seconds_before is not None and self.step_seconds_after is not None:
+            before, after = 1e3 * self.step_seconds_before, 1e3 * self.step_seconds_after
+            lines.append(f"forward {before:.3g} ms before, {after:.3g} ms after")
+        if self.accuracy_before is not None and self.accuracy_after is not None:
+            lines.append(f"accuracy {self.accuracy_before:.4f} before, {self.accuracy_after:.4f} after")
+        if self.nll_before is not None and self.nll_after is not None:
+            lines.append(f"NLL {self.nll_before:.4f} before, {self.nll_after:.4f} after")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Pruning":
+        """Back from JSON."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"a pruning must have format {FORMAT!r}, got {found!r}")
+        return read_value(cls, {name: value for name, value in data.items() if name != "format"})
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file, whole or not at all."""
+        write_atomically(Path(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Pruning":
+        """Read it from a file."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_text()))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} does not hold a pruning: {error}") from error
