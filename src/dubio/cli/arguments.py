@@ -6,13 +6,14 @@ from typing import Annotated
 import torch
 import typer
 
-__all__ = ["DataDir", "Named", "Runs", "device_for"]
+__all__ = ["DataDir", "Named", "Runs", "SeveralRuns", "device_for"]
 
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
 DataDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
 ]
 Named = Annotated[str, typer.Argument(metavar="RUN_OR_FILE", help="A run's name or folder, or a .safetensors file.")]
+SeveralRuns = Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of one or more runs.")]
 
 
 def device_for(name: str | None) -> str:

@@ -1,5 +1,5 @@
 """The commands: ``dubio demo``, ``data``, ``methods``, ``train``, ``runs``, ``describe``, ``predict``, ``attack``,
-``export``.
+``report``, ``compare``, ``export``.
 """
 
 import shlex
@@ -25,6 +25,7 @@ from dubio.cli.methods_command import examples, show_method, show_methods
 from dubio.cli.ordering import Order, load_splits, read_order, train_order
 from dubio.cli.picturing import picture
 from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
+from dubio.cli.report_command import compare, report
 from dubio.cli.showing import show_demo
 from dubio.evaluation import evaluate
 from dubio.layers import num_members
@@ -327,6 +328,10 @@ def attack(
     typer.echo(summarise(found))
     typer.echo(f"images: {folder / 'attack.safetensors'}, record: {folder / 'attack.json'}")
     typer.echo(picture(model, found, folder / "attack.png"))
+
+
+app.command()(report)
+app.command()(compare)
 
 
 @app.command()
