@@ -20,7 +20,20 @@ from dubio.methods import METHODS
 
 pytest.importorskip("sklearn")
 
-COMMANDS = ("demo", "data", "methods", "train", "runs", "describe", "predict", "evaluate", "attack", "report", "compare", "export")
+COMMANDS = (
+    "demo",
+    "data",
+    "methods",
+    "train",
+    "runs",
+    "describe",
+    "predict",
+    "evaluate",
+    "attack",
+    "report",
+    "compare",
+    "export",
+)
 TINY = ("--model", "mlp:64-16-10", "--epochs", "2")
 
 

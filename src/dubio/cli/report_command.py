@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -36,8 +36,8 @@ def report(
 ) -> None:
     """Write one page on some runs: numbers, figures, examples, and how to make each number again.
 
-    The page works offline and needs nothing but itself; the same as JSON goes beside it. It is made from the files of the
-    runs alone, and says which command would add what is missing.
+    The page works offline and needs nothing but itself; the same as JSON goes beside it. It is made from the files of
+    the runs alone, and says which command would add what is missing.
 
     Example:  dubio report first
 
@@ -60,8 +60,8 @@ def compare(
 ) -> None:
     """Show the headline numbers of some runs side by side.
 
-    A number is best (*) only where its interval lies apart from all others; those whose intervals overlap with that of the
-    best are tied (=). Numbers on different data are not compared.
+    A number is best (*) only where its interval lies apart from all others; those whose intervals overlap with that of
+    the best are tied (=). Numbers on different data are not compared.
 
     Example:  dubio compare demo-deterministic demo-bayes
     """
@@ -78,10 +78,10 @@ def compare(
 def tabulate(headline: Headline) -> Table:
     """A headline as a table of the terminal, intervals below the numbers."""
     shown = [column for column in headline.columns if column.name not in HIDDEN]
-    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), show_lines=False)
-    table.add_column("run", overflow="fold", max_width=20)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
+    table.add_column("run", overflow="fold")
     for column in shown:
-        table.add_column(column.title, justify="right", overflow="fold")
+        table.add_column(column.title, justify="right", no_wrap=column.name != "audit")
     for row in headline.rows:
         told = f"{escape(row.run)}\n[dim]{escape(row.method)}, {escape(row.data)}[/dim]"
         table.add_row(told, *(escape(_text(row.cells[column.name])) for column in shown))
@@ -91,23 +91,28 @@ def tabulate(headline: Headline) -> Table:
 def _text(cell: Cell) -> str:
     parts = [f"{SIGNS[cell.mark]}{cell.text}"]
     if cell.low is not None and cell.high is not None:
-        share = "%" in cell.text
-        low, high = (f"{100 * end:.1f}" if share else f"{end:.3f}" for end in (cell.low, cell.high))
-        parts.append(f"{low}-{high}" if cell.low >= 0.0 else f"{low} {high}")
+        low, high = (f"{100 * end:.0f}" if "%" in cell.text else _bare(end) for end in (cell.low, cell.high))
+        parts.append(f"{low} {high}" if cell.low < 0.0 else f"{low}-{high}")
     return "\n".join([*parts, *([cell.note] if cell.note else [])])
 
 
+def _bare(value: float) -> str:
+    """A number without the zero before the point: there is little room."""
+    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1.0 else f"{value:.3f}"
+
+
 def _explain(headline: Headline) -> None:
+    console = Console(highlight=False)
     for column in headline.columns:
         if column.name not in HIDDEN:
-            typer.echo(f"{column.title}: {column.about}")
+            console.print(f"{column.title}: {column.about}", markup=False)
     marks = {cell.mark for row in headline.rows for cell in row.cells.values()}
     typer.echo("Below a number stands its interval at 95 %.")
     if marks - {""}:
         typer.echo("* is best; = is as good as the best, since their intervals overlap.")
     for row in headline.rows:
         if all(row.cells[name].value is None for name in row.cells if name not in ("parameters", "bytes", "r_pred")):
-            typer.echo(f"{row.run} was not judged yet: dubio evaluate {row.run}")
+            console.print(f"{row.run} was not judged yet: dubio evaluate {row.run}", markup=False, soft_wrap=True)
 
 
 def _default_path(folders: Sequence[Path], runs: Path) -> Path:

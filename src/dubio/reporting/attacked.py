@@ -16,7 +16,7 @@ from dubio.reporting.wording import number, percent, percent_cell, plural
 
 __all__ = ["attacks", "audits", "before_and_after"]
 
-MOST_IMAGES = 6
+MOST_IMAGES = 8
 VERDICTS = {
     "VALID": "The audit found no sign that the measured robustness comes from a weak attack.",
     "UPPER BOUND ONLY": "The network is at most this robust; a stronger attack may leave less.",

@@ -1,10 +1,7 @@
 """Which sections a report has, in which order, and what a run would need to be in them."""
 
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-import torch
 
 from dubio.reporting import attacked, judged, learned, strange
 from dubio.reporting.headline import headlines
@@ -13,6 +10,7 @@ from dubio.reporting.reproducing import reproduction
 from dubio.reporting.summarising import summarise
 from dubio.reporting.values import Report, Section
 from dubio.reporting.wording import listed
+from dubio.version import versions
 
 __all__ = ["make_report"]
 
@@ -30,6 +28,7 @@ SECTIONS: tuple[tuple[Maker, str, tuple[str, ...]], ...] = (
     (strange.corruptions, EVALUATE, CLASSES),
     (judged.notable, EVALUATE, CLASSES),
     (judged.classes, EVALUATE, CLASSES),
+    (judged.metrics, EVALUATE, BOTH),
     (attacked.attacks, ATTACK, CLASSES),
     (attacked.before_and_after, ATTACK, CLASSES),
     (attacked.audits, AUDIT, ()),
@@ -40,8 +39,6 @@ SECTIONS: tuple[tuple[Maker, str, tuple[str, ...]], ...] = (
 
 def make_report(records: Sequence[RunRecord], title: str | None = None) -> Report:
     """All that a report says of some runs."""
-    from dubio import __version__
-
     tables = headlines(records)
     sections = [_with_missing(make(records), records, command, kinds) for make, command, kinds in SECTIONS]
     shown = [section for section in sections if section.blocks or section.missing]
@@ -51,7 +48,7 @@ def make_report(records: Sequence[RunRecord], title: str | None = None) -> Repor
         summary=summarise(records, tables),
         headlines=tables,
         sections=(*_missing_once(shown), learned.training(records), reproduction(records)),
-        made_by={"dubio": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        made_by=versions(),
     )
 
 

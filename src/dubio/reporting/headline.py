@@ -12,41 +12,48 @@ from dataclasses import replace
 from typing import Literal
 
 from dubio.evaluation import Estimate
+from dubio.evaluation.words import METRICS
 from dubio.reporting.reading import RunRecord
+from dubio.reporting.strange import tells
 from dubio.reporting.values import Cell, Column, Headline, HeadlineRow, Mark
 from dubio.reporting.wording import bytes_text, cell, percent_cell
 
 __all__ = ["headlines", "judged_distance", "judged_unseen"]
 
 DETECTOR = "mutual_information"
-ATTACKED = Column(
-    "r_pred", "R_pred", "accuracy of the mean over draws after the strongest attack tried, at the epsilon given", "more"
-)
+
+
+def _metric(name: str, title: str) -> Column:
+    words = METRICS[name]
+    return Column(name, title, words.meaning, "" if words.better == "neither" else words.better)
+
+
 SIZES = (
-    Column("parameters", "Parameters", "numbers that were trained"),
-    Column("bytes", "File", "size of the network's file"),
+    Column("parameters", "Parameters", "Numbers that were trained."),
+    Column("bytes", "File", "Size of the network's file."),
 )
 CLASSES = (
-    Column("accuracy", "Accuracy", "share of test examples that are right", "more"),
-    Column("nll", "NLL", "negative log-likelihood: what the truth costs in nats at the probabilities given", "less"),
-    Column("ece", "ECE", "expected calibration error: how far confidence lies from accuracy on average", "less"),
+    _metric("accuracy", "Accuracy"),
+    _metric("nll", "NLL"),
+    _metric("ece", "ECE"),
     Column(
-        "auroc", "AUROC", "how well mutual information tells unseen data from known; 0.5 is chance, 1 perfect", "more"
+        "auroc",
+        "AUROC",
+        "How well mutual information tells data never seen from known; 0.5 is chance, 1 is perfect.",
+        "more",
     ),
-    ATTACKED,
-    Column("audit", "Audit", "whether the claimed robustness is real"),
+    Column("r_pred", "R_pred", "Accuracy of the mean over draws under the strongest attack tried.", "more"),
+    Column("audit", "Audit", "Whether the claimed robustness is real."),
     *SIZES,
 )
 REALS = (
-    Column("rmse", "RMSE", "root of the mean squared error, in units of the target", "less"),
-    Column("mae", "MAE", "mean absolute error", "less"),
-    Column("nll", "NLL", "negative log-likelihood of the targets, in nats", "less"),
-    Column(
-        "crps", "CRPS", "continuous ranked probability score: error and spread in one, in units of the target", "less"
-    ),
-    Column("std", "Spread", "mean standard deviation of predictions"),
-    Column("aleatoric_std", "in the data", "the part of the spread that more data would not take away"),
-    Column("epistemic_std", "in the network", "the part of the spread that draws disagree about"),
+    _metric("rmse", "RMSE"),
+    _metric("mae", "MAE"),
+    _metric("nll", "NLL"),
+    _metric("crps", "CRPS"),
+    _metric("std", "Spread"),
+    _metric("aleatoric_std", "of the data"),
+    _metric("epistemic_std", "of the network"),
     *SIZES,
 )
 
@@ -109,6 +116,8 @@ def _detection(record: RunRecord, name: str | None) -> Cell:
     unseen = record.evaluation.unseen.get(name) if record.evaluation and name else None
     if unseen is None or record.evaluation is None or DETECTOR not in unseen.scores:
         return Cell("-")
+    if not tells(unseen.scores[DETECTOR]):
+        return Cell("-", note="no draws differ")
     found = unseen.scores[DETECTOR].auroc
     shown = cell(found, f"{record.evaluation.data.fingerprint} {unseen.fingerprint}")
     return replace(shown, note=f"on {name}")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dubio.evaluation import Bins, Evaluation, NotableExample
 from dubio.evaluation import Histogram as Counts
+from dubio.evaluation.words import METRICS
 from dubio.reporting.images import data_address, from_thumbnail
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import (
@@ -21,9 +22,19 @@ from dubio.reporting.values import (
     Stacks,
     Table,
 )
-from dubio.reporting.wording import listed, number, percent, points, thinned
+from dubio.reporting.wording import cell, listed, number, percent, points, thinned
 
-__all__ = ["classes", "confidence", "doubt", "intervals", "notable", "reliability", "risk_coverage", "shares"]
+__all__ = [
+    "classes",
+    "confidence",
+    "doubt",
+    "intervals",
+    "metrics",
+    "notable",
+    "reliability",
+    "risk_coverage",
+    "shares",
+]
 
 NOTABLE = {
     "most uncertain": "Examples with the largest entropy: a person may find them hard, too.",
@@ -201,6 +212,36 @@ def classes(records: Sequence[RunRecord]) -> Section:
     return Section("classes", "Which classes are mixed up?", about, tuple(blocks))
 
 
+def metrics(records: Sequence[RunRecord]) -> Section:
+    """All numbers, and whether the draws were enough for them."""
+    judged = _judged(records)
+    blocks: list[Block] = []
+    for name, found in judged:
+        blocks += [Note(f"{name}: {sentence}") for sentence in _draws_and_decisions(found)]
+    for kind in dict.fromkeys(found.kind for _, found in judged):
+        chosen = {name: found.metrics for name, found in judged if found.kind == kind}
+        rows = tuple(
+            (Cell(words.label), *(cell(own.get(metric)) for own in chosen.values()), Cell(words.meaning))
+            for metric, words in METRICS.items()
+            if any(metric in own for own in chosen.values())
+        )
+        blocks.append(Table(f"All numbers, {kind}", ("number", *chosen, "what it is"), rows))
+    about = (
+        "Every number of the evaluations, with its interval. A number from draws is itself random: each evaluation was "
+        "made again with twice as many draws, and says whether any number moved."
+    )
+    return Section("numbers", "All numbers", about, tuple(blocks))
+
+
+def _draws_and_decisions(found: Evaluation) -> list[str]:
+    told = [f"{what} applied: {value}." for what, value in found.decided.items()]
+    if found.draws is not None:
+        verdict = "are enough" if found.draws.enough else "are too few; judge it with more: dubio evaluate --samples"
+        moved = f"with twice as many, {found.draws.metric} moves most for its size, by {found.draws.change:+.4f}"
+        told.append(f"{found.num_samples} draws {verdict} ({moved}).")
+    return told
+
+
 def notable(records: Sequence[RunRecord]) -> Section:
     """Which examples should a person look at?"""
     blocks: list[Block] = []
@@ -218,13 +259,13 @@ def notable(records: Sequence[RunRecord]) -> Section:
 
 
 def _card(example: NotableExample) -> Card:
-    others = listed([f"{label} {percent(share)}" for label, share in example.probs.items()])
+    others = [f"{label} ({share:.0%})" for label, share in example.probs.items() if label != example.label]
     lines = (
         f"test example {example.index}",
         f"truth {example.target}, taken for {example.label}",
         f"confidence {percent(example.confidence)}",
         f"doubt {number(example.entropy)}, in the network {number(example.mutual_information)}",
-        others,
+        *([f"or else {listed(others)}"] if others else []),
     )
     if example.image is None:
         return Card((), lines)

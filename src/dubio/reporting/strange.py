@@ -3,21 +3,16 @@
 from collections.abc import Sequence
 
 from dubio.evaluation import CorruptionPoint, DetectionScore, Estimate, UnseenSet
+from dubio.evaluation.words import SCORE_WORDS
 from dubio.reporting.judged import shares
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import Bars, Block, Cell, Lines, Section, Series, Table
 from dubio.reporting.wording import cell, number
 
-__all__ = ["corruptions", "unseen"]
+__all__ = ["corruptions", "tells", "unseen"]
 
-SCORES = {
-    "mutual_information": "mutual information (nats)",
-    "entropy": "entropy (nats)",
-    "doubt": "1 - confidence",
-    "top_std": "spread of the top class over draws",
-    "variation_ratio": "share of draws that disagree",
-    "energy": "energy",
-}
+IN_NATS = ("entropy", "mutual_information")
+ROUNDING = 1e-5
 
 
 def unseen(records: Sequence[RunRecord]) -> Section:
@@ -42,28 +37,28 @@ def unseen(records: Sequence[RunRecord]) -> Section:
     return Section("unseen", "Does it notice what it has never seen?", about, tuple(blocks))
 
 
+def tells(scored: DetectionScore) -> bool:
+    """Whether a score has values that differ by more than rounding; mutual information has none without noise."""
+    return scored.histogram.edges[-1] - scored.histogram.edges[0] > ROUNDING
+
+
 def _telling(found: UnseenSet) -> str | None:
     """Mutual information where the network has any; else entropy; else whatever there is."""
     for name in ("mutual_information", "entropy", *found.scores):
-        if name in found.scores and _spread(found.scores[name]):
+        if name in found.scores and tells(found.scores[name]):
             return name
     return next(iter(found.scores), None)
 
 
-def _spread(scored: DetectionScore) -> bool:
-    """Whether values fall into more than one bin."""
-    filled = {place for counts in scored.histogram.counts.values() for place, count in enumerate(counts) if count}
-    return len(filled) > 1
-
-
 def _histogram(title: str, score: str, scored: DetectionScore, num_examples: int) -> Bars:
-    label = SCORES.get(score, score)
+    label = SCORE_WORDS.get(score, score)
     words = (
-        f"{label.partition(' (')[0].capitalize()} of {num_examples} unseen examples against known ones: AUROC "
+        f"{label.capitalize()} of {num_examples} unseen examples against known ones: AUROC "
         f"{_with_interval(scored.auroc)}."
     )
     groups = {name: shares(counts) for name, counts in scored.histogram.counts.items()}
-    return Bars(title, words, label, "share of the group", scored.histogram.edges, groups)
+    axis = f"{label} (nats)" if score in IN_NATS else label
+    return Bars(title, words, axis, "share of the group", scored.histogram.edges, groups)
 
 
 def _with_interval(found: Estimate) -> str:
@@ -72,7 +67,7 @@ def _with_interval(found: Estimate) -> str:
 
 
 def _row(run: str, name: str, score: str, scored: DetectionScore) -> tuple[Cell, ...]:
-    label = SCORES.get(score, score).partition(" (")[0]
+    label = SCORE_WORDS.get(score, score)
     return (Cell(run), Cell(name), Cell(label), cell(scored.auroc), cell(scored.aupr), cell(scored.fpr95))
 
 

@@ -90,8 +90,10 @@ def _attacked(records: Sequence[RunRecord]) -> list[str]:
         assert record.attack is not None
         weakest = record.attack.weakest()
         row = weakest[max(weakest) if distance is None else distance]
-        parts.append(f"{record.name} is right on {percent(row.predictive.value)} at epsilon {row.epsilon}")
-    return [f"Under attack {listed(parts)}; stronger attacks may leave less."]
+        at = f" at epsilon {row.epsilon}" if distance is None else ""
+        parts.append(f"{record.name} on {percent(row.predictive.value)}{at}")
+    where = "" if distance is None else f" at epsilon {row.epsilon}"
+    return [f"Under attack{where} these are right: {listed(parts)} of the images; stronger attacks may leave less."]
 
 
 def _audited(records: Sequence[RunRecord]) -> list[str]:

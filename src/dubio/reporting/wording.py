@@ -13,19 +13,12 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     size = abs(value)
-    if size < 1e-9 or (float(value).is_integer() and size < 1e6):
+    if size < 1e-6 or (float(value).is_integer() and size < 1e6):
         return f"{value:.0f}"
     if size >= 1e6 or size < 5e-4:
         return f"{value:.2e}"
-    return (
-        f"{value:.0f}"
-        if size >= 1000
-        else f"{value:.1f}"
-        if size >= 100
-        else f"{value:.2f}"
-        if size >= 10
-        else f"{value:.3f}"
-    )
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".") if digits else f"{value:.0f}"
 
 
 def percent(share: float | None) -> str:
