@@ -75,9 +75,10 @@ def draw_axes(svg: Element, axes: Axes, *, y_ticks: bool = True) -> None:
         add(svg, "text", "tick", tick_text(value), x=x.start - 6, y=y(value) + 4, text_anchor="end")
     add(svg, "path", "axis", d=f"M{x.start:g} {y.end:g}V{y.start:g}H{x.end:g}")
     add(svg, "text", "label", axes.x_label, x=(x.start + x.end) / 2, y=y.start + 37, text_anchor="middle")
-    middle = (y.start + y.end) / 2
-    turned = {"transform": f"rotate(-90 13 {middle:g})", "text_anchor": "middle"}
-    add(svg, "text", "label", axes.y_label, x=13, y=middle, **turned)
+    if axes.y_label:
+        middle = (y.start + y.end) / 2
+        turned = {"transform": f"rotate(-90 13 {middle:g})", "text_anchor": "middle"}
+        add(svg, "text", "label", axes.y_label, x=13, y=middle, **turned)
 
 
 def draw_mark(svg: Element, number: int, x: float, y: float, size: float = 3.4) -> None:

@@ -25,8 +25,13 @@ def training(records: Sequence[RunRecord]) -> Section:
     blocks = [
         figure
         for kind in kinds
-        for curve in CURVES
-        for figure in _curve([record for record in records if record.kind == kind], *curve)
+        for metric, title, label in CURVES
+        for figure in _curve(
+            [record for record in records if record.kind == kind],
+            metric,
+            title if len(kinds) == 1 else f"{title} ({kind})",
+            label,
+        )
     ]
     about = (
         "Validation data are not trained on. Their curve falls (accuracy: rises) and levels off. Where it turns up "

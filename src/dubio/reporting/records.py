@@ -66,16 +66,20 @@ class AttackRecord:
     when: str = ""
     sha256_of_images: str = ""
 
-    def own_fields(self) -> dict[str, Any]:
-        """Fields of the attack; those of the attack inside, where one is passed on."""
-        found = next((row.fields for row in self.rows if row.fields), {})
-        inner = found.get("attack")
-        return inner if isinstance(inner, dict) else found
+    def shared_fields(self) -> dict[str, Any]:
+        """Fields that all attacks which have them agree about; where one is passed on, those of the one inside."""
+        found: dict[str, list[Any]] = {}
+        for row in self.rows:
+            fields = row.fields or {}
+            inner = fields.get("attack")
+            for name, value in (inner if isinstance(inner, dict) else fields).items():
+                found.setdefault(name, []).append(value)
+        return {name: values[0] for name, values in found.items() if all(value == values[0] for value in values)}
 
     @property
     def norm(self) -> str:
         """How distance was measured."""
-        return str(self.own_fields().get("norm", "linf"))
+        return str(self.shared_fields().get("norm", "linf"))
 
     def weakest(self) -> dict[float, AttackRow]:
         """By distance, the row that leaves least."""

@@ -48,7 +48,7 @@ def attack_command(name: str, found: AttackRecord) -> str:
     """``dubio attack`` with the options that a record tells of."""
     attacks = dict.fromkeys(row.attack for row in found.rows if row.fields)
     epsilons = dict.fromkeys(row.epsilon for row in found.rows)
-    fields = found.own_fields()
+    fields = found.shared_fields()
     chosen: dict[str, Any] = {
         "attack": ",".join(attacks) or None,
         "epsilon": ",".join(epsilons),
