@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert invoke("train", NAME, *tiny, "--method", "bayes", "--init-std", 0.1, "--seed", 3).exit_code == 0
     assert invoke("train", "plain", *tiny, "--method", "deterministic").exit_code == 0
     assert invoke("evaluate", NAME, "--samples", 20, "--resamples", 20, "--runs", folder).exit_code == 0
-    attacks = ("--attack", "pgd,square", "--epsilon", "0.05,8/255", "--steps", 3, "--images", 20, "--draws", 12)
+    attacks = ("--attack", "fgsm,pgd", "--epsilon", "0.05,8/255", "--steps", 3, "--images", 8, "--draws", 12)
     assert invoke("attack", NAME, *attacks, "--seed", 2, "--runs", folder).exit_code == 0
     return folder
 

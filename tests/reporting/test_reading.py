@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dubio.reporting import read_run, read_runs
+from dubio.reporting.reproducing import attack_command
 from reporting.run_folders import AUDIT, PRUNING, write_attack, write_full_run, write_json, write_run
 
 
@@ -50,6 +51,23 @@ def test_epsilons_are_read_as_fractions_and_the_row_that_leaves_least_counts(tmp
     ((distance, row),) = attack.weakest().items()
     assert distance == pytest.approx(8 / 255)
     assert row.attack == "strongest"
+
+
+def test_fields_that_attacks_disagree_about_are_not_shared(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    write_attack(folder, epsilons=("0.1",))
+    record = json.loads((folder / "attack.json").read_text())
+    fields = {"kind": "Transfer", "seed": 0, "attack": record["rows"][0]["fields"] | {"loss": "margin"}}
+    passed_on = record["rows"][0] | {"attack": "transfer", "fields": fields}
+    write_json(folder / "attack.json", record | {"rows": [*record["rows"], passed_on]})
+    attack = read_run(folder).attack
+    assert attack is not None
+    assert "loss" not in attack.shared_fields()
+    assert attack.shared_fields()["steps"] == 10
+    assert attack_command("first", attack) == (
+        "dubio attack first --attack pgd,transfer --epsilon 0.1 --norm linf --steps 10 --restarts 1 --samples 10 "
+        "--objective predictive --noise fresh --draws 20 --images 40 --data digits --seed 2"
+    )
 
 
 def test_parts_of_a_record_may_be_missing(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Text(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.words, self.tags, self.attributes = "", [], {}
-        self.feed(page)
+        self.feed(page.replace("\u00a0%", " %"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)

@@ -117,7 +117,7 @@ def _detection(record: RunRecord, name: str | None) -> Cell:
     if unseen is None or record.evaluation is None or DETECTOR not in unseen.scores:
         return Cell("-")
     if not tells(unseen.scores[DETECTOR]):
-        return Cell("-", note="no draws differ")
+        return Cell("-", note="draws agree")
     found = unseen.scores[DETECTOR].auroc
     shown = cell(found, f"{record.evaluation.data.fingerprint} {unseen.fingerprint}")
     return replace(shown, note=f"on {name}")

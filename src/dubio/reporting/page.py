@@ -1,6 +1,7 @@
 """A report as one HTML page that needs nothing but itself: no script, no address outside, light and dark."""
 
 from importlib.resources import files
+from typing import Any
 
 from dubio.reporting.charts import draw
 from dubio.reporting.numbers import tabulate
@@ -17,7 +18,9 @@ def render(report: Report) -> str:
         from markupsafe import Markup
     except ImportError:
         raise ImportError("a report needs jinja2; pip install 'dubio[report]'") from None
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_joined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.globals.update(
         draw=lambda figure: Markup(draw(figure)),
         kind_of=_kind,
@@ -26,6 +29,11 @@ def render(report: Report) -> str:
     )
     source = files("dubio.reporting").joinpath("page.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(source).render(report=report)
+
+
+def _joined(value: Any) -> Any:
+    """Text whose percent signs stay on the line of their numbers."""
+    return value.replace(" %", "\u00a0%") if isinstance(value, str) else value
 
 
 def _kind(block: Block) -> str:
