@@ -60,6 +60,13 @@ def test_lines_differ_in_more_than_colour() -> None:
     assert len(set(marks.values())) == 2
 
 
+def test_more_lines_than_colours_still_look_different() -> None:
+    many = tuple(Series(f"a long name, number {number}", (0.0, 1.0), (0.0, 1.0)) for number in range(13))
+    svg = drawn(Lines("Title", "Words.", "x", "y", many))
+    looks = {(line.get("class"), line.get("stroke-dasharray")) for line in of_class(svg, "line")}
+    assert len(looks) == 13
+
+
 def test_few_lines_with_short_names_are_named_at_their_ends_and_the_names_keep_apart() -> None:
     close = tuple(Series(f"run {number}", (0.0, 1.0), (0.0, 0.5 + number / 1000)) for number in range(4))
     labels = of_class(drawn(Lines("Title", "Words.", "x", "y", close, y_range=(0.0, 1.0))), "name")

@@ -182,6 +182,14 @@ def test_the_best_epoch_is_told_even_where_points_are_left_out(tmp_path: Path) -
     assert thinned(1000)[-1] == 999
 
 
+def test_a_run_looks_the_same_in_all_figures(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "fresh"), write_full_run(tmp_path / "judged")]
+    report, _, _ = written(tmp_path, *folders)
+    lines = [block for part in report.sections for block in part.blocks if isinstance(block, Lines)]
+    styles = {(series.name, series.style) for block in lines for series in block.series}
+    assert styles == {("fresh", 0), ("judged", 1), ("by snr", None), ("by magnitude", None)}
+
+
 def test_a_number_that_is_not_finite_is_not_drawn(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first")
     (folder / "metrics.jsonl").write_text('{"epoch": 1, "nll": NaN}\n{"epoch": 2, "nll": 0.5}\n')

@@ -11,7 +11,6 @@ from xml.etree.ElementTree import Element
 from dubio.reporting.drawing import (
     BOTTOM,
     COLOURS,
-    DASHES,
     LEFT,
     PLOT_HEIGHT,
     RIGHT,
@@ -20,6 +19,7 @@ from dubio.reporting.drawing import (
     Axes,
     add,
     canvas,
+    dashes_of,
     draw_axes,
     draw_legend,
     draw_mark,
@@ -61,11 +61,12 @@ def _draw_lines(figure: Lines) -> str:
         low, high = max(x.low, y.low), min(x.high, y.high)
         add(svg, "line", "ideal", x1=x(low), y1=y(low), x2=x(high), y2=y(high))
         add(svg, "text", "note", figure.diagonal, x=x.end - 6, y=y.start - 8, text_anchor="end")
-    for place, series in enumerate(figure.series):
-        _draw_line(svg, axes, place, series)
+    styles = [place if series.style is None else series.style for place, series in enumerate(figure.series)]
+    for style, series in zip(styles, figure.series, strict=True):
+        _draw_line(svg, axes, style, series)
     if at_ends:
-        _name_ends(svg, axes, figure.series)
-    draw_legend(svg, in_legend, ["line"] * len(in_legend))
+        _name_ends(svg, axes, figure.series, styles)
+    draw_legend(svg, in_legend, styles[: len(in_legend)])
     return markup(svg)
 
 
@@ -82,24 +83,23 @@ def _axes_of(figure: Lines, top: float, end: float) -> Axes:
     )
 
 
-def _draw_line(svg: Element, axes: Axes, place: int, series: Series) -> None:
-    colour = f"s{place % COLOURS}"
+def _draw_line(svg: Element, axes: Axes, style: int, series: Series) -> None:
+    colour = f"s{style % COLOURS}"
     if series.low:
         around = [*zip(series.x, series.low, strict=True), *reversed(list(zip(series.x, series.high, strict=True)))]
         add(svg, "path", f"band {colour}", d=f"M{_points(axes, around)}z")
     points = list(zip(series.x, series.y, strict=True))
-    dashes = DASHES[place % len(DASHES)] or "none"
-    add(svg, "path", f"line {colour}", d=f"M{_points(axes, points)}", stroke_dasharray=dashes)
+    add(svg, "path", f"line {colour}", d=f"M{_points(axes, points)}", stroke_dasharray=dashes_of(style))
     every = -(-len(points) // MOST_MARKS)
     for x, y in points[:: max(every, 1)]:
-        draw_mark(svg, place, axes.x(x), axes.y(y))
+        draw_mark(svg, style, axes.x(x), axes.y(y))
 
 
 def _points(axes: Axes, points: Sequence[tuple[float, float]]) -> str:
     return "L".join(f"{axes.x(x):.2f} {axes.y(y):.2f}" for x, y in points)
 
 
-def _name_ends(svg: Element, axes: Axes, lines: Sequence[Series]) -> None:
+def _name_ends(svg: Element, axes: Axes, lines: Sequence[Series], styles: Sequence[int]) -> None:
     """Names beside the last points, moved apart where they would touch."""
     wanted = sorted((axes.y(series.y[-1]), place) for place, series in enumerate(lines))
     lowest = axes.y.start
@@ -110,7 +110,7 @@ def _name_ends(svg: Element, axes: Axes, lines: Sequence[Series]) -> None:
         lowest -= 14
     lift = max(axes.y.end - placed[-1][0], 0.0)
     for y, place in placed:
-        add(svg, "text", f"name s{place % COLOURS}", lines[place].name, x=axes.x.end + 6, y=y + lift + 4)
+        add(svg, "text", f"name s{styles[place] % COLOURS}", lines[place].name, x=axes.x.end + 6, y=y + lift + 4)
 
 
 def _draw_bars(figure: Bars) -> str:

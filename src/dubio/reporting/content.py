@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dubio.reporting import attacked, judged, learned, strange
+from dubio.reporting import attacked, detailed, judged, learned, strange
 from dubio.reporting.headline import headlines
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.reproducing import reproduction
 from dubio.reporting.summarising import summarise
-from dubio.reporting.values import Report, Section
+from dubio.reporting.values import Lines, Report, Section
 from dubio.reporting.wording import listed
 from dubio.version import versions
 
@@ -26,9 +26,9 @@ SECTIONS: tuple[tuple[Maker, str, tuple[str, ...]], ...] = (
     (judged.doubt, EVALUATE, CLASSES),
     (strange.unseen, EVALUATE, CLASSES),
     (strange.corruptions, EVALUATE, CLASSES),
-    (judged.notable, EVALUATE, CLASSES),
-    (judged.classes, EVALUATE, CLASSES),
-    (judged.metrics, EVALUATE, BOTH),
+    (detailed.notable, EVALUATE, CLASSES),
+    (detailed.classes, EVALUATE, CLASSES),
+    (detailed.metrics, EVALUATE, BOTH),
     (attacked.attacks, ATTACK, CLASSES),
     (attacked.before_and_after, ATTACK, CLASSES),
     (attacked.audits, AUDIT, ()),
@@ -42,14 +42,31 @@ def make_report(records: Sequence[RunRecord], title: str | None = None) -> Repor
     tables = headlines(records)
     sections = [_with_missing(make(records), records, command, kinds) for make, command, kinds in SECTIONS]
     shown = [section for section in sections if section.blocks or section.missing]
-    names = [record.name for record in records]
+    told, names = _missing_once(shown), [record.name for record in records]
     return Report(
         title=title or f"Report on {listed(names) if len(names) <= 3 else f'{len(names)} networks'}",
         summary=summarise(records, tables),
         headlines=tables,
-        sections=(*_missing_once(shown), learned.training(records), reproduction(records)),
+        sections=tuple(_with_styles(part, names) for part in (*told, learned.training(records), reproduction(records))),
         made_by=versions(),
     )
+
+
+def _with_styles(section: Section, names: list[str]) -> Section:
+    """The section with lines that look the same in all figures where they are of the same run."""
+    blocks = [
+        replace(
+            block,
+            series=tuple(
+                replace(series, style=names.index(series.name)) if series.name in names else series
+                for series in block.series
+            ),
+        )
+        if isinstance(block, Lines)
+        else block
+        for block in section.blocks
+    ]
+    return replace(section, blocks=tuple(blocks))
 
 
 def _with_missing(section: Section, records: Sequence[RunRecord], command: str, kinds: tuple[str, ...]) -> Section:

@@ -5,18 +5,30 @@ theme; a line also has dashes and a mark of its own, so that colour never stands
 which escapes names on writing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from dubio.reporting.scales import Scale, tick_text
 
-__all__ = ["Axes", "add", "canvas", "draw_axes", "draw_legend", "draw_mark", "legend_height", "markup", "shortened"]
+__all__ = [
+    "Axes",
+    "add",
+    "canvas",
+    "dashes_of",
+    "draw_axes",
+    "draw_legend",
+    "draw_mark",
+    "legend_height",
+    "markup",
+    "shortened",
+]
 
 WIDTH = 380.0
 LEFT, RIGHT, BOTTOM = 54.0, 14.0, 44.0
 PLOT_HEIGHT = 190.0
 COLOURS = 6
-DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2")
+DASHES = ("none", "7 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2")
 SIGN_WIDTH = 7.2
 """Of a letter at 12 pixels, on average."""
 
@@ -81,9 +93,9 @@ def draw_axes(svg: Element, axes: Axes, *, y_ticks: bool = True) -> None:
         add(svg, "text", "label", axes.y_label, x=13, y=middle, **turned)
 
 
-def draw_mark(svg: Element, number: int, x: float, y: float, size: float = 3.4) -> None:
+def draw_mark(svg: Element, style: int, x: float, y: float, size: float = 3.4) -> None:
     """The mark of a line: circle, square, triangle, diamond, cross or plus."""
-    css = f"mark s{number % COLOURS}"
+    css = f"mark s{style % COLOURS}"
     shapes = (
         f"M{-size} 0a{size} {size} 0 1 0 {2 * size} 0a{size} {size} 0 1 0 {-2 * size} 0",
         f"M{-size} {-size}h{2 * size}v{2 * size}h{-2 * size}z",
@@ -92,7 +104,13 @@ def draw_mark(svg: Element, number: int, x: float, y: float, size: float = 3.4) 
         f"M{-size} {-size}L{size} {size}M{-size} {size}L{size} {-size}",
         f"M{-1.3 * size} 0H{1.3 * size}M0 {-1.3 * size}V{1.3 * size}",
     )
-    add(svg, "path", css, d=shapes[number % len(shapes)], transform=f"translate({x:.2f} {y:.2f})")
+    shape = shapes[(style + style // COLOURS) % len(shapes)]
+    add(svg, "path", css, d=shape, transform=f"translate({x:.2f} {y:.2f})")
+
+
+def dashes_of(style: int) -> str:
+    """The dashes of a line: once all colours are used, those of the next one, so that no two lines look the same."""
+    return DASHES[(style + style // COLOURS) % len(DASHES)]
 
 
 def _legend_places(names: list[str]) -> list[tuple[float, float]]:
@@ -113,13 +131,13 @@ def legend_height(names: list[str]) -> float:
     return _legend_places(names)[-1][1] + 12 if names else 12.0
 
 
-def draw_legend(svg: Element, names: list[str], styles: list[str]) -> None:
-    """A sample of each line or area beside its name; a style is ``line``, ``area`` or a class of the page."""
-    for number, (name, style, (x, y)) in enumerate(zip(names, styles, _legend_places(names), strict=True)):
-        if style == "line":
-            line = f"line s{number % COLOURS}"
-            add(svg, "path", line, d=f"M{x:g} {y - 4:g}h26", stroke_dasharray=DASHES[number % len(DASHES)] or "none")
-            draw_mark(svg, number, x + 13, y - 4)
+def draw_legend(svg: Element, names: list[str], styles: Sequence[int | str]) -> None:
+    """A sample of each line or area beside its name; a line has the number of its style, an area its classes."""
+    for name, style, (x, y) in zip(names, styles, _legend_places(names), strict=True):
+        if isinstance(style, int):
+            line = f"line s{style % COLOURS}"
+            add(svg, "path", line, d=f"M{x:g} {y - 4:g}h26", stroke_dasharray=dashes_of(style))
+            draw_mark(svg, style, x + 13, y - 4)
         else:
             add(svg, "rect", style, x=x + 4, y=y - 10, width=18, height=11)
         add(svg, "text", "key", shortened(name), x=x + 32, y=y)

@@ -1,48 +1,18 @@
-"""Sections from evaluations: is confidence worth its word, where does doubt lie, and how do classes fare?"""
+"""Sections from evaluations: is confidence worth its word, and where does doubt lie?"""
 
 from collections.abc import Sequence
 
-from dubio.evaluation import Bins, Evaluation, NotableExample
+from dubio.evaluation import Bins, Evaluation
 from dubio.evaluation import Histogram as Counts
-from dubio.evaluation.words import METRICS
-from dubio.reporting.images import data_address, from_thumbnail
 from dubio.reporting.reading import RunRecord
-from dubio.reporting.values import (
-    Bars,
-    Block,
-    Card,
-    Cell,
-    Gallery,
-    Lines,
-    Note,
-    Picture,
-    Reliability,
-    Section,
-    Series,
-    Stacks,
-    Table,
-)
-from dubio.reporting.wording import cell, listed, number, percent, points, thinned
+from dubio.reporting.values import Bars, Block, Lines, Reliability, Section, Series, Stacks
+from dubio.reporting.wording import number, percent, points, thinned
 
-__all__ = [
-    "classes",
-    "confidence",
-    "doubt",
-    "intervals",
-    "metrics",
-    "notable",
-    "reliability",
-    "risk_coverage",
-    "shares",
-]
-
-NOTABLE = {
-    "most uncertain": "Examples with the largest entropy: a person may find them hard, too.",
-    "most confidently wrong": "Errors of the highest confidence: wrong labels, or what the network has not understood.",
-}
+__all__ = ["confidence", "doubt", "intervals", "judged_runs", "reliability", "risk_coverage", "shares"]
 
 
-def _judged(records: Sequence[RunRecord]) -> list[tuple[str, Evaluation]]:
+def judged_runs(records: Sequence[RunRecord]) -> list[tuple[str, Evaluation]]:
+    """Runs that have an evaluation, by name."""
     return [(record.name, record.evaluation) for record in records if record.evaluation is not None]
 
 
@@ -53,7 +23,7 @@ def shares(counts: tuple[int, ...]) -> tuple[float, ...]:
 
 def reliability(records: Sequence[RunRecord]) -> Section:
     """Does 80 % confidence mean right in 80 % of the cases?"""
-    blocks = [_reliability(name, found.reliability, found) for name, found in _judged(records) if found.reliability]
+    blocks = [_reliability(name, found.reliability, found) for name, found in judged_runs(records) if found.reliability]
     about = (
         "Examples are sorted by the network's confidence. A filled bar is the accuracy in one bin of confidence; it "
         "should reach the dotted line, where accuracy equals confidence. Below the line the network is too sure, above "
@@ -78,7 +48,7 @@ def _reliability(name: str, bins: Bins, found: Evaluation) -> Reliability:
 
 def confidence(records: Sequence[RunRecord]) -> Section:
     """Is it less sure where it is wrong?"""
-    blocks = [_confidence(name, found.confidence) for name, found in _judged(records) if found.confidence]
+    blocks = [_confidence(name, found.confidence) for name, found in judged_runs(records) if found.confidence]
     about = (
         "How confidence is distributed over the examples that the network gets right and over those that it gets "
         "wrong, each as shares of its own group. Good: right ones at the right end, wrong ones spread out to the left."
@@ -98,7 +68,7 @@ def _confidence(name: str, counts: Counts) -> Bars:
 
 def risk_coverage(records: Sequence[RunRecord]) -> Section:
     """How often is it wrong, if it may decline?"""
-    found = {name: judged.risk_coverage for name, judged in _judged(records) if judged.risk_coverage}
+    found = {name: judged.risk_coverage for name, judged in judged_runs(records) if judged.risk_coverage}
     lines, parts = [], []
     for name, curve in found.items():
         chosen = thinned(len(curve.x))
@@ -126,7 +96,7 @@ def risk_coverage(records: Sequence[RunRecord]) -> Section:
 def doubt(records: Sequence[RunRecord]) -> Section:
     """How much doubt is in the data, and how much in the network?"""
     blocks: list[Block] = []
-    for name, found in _judged(records):
+    for name, found in judged_runs(records):
         if not found.doubt:
             continue
         groups = found.doubt
@@ -152,7 +122,7 @@ def doubt(records: Sequence[RunRecord]) -> Section:
 def intervals(records: Sequence[RunRecord]) -> Section:
     """Do intervals hold as many targets as they say?"""
     lines, widths, parts = [], [], []
-    for name, found in _judged(records):
+    for name, found in judged_runs(records):
         rows = sorted(found.intervals, key=lambda row: row.level)
         if not rows:
             continue
@@ -180,94 +150,3 @@ def intervals(records: Sequence[RunRecord]) -> Section:
     told = f"Mean width of intervals: {wide}."
     width = Lines("Width by level", told, "level", "mean width", tuple(widths), y_range=(0.0, highest))
     return Section("intervals", "Do its intervals hold what they say?", about, (covered, width) if lines else ())
-
-
-def classes(records: Sequence[RunRecord]) -> Section:
-    """Which classes are found, and which are mixed up?"""
-    blocks = []
-    for name, found in _judged(records):
-        rows = tuple(
-            (
-                Cell(row.name),
-                Cell(str(row.num_examples), float(row.num_examples)),
-                Cell(percent(row.recall), row.recall),
-                Cell(percent(row.precision), row.precision),
-                Cell(percent(row.confidence), row.confidence),
-                Cell(number(row.nll), row.nll),
-                Cell(row.taken_for or "-"),
-            )
-            for row in sorted(found.classes, key=lambda row: (row.recall is None, row.recall))
-        )
-        columns = (
-            "class",
-            "examples",
-            "found (recall)",
-            "right when named (precision)",
-            "mean confidence",
-            "NLL",
-            "most often taken for",
-        )
-        blocks += [Table(f"{name}: classes, those found least first", columns, rows)] if rows else []
-    about = "How each class fares. A class that is rarely found, or often named wrongly, needs more or better examples."
-    return Section("classes", "Which classes are mixed up?", about, tuple(blocks))
-
-
-def metrics(records: Sequence[RunRecord]) -> Section:
-    """All numbers, and whether the draws were enough for them."""
-    judged = _judged(records)
-    blocks: list[Block] = []
-    for name, found in judged:
-        blocks += [Note(f"{name}: {sentence}") for sentence in _draws_and_decisions(found)]
-    for kind in dict.fromkeys(found.kind for _, found in judged):
-        chosen = {name: found.metrics for name, found in judged if found.kind == kind}
-        rows = tuple(
-            (Cell(words.label), *(cell(own.get(metric)) for own in chosen.values()), Cell(words.meaning))
-            for metric, words in METRICS.items()
-            if any(metric in own for own in chosen.values())
-        )
-        blocks.append(Table(f"All numbers, {kind}", ("number", *chosen, "what it is"), rows))
-    about = (
-        "Every number of the evaluations, with its interval. A number from draws is itself random: each evaluation was "
-        "made again with twice as many draws, and says whether any number moved."
-    )
-    return Section("numbers", "All numbers", about, tuple(blocks))
-
-
-def _draws_and_decisions(found: Evaluation) -> list[str]:
-    told = [f"{what} applied: {value}." for what, value in found.decided.items()]
-    if found.draws is not None:
-        verdict = "are enough" if found.draws.enough else "are too few; judge it with more: dubio evaluate --samples"
-        moved = f"with twice as many, {found.draws.metric} moves most for its size, by {found.draws.change:+.4f}"
-        told.append(f"{found.num_samples} draws {verdict} ({moved}).")
-    return told
-
-
-def notable(records: Sequence[RunRecord]) -> Section:
-    """Which examples should a person look at?"""
-    blocks: list[Block] = []
-    for name, found in _judged(records):
-        for group, examples in found.notable.items():
-            words = NOTABLE.get(group, f"Examples: {group}.")
-            cards = tuple(_card(example) for example in examples)
-            title = f"{name}: {group}"
-            blocks.append(Gallery(title, words, cards) if cards else Note(f"{title}: there are none."))
-    about = (
-        "Look at these first. The index is that of the example in the test data; doubt is its entropy in nats, and the "
-        "second number the part in the network."
-    )
-    return Section("examples", "Which examples deserve a look?", about, tuple(blocks))
-
-
-def _card(example: NotableExample) -> Card:
-    others = [f"{label} ({share:.0%})" for label, share in example.probs.items() if label != example.label]
-    lines = (
-        f"test example {example.index}",
-        f"truth {example.target}, taken for {example.label}",
-        f"confidence {percent(example.confidence)}",
-        f"doubt {number(example.entropy)}, in the network {number(example.mutual_information)}",
-        *([f"or else {listed(others)}"] if others else []),
-    )
-    if example.image is None:
-        return Card((), lines)
-    words = f"Test example {example.index}: truth {example.target}, taken for {example.label}"
-    return Card((Picture(data_address(from_thumbnail(example.image)), words),), lines)

@@ -105,6 +105,8 @@ class Series:
     y: tuple[float, ...]
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    style: int | None = None
+    """Its colour, dashes and mark; by default those of its place. A run has the same ones in all figures."""
 
 
 @dataclass(frozen=True)
