@@ -30,11 +30,13 @@ COMMANDS = (
     "predict",
     "evaluate",
     "attack",
-    "export",
     "calibrate",
     "abstain",
     "conformal",
     "prune",
+    "report",
+    "compare",
+    "export",
 )
 TINY = ("--model", "mlp:64-16-10", "--epochs", "2")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 import typer
 
-__all__ = ["DataDir", "DecisionSamples", "DecisionSeed", "Named", "RunName", "Runs", "device_for"]
+__all__ = ["DataDir", "DecisionSamples", "DecisionSeed", "Named", "RunName", "Runs", "SeveralRuns", "device_for"]
 
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
 DataDir = Annotated[
@@ -16,6 +16,7 @@ Named = Annotated[str, typer.Argument(metavar="RUN_OR_FILE", help="A run's name 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")]
 DecisionSamples = Annotated[int, typer.Option("--samples", help="Draws; predict with as many.")]
 DecisionSeed = Annotated[int, typer.Option("--seed", help="Which draws.")]
+SeveralRuns = Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of one or more runs.")]
 
 
 def device_for(name: str | None) -> str:

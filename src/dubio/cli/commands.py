@@ -25,6 +25,7 @@ from dubio.cli.ordering import Order, load_splits, read_order, train_order
 from dubio.cli.picturing import picture
 from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
 from dubio.cli.prune_command import prune
+from dubio.cli.report_command import compare, report
 from dubio.cli.showing import show_demo
 from dubio.evaluation import evaluate
 from dubio.layers import num_members
@@ -333,6 +334,8 @@ def attack(
 
 
 app.command()(prune)
+app.command()(report)
+app.command()(compare)
 
 
 @app.command()

@@ -1,0 +1,123 @@
+"""``dubio report`` and ``dubio compare``: runs on one page, and side by side in the terminal."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dubio.cli.arguments import Runs, SeveralRuns
+from dubio.cli.folders import find_run
+from dubio.reporting import Cell, Headline, headlines, read_runs, write_report
+
+__all__ = ["compare", "report"]
+
+HIDDEN = ("mae", "std", "parameters", "bytes")
+"""What the terminal has no room for; ``--json`` and the page have it."""
+SIGNS = {"": "", "best": "*", "tied": "="}
+
+
+def report(
+    named: SeveralRuns,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Page to write, .html (default: report.html in the run, or beside the runs)."
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="What stands at the top (default: the names of the runs).")] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Write one page on some runs: numbers, figures, examples, and how to make each number again.
+
+    The page works offline and needs nothing but itself; the same as JSON goes beside it. It is made from the files of
+    the runs alone, and says which command would add what is missing.
+
+    Example:  dubio report first
+
+    Example:  dubio report demo-deterministic demo-bayes --out comparison.html
+    """
+    folders = [find_run(name, runs) for name in named]
+    path = out or _default_path(folders, runs)
+    found = write_report(folders, path, title=title)
+    missing = sorted({command for section in found.sections for command in section.missing})
+    if missing:
+        typer.echo(f"more would be in it after: {'; '.join(missing)}")
+    typer.echo(f"wrote {path} ({path.stat().st_size / 1e3:.0f} kB) and {path.with_suffix('.json').name} beside it")
+    typer.echo(f"open {path.resolve().as_uri()}")
+
+
+def compare(
+    named: SeveralRuns,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON instead.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Show the headline numbers of some runs side by side.
+
+    A number is best (*) only where its interval lies apart from all others; those whose intervals overlap with that of
+    the best are tied (=). Numbers on different data are not compared.
+
+    Example:  dubio compare demo-deterministic demo-bayes
+    """
+    found = headlines(read_runs([find_run(name, runs) for name in named]))
+    if as_json:
+        told = {"format": "dubio-comparison-1", "headlines": [headline.to_json() for headline in found]}
+        typer.echo(json.dumps(told, indent=1, allow_nan=False))
+        return
+    for headline in found:
+        Console(highlight=False).print(tabulate(headline))
+        _explain(headline)
+
+
+def tabulate(headline: Headline) -> Table:
+    """A headline as a table of the terminal, intervals below the numbers."""
+    shown = [column for column in headline.columns if column.name not in HIDDEN]
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
+    table.add_column("run", overflow="fold")
+    for column in shown:
+        table.add_column(column.title, justify="right", no_wrap=column.name != "audit")
+    for row in headline.rows:
+        told = f"{escape(row.run)}\n[dim]{escape(row.method)}, {escape(row.data)}[/dim]"
+        table.add_row(told, *(escape(_text(row.cells[column.name])) for column in shown))
+    return table
+
+
+def _text(cell: Cell) -> str:
+    parts = [f"{SIGNS[cell.mark]}{cell.text}"]
+    if cell.low is not None and cell.high is not None:
+        low, high = (f"{100 * end:.0f}" if "%" in cell.text else _bare(end) for end in (cell.low, cell.high))
+        parts.append(f"{low} {high}" if cell.low < 0.0 else f"{low}-{high}")
+    return "\n".join([*parts, *([cell.note] if cell.note else [])])
+
+
+def _bare(value: float) -> str:
+    """A number without the zero before the point: there is little room."""
+    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1.0 else f"{value:.3f}"
+
+
+def _explain(headline: Headline) -> None:
+    console = Console(highlight=False)
+    for column in headline.columns:
+        if column.name not in HIDDEN:
+            console.print(f"{column.title}: {column.about}", markup=False)
+    marks = {cell.mark for row in headline.rows for cell in row.cells.values()}
+    typer.echo("Below a number stands its interval at 95 %.")
+    if marks - {""}:
+        typer.echo("* is best; = is as good as the best, since their intervals overlap.")
+    for row in headline.rows:
+        if all(row.cells[name].value is None for name in row.cells if name not in ("parameters", "bytes", "r_pred")):
+            console.print(f"{row.run} was not judged yet: dubio evaluate {row.run}", markup=False, soft_wrap=True)
+
+
+def _default_path(folders: Sequence[Path], runs: Path) -> Path:
+    """In the run's folder for one; for several in the folder that holds them, else in that of the runs."""
+    if len(folders) == 1:
+        return folders[0] / "report.html"
+    parents = {os.path.normpath(folder.parent) for folder in folders}
+    return (Path(parents.pop()) if len(parents) == 1 else runs) / "report.html"

@@ -1,0 +1,20 @@
+"""Reports on runs: one HTML page that works offline, and the same as JSON, from the files in run folders."""
+
+from dubio.reporting.headline import headlines
+from dubio.reporting.reading import RunRecord, read_run, read_runs
+from dubio.reporting.values import Cell, Column, Headline, HeadlineRow, Report, Section
+from dubio.reporting.writing import write_report
+
+__all__ = [
+    "Cell",
+    "Column",
+    "Headline",
+    "HeadlineRow",
+    "Report",
+    "RunRecord",
+    "Section",
+    "headlines",
+    "read_run",
+    "read_runs",
+    "write_report",
+]

@@ -1,0 +1,159 @@
+"""A run as its folder tells it: what it was asked for, how it learned, and what judged it. No network is loaded.
+
+Every file but ``config.json`` may be missing. One that is there and cannot be read is refused, with what would write it
+anew (``tests/reporting/test_reading.py``).
+"""
+
+import dataclasses
+import json
+import math
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from dubio.evaluation import Evaluation
+from dubio.persistence.reading import read_value
+from dubio.reporting.records import AttackRecord, AuditRecord, PruningRecord
+
+__all__ = ["RunRecord", "read_run", "read_runs"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """All that a report needs of a run."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    order: dict[str, Any]
+    """The options of ``dubio train``; empty where a network was trained in Python."""
+    history: tuple[dict[str, Any], ...] = ()
+    """Metrics, epoch by epoch."""
+    evaluation: Evaluation | None = None
+    attack: AttackRecord | None = None
+    pruning: PruningRecord | None = None
+    audit: AuditRecord | None = None
+    num_bytes: int | None = None
+    """Of the network's file."""
+
+    @property
+    def method(self) -> str:
+        """By its name on the command line, else by its class."""
+        plain = str(self.config["method"]).partition("(")[0]
+        return str(self.order.get("method") or ("Deterministic" if plain == "None" else plain))
+
+    @property
+    def data(self) -> str:
+        """What it was judged on, else trained on."""
+        if self.evaluation is not None:
+            return self.evaluation.data.name
+        return str(self.order.get("data") or (self.attack.data if self.attack else "") or "unknown data")
+
+    @property
+    def kind(self) -> Literal["classification", "regression"]:
+        """Whether it predicts classes or numbers."""
+        if self.evaluation is not None:
+            return self.evaluation.kind
+        real = str(self.config.get("likelihood", "")).startswith("Gaussian")
+        return "regression" if real else "classification"
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Numbers that were trained."""
+        shapes = self.config.get("parameters")
+        return sum(math.prod(shape) for shape in shapes.values()) if isinstance(shapes, dict) else None
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
+    """Several runs, each under a name of its own."""
+    if not folders:
+        raise ValueError("folders must be at least one run, got none")
+    paths = [Path(folder) for folder in folders]
+    real = [path.resolve() for path in paths]
+    if twice := next((path for number, path in enumerate(paths) if real[number] in real[:number]), None):
+        raise ValueError(f"each run may be named once, got {twice} twice")
+    records = [read_run(path) for path in paths]
+    names = [record.name for record in records]
+    return [
+        record
+        if names.count(record.name) == 1
+        else dataclasses.replace(record, name=f"{path.parent.name}/{record.name}")
+        for record, path in zip(records, real, strict=True)
+    ]
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """A run from its folder."""
+    folder = Path(folder)
+    name = folder.resolve().name
+    config = _object(folder / "config.json")
+    if config is None:
+        raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json; dubio runs lists runs")
+    if "method" not in config:
+        raise ValueError(f"{folder / 'config.json'} is not the configuration of a run: it names no method")
+    evaluation, model = folder / "evaluation.json", folder / "model.safetensors"
+    return RunRecord(
+        name=name,
+        folder=folder,
+        config=config,
+        order=_object(folder / "command.json") or {},
+        history=_history(folder / "metrics.jsonl"),
+        evaluation=Evaluation.load(evaluation) if evaluation.is_file() else None,
+        attack=_record(AttackRecord, folder / "attack.json", "dubio-attack-1", f"dubio attack {name}"),
+        pruning=_record(PruningRecord, folder / "pruning.json", "dubio-pruning-1", f"dubio prune {name}"),
+        audit=_record(AuditRecord, folder / "audit.json", None, f"dubio audit {name}"),
+        num_bytes=model.stat().st_size if model.is_file() else None,
+    )
+
+
+def _object(file: Path) -> dict[str, Any] | None:
+    """What a file of JSON holds; None where there is no file."""
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} must hold an object, got a {type(found).__name__}")
+    return found
+
+
+def _history(file: Path) -> tuple[dict[str, Any], ...]:
+    """The metrics of all epochs; a line that is being written is left out."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+    try:
+        found = tuple(json.loads(line) for line in lines if line.endswith("\n"))
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not all(isinstance(metrics, dict) and isinstance(metrics.get("epoch"), int) for metrics in found):
+        raise ValueError(f"{file} must have an epoch in every line; was it written by dubio train?")
+    return found
+
+
+def _record(kind: type[T], file: Path, format: str | None, command: str) -> T | None:
+    found = _object(file)
+    if found is None:
+        return None
+    if format is not None and found.get("format") != format:
+        raise ValueError(f"{file} must have format {format!r}, got {found.get('format')!r}; write it anew: {command}")
+    try:
+        return read_value(kind, _known(kind, found))
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: {error}; write it anew: {command}") from error
+
+
+def _known(kind: Any, data: Any) -> Any:
+    """What of some JSON has a field to go to."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _known(next(part for part in parts if part is not type(None)), data)
+    if origin is tuple and isinstance(data, list):
+        return [_known(parts[0], part) for part in data]
+    if dataclasses.is_dataclass(kind) and isinstance(data, dict):
+        return {name: _known(hint, data[name]) for name, hint in get_type_hints(kind).items() if name in data}
+    return data

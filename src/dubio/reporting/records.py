@@ -1,0 +1,168 @@
+"""What the files of a run say of attacks, pruning and an audit, as far as a report shows it.
+
+Fields that a report has no use for are left out, so that a file of a later version can still be read.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dubio.evaluation import Estimate
+
+__all__ = [
+    "AttackRecord",
+    "AttackRow",
+    "AuditCheck",
+    "AuditHeadline",
+    "AuditRecord",
+    "Density",
+    "PruningPoint",
+    "PruningRecord",
+    "Shares",
+    "ThreatModel",
+]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How often a network is right, in three ways."""
+
+    predictive: Estimate
+    """The mean over draws: R_pred."""
+    single: Estimate
+    """One draw: R_1."""
+    retry: Estimate
+    """All of several draws: R_retry."""
+    predictive_per_example: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttackRow(Shares):
+    """What one attack at one distance left."""
+
+    attack: str = ""
+    epsilon: str = "0"
+    fields: dict[str, Any] | None = None
+    """None for the strongest of several."""
+
+    @property
+    def distance(self) -> float:
+        """Epsilon as a number: 8/255 is 0.0314."""
+        above, stroke, below = self.epsilon.partition("/")
+        return float(above) / float(below) if stroke else float(above)
+
+
+@dataclass(frozen=True)
+class AttackRecord:
+    """``attack.json``."""
+
+    clean: Shares
+    rows: tuple[AttackRow, ...]
+    num_draws: int
+    data: str = ""
+    fingerprint: str = ""
+    indices: tuple[int, ...] = ()
+    seeds: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    when: str = ""
+    sha256_of_images: str = ""
+
+    def shared_fields(self) -> dict[str, Any]:
+        """Fields that all attacks which have them agree about; where one is passed on, those of the one inside."""
+        found: dict[str, list[Any]] = {}
+        for row in self.rows:
+            fields = row.fields or {}
+            inner = fields.get("attack")
+            for name, value in (inner if isinstance(inner, dict) else fields).items():
+                found.setdefault(name, []).append(value)
+        return {name: values[0] for name, values in found.items() if all(value == values[0] for value in values)}
+
+    @property
+    def norm(self) -> str:
+        """How distance was measured."""
+        return str(self.shared_fields().get("norm", "linf"))
+
+    def weakest(self) -> dict[float, AttackRow]:
+        """By distance, the row that leaves least."""
+        least: dict[float, AttackRow] = {}
+        for row in self.rows:
+            known = least.get(row.distance)
+            if known is None or row.predictive.value < known.predictive.value:
+                least[row.distance] = row
+        return dict(sorted(least.items()))
+
+
+@dataclass(frozen=True)
+class PruningPoint:
+    """How a network does without a fraction of its weights."""
+
+    by: str
+    fraction: float
+    accuracy: float | None = None
+    nll: float | None = None
+
+
+@dataclass(frozen=True)
+class Density:
+    """How the signal-to-noise ratios of weights are distributed, in decibels."""
+
+    edges: tuple[float, ...]
+    counts: tuple[float, ...]
+    threshold_db: float | None = None
+
+
+@dataclass(frozen=True)
+class PruningRecord:
+    """``pruning.json``."""
+
+    by: str = ""
+    what: str = ""
+    fraction: float | None = None
+    num_weights: int | None = None
+    num_removed: int | None = None
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    step_seconds_before: float | None = None
+    step_seconds_after: float | None = None
+    density: Density | None = None
+    curve: tuple[PruningPoint, ...] = ()
+
+
+@dataclass(frozen=True)
+class AuditHeadline:
+    """What is left under the strongest attack of an audit."""
+
+    accuracy: float
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the adversary may do."""
+
+    norm: str = ""
+    epsilon: float | None = None
+
+
+@dataclass(frozen=True)
+class AuditCheck:
+    """One check of an audit."""
+
+    name: str
+    status: str
+    id: str = ""
+    required: bool = False
+    value: Any = None
+    limit: Any = None
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """``audit.json``."""
+
+    status: str
+    headline: AuditHeadline | None = None
+    threat_model: ThreatModel | None = None
+    checks: tuple[AuditCheck, ...] = ()

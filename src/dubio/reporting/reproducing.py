@@ -1,0 +1,105 @@
+"""How each number of a report can be made again: commands rebuilt from what the run's files say."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from dubio.reporting.reading import RunRecord
+from dubio.reporting.records import AttackRecord
+from dubio.reporting.values import Commands, Section
+
+__all__ = ["attack_command", "reproduction", "train_command"]
+
+DEFAULTS = {"data": "digits", "model": "fc:100-100", "schedule": "constant", "batch_size": 128}
+ATTACK_OPTIONS = {
+    "norm": "norm",
+    "steps": "steps",
+    "restarts": "restarts",
+    "num_samples": "samples",
+    "objective": "objective",
+    "loss": "loss",
+    "noise": "noise",
+}
+
+
+def reproduction(records: Sequence[RunRecord]) -> Section:
+    """Commands, seeds, fingerprints and versions of every run."""
+    about = (
+        "The commands that made the numbers, rebuilt from the files of each run; they write to folders of the same "
+        "names, so run them in another place or with another --runs. A fingerprint tells whether the data are the "
+        "same. With the same versions and seed the numbers are the same on the same hardware, and nearly the same "
+        "elsewhere."
+    )
+    return Section("reproduce", "How to make each number again", about, tuple(_commands(record) for record in records))
+
+
+def train_command(record: RunRecord) -> str | None:
+    """``dubio train`` with the options of a run; None where it was trained in Python."""
+    if not record.order:
+        return None
+    own = {name: value for name, value in record.order.items() if name not in ("fields", "seed", "method")}
+    given = {name: value for name, value in own.items() if value not in (None, False, DEFAULTS.get(name))}
+    fields = record.order.get("fields") or {}
+    chosen: dict[str, Any] = {"method": record.method, **given, **fields, "seed": record.order.get("seed", 0)}
+    return shlex.join(["dubio", "train", record.folder.resolve().name, *_options(chosen)])
+
+
+def attack_command(name: str, found: AttackRecord) -> str:
+    """``dubio attack`` with the options that a record tells of."""
+    attacks = dict.fromkeys(row.attack for row in found.rows if row.fields)
+    epsilons = dict.fromkeys(row.epsilon for row in found.rows)
+    fields = found.shared_fields()
+    chosen: dict[str, Any] = {
+        "attack": ",".join(attacks) or None,
+        "epsilon": ",".join(epsilons),
+        **{option: fields.get(field) for field, option in ATTACK_OPTIONS.items()},
+        "draws": found.num_draws,
+        "images": len(found.indices) or None,
+        "data": found.data or None,
+        "seed": found.seeds.get("attack", 0) // 3,
+    }
+    return shlex.join(
+        ["dubio", "attack", name, *_options({key: value for key, value in chosen.items() if value is not None})]
+    )
+
+
+def _options(chosen: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in chosen.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words += [option] if value else [f"--no-{option[2:]}"]
+        else:
+            words += [option, str(value)]
+    return words
+
+
+def _commands(record: RunRecord) -> Commands:
+    name = record.folder.resolve().name
+    lines = [train_command(record) or f"# {record.name} was trained in Python; its config.json says how"]
+    facts = {"method": str(record.config["method"]), "seed of training": str(record.config.get("seed", "unknown"))}
+    if record.evaluation is not None:
+        found = record.evaluation
+        lines.append(found.made_by.get("command", f"dubio evaluate {shlex.quote(name)}"))
+        facts["judged on"] = (
+            f"{found.data.name}, {found.data.num_examples} examples, fingerprint {found.data.fingerprint}"
+        )
+        facts["draws"] = f"{found.num_samples}, seed {found.seed}"
+        facts["versions of the evaluation"] = _pairs({k: v for k, v in found.made_by.items() if k != "command"})
+        facts.update(
+            {f"unseen data: {other}": f"fingerprint {part.fingerprint}" for other, part in found.unseen.items()}
+        )
+    if record.attack is not None:
+        lines.append(attack_command(name, record.attack))
+        facts["attacked"] = f"{record.attack.data}, fingerprint {record.attack.fingerprint}, {record.attack.when}"
+        facts["seeds of the attack"] = _pairs(record.attack.seeds)
+        facts["versions of the attack"] = _pairs(record.attack.versions)
+    if record.pruning is not None:
+        lines.append(f"dubio prune {shlex.quote(name)}")
+    if record.audit is not None:
+        lines.append(f"dubio audit {shlex.quote(name)}")
+    return Commands(record.name, tuple(lines), {key: value for key, value in facts.items() if value})
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -1,0 +1,254 @@
+"""What a report says, as plain values: the page is drawn from them, and the JSON file holds them.
+
+Invariants: every number of the page stands in the JSON file, since both come from one ``Report``; a figure says in
+words what it shows (``tests/reporting/test_writing.py``).
+"""
+
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+__all__ = [
+    "Bars",
+    "Block",
+    "Card",
+    "Cell",
+    "Column",
+    "Commands",
+    "Figure",
+    "Gallery",
+    "Headline",
+    "HeadlineRow",
+    "Lines",
+    "Mark",
+    "Note",
+    "Picture",
+    "Reliability",
+    "Report",
+    "Section",
+    "Series",
+    "Stacks",
+    "Table",
+]
+
+FORMAT = "dubio-report-1"
+Mark = Literal["", "best", "tied"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A field of a table: its text, and the number behind it where there is one."""
+
+    text: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    mark: Mark = ""
+    """``tied`` where intervals overlap with that of the best."""
+    note: str = ""
+    """Where the number holds: on which data, at which distance."""
+    like: str = ""
+    """Only cells of one ``like`` are compared: the same data, the same attack."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number that every run of the headline has, or lacks."""
+
+    name: str
+    title: str
+    about: str
+    better: Literal["more", "less", ""] = ""
+
+
+@dataclass(frozen=True)
+class HeadlineRow:
+    """One run."""
+
+    run: str
+    method: str
+    data: str
+    cells: dict[str, Cell]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """All runs of one kind, side by side."""
+
+    kind: Literal["classification", "regression"]
+    columns: tuple[Column, ...]
+    rows: tuple[HeadlineRow, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON: runs, and for each the numbers by name."""
+        return {
+            "kind": self.kind,
+            "columns": [asdict(column) for column in self.columns],
+            "runs": [asdict(row) for row in self.rows],
+        }
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: points, and where there are ``low`` and ``high`` the band around them."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    style: int | None = None
+    """Its colour, dashes and mark; by default those of its place. A run has the same ones in all figures."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines over one axis."""
+
+    title: str
+    words: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_range: tuple[float, ...] = ()
+    y_range: tuple[float, ...] = ()
+    """Lowest and highest value shown; by default those of the lines."""
+    log_y: bool = False
+    diagonal: str = ""
+    """What the line y = x would mean; not drawn where empty."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """How often values fall between edges, for each of several groups, as shares of the group."""
+
+    title: str
+    words: str
+    x_label: str
+    y_label: str
+    edges: tuple[float, ...]
+    groups: dict[str, tuple[float, ...]]
+    line: float | None = None
+    """Where a threshold lies."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """By bin of confidence, the share of examples, their mean confidence and their accuracy."""
+
+    title: str
+    words: str
+    share: tuple[float, ...]
+    confidence: tuple[float | None, ...]
+    accuracy: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Parts of a whole, one bar for each row."""
+
+    title: str
+    words: str
+    x_label: str
+    rows: tuple[str, ...]
+    parts: dict[str, tuple[float, ...]]
+
+
+Figure = Lines | Bars | Reliability | Stacks
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as a ``data:`` address, and what it shows in words."""
+
+    source: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One example: its images and what there is to say."""
+
+    pictures: tuple[Picture, ...]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Examples side by side."""
+
+    title: str
+    words: str
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True)
+class Commands:
+    """How to make a run's numbers again."""
+
+    title: str
+    lines: tuple[str, ...]
+    facts: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence of its own; ``tone`` says whether it warns."""
+
+    text: str
+    tone: Literal["plain", "good", "warn"] = "plain"
+
+
+Block = Lines | Bars | Reliability | Stacks | Table | Gallery | Commands | Note
+
+
+@dataclass(frozen=True)
+class Section:
+    """One question, and what the runs answer."""
+
+    name: str
+    title: str
+    about: str
+    """What a reader sees here, and what good looks like."""
+    blocks: tuple[Block, ...]
+    missing: tuple[str, ...] = ()
+    """Which command would add what is not there."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole report."""
+
+    title: str
+    summary: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    sections: tuple[Section, ...]
+    made_by: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON; every block says of which kind it is."""
+        return {
+            "format": FORMAT,
+            "title": self.title,
+            "summary": list(self.summary),
+            "headlines": [headline.to_json() for headline in self.headlines],
+            "sections": [_with_kinds(section) for section in self.sections],
+            "made_by": self.made_by,
+        }
+
+
+def _with_kinds(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        kind = {"kind": type(value).__name__.lower()} if isinstance(value, Block) else {}
+        return kind | {field.name: _with_kinds(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {name: _with_kinds(part) for name, part in value.items()}
+    return [_with_kinds(part) for part in value] if isinstance(value, tuple) else value

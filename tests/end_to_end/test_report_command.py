@@ -1,0 +1,98 @@
+"""``dubio report`` and ``dubio compare`` on tiny runs of the real commands."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dubio.cli import app
+from dubio.reporting import read_run
+from dubio.reporting.reproducing import attack_command, train_command
+
+pytest.importorskip("sklearn")
+pytest.importorskip("jinja2")
+
+NAME = "a-name-that-is-rather-long-for-a-run"
+
+
+def invoke(*args: object, columns: int = 80) -> Result:
+    settings = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+    return CliRunner(env=settings).invoke(app, [str(arg) for arg in args], catch_exceptions=False)
+
+
+def assert_refused(result: Result, *parts: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.splitlines()) == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run that was judged and attacked, and one that was only trained."""
+    folder = tmp_path_factory.mktemp("runs")
+    tiny = ("--model", "mlp:64-16-10", "--epochs", 2, "--runs", folder)
+    assert invoke("train", NAME, *tiny, "--method", "bayes", "--init-std", 0.1, "--seed", 3).exit_code == 0
+    assert invoke("train", "plain", *tiny, "--method", "deterministic").exit_code == 0
+    assert invoke("evaluate", NAME, "--samples", 20, "--resamples", 20, "--runs", folder).exit_code == 0
+    attacks = ("--attack", "fgsm,pgd", "--epsilon", "0.05,8/255", "--steps", 3, "--images", 8, "--draws", 12)
+    assert invoke("attack", NAME, *attacks, "--seed", 2, "--runs", folder).exit_code == 0
+    return folder
+
+
+def test_a_report_on_one_run_goes_to_its_folder_and_on_several_beside_them(runs: Path) -> None:
+    one = invoke("report", NAME, "--runs", runs)
+    assert one.exit_code == 0, one.output
+    assert (runs / NAME / "report.html").is_file()
+    assert (runs / NAME / "report.html").resolve().as_uri() in one.stdout
+    several = invoke("report", NAME, runs / "plain", "--title", "Two of them", "--runs", runs)
+    assert several.exit_code == 0, several.output
+    assert "more would be in it after: dubio attack plain; dubio evaluate plain" in several.stdout
+    assert "<h1>Two of them</h1>" in (runs / "report.html").read_text()
+    data = json.loads((runs / "report.json").read_text())
+    assert [run["run"] for run in data["headlines"][0]["runs"]] == [NAME, "plain"]
+
+
+@pytest.mark.feature("dubio compare shows runs side by side in 80 columns, and the same as JSON")
+def test_runs_are_compared_in_the_terminal(runs: Path) -> None:
+    shown = invoke("compare", NAME, "plain", "--runs", runs)
+    assert shown.exit_code == 0, shown.output
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    assert "plain was not judged yet: dubio evaluate plain" in shown.stdout
+    told = json.loads(invoke("compare", NAME, "plain", "--json", "--runs", runs).stdout)
+    assert told["format"] == "dubio-comparison-1"
+    judged, plain = told["headlines"][0]["runs"]
+    kept = json.loads((runs / NAME / "evaluation.json").read_text())["metrics"]["accuracy"]
+    assert judged["cells"]["accuracy"]["value"] == kept["value"]
+    assert f"{100 * kept['value']:.1f} %" in shown.stdout
+    assert plain["cells"]["accuracy"]["value"] is None
+
+
+@pytest.mark.feature("A report says how to make each number again: its commands, run anew, give the same numbers")
+def test_the_commands_of_a_report_make_the_same_run_again(runs: Path, tmp_path: Path) -> None:
+    record = read_run(runs / NAME)
+    assert record.attack is not None
+    commands = [train_command(record), attack_command(NAME, record.attack)]
+    for command in commands:
+        words = shlex.split(str(command))
+        assert words[0] == "dubio"
+        assert invoke(*words[1:], "--runs", tmp_path).exit_code == 0
+    for file in ("command.json", "config.json"):
+        assert json.loads((tmp_path / NAME / file).read_text()) == json.loads((runs / NAME / file).read_text())
+    before, after = (json.loads((folder / NAME / "attack.json").read_text()) for folder in (runs, tmp_path))
+    assert after["sha256_of_images"] == before["sha256_of_images"]
+    assert after["clean"] == before["clean"]
+
+
+def test_bad_names_and_places_are_refused(runs: Path, tmp_path: Path) -> None:
+    assert_refused(invoke("report", "plane", "--runs", runs), "there is no run 'plane'", "did you mean 'plain'?")
+    assert_refused(invoke("compare", "plain", "plain", "--runs", runs), "each run may be named once")
+    assert_refused(invoke("report", "plain", "--out", tmp_path / "page.txt", "--runs", runs), "path must end in .html")
+    assert_refused(invoke("report", "plain", "--out", tmp_path / "no" / "a.html", "--runs", runs), "there is no folder")
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "config.json").write_text('{"method": "Bayes()", "epochs": 1}')
+    (damaged / "attack.json").write_text("{}")
+    assert_refused(invoke("report", damaged, "--runs", tmp_path), "attack.json must have format 'dubio-attack-1'")

@@ -1,0 +1,127 @@
+"""Reading runs: what is missing stays out, what is damaged is refused with what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dubio.reporting import read_run, read_runs
+from dubio.reporting.reproducing import attack_command
+from reporting.run_folders import AUDIT, PRUNING, write_attack, write_full_run, write_json, write_run
+
+
+def test_a_whole_run_is_read(tmp_path: Path) -> None:
+    found = read_run(write_full_run(tmp_path / "first"))
+    assert (found.name, found.method, found.data, found.kind) == ("first", "bayes", "digits", "classification")
+    assert found.num_parameters == 100 * 64 + 100
+    assert found.num_bytes == 71272
+    assert len(found.history) == 30
+    assert found.evaluation is not None
+    assert found.attack is not None
+    assert found.pruning is not None
+    assert found.audit is not None
+    assert found.attack.norm == "linf"
+    assert [row.distance for row in found.attack.rows] == [0.05, 0.1]
+    assert found.audit.checks[1].value == "5 of 128"
+
+
+def test_a_run_that_was_only_trained_has_nothing_else(tmp_path: Path) -> None:
+    found = read_run(write_run(tmp_path / "first", likelihood="Gaussian"))
+    assert (found.evaluation, found.attack, found.pruning, found.audit) == (None, None, None, None)
+    assert found.kind == "regression"
+
+
+def test_a_run_trained_in_python_has_a_method_by_its_class(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    (folder / "command.json").unlink()
+    write_json(folder / "config.json", {"method": "None", "epochs": 3})
+    assert read_run(folder).method == "Deterministic"
+    assert read_run(folder).num_parameters is None
+
+
+def test_epsilons_are_read_as_fractions_and_the_row_that_leaves_least_counts(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    write_attack(folder, epsilons=("8/255",))
+    record = json.loads((folder / "attack.json").read_text())
+    stronger = record["rows"][0] | {"attack": "strongest", "fields": None}
+    stronger["predictive"] = {"value": 0.1, "low": 0.05, "high": 0.2}
+    write_json(folder / "attack.json", record | {"rows": [*record["rows"], stronger]})
+    attack = read_run(folder).attack
+    assert attack is not None
+    ((distance, row),) = attack.weakest().items()
+    assert distance == pytest.approx(8 / 255)
+    assert row.attack == "strongest"
+
+
+def test_fields_that_attacks_disagree_about_are_not_shared(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    write_attack(folder, epsilons=("0.1",))
+    record = json.loads((folder / "attack.json").read_text())
+    fields = {"kind": "Transfer", "seed": 0, "attack": record["rows"][0]["fields"] | {"loss": "margin"}}
+    passed_on = record["rows"][0] | {"attack": "transfer", "fields": fields}
+    write_json(folder / "attack.json", record | {"rows": [*record["rows"], passed_on]})
+    attack = read_run(folder).attack
+    assert attack is not None
+    assert "loss" not in attack.shared_fields()
+    assert attack.shared_fields()["steps"] == 10
+    assert attack_command("first", attack) == (
+        "dubio attack first --attack pgd,transfer --epsilon 0.1 --norm linf --steps 10 --restarts 1 --samples 10 "
+        "--objective predictive --noise fresh --draws 20 --images 40 --data digits --seed 2"
+    )
+
+
+def test_parts_of_a_record_may_be_missing(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    write_json(folder / "pruning.json", {"format": "dubio-pruning-1", "density": None})
+    write_json(folder / "audit.json", {"status": "VALID"})
+    found = read_run(folder)
+    assert found.pruning is not None
+    assert (found.pruning.curve, found.pruning.density) == ((), None)
+    assert found.audit is not None
+    assert found.audit.headline is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("config.json", "{", r"config\.json cannot be read"),
+        ("config.json", "{}", r"config\.json is not the configuration of a run: it names no method"),
+        ("command.json", "[]", r"command\.json must hold an object, got a list"),
+        ("metrics.jsonl", "nonsense\n", r"metrics\.jsonl cannot be read"),
+        ("metrics.jsonl", '{"loss": 1}\n', r"metrics\.jsonl must have an epoch in every line"),
+        ("evaluation.json", "{}", r"evaluation\.json does not hold an evaluation"),
+        ("attack.json", "{}", r"attack\.json must have format 'dubio-attack-1', got None; .*: dubio attack first"),
+        ("attack.json", '{"format": "dubio-attack-1"}', r"attack\.json cannot be read: .*write it anew: dubio attack"),
+        ("pruning.json", json.dumps(PRUNING | {"num_weights": "many"}), r"num_weights.*'many'.*dubio prune first"),
+        ("audit.json", json.dumps(AUDIT | {"checks": 3}), r"audit\.json cannot be read: .*dubio audit first"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(tmp_path: Path, file: str, content: str, told: str) -> None:
+    folder = write_run(tmp_path / "first")
+    (folder / file).write_text(content)
+    with pytest.raises(ValueError, match=told):
+        read_run(folder)
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 31, "lo')
+    assert len(read_run(folder).history) == 30
+
+
+def test_folders_that_hold_no_run_and_runs_named_twice_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"is not the folder of a run: it has no config\.json; dubio runs lists"
+    ):
+        read_run(tmp_path)
+    with pytest.raises(ValueError, match="folders must be at least one run, got none"):
+        read_runs([])
+    folder = write_run(tmp_path / "first")
+    with pytest.raises(ValueError, match=r"each run may be named once, got .*first twice"):
+        read_runs([folder, tmp_path / "." / "first"])
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / part / "first") for part in ("old", "new")]
+    assert [record.name for record in read_runs(folders)] == ["old/first", "new/first"]
