@@ -70,10 +70,10 @@ def check_name(name: str) -> None:
         raise ValueError(f"NAME must be a plain name such as first or mlp-2, got {name!r}; --runs names the folder")
 
 
-def unused_name(name: str, runs: Path) -> str:
-    """The name, or with a number where it is taken."""
+def unused_name(name: str, runs: Path, ending: str = "") -> str:
+    """The name, or with a number where there is a folder (or a file with this ending) of that name."""
     number, free = 1, name
-    while (runs / free).exists():
+    while (runs / f"{free}{ending}").exists():
         number += 1
         free = f"{name}-{number}"
     return free

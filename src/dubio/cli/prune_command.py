@@ -21,7 +21,7 @@ from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
 from dubio.pruning import Pruning, PruningPoint
 
-__all__ = ["prune"]
+__all__ = ["RECORD", "measure", "prune"]
 
 RECORD = "pruning.json"
 TIMED_ROWS = 128
@@ -69,7 +69,7 @@ def prune(
     model = load_model(named, runs)
     validation = _validation(folder, data_dir)
     if fraction is None and max_loss is None:
-        measured = _measure(model, validation, by, what, each_layer, samples, seed)
+        measured = measure(model, validation, by, what, each_layer, samples, seed)
         measured.save(folder / RECORD)
         Console().print(_table(measured.curve, what))
         typer.echo(f"{measured.num_weights:,} weights, {measured.bytes_before:,} bytes; record: {folder / RECORD}")
@@ -101,14 +101,14 @@ def _validation(folder: Path, data_dir: Path | None) -> Examples:
     return in_rows(validation)
 
 
-def _measure(
+def measure(
     model: nn.Module,
     validation: Examples,
-    by: pruning.By | None,
-    what: pruning.What,
-    each_layer: bool,
-    samples: int,
-    seed: int,
+    by: pruning.By | None = None,
+    what: pruning.What = "weights",
+    each_layer: bool = False,
+    samples: int = 100,
+    seed: int = 0,
 ) -> Pruning:
     """A record of a network that nothing was removed from, with the curve of what would happen."""
     whole = pruning.prune(

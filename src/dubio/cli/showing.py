@@ -21,10 +21,13 @@ from dubio.cli.evaluate_command import headline, noise_like
 from dubio.cli.fields import listed
 from dubio.cli.folders import unused_name
 from dubio.cli.ordering import Order, load_splits, train_order
+from dubio.cli.prune_command import RECORD as PRUNING
+from dubio.cli.prune_command import measure
 from dubio.data import Splits
 from dubio.evaluation import Evaluation, evaluate
 from dubio.methods import METHODS
 from dubio.objectives import Loss
+from dubio.reporting import write_report
 from dubio.training import Interrupted, Run
 
 __all__ = ["parse_methods", "show_demo"]
@@ -59,6 +62,7 @@ def show_demo(runs: Path, methods: str | None = None, epochs: int | None = None)
     console.print(_table(shown, len(splits.test)))
     for line in _explanation(shown, runs):
         console.print(line, markup=False)
+    typer.echo(_report([runs / row.run for row in shown], runs))
     typer.echo("Try next:")
     for command in _next_commands(shown, runs):
         typer.echo(f"  {command}")
@@ -94,10 +98,23 @@ def _try(name: str, number: int, splits: Splits, runs: Path, epochs: int | None,
     chosen, epsilons = choose_images(test, NUM_ATTACKED), {f"{EPSILON:g}": EPSILON}
     assault = assail(model, chosen, ["pgd"], epsilons, ATTACK, num_draws=NUM_DRAWS, progress=False)
     assault.save(runs / run, {"model": run})
+    if name == "bayes":
+        assert splits.validation is not None
+        measure(model, splits.validation, samples=NUM_DRAWS).save(runs / run / PRUNING)
     progress.console.print(
         f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, {headline(evaluation)}", highlight=False
     )
     return Shown(name, run, evaluation, assault.rows[0].score)
+
+
+def _report(folders: Sequence[Path], runs: Path) -> str:
+    """Write the report on all runs; says where it is, or why there is none."""
+    path = runs / f"{unused_name('demo-report', runs, '.html')}.html"
+    try:
+        write_report(folders, path, title="dubio demo: ten ways to doubt, on digits" if len(folders) == 10 else None)
+    except ImportError as error:
+        return f"no report: {error}"
+    return f"The report, with figures, examples and how to make each number again: {path.resolve().as_uri()}\n"
 
 
 def _table(shown: Sequence[Shown], count: int) -> Table:
