@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dubio.reporting import read_run, read_runs
-from dubio.reporting.reproducing import attack_command
+from dubio.reporting.reproducing import attack_command, prune_command, train_command
 from reporting.run_folders import AUDIT, PRUNING, write_attack, write_full_run, write_json, write_run
 
 
@@ -68,6 +68,20 @@ def test_fields_that_attacks_disagree_about_are_not_shared(tmp_path: Path) -> No
         "dubio attack first --attack pgd,transfer --epsilon 0.1 --norm linf --steps 10 --restarts 1 --samples 10 "
         "--objective predictive --noise fresh --draws 20 --images 40 --data digits --seed 2"
     )
+
+
+def test_a_pruned_run_is_made_from_the_one_that_was_trained(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first-pruned")
+    write_json(folder / "pruning.json", PRUNING)
+    record = read_run(folder)
+    assert record.pruning is not None
+    assert train_command(record) == "dubio train first --method bayes --seed 0"
+    assert prune_command(record, record.pruning) == "dubio prune first --fraction 0.75 --by snr --out first-pruned"
+    write_json(folder / "pruning.json", PRUNING | {"num_removed": 0, "what": "units"})
+    measured = read_run(folder)
+    assert measured.pruning is not None
+    assert train_command(measured) == "dubio train first-pruned --method bayes --seed 0"
+    assert prune_command(measured, measured.pruning) == "dubio prune first-pruned --what units"
 
 
 def test_parts_of_a_record_may_be_missing(tmp_path: Path) -> None:

@@ -97,11 +97,11 @@ def pruning(records: Sequence[RunRecord]) -> Section:
 
 def _told(found: PruningRecord) -> str:
     parts = []
-    if found.num_removed is not None and found.num_weights:
+    if found.num_removed and found.num_weights:
         by = f", chosen by {found.by}" if found.by else ""
         share = percent(found.num_removed / found.num_weights)
         parts.append(f"{found.num_removed:,} of {found.num_weights:,} weights removed ({share}){by}")
-    if found.bytes_before is not None and found.bytes_after is not None:
+    if found.bytes_before is not None and found.bytes_after is not None and found.bytes_after != found.bytes_before:
         parts.append(f"the file shrinks from {bytes_text(found.bytes_before)} to {bytes_text(found.bytes_after)}")
     if found.step_seconds_before is not None and found.step_seconds_after is not None:
         before, after = 1e3 * found.step_seconds_before, 1e3 * found.step_seconds_after
@@ -136,10 +136,11 @@ def _curves(name: str, found: PruningRecord, metric: str, label: str) -> list[Bl
             lines.append(Series(f"by {by}", tuple(x for x, _ in points), tuple(y for _, y in points)))
     if not lines:
         return []
+    what = found.what or "weights"
     parts = [
-        f"{line.name}: {number(line.y[0])} with {1 - line.x[0]:.0%} of the weights, "
+        f"{line.name}: {number(line.y[0])} with {1 - line.x[0]:.0%} of the {what}, "
         f"{number(line.y[-1])} with {1 - line.x[-1]:.0%}"
         for line in lines
     ]
     title = f"{name}: {'NLL' if metric == 'nll' else metric} by fraction removed"
-    return [Lines(title, f"{'; '.join(parts)}.", "fraction of weights removed", label, tuple(lines))]
+    return [Lines(title, f"{'; '.join(parts)}.", f"fraction of {what} removed", label, tuple(lines))]

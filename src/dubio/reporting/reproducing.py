@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dubio.reporting.reading import RunRecord
-from dubio.reporting.records import AttackRecord
+from dubio.reporting.records import AttackRecord, PruningRecord
 from dubio.reporting.values import Commands, Section
 
-__all__ = ["attack_command", "reproduction", "train_command"]
+__all__ = ["attack_command", "prune_command", "reproduction", "train_command"]
 
 DEFAULTS = {"data": "digits", "model": "fc:100-100", "schedule": "constant", "batch_size": 128}
 ATTACK_OPTIONS = {
@@ -41,7 +41,7 @@ def train_command(record: RunRecord) -> str | None:
     given = {name: value for name, value in own.items() if value not in (None, False, DEFAULTS.get(name))}
     fields = record.order.get("fields") or {}
     chosen: dict[str, Any] = {"method": record.method, **given, **fields, "seed": record.order.get("seed", 0)}
-    return shlex.join(["dubio", "train", record.folder.resolve().name, *_options(chosen)])
+    return shlex.join(["dubio", "train", _trained_name(record), *_options(chosen)])
 
 
 def attack_command(name: str, found: AttackRecord) -> str:
@@ -63,6 +63,23 @@ def attack_command(name: str, found: AttackRecord) -> str:
     )
 
 
+def prune_command(record: RunRecord, found: PruningRecord) -> str:
+    """``dubio prune``: what measured a run, or what made it from the one that was trained."""
+    name = record.folder.resolve().name
+    chosen: dict[str, Any] = {"what": found.what} if found.what not in ("", "weights") else {}
+    if found.num_removed:
+        chosen |= {"fraction": found.fraction, **({"by": found.by} if found.by else {}), "out": name}
+    return shlex.join(["dubio", "prune", _trained_name(record), *_options(chosen)])
+
+
+def _trained_name(record: RunRecord) -> str:
+    """What the run was called when it was trained: a pruned one is a run of its own, made from another."""
+    name = record.folder.resolve().name
+    if record.pruning is None or not record.pruning.num_removed:
+        return name
+    return name.removesuffix("-pruned") if name.endswith("-pruned") else f"{name}-whole"
+
+
 def _options(chosen: dict[str, Any]) -> list[str]:
     words = []
     for name, value in chosen.items():
@@ -78,6 +95,8 @@ def _commands(record: RunRecord) -> Commands:
     name = record.folder.resolve().name
     lines = [train_command(record) or f"# {record.name} was trained in Python; its config.json says how"]
     facts = {"method": str(record.config["method"]), "seed of training": str(record.config.get("seed", "unknown"))}
+    if record.pruning is not None:
+        lines.append(prune_command(record, record.pruning))
     if record.evaluation is not None:
         found = record.evaluation
         lines.append(found.made_by.get("command", f"dubio evaluate {shlex.quote(name)}"))
@@ -94,8 +113,6 @@ def _commands(record: RunRecord) -> Commands:
         facts["attacked"] = f"{record.attack.data}, fingerprint {record.attack.fingerprint}, {record.attack.when}"
         facts["seeds of the attack"] = _pairs(record.attack.seeds)
         facts["versions of the attack"] = _pairs(record.attack.versions)
-    if record.pruning is not None:
-        lines.append(f"dubio prune {shlex.quote(name)}")
     if record.audit is not None:
         lines.append(f"dubio audit {shlex.quote(name)}")
     return Commands(record.name, tuple(lines), {key: value for key, value in facts.items() if value})
