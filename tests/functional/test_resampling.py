@@ -17,10 +17,18 @@ def test_resamples_have_as_many_examples_as_there_are() -> None:
 def test_the_interval_of_a_mean_is_that_of_its_standard_error() -> None:
     values = torch.randn(400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weights = functional.resample_weights(400, 4000, torch.Generator().manual_seed(2))
-    low, high = functional.percentile_interval(weights @ values / 400)
+    low, high = functional.bootstrap_interval(values.mean().item(), weights @ values / 400)
     error = values.std(correction=0).item() / 20
     assert low == pytest.approx(values.mean().item() - 1.96 * error, abs=0.15 * error)
     assert high == pytest.approx(values.mean().item() + 1.96 * error, abs=0.15 * error)
+
+
+def test_the_interval_of_a_biased_number_is_shifted_by_its_bias() -> None:
+    resampled = torch.linspace(0.4, 0.8, 101, dtype=torch.float64)
+    low, high = functional.bootstrap_interval(0.5, resampled)
+    assert (low, high) == (pytest.approx(0.31), pytest.approx(0.69))
+    assert functional.bootstrap_interval(0.1, resampled)[0] == 0.0  # an error is never negative
+    assert functional.bootstrap_interval(0.1, resampled - 0.5)[0] < 0.0  # a log-likelihood may be
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
@@ -44,4 +52,4 @@ def test_too_few_are_refused() -> None:
     with pytest.raises(ValueError, match="left_out must hold at least two values, got 1"):
         functional.jackknife_error(torch.zeros(1))
     with pytest.raises(ValueError, match=r"level must be in \(0, 1\), got 95"):
-        functional.percentile_interval(torch.zeros(3), 95)
+        functional.bootstrap_interval(0.0, torch.zeros(3), 95)

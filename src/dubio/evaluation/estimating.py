@@ -41,7 +41,8 @@ def estimates(
     if num_resamples > 0:
         resampled = [measure(weight) for weight in resamples(num_examples, num_resamples, seed)]
         for name in found:
-            low, high = functional.percentile_interval(torch.cat([part[name].cpu() for part in resampled]), LEVEL)
+            values = torch.cat([part[name].cpu() for part in resampled])
+            low, high = functional.bootstrap_interval(found[name].value, values, LEVEL)
             found[name] = replace(found[name], low=low, high=high)
     for name in found:
         if left_out is not None and name in left_out[0]:

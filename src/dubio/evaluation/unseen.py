@@ -56,4 +56,4 @@ def _judge_score(
 def _estimate(value: Tensor, resampled: list[Tensor]) -> Estimate:
     if not resampled:
         return Estimate(value.item())
-    return Estimate(value.item(), *functional.percentile_interval(torch.cat(resampled), LEVEL))
+    return Estimate(value.item(), *functional.bootstrap_interval(value.item(), torch.cat(resampled), LEVEL))

@@ -125,10 +125,10 @@ from dubio.functional.penalties import scaled_weight_penalty, weight_penalty
 from dubio.functional.pruning import decibels, lowest_scores, num_removed, signal_to_noise, unit_scores, units_kept
 from dubio.functional.regression import central_interval, mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.resampling import (
+    bootstrap_interval,
     group_means,
     jackknife_error,
     left_out_means,
-    percentile_interval,
     resample_weights,
 )
 from dubio.functional.resizing import area_resized
@@ -189,6 +189,7 @@ __all__ = [
     "bin_sums",
     "blurred",
     "bootstrap_counts",
+    "bootstrap_interval",
     "bottleneck_std",
     "boundary_distance",
     "bounded_temperature",
@@ -261,7 +262,6 @@ __all__ = [
     "pairwise_norms",
     "parametric_noise",
     "patterned_transition",
-    "percentile_interval",
     "perturbation_norm",
     "planar_direction",
     "planar_inverse",

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["group_means", "jackknife_error", "left_out_means", "percentile_interval", "resample_weights"]
+__all__ = ["bootstrap_interval", "group_means", "jackknife_error", "left_out_means", "resample_weights"]
 
 
 def resample_weights(
@@ -21,13 +21,19 @@ def resample_weights(
     return counts.scatter_add_(1, chosen, torch.ones((), dtype=torch.float64).expand_as(chosen))
 
 
-def percentile_interval(values: Float[Tensor, " resample"], level: float = 0.95) -> tuple[float, float]:
-    """The central interval that holds ``level`` of the resampled values."""
+def bootstrap_interval(value: float, resampled: Float[Tensor, " resample"], level: float = 0.95) -> tuple[float, float]:
+    """The central interval that holds ``level`` of the resampled values, less the bias that resampling shows.
+
+    A calibration error is larger on a resample than on the examples themselves, by about as much as it is too large on
+    them: without the shift the interval may not hold the value at all. What is never negative gets no negative end.
+    """
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")
-    tails = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=torch.float64, device=values.device)
-    low, high = values.double().quantile(tails).tolist()
-    return low, high
+    tails = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=torch.float64, device=resampled.device)
+    exact = resampled.double()
+    bias = exact.mean().item() - value
+    low, high = (end - bias for end in exact.quantile(tails).tolist())
+    return (max(low, 0.0) if bool((exact >= 0.0).all()) else low), high
 
 
 def group_means(log_probs: Float[Tensor, "sample *rest"], num_groups: int) -> Float[Tensor, "group *rest"]:

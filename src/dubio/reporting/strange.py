@@ -39,7 +39,8 @@ def unseen(records: Sequence[RunRecord]) -> Section:
 
 def tells(scored: DetectionScore) -> bool:
     """Whether a score has values that differ by more than rounding; mutual information has none without noise."""
-    return scored.histogram.edges[-1] - scored.histogram.edges[0] > ROUNDING
+    filled = [any(counts) for counts in zip(*scored.histogram.counts.values(), strict=True)]
+    return sum(filled) > 1 and scored.histogram.edges[-1] - scored.histogram.edges[0] > ROUNDING
 
 
 def _telling(found: UnseenSet) -> str | None:

@@ -9,6 +9,9 @@ from dubio.reporting.wording import listed, percent, plural, points
 
 __all__ = ["summarise"]
 
+MOST_NAMED = 4
+"""Beyond as many runs a sentence names the first and the last."""
+
 
 def summarise(records: Sequence[RunRecord], headlines: Sequence[Headline]) -> tuple[str, ...]:
     """A few sentences about all runs."""
@@ -52,6 +55,11 @@ def _standing(headline: Headline, name: str, is_best: str, plural_name: str) -> 
     if len(best) == 1:
         return f"{best[0]} {is_best}: {_value(known[best[0]])}, and no interval of another reaches it."
     if tied:
+        if len(tied) > MOST_NAMED:
+            ordered = sorted(tied, key=lambda run: known[run].value or 0.0)
+            ends = [f"{known[run].text} ({run})" for run in (ordered[0], ordered[-1])]
+            whose = "all" if len(tied) == len(known) else f"the {len(tied)} leading"
+            return f"{plural_name} of {whose} runs cannot be told apart on so many examples: {' to '.join(ends)}."
         values = listed([f"{run} {known[run].text}" for run in tied])
         return f"{plural_name} of these cannot be told apart on so many examples: {values}."
     title = next((column.title for column in headline.columns if column.name == name), name)
@@ -85,13 +93,20 @@ def _attacked(records: Sequence[RunRecord]) -> list[str]:
     attacked = [record for record in records if record.attack and record.attack.rows]
     if not attacked:
         return []
-    distance, parts = judged_distance(records), []
+    distance, parts, left = judged_distance(records), [], {}
     for record in attacked:
         assert record.attack is not None
         weakest = record.attack.weakest()
         row = weakest[max(weakest) if distance is None else distance]
         at = f" at epsilon {row.epsilon}" if distance is None else ""
         parts.append(f"{record.name} on {percent(row.predictive.value)}{at}")
+        left[record.name] = row.predictive.value
+    if distance is not None and len(left) > MOST_NAMED:
+        most, least = max(left, key=left.__getitem__), min(left, key=left.__getitem__)
+        return [
+            f"Under attack at epsilon {row.epsilon} {most} keeps most, {percent(left[most])} of the images, and {least} "
+            f"least, {percent(left[least])}; stronger attacks may leave less."
+        ]
     where = "" if distance is None else f" at epsilon {row.epsilon}"
     return [f"Under attack{where} these are right: {listed(parts)} of the images; stronger attacks may leave less."]
 
