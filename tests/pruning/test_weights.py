@@ -308,9 +308,10 @@ def test_what_was_decided_for_the_whole_network_is_forgotten() -> None:
     from dubio.conversion import change_spec
 
     model = bayes()
-    change_spec(model, calibration="a", threshold="b", sets="c", evaluated=("d",))
+    made = dubio.Temperature(2.0), dubio.Threshold("confidence", 0.5), dubio.PredictionSets("lac", 0.5, 0.9)
+    change_spec(model, calibration=made[0], threshold=made[1], sets=made[2], evaluated=("d",))
     dubio.prune(model, 0.0)
-    assert dubio.spec(model).calibration == "a"
+    assert dubio.spec(model).calibration == made[0]
     dubio.prune(model, 0.1)
     found = dubio.spec(model)
     assert (found.calibration, found.threshold, found.sets, found.evaluated) == (None, None, None, ("d",))

@@ -104,8 +104,8 @@ def _attacked(records: Sequence[RunRecord]) -> list[str]:
     if distance is not None and len(left) > MOST_NAMED:
         most, least = max(left, key=left.__getitem__), min(left, key=left.__getitem__)
         return [
-            f"Under attack at epsilon {row.epsilon} {most} keeps most, {percent(left[most])} of the images, and {least} "
-            f"least, {percent(left[least])}; stronger attacks may leave less."
+            f"Under attack at epsilon {row.epsilon} {most} keeps most, {percent(left[most])} of the images, and "
+            f"{least} least, {percent(left[least])}; stronger attacks may leave less."
         ]
     where = "" if distance is None else f" at epsilon {row.epsilon}"
     return [f"Under attack{where} these are right: {listed(parts)} of the images; stronger attacks may leave less."]
