@@ -1,5 +1,6 @@
 """The page and its JSON: what stands in them, what is left out, and that text from elsewhere stays text."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -294,3 +295,21 @@ def test_classes_found_least_come_first(full: tuple[Report, Text, dict[str, Any]
     recalls = [row[2].value for row in table.rows]
     assert len(recalls) == len(CLASSES)
     assert recalls == sorted(recalls)
+
+
+def test_runs_with_more_and_more_wrong_labels_make_a_curve(tmp_path: Path) -> None:
+    folders = []
+    for place, noise in enumerate((None, "flip:0.2", "flip:0.4")):
+        folder = write_run(tmp_path / f"run{place}", label_noise=noise)
+        evaluation = classification()
+        lower = dataclasses.replace(evaluation.metrics["accuracy"], value=0.9 - 0.1 * place)
+        metrics = {**evaluation.metrics, "accuracy": lower}
+        dataclasses.replace(evaluation, metrics=metrics).save(folder / "evaluation.json")
+        folders.append(folder)
+    report = write_report(folders[::-1], tmp_path / "report.html")
+    section = next(section for section in report.sections if section.name == "labels")
+    (line,) = section.blocks[0].series  # type: ignore[union-attr]
+    assert line.x == (0.0, 0.2, 0.4)
+    assert line.y == pytest.approx((0.9, 0.8, 0.7))
+    alone = write_report(folders[:1], tmp_path / "alone.html")
+    assert all(section.name != "labels" for section in alone.sections)

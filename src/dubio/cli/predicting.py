@@ -67,7 +67,15 @@ def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple
 
 def _tabulate_classes(found: ClassPredictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> Table:
     decided = _decided(found, classes)
-    table = Table("example", "truth", "label", "confidence", "entropy", "mutual information", *decided)
+    table = Table(
+        "example",
+        "truth",
+        "label",
+        "confidence",
+        "entropy",
+        "mutual inf." if decided else "mutual information",
+        *decided,
+    )
     figures = zip(found.confidence.tolist(), found.entropy.tolist(), found.mutual_information.tolist(), strict=True)
     for place, (row, truth, label, values) in enumerate(
         zip(rows, targets.tolist(), found.label.tolist(), figures, strict=True)

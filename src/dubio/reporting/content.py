@@ -26,6 +26,7 @@ SECTIONS: tuple[tuple[Maker, str, tuple[str, ...]], ...] = (
     (judged.doubt, EVALUATE, CLASSES),
     (strange.unseen, EVALUATE, CLASSES),
     (strange.corruptions, EVALUATE, CLASSES),
+    (strange.wrong_labels, EVALUATE, ()),
     (detailed.notable, EVALUATE, CLASSES),
     (detailed.classes, EVALUATE, CLASSES),
     (detailed.metrics, EVALUATE, BOTH),

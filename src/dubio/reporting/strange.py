@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from dubio.evaluation import CorruptionPoint, DetectionScore, Estimate, UnseenSet
+from dubio.evaluation import CorruptionPoint, DetectionScore, Estimate, Evaluation, UnseenSet, metric_curve
 from dubio.evaluation.words import SCORE_WORDS
 from dubio.reporting.judged import shares
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import Bars, Block, Cell, Lines, Section, Series, Table
 from dubio.reporting.wording import cell, number
 
-__all__ = ["corruptions", "tells", "unseen"]
+__all__ = ["corruptions", "tells", "unseen", "wrong_labels"]
 
 IN_NATS = ("entropy", "mutual_information")
 ROUNDING = 1e-5
@@ -95,6 +95,37 @@ def corruptions(records: Sequence[RunRecord]) -> Section:
         "that it sees less."
     )
     return Section("corruptions", "What if inputs get worse?", about, tuple(blocks))
+
+
+def wrong_labels(records: Sequence[RunRecord]) -> Section:
+    """What do wrong labels in training do? One line for each kind of network that was trained at several strengths."""
+    families: dict[tuple[str, ...], dict[float, Evaluation]] = {}
+    for record in records:
+        strength = str(record.order.get("label_noise") or "none:0").partition(":")[2]
+        found = record.evaluation
+        if found is not None and found.kind == "classification" and record.order:
+            same = (record.method, str(record.order.get("model")), found.data.fingerprint)
+            families.setdefault(same, {})[float(strength)] = found
+    series = [_accuracies(", ".join(same[:2]), judged) for same, judged in families.items() if len(judged) > 1]
+    about = (
+        "Networks of one kind that were trained with more and more wrong labels, judged on clean test data. Good: "
+        "accuracy stays high although many labels lied."
+    )
+    words = "; ".join(f"{line.name}: from {number(line.y[0])} to {number(line.y[-1])}" for line in series)
+    title, axis = "Accuracy by share of wrong labels", "share of wrong labels"
+    lines = Lines(title, f"{words}.", axis, "accuracy", tuple(series), y_range=(0.0, 1.0))
+    return Section("labels", "What do wrong labels do?", about, (lines,) if series else ())
+
+
+def _accuracies(name: str, judged: dict[float, Evaluation]) -> Series:
+    """Accuracy against what evaluations differ in, with its interval where all have one."""
+    points = metric_curve(judged, "accuracy")
+    lows, highs = (
+        tuple(end for end in ends if end is not None)
+        for ends in zip(*((point.estimate.low, point.estimate.high) for point in points), strict=True)
+    )
+    band = (lows, highs) if len(lows) == len(highs) == len(points) else ((), ())
+    return Series(name, tuple(point.x for point in points), tuple(point.estimate.value for point in points), *band)
 
 
 def _by_strength(
