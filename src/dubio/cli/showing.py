@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,8 @@ def _try(name: str, number: int, splits: Splits, runs: Path, epochs: int | None,
     assert test is not None
     epoch_bar.say(f"evaluating {name}")
     evaluation = evaluate(model, test, ood={"noise": noise_like(test)}, num_samples=NUM_DRAWS)
+    told = {**evaluation.made_by, "command": f"dubio evaluate {run} --samples {NUM_DRAWS}"}
+    evaluation = replace(evaluation, made_by=told)
     evaluation.save(runs / run / EVALUATION)
     epoch_bar.say(f"attacking {name}")
     chosen, epsilons = choose_images(test, NUM_ATTACKED), {f"{EPSILON:g}": EPSILON}
@@ -100,7 +102,7 @@ def _try(name: str, number: int, splits: Splits, runs: Path, epochs: int | None,
     assault.save(runs / run, {"model": run})
     if name == "bayes":
         assert splits.validation is not None
-        measure(model, splits.validation, samples=NUM_DRAWS).save(runs / run / PRUNING)
+        measure(model, splits.validation).save(runs / run / PRUNING)
     progress.console.print(
         f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, {headline(evaluation)}", highlight=False
     )
