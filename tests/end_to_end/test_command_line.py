@@ -264,7 +264,11 @@ def test_no_arguments_show_the_help_and_version_the_version() -> None:
 def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
     shown = invoke("demo", "--methods", "se-snn,deterministic", "--epochs", 2, "--runs", tmp_path)
     assert shown.exit_code == 0, shown.output
-    assert max(map(len, shown.stdout.partition("Try next:")[0].splitlines())) <= 80
+    report, lines = tmp_path / "demo-report.html", shown.stdout.partition("Try next:")[0].splitlines()
+    assert f"  {report.as_uri()}" in lines
+    assert max(len(line) for line in lines if "file://" not in line) <= 80
+    page = report.read_text()
+    assert all(name in page for name in ("demo-se-snn", "demo-deterministic"))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
     assert [row[0] for row in rows] == ["se-snn", "deterministic"]
     test, noise = dubio.data.load_test("digits"), torch.rand(449, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -294,7 +298,10 @@ def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
 def test_the_demo_never_overwrites(tmp_path: Path) -> None:
     for _ in range(2):
         assert invoke("demo", "--methods", "deterministic", "--epochs", 1, "--runs", tmp_path).exit_code == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"demo-deterministic", "demo-deterministic-2"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("demo-deterministic", "demo-deterministic-2", "demo-report.html", "demo-report.json"),
+        *("demo-report-2.html", "demo-report-2.json"),
+    }
     assert "Deterministic" in invoke("runs", "--runs", tmp_path).stdout
 
 

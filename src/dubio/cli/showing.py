@@ -116,7 +116,7 @@ def _report(folders: Sequence[Path], runs: Path) -> str:
         write_report(folders, path, title="dubio demo: ten ways to doubt, on digits" if len(folders) == 10 else None)
     except ImportError as error:
         return f"no report: {error}"
-    return f"The report, with figures, examples and how to make each number again: {path.resolve().as_uri()}\n"
+    return f"The report, with figures, examples and how to make each number again:\n  {path.resolve().as_uri()}\n"
 
 
 def _table(shown: Sequence[Shown], count: int) -> Table:
