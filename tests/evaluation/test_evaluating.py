@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import dubio
 from dubio import functional
 from dubio.data import Examples
-from dubio.evaluation import Evaluation, judge, metric_curve
+from dubio.evaluation import SCORES, Evaluation, judge, metric_curve
 from dubio.prediction import ClassPredictive
 
 
@@ -84,7 +84,7 @@ def test_unseen_data_are_the_positives() -> None:
     inputs, targets = data(100)
     found = dubio.evaluate(model, (inputs, targets), ood={"far": 1.5 * inputs}, num_samples=50, num_resamples=50)
     scores = found.unseen["far"].scores
-    assert set(scores) == {"entropy", "mutual_information", "doubt", "top_std", "variation_ratio", "energy"}
+    assert set(scores) == {*SCORES}
     known, far = (dubio.predict(model, x, 50, seed=0) for x in (inputs, 1.5 * inputs))
     assert isinstance(known, ClassPredictive)
     assert isinstance(far, ClassPredictive)

@@ -31,7 +31,7 @@ from dubio.functional import auroc
 
 NUM_EXAMPLES, NUM_CLASSES, NUM_DRAWS = 300, 10, 20
 CLASSES = tuple(str(digit) for digit in range(NUM_CLASSES))
-SCORES = ("entropy", "mutual_information", "doubt", "top_std", "variation_ratio", "energy")
+SCORES = ("entropy", "mutual_information", "lack_of_confidence", "top_std", "variation_ratio", "energy")
 
 
 def around(value: float, width: float = 0.02) -> Estimate:

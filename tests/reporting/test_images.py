@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dubio.evaluation import Thumbnail
-from dubio.reporting.images import LARGEST, data_address, from_thumbnail, png, small
+from dubio.functional import small_image
+from dubio.reporting.images import data_address, from_thumbnail, png
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -47,7 +48,9 @@ def test_two_channels_are_no_image() -> None:
 
 def test_large_images_shrink_and_keep_their_shape_and_mean() -> None:
     image = torch.rand(3, 256, 128, dtype=torch.float64)
-    found = small(image)
-    assert found.shape == (3, LARGEST, LARGEST // 2)
+    found = small_image(image)
+    assert found.shape == (3, 64, 64 // 2)
     assert found.double().mean().item() / 255 == pytest.approx(image.mean().item(), abs=2e-3)
-    assert torch.equal(small(torch.tensor([[[0.0, 0.5, 2.0]]])), torch.tensor([[[0, 128, 255]]], dtype=torch.uint8))
+    assert torch.equal(
+        small_image(torch.tensor([[[0.0, 0.5, 2.0]]])), torch.tensor([[[0, 128, 255]]], dtype=torch.uint8)
+    )

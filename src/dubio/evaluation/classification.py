@@ -62,7 +62,7 @@ def judge_classes(
         confidence=confidence_histogram(confidence, correct),
         risk_coverage=risk_curve(confidence, correct),
         doubt=doubt_by_group(found, correct),
-        classes=class_table(found.probs, labels, names),
+        classes=class_table(found.log_probs, labels, names),
         notable=notable_examples(found, labels, names, inputs),
     )
 
@@ -106,9 +106,8 @@ def _measures(
     if found.threshold is not None:
         means["accepted_share"] = found.accepted.double()
     own = {name: weighted_mean(values, weight) for name, values in means.items()}
-    if found.threshold is not None:
-        accepted = found.accepted.double()
-        wrong = weighted_mean(accepted * (found.label != labels), weight)
+    if found.threshold is not None and bool(found.accepted.any()):  # among none there is no error
+        wrong = weighted_mean(found.accepted.double() * (found.label != labels), weight)
         own["accepted_error"] = wrong / own["accepted_share"].clamp_min(1.0 / len(labels))
     return class_measures(found.log_probs, labels, weight) | own
 
@@ -146,6 +145,7 @@ def _labels(targets: Tensor, found: ClassPredictive) -> Int[Tensor, " example"]:
 def _names(given: tuple[str, ...], count: int) -> tuple[str, ...]:
     if not given:
         return tuple(str(number) for number in range(count))
-    if len(given) != count:
-        raise ValueError(f"classes must name all {count} classes of the predictions, got {len(given)} names")
+    if len(given) != count or len(set(given)) < count:
+        what = f"{len(given)} names" if len(given) != count else f"a name twice in {given}"
+        raise ValueError(f"classes must name all {count} classes of the predictions, each by its own name, got {what}")
     return given

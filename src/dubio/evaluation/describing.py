@@ -8,10 +8,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dubio import functional
+from dubio.evaluation.measures import class_measures_per_example
 from dubio.evaluation.values import Bins, ClassRow, Curve, Doubt, Histogram, NotableExample, Thumbnail
 from dubio.prediction import ClassPredictive
 
 __all__ = [
+    "GROUPS",
     "class_table",
     "confidence_histogram",
     "doubt_by_group",
@@ -22,6 +24,8 @@ __all__ = [
     "risk_curve",
 ]
 
+GROUPS = ("all", "right", "wrong")
+"""Groups of the examples that are judged."""
 NUM_NOTABLE = 8
 NUM_CURVE_POINTS = 200
 NUM_NAMED = 3
@@ -64,13 +68,13 @@ def histogram(
 
 
 def class_table(
-    probs: Float[Tensor, "example class"], targets: Int[Tensor, " example"], names: tuple[str, ...]
+    log_probs: Float[Tensor, "example class"], targets: Int[Tensor, " example"], names: tuple[str, ...]
 ) -> tuple[ClassRow, ...]:
     """How each class fares."""
-    confidence, label = probs.max(dim=-1)
-    count = probs.shape[-1]
+    per_example = class_measures_per_example(log_probs, targets)
+    confidence, nll, label = per_example["confidence"], per_example["nll"], log_probs.argmax(dim=-1)
+    count = log_probs.shape[-1]
     confusion = torch.bincount(targets * count + label, minlength=count * count).reshape(count, count)
-    nll = -probs.double().gather(-1, targets[:, None]).squeeze(-1).clamp_min(torch.finfo(torch.float64).tiny).log()
     rows = []
     for number, name in enumerate(names):
         own, taken = targets == number, int(confusion[:, number].sum())
@@ -83,7 +87,7 @@ def class_table(
                 num_examples=size,
                 recall=int(confusion[number, number]) / size if size else None,
                 precision=int(confusion[number, number]) / taken if taken else None,
-                confidence=confidence[own].double().mean().item() if size else None,
+                confidence=confidence[own].mean().item() if size else None,
                 nll=nll[own].mean().item() if size else None,
                 taken_for=names[int(mistakes.argmax())] if int(mistakes.sum()) else None,
             )
@@ -93,8 +97,8 @@ def class_table(
 
 def doubt_by_group(found: ClassPredictive, correct: Bool[Tensor, " example"]) -> dict[str, Doubt]:
     """Mean doubt on all examples, and on those that are right and wrong, where there are any."""
-    groups = {"all": torch.ones_like(correct), "right": correct, "wrong": ~correct}
-    return {name: doubt_of(found, rows) for name, rows in groups.items() if bool(rows.any())}
+    groups = zip(GROUPS, (torch.ones_like(correct), correct, ~correct), strict=True)
+    return {name: doubt_of(found, rows) for name, rows in groups if bool(rows.any())}
 
 
 def doubt_of(found: ClassPredictive, rows: Bool[Tensor, " example"] | None = None) -> Doubt:
@@ -143,11 +147,8 @@ def _thumbnail(image: Tensor) -> Thumbnail | None:
     pixels = image.detach().float().cpu()
     low, high = pixels.min().item(), pixels.max().item()
     if low < 0.0 or high > 1.0:  # normalised before: show what differs
-        pixels = (pixels - low) / (high - low)
-    size = (min(image.shape[1], LARGEST_THUMBNAIL), min(image.shape[2], LARGEST_THUMBNAIL))
-    if size != tuple(image.shape[1:]):
-        pixels = functional.area_resized(pixels, size)
-    content = (pixels * 255.0).round().clamp(0, 255).to(torch.uint8)
+        pixels = (pixels - low) / max(high - low, torch.finfo(pixels.dtype).tiny)
+    content = functional.small_image(pixels, LARGEST_THUMBNAIL)
     return Thumbnail(tuple(content.shape), base64.b64encode(content.numpy().tobytes()).decode())
 
 

@@ -1,5 +1,6 @@
 """Numbers with what makes them unsure: other examples, other draws, more draws."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -38,6 +39,11 @@ def estimates(
     ``left_out`` are the numbers with each group of draws left out, ``doubled`` those from twice as many draws.
     """
     found = {name: Estimate(float(value)) for name, value in measure(None).items()}
+    if infinite := [name for name, estimate in found.items() if not math.isfinite(estimate.value)]:
+        raise ValueError(
+            f"{infinite[0]} is not finite: the network gives some target a probability of zero; bound its logits, or "
+            "leave such examples out"
+        )
     if num_resamples > 0:
         resampled = [measure(weight) for weight in resamples(num_examples, num_resamples, seed)]
         for name in found:

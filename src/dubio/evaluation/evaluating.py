@@ -10,19 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dubio.conversion import change_spec
 from dubio.data import CORRUPTIONS, Examples, corrupt
 from dubio.decisions import DecisionWarning, decisions_of
 from dubio.evaluation.classification import in_rows
-from dubio.evaluation.describing import doubt_of
+from dubio.evaluation.describing import GROUPS, doubt_of
 from dubio.evaluation.gathering import Judged, gather, gather_inputs
 from dubio.evaluation.judging import judge
 from dubio.evaluation.measures import class_measures
 from dubio.evaluation.unseen import judge_unseen
 from dubio.evaluation.values import CorruptionPoint, Evaluation
-from dubio.prediction import ClassPredictive, Predictive, predict
+from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
 from dubio.sampling.noise import noise_key
 from dubio.sampling.settings import check_num_samples
 from dubio.version import versions
@@ -68,6 +69,7 @@ def evaluate(
     _check(data, num_samples, num_resamples, corruptions)
     judged = gather(data, classes=tuple(classes))
     unseen = {name: gather_inputs(inputs, name) for name, inputs in (ood or {}).items()}
+    _check_unseen(unseen, judged)
     _warn_if_used(model, judged)
 
     def draw(inputs: Any, seed: int = seed, keep_samples: bool = False) -> Any:
@@ -76,8 +78,10 @@ def evaluate(
     found: Predictive = draw(judged.inputs, keep_samples=True)
     if (unseen or corruptions) and not isinstance(found, ClassPredictive):
         raise ValueError("ood and corruptions are for classes, and this network predicts numbers; leave them out")
-    doubling = double and _is_random(found) and found.num_samples == num_samples
-    again = draw(judged.inputs, noise_key(f"again {seed}"), keep_samples=True) if doubling else None
+    again = None
+    if double and found.num_samples == num_samples:  # an ensemble has no more members
+        again = draw(judged.inputs, noise_key(f"again {seed}"), keep_samples=isinstance(found, RealPredictive))
+        again = again if _differ(found, again) else None
     evaluation = judge(
         found,
         judged.targets,
@@ -136,9 +140,22 @@ def _check(data: Any, num_samples: int, num_resamples: int, corruptions: Sequenc
         raise TypeError(f"corruptions need data as dubio.data.Examples of images, got {type(data).__name__}")
 
 
-def _is_random(found: Predictive) -> bool:
-    """Whether draws differ at all."""
-    return found.samples is not None and bool((found.samples[1:] != found.samples[:1]).any())
+def _check_unseen(unseen: Mapping[str, tuple[Any, str]], judged: Judged) -> None:
+    for name, (inputs, _) in unseen.items():
+        if name in GROUPS:
+            raise ValueError(f"ood must not be named {name!r}, which is a group of the examples themselves; rename it")
+        same = isinstance(inputs, Tensor) and isinstance(judged.inputs, Tensor) and inputs.shape == judged.inputs.shape
+        if same and torch.equal(inputs.cpu(), judged.inputs.cpu()):
+            warnings.warn(f"ood {name!r} holds the very inputs that are judged, not unseen ones", stacklevel=3)
+
+
+def _differ(found: Predictive, again: Predictive) -> bool:
+    """Whether other draws say anything else."""
+    one, other = (
+        part.log_probs if isinstance(part, ClassPredictive) else part.mean  # type: ignore[attr-defined]
+        for part in (found, again)
+    )
+    return not torch.equal(one, other)
 
 
 def _warn_if_used(model: nn.Module, judged: Judged) -> None:

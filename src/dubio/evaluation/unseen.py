@@ -17,7 +17,7 @@ __all__ = ["SCORES", "judge_unseen"]
 SCORES: dict[str, Callable[[ClassPredictive], Tensor | None]] = {
     "entropy": lambda found: found.entropy,
     "mutual_information": lambda found: found.mutual_information,
-    "doubt": lambda found: 1.0 - found.confidence,
+    "lack_of_confidence": lambda found: 1.0 - found.confidence,
     "top_std": lambda found: found.top_std,
     "variation_ratio": lambda found: found.variation_ratio,
     "energy": lambda found: found.energy,

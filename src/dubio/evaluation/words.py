@@ -52,7 +52,7 @@ METRICS: dict[str, MetricWords] = {
 SCORE_WORDS: dict[str, str] = {
     "entropy": "entropy",
     "mutual_information": "mutual information",
-    "doubt": "1 - confidence",
+    "lack_of_confidence": "1 - confidence",
     "top_std": "spread of the top score",
     "variation_ratio": "dissenting votes",
     "energy": "energy",

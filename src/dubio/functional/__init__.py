@@ -131,7 +131,7 @@ from dubio.functional.resampling import (
     left_out_means,
     resample_weights,
 )
-from dubio.functional.resizing import area_resized
+from dubio.functional.resizing import area_resized, small_image
 from dubio.functional.scaling import (
     bounded_temperature,
     class_nll,
@@ -292,6 +292,7 @@ __all__ = [
     "sinkhorn_matrix",
     "sliced_wasserstein",
     "sliced_wasserstein_matrix",
+    "small_image",
     "soft_bootstrap",
     "softplus",
     "square_bump",

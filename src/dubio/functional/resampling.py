@@ -25,7 +25,8 @@ def bootstrap_interval(value: float, resampled: Float[Tensor, " resample"], leve
     """The central interval that holds ``level`` of the resampled values, less the bias that resampling shows.
 
     A calibration error is larger on a resample than on the examples themselves, by about as much as it is too large on
-    them: without the shift the interval may not hold the value at all. What is never negative gets no negative end.
+    them: without the shift the interval may not hold the value at all. What is never negative gets no negative end, and
+    what is never above one none above it.
     """
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")
@@ -33,7 +34,9 @@ def bootstrap_interval(value: float, resampled: Float[Tensor, " resample"], leve
     exact = resampled.double()
     bias = exact.mean().item() - value
     low, high = (end - bias for end in exact.quantile(tails).tolist())
-    return (max(low, 0.0) if bool((exact >= 0.0).all()) else low), high
+    if bool((exact >= 0.0).all()):
+        low = max(low, 0.0)
+    return low, min(high, 1.0) if value <= 1.0 and bool((exact <= 1.0).all()) else high
 
 
 def group_means(log_probs: Float[Tensor, "sample *rest"], num_groups: int) -> Float[Tensor, "group *rest"]:

@@ -4,10 +4,10 @@ The mean of an image is kept exactly, whatever the two sizes; where one divides 
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
-__all__ = ["area_resized"]
+__all__ = ["area_resized", "small_image"]
 
 
 def area_resized(
@@ -18,6 +18,17 @@ def area_resized(
         raise ValueError(f"size must be from 1 pixel to that of the images, {tuple(images.shape[-2:])}, got {size}")
     rows, columns = (_shares(old, new).to(images) for old, new in zip(images.shape[-2:], size, strict=True))
     return rows @ images @ columns.mT
+
+
+def small_image(
+    image: Float[Tensor, "channel height width"], largest: int = 64
+) -> UInt8[Tensor, "channel rows columns"]:
+    """An image with values from 0 to 1 as bytes, made smaller where a side is longer than ``largest``."""
+    height, width = image.shape[-2:]
+    factor = min(1.0, largest / max(height, width))
+    size = (max(1, round(height * factor)), max(1, round(width * factor)))
+    resized = image if size == (height, width) else area_resized(image, size)
+    return (resized.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
 
 
 def _shares(old: int, new: int) -> Float[Tensor, "new old"]:

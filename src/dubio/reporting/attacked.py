@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dubio.reporting.images import data_address, is_image, small
+from dubio.functional import small_image
+from dubio.reporting.images import data_address, is_image
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.records import AttackRecord, AttackRow, AuditRecord, Shares
 from dubio.reporting.values import Block, Card, Cell, Gallery, Lines, Note, Picture, Section, Series, Table
@@ -126,7 +127,7 @@ def _cards(found: AttackRecord, row: AttackRow, file: Path) -> tuple[Card, ...]:
         ]
         shown = (("before", early), ("what was added", 0.5 + 0.5 * magnified * (late - early)), ("after", late))
         pictures = tuple(
-            Picture(data_address(small(image)), f"Test example {number_of}, {what}") for what, image in shown
+            Picture(data_address(small_image(image)), f"Test example {number_of}, {what}") for what, image in shown
         )
         added = f"added: at most {number((late - early).abs().max().item())}, shown {magnified:.3g} times as strong"
         cards.append(Card(pictures, (f"test example {number_of}", ", ".join(told), added)))

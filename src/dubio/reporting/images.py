@@ -10,16 +10,13 @@ import struct
 import zlib
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from dubio.evaluation import Thumbnail
-from dubio.functional import area_resized
 
-__all__ = ["data_address", "from_thumbnail", "is_image", "png", "small"]
+__all__ = ["data_address", "from_thumbnail", "is_image", "png"]
 
-LARGEST = 64
-"""Rows and columns of an image in a report."""
 GREY, COLOUR = 0, 2
 
 
@@ -55,15 +52,6 @@ def from_thumbnail(image: Thumbnail) -> UInt8[Tensor, "channel height width"]:
     if len(content) != math.prod(image.shape) or not is_image(image.shape):
         raise ValueError(f"an image of shape {image.shape} cannot have {len(content)} bytes")
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(image.shape)
-
-
-def small(image: Float[Tensor, "channel height width"]) -> UInt8[Tensor, "channel rows columns"]:
-    """An image with values from 0 to 1 as bytes, made smaller where it is large."""
-    height, width = image.shape[-2:]
-    factor = min(1.0, LARGEST / max(height, width))
-    size = (max(1, round(height * factor)), max(1, round(width * factor)))
-    resized = image if size == (height, width) else area_resized(image, size)
-    return (resized.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
 
 
 def _chunk(name: bytes, content: bytes) -> bytes:
