@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jaxtyping
@@ -54,3 +54,11 @@ def _seeded() -> None:
 def compiler() -> None:
     """For tests that compile: forget what was compiled before."""
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def quick_compiler(compiler: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without torch's notes on itself, half of what it takes to compile so small a network."""
+    monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *args: 0.0, raising=False)
+    with torch._dynamo.config.patch(side_effect_replay_policy="silent"):  # no record of where passes are opened
+        yield

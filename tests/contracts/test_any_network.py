@@ -30,14 +30,11 @@ from dubio.sampling import Estimator, Using, arguments, current_pass, plans
 ESTIMATORS: tuple[Estimator, ...] = ("weight", "local", "flipout")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 ROWS = 3
-# Inductor takes seconds: one network of each kind.
+# Inductor takes seconds: one network of each kind. Convolutions meet it in test_layers_contract.py.
 KINDS = (
     "linear",
-    "conv2d, circular, depthwise",
-    "transposed conv2d, groups, dilation",
     "lstm cell",
     "attention",
-    "encoder layer, norm first, gelu, random norms",
     "embedding, padding",
     "embedding bag, mean",
     "bilinear",
@@ -46,10 +43,28 @@ KINDS = (
     "weight norm",
     "own parameters and children",
     "tied weights",
+)
+# Whole networks of such kinds: their graphs are traced with gradients, and not made into code.
+WHOLE = (
+    "transposed conv2d, groups, dilation",
+    "encoder layer, norm first, gelu, random norms",
     "residual network",
     "vision transformer",
     "u-net",
 )
+OTHERS = (
+    "self-attention, padding, boolean mask",
+    "transformer",
+    "batch, group and instance norm",
+    "submodule called twice",
+    "several inputs, shared mask",
+    "dict input",
+    "several outputs",
+    "output with logits",
+    "transformers-style",
+)
+# ONNX, and exports without noise and with fresh noise: every kind, every interface, and all that is refused somewhere.
+EXPORTED = [name for name, row in MODULES.items() if name in (*KINDS, *WHOLE, *OTHERS) or row.refused]
 
 torchs_own_map = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 pytestmark = [
@@ -172,7 +187,7 @@ def test_the_table_holds_every_kind() -> None:
     others = (nn.EmbeddingBag, nn.Bilinear, nn.PReLU, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d)
     wholes = (nn.TransformerEncoder, nn.TransformerDecoderLayer, nn.Transformer, nn.ParameterList, nn.ParameterDict)
     assert {*others, *wholes} <= kinds
-    assert set(KINDS) <= set(MODULES)
+    assert {*KINDS, *WHOLE, *OTHERS} <= set(MODULES)
 
 
 # -------------------------------------------------------------------------------------------------- (a) exactness
@@ -538,14 +553,6 @@ def test_an_outer_vmap_draws_for_every_entry(name: str) -> None:
             assert_close(mapped(model), expected)
 
 
-@pytest.fixture
-def quick_compiler(compiler: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without torch's notes on itself, half of what it takes to compile so small a network."""
-    monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *args: 0.0, raising=False)
-    with torch._dynamo.config.patch(side_effect_replay_policy="silent"):  # no record of where passes are opened
-        yield
-
-
 def compiled_call(network: nn.Module, inputs: Any, backend: str) -> list[Tensor]:
     with dubio.frozen(seed=2):
         return call(torch.compile(network, fullgraph=True, backend=backend), inputs)
@@ -571,11 +578,13 @@ def test_compiled_networks_equal_eager_ones(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("name", KINDS)
-def test_inductor_equals_eager_with_gradients_and_stays_fresh(name: str) -> None:
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "inductor") for name in KINDS), *((name, "aot_eager") for name in WHOLE)]
+)
+def test_compiled_networks_equal_eager_ones_with_gradients_and_stay_fresh(name: str, backend: str) -> None:
     model, inputs = convert(name), inputs_for(name)
-    outputs = compiled_call(model, inputs, "inductor")
+    outputs = compiled_call(model, inputs, backend)
     projected(outputs).backward()
     found = gradients(model)
     with dubio.frozen(seed=2):
@@ -584,8 +593,9 @@ def test_inductor_equals_eager_with_gradients_and_stays_fresh(name: str) -> None
     assert_close(outputs, expected, 1e-4)
     for key, gradient in gradients(model).items():
         torch.testing.assert_close(found[key], gradient, rtol=1e-3, atol=1e-3)
-    compiled = torch.compile(model, fullgraph=True)
-    assert_noisy(call(compiled, inputs), call(compiled, inputs))
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.no_grad():  # no backward pass to make code of once more
+        assert_noisy(call(compiled, inputs), call(compiled, inputs))
 
 
 @pytest.mark.usefixtures("compiler")
@@ -647,7 +657,7 @@ def test_exported_draws_take_any_batch_size(name: str) -> None:
 @pytest.mark.slow
 @exporting
 @pytest.mark.usefixtures("compiler")
-@every_network
+@pytest.mark.parametrize("name", EXPORTED)
 def test_exported_means_and_fresh_draws_take_any_batch_size(name: str) -> None:
     model = convert(name)
     programs = {}
@@ -671,7 +681,7 @@ def test_exported_means_and_fresh_draws_take_any_batch_size(name: str) -> None:
 @exporting
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
-@every_network
+@pytest.mark.parametrize("name", EXPORTED)
 def test_onnx_draws_take_any_batch_size(name: str) -> None:
     exported_draw_equals_eager(name, "onnx")
 

@@ -367,14 +367,9 @@ def test_bayes_learns_digits_with_its_own_defaults() -> None:
 
     images, labels = load_digits(return_X_y=True)
     inputs, targets = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
-    accuracies = []
-    for seed in range(3):
-        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
-        test, train = order[: len(order) // 4], order[len(order) // 4 :]
-        torch.manual_seed(seed)
-        model = dubio.Bayes().convert(dubio.models.mlp(64, 100, 100, 10))
-        dubio.fit(model, (inputs[train], targets[train]), seed=seed, progress=False)
-        accuracies.append(
-            (dubio.predict(model, inputs[test], 100, seed=0).label == targets[test]).float().mean().item()
-        )
-    assert sum(accuracies) / 3 >= 0.93, accuracies
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+    test, train = order[: len(order) // 4], order[len(order) // 4 :]
+    model = dubio.Bayes().convert(dubio.models.mlp(64, 100, 100, 10))
+    dubio.fit(model, (inputs[train], targets[train]), seed=0, progress=False)
+    accuracy = (dubio.predict(model, inputs[test], 100, seed=0).label == targets[test]).float().mean().item()
+    assert accuracy >= 0.93
