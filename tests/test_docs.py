@@ -45,9 +45,9 @@ def one_epoch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 @pytest.fixture
 def few_epochs(monkeypatch: pytest.MonkeyPatch, page: Path) -> None:
-    """``dubio.fit``, which stops after twenty epochs at most, and after two where pictures are all that is wanted."""
+    """``dubio.fit``, which stops after two epochs, and after twenty where a guide needs a network that has learned."""
     fit = dubio.fit
-    most = 2 if page.stem == "pictures" else 20
+    most = 20 if page.stem == "deciding" else 2
 
     def fit_shortly(*args: Any, **options: Any) -> Any:
         return fit(*args, **{**options, "epochs": min(options.get("epochs") or most, most), "progress": False})

@@ -53,11 +53,11 @@ def test_the_error_over_draws_is_how_far_seeds_differ() -> None:
     model, both = network(), data(300)
     found = [
         dubio.evaluate(model, both, num_samples=50, num_resamples=0, double=False, seed=seed).metrics["nll"]
-        for seed in range(30)
+        for seed in range(20)
     ]
     spread = torch.tensor([estimate.value for estimate in found]).std().item()
-    told = sum(estimate.draw_error or 0.0 for estimate in found) / 30
-    assert told == pytest.approx(spread, rel=0.4)  # 30 seeds tell a spread to 13 %
+    told = sum(estimate.draw_error or 0.0 for estimate in found) / 20
+    assert told == pytest.approx(spread, rel=0.5)  # 20 seeds tell a spread to 16 %
 
 
 def test_the_draws_are_judged_by_the_interval() -> None:
@@ -109,7 +109,7 @@ def test_energy_is_that_of_the_logits_and_absent_without_them() -> None:
     torch.testing.assert_close(found.energy, -logits.logsumexp(-1).mean(0))
     net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=-1))
     calm = dubio.Bayes().convert(net, dubio.Categorical("log_probs"))
-    judged = dubio.evaluate(calm, (inputs, targets), ood={"same": inputs}, num_samples=4, num_resamples=0)
+    judged = dubio.evaluate(calm, (inputs, targets), ood={"same": -inputs}, num_samples=4, num_resamples=0)
     assert "energy" not in judged.unseen["same"].scores
 
 
@@ -271,6 +271,65 @@ def predictive(log_probs: Tensor) -> ClassPredictive:
     )
 
 
+def test_the_nll_of_classes_adds_up_where_probabilities_underflow() -> None:
+    model, both = network(), data(80)
+    with torch.no_grad():
+        model.weight_posterior.mean.mul_(1e4)  # type: ignore[union-attr]
+    found = dubio.evaluate(model, both, num_samples=2, num_resamples=0)
+    assert found.metrics["nll"].value > 200.0
+    total = sum((row.nll or 0.0) * row.num_examples for row in found.classes) / 80
+    assert total == pytest.approx(found.metrics["nll"].value)
+
+
+def test_intervals_of_shares_stay_shares() -> None:
+    log_probs = torch.tensor([[0.9, 0.1]]).log().expand(300, 2)
+    targets = torch.zeros(300, dtype=torch.int64)
+    targets[0] = 1
+    accuracy = judge(predictive(log_probs), targets).metrics["accuracy"]
+    assert accuracy.high is not None
+    assert accuracy.low is not None
+    assert accuracy.low <= accuracy.value <= accuracy.high <= 1.0
+
+
+def test_among_none_accepted_there_is_no_error() -> None:
+    model, both = network(), data()
+    dubio.conversion.change_spec(model, threshold=dubio.Threshold("confidence", 2.0))
+    metrics = dubio.evaluate(model, both, num_samples=2, num_resamples=0).metrics
+    assert metrics["accepted_share"].value == 0.0
+    assert "accepted_error" not in metrics
+
+
+def test_one_draw_of_a_random_network_is_too_few() -> None:
+    found = dubio.evaluate(network(), data(), num_samples=1)
+    assert found.draws is not None
+    assert not found.draws.enough
+
+
+def test_a_network_that_rules_the_truth_out_cannot_be_judged() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=-1), nn.Threshold(-1.5, -torch.inf))
+    model = dubio.Bayes().convert(net, dubio.Categorical("log_probs"))
+    with pytest.raises(ValueError, match="nll is not finite: the network gives some target a probability of zero"):
+        dubio.evaluate(model, data(), num_samples=2)
+
+
+def test_unseen_data_need_a_name_and_inputs_of_their_own() -> None:
+    model, (inputs, targets) = network(), data()
+    with pytest.raises(ValueError, match="ood must not be named 'wrong', which is a group of the examples themselves"):
+        dubio.evaluate(model, (inputs, targets), ood={"wrong": -inputs}, num_samples=2)
+    with pytest.warns(UserWarning, match="ood 'same' holds the very inputs that are judged"):
+        dubio.evaluate(model, (inputs, targets), ood={"same": inputs}, num_samples=2, num_resamples=0)
+    with pytest.raises(ValueError, match=r"each by its own name, got a name twice in \('a', 'a', 'b'\)"):
+        dubio.evaluate(model, (inputs, targets), classes=("a", "a", "b"), num_samples=2)
+
+
+def test_thumbnails_keep_their_shape() -> None:
+    images = torch.cat([torch.rand(4, 1, 32, 128), torch.full((1, 1, 32, 128), 3.0)])
+    model = dubio.Bayes().convert(nn.Sequential(nn.Flatten(), nn.Linear(32 * 128, 3)))
+    found = dubio.evaluate(model, (images, torch.zeros(5, dtype=torch.int64)), num_samples=2, num_resamples=0)
+    shapes = {example.image.shape for example in found.notable["most uncertain"] if example.image is not None}
+    assert shapes == {(1, 16, 64)}
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -279,7 +338,7 @@ def predictive(log_probs: Tensor) -> ClassPredictive:
         ({"corruptions": ("fog",)}, ValueError, r"corruptions must name some of noise, blur, .* got \('fog',\)"),
         ({"corruptions": "noise"}, ValueError, "corruptions must name some of .*, got 'noise'"),
         ({"corruptions": ("noise",)}, TypeError, "corruptions need data as dubio.data.Examples of images, got tuple"),
-        ({"classes": ("a", "b")}, ValueError, "classes must name all 3 classes of the predictions, got 2 names"),
+        ({"classes": ("a", "b")}, ValueError, "classes must name all 3 classes of the predictions, .* got 2 names"),
     ],
 )
 def test_bad_arguments_are_refused(change: dict[str, object], kind: type[Exception], message: str) -> None:
@@ -310,7 +369,7 @@ def test_unseen_data_are_for_classes() -> None:
     model = dubio.Bayes().convert(nn.Linear(1, 1), dubio.Gaussian(0.5))
     inputs = torch.randn(8, 1)
     with pytest.raises(ValueError, match="ood and corruptions are for classes, and this network predicts numbers"):
-        dubio.evaluate(model, (inputs, inputs), ood={"far": inputs}, num_samples=2)
+        dubio.evaluate(model, (inputs, inputs), ood={"far": 9 * inputs}, num_samples=2)
 
 
 def test_dense_predictions_are_refused() -> None:

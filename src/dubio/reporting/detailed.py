@@ -63,8 +63,8 @@ def metrics(records: Sequence[RunRecord]) -> Section:
         )
         blocks.append(Table(f"All numbers, {kind}", ("number", *chosen, "what it is"), rows))
     about = (
-        "Every number of the evaluations, with its interval. A number from draws is itself random: each evaluation was "
-        "made again with twice as many draws, and says whether any number moved."
+        "Every number of the evaluations, with its interval. A number from draws is itself random: what twice as many "
+        "draws change is told where it was measured."
     )
     return Section("numbers", "All numbers", about, tuple(blocks))
 
