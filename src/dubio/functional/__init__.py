@@ -98,8 +98,10 @@ from dubio.functional.gaussian_activations import (
     standard_normal_kl,
 )
 from dubio.functional.intervals import (
+    PairedDifference,
     clopper_pearson,
     normal_interval,
+    paired_difference,
     retry_influence,
     retry_probability,
     two_way_standard_error,
@@ -146,6 +148,7 @@ from dubio.functional.wasserstein import (
 __all__ = [
     "BinSums",
     "Detection",
+    "PairedDifference",
     "Reliability",
     "activation_std",
     "actnorm_inverse",
@@ -226,6 +229,7 @@ __all__ = [
     "not_negative",
     "num_repeats",
     "pairwise_norms",
+    "paired_difference",
     "parametric_noise",
     "patterned_transition",
     "percentile_interval",

@@ -1,0 +1,26 @@
+"""Audit a network: is its robustness real?"""
+
+from dubio.auditing.auditing import audit
+from dubio.auditing.budget import BUDGETS, Budget
+from dubio.auditing.values import (
+    AttackRecord,
+    Audit,
+    CheckRecord,
+    CurvePoint,
+    Headline,
+    Share,
+    ThreatModel,
+)
+
+__all__ = [
+    "AttackRecord",
+    "Audit",
+    "BUDGETS",
+    "Budget",
+    "CheckRecord",
+    "CurvePoint",
+    "Headline",
+    "Share",
+    "ThreatModel",
+    "audit",
+]
