@@ -11,6 +11,7 @@ _collecting = gc.isenabled()
 gc.disable()  # a collection in the midst of imports takes a tenth of a second and finds nothing
 try:
     from dubio import attacks, data, flows, models, pictures, sampling
+    from dubio.auditing import Audit, audit
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -53,6 +54,7 @@ __version__ = VERSION
 __all__ = [
     "Adversarial",
     "Alpha",
+    "Audit",
     "Bayes",
     "Bernoulli",
     "BootstrapHard",
@@ -90,6 +92,7 @@ __all__ = [
     "__version__",
     "antithetic",
     "attacks",
+    "audit",
     "checkpoint",
     "data",
     "describe",

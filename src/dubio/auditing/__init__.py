@@ -2,10 +2,12 @@
 
 from dubio.auditing.auditing import audit
 from dubio.auditing.budget import BUDGETS, Budget
+from dubio.auditing.checks import CHECKS, Check
 from dubio.auditing.values import (
     AttackRecord,
     Audit,
     CheckRecord,
+    Cost,
     CurvePoint,
     Headline,
     Share,
@@ -17,7 +19,10 @@ __all__ = [
     "Audit",
     "BUDGETS",
     "Budget",
+    "CHECKS",
+    "Check",
     "CheckRecord",
+    "Cost",
     "CurvePoint",
     "Headline",
     "Share",

@@ -9,10 +9,7 @@ Reference: Athalye, Carlini and Wagner 2018; Carlini et al. 2019; Tramer et al. 
 
 import dataclasses
 import hashlib
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,18 +18,22 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio.attacks.attack import check_count
-from dubio.attacks.victims import Model
+from dubio.attacks.victims import Model, seeded_generator
 from dubio.auditing.bench import Bench
 from dubio.auditing.budget import BUDGETS, Budget
-from dubio.auditing.checks import Check, checks_for
-from dubio.auditing.checks.randomness import FROZEN
+from dubio.auditing.checks import CHECKS, Check
+from dubio.auditing.checks.randomness import known_draws_accuracy
 from dubio.auditing.keeping import Keeper
-from dubio.auditing.values import AttackRecord, Audit, CheckRecord, Headline, Share, ThreatModel
+from dubio.auditing.progress import Bar, progress_bar
+from dubio.auditing.values import AttackRecord, Audit, CheckRecord, Cost, Headline, Share, Status, ThreatModel
 from dubio.evaluation.gathering import gather
 from dubio.functional.adversarial import Norm
-from dubio.version import versions
+from dubio.version import VERSION, versions
 
 __all__ = ["audit"]
+
+KEPT = ("C10", "C24")
+"""Checks whose work is not an attack that is kept anyway."""
 
 
 def audit(
@@ -65,65 +66,82 @@ def audit(
         progress: whether to show a bar.
     """
     began = time.perf_counter()
-    plan = _budget(budget, num_images)
-    judged = gather(data)
-    inputs, targets = _choose(judged.inputs, judged.targets, plan.num_images, seed, _device(model))
-    attacks.RandomNoise(epsilon=epsilon, norm=norm, bounds=bounds, tries=1, num_samples=1, seed=seed)(
-        model, inputs[:8], targets[:8], progress=False
-    )  # refuses what cannot be attacked, before any work is done
+    plan, judged = _budget(budget, num_images), gather(data)
+    inputs, targets = _choose(judged.inputs, judged.targets, plan.num_images, seed, model)
+    _check(model, inputs, targets, norm, epsilon, bounds)
     settings = {
-        "fingerprint": judged.record.fingerprint,
-        "norm": norm,
-        "epsilon": epsilon,
-        "bounds": bounds,
-        "seed": seed,
+        "data": judged.record.fingerprint,
+        "threat": [norm, epsilon, bounds],
         "budget": repr(plan),
-        "model": _model_name(model),
+        "seed": seed,
+        "model": _fingerprint(model, inputs[:8]),
+        "twin": None if twin is None else _fingerprint(twin, inputs[:8]),
+        "version": VERSION,
     }
     keeper = Keeper(None if folder is None else Path(folder), settings)
-    checks = checks_for(judged.record.name, twin)
-    with _bar(len(checks), progress) as bar:
-        bench = Bench(model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar.say)
-        records = [_run(check, bench, bar) for check in checks]
-        images, shares = bench.worst()
-        left, clean = bench.score(images, plan.score_draws), bench.score(bench.inputs, plan.score_draws)
-    frozen = bench.attempts.get(FROZEN)
+    with progress_bar(len(CHECKS), progress) as bar:
+        bench = Bench(
+            model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar.say, judged.record.name, twin
+        )
+        checks = [_run(check, bench, bar) for check in CHECKS]
+        found = _record(bench, checks, judged.record.fingerprint, began)
     keeper.finish()
+    return found
+
+
+def _record(bench: Bench, checks: list[CheckRecord], fingerprint: str, began: float) -> Audit:
+    """All that was found; the worst of all attacks is scored on draws that had no part in choosing it."""
+    plan = bench.budget
+    images, shares = bench.worst()
+    left, clean = (bench.score(given, plan.score_draws) for given in (images, bench.inputs))
+    tried = [*bench.attempts.values(), *bench.others.values()]
+    pred = left.predictive
     return Audit(
-        status=_status(records),
-        headline=Headline(
-            left.predictive.value, left.predictive.low, left.predictive.high, len(inputs), plan.score_draws, shares
-        ),
+        status=_status(checks),
+        headline=Headline(pred.value, pred.low, pred.high, len(images), plan.score_draws, shares),
         threat=ThreatModel(
-            norm, epsilon, bounds, plan.num_samples, plan.steps, plan.restarts, plan.name, plan.resolution, seed
+            bench.norm,
+            bench.epsilon,
+            bench.bounds,
+            plan.num_samples,
+            plan.steps,
+            plan.restarts,
+            plan.name,
+            plan.resolution,
+            bench.seed,
         ),
         clean=_share(clean.predictive),
         r_pred=_share(left.predictive),
         r_1=_share(left.single),
         r_retry=_share(left.retry),
-        r_frozen=None if frozen is None else 1.0 - frozen.fooled.double().mean().item(),
-        checks=tuple(sorted(records, key=lambda record: int(record.id[1:]))),
+        r_frozen=known_draws_accuracy(bench),
+        checks=tuple(sorted(checks, key=lambda record: int(record.id[1:]))),
         attacks=_attack_records(bench),
-        data=judged.record.name,
-        fingerprint=judged.record.fingerprint,
-        seconds=time.perf_counter() - began,
+        data=bench.data,
+        fingerprint=fingerprint,
+        cost=Cost(
+            sum(attempt.forwards for attempt in tried),
+            sum(attempt.backwards for attempt in tried),
+            time.perf_counter() - began,
+        ),
         made_by=versions(),
     )
 
 
-def _run(check: Check, bench: Bench, bar: "_Bar") -> CheckRecord:
+def _run(check: Check, bench: Bench, bar: Bar) -> CheckRecord:
     began = time.perf_counter()
     bar.begin(check.name)
     known = bench.keeper.find_check(check.id) if check.id in KEPT else None
     if known is not None:
         return known
     found = check.run(bench)
-    status = "warn" if found.status == "fail" and not check.required and check.id != "C25" else found.status
+    skipped = found.status == "skipped" and check.may_be_skipped
+    softened = found.status == "fail" and not check.required and check.id != "C25"
     record = CheckRecord(
         check.id,
         check.name,
-        check.required,
-        status,
+        check.required and not skipped,
+        "warn" if softened else found.status,
         found.words,
         found.value,
         found.limit,
@@ -135,21 +153,13 @@ def _run(check: Check, bench: Bench, bar: "_Bar") -> CheckRecord:
     return record
 
 
-KEPT = ("C12", "C24")
-"""Checks whose work is not an attack that is kept anyway."""
-
-
-def _status(records: list[CheckRecord]) -> Literal["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"]:
-    if any(_fails(record) for record in records):
+def _status(records: list[CheckRecord]) -> Status:
+    """A required check that failed, or could not be made, leaves an upper bound."""
+    if any(record.holds_back for record in records):
         return "UPPER BOUND ONLY"
     if any(record.id == "C25" and record.status == "fail" for record in records):
         return "EXTRAORDINARY"
     return "VALID"
-
-
-def _fails(record: CheckRecord) -> bool:
-    """Whether a required check did not pass; one that could not be made proves nothing, but for the twin's."""
-    return record.required and (record.status == "fail" or (record.status == "skipped" and record.id != "C24"))
 
 
 def _attack_records(bench: Bench) -> tuple[AttackRecord, ...]:
@@ -170,61 +180,42 @@ def _budget(given: str | Budget, num_images: int | None) -> Budget:
     return dataclasses.replace(plan, num_images=num_images)
 
 
-def _choose(inputs: Any, targets: Tensor, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Some images, always the same for a seed, in the order of the data."""
+def _choose(inputs: Any, targets: Tensor, count: int, seed: int, model: Model) -> tuple[Tensor, Tensor]:
+    """Some images, always the same for a seed, in the order of the data, where the network is."""
     if not isinstance(inputs, Tensor):
         raise TypeError(f"data must have one tensor of inputs to be attacked, got {type(inputs).__name__}")
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    device = next((parameter.device for parameter in parameters), inputs.device)
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
-    rows = order[:count].sort().values
+    rows = order[:count].sort().values.to(inputs.device)
     return inputs[rows].to(device), targets[rows].to(device)
 
 
-def _device(model: Model) -> torch.device:
-    if isinstance(model, nn.Module):
-        return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    return torch.device("cpu")
+def _check(
+    model: Model, inputs: Tensor, targets: Tensor, norm: Norm, epsilon: float, bounds: tuple[float, float]
+) -> None:
+    """Refuse what cannot be attacked, before any work is done."""
+    probe = attacks.RandomNoise(epsilon=epsilon, norm=norm, bounds=bounds, tries=1, num_samples=1, seed=0)
+    if epsilon == 0.0:
+        raise ValueError("epsilon must be positive for an audit, got 0.0; dubio.evaluate judges images as they are")
+    probe(model, inputs, targets, progress=False)
 
 
-def _model_name(model: Model) -> str:
-    """What tells one network from another: its kind and its weights."""
-    if not isinstance(model, nn.Module):
-        return repr(model)
+def _fingerprint(model: Model, few: Tensor) -> str:
+    """What tells one network from another: its kind and its weights, or what a function says of a few images."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in model.state_dict().items():
+    if isinstance(model, nn.Module):
+        named = model.state_dict()
+    else:
+        with torch.no_grad(), seeded_generator(0, few.device):
+            named = {"outputs": model(few)}
+    for name, tensor in named.items():
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return f"{type(model).__name__} {digest.hexdigest()}"
+        if isinstance(tensor, Tensor):
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    kind = type(model).__name__ if isinstance(model, nn.Module) else "function"
+    return f"{kind} {digest.hexdigest()}"
 
 
 def _share(found: attacks.Accuracy) -> Share:
     return Share(found.value, found.low, found.high)
-
-
-class _Bar:
-    """Shows which check and which attack is on, on a terminal."""
-
-    def __init__(self, bar: Any) -> None:
-        self._bar, self._name = bar, ""
-
-    def begin(self, name: str) -> None:
-        """A check begins, and the one before is over."""
-        if self._name:
-            self._bar.advance(self._bar.task_ids[0])
-        self._name = name
-        self.say("")
-
-    def say(self, text: str) -> None:
-        """What is being done for it."""
-        self._bar.update(self._bar.task_ids[0], description=f"{self._name}  {text}".strip())
-
-
-@contextmanager
-def _bar(total: int, wanted: bool) -> Iterator[_Bar]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn())
-    shown = wanted and sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
-        bar.add_task("starting", total=total)
-        yield _Bar(bar)

@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from dubio.attacks import Attacked
 from dubio.auditing.values import CheckRecord
 from dubio.persistence.atomic import write_atomically
 from dubio.persistence.reading import read_value
@@ -27,7 +26,6 @@ class Kept:
     """An attack's result, as far as an audit needs it."""
 
     inputs: Tensor
-    fooled: Tensor
     forwards: int
     backwards: int
     seconds: float
@@ -58,18 +56,18 @@ class Keeper:
         try:
             with safe_open(file, framework="pt") as content:
                 said = json.loads((content.metadata() or {})["dubio"])
-                return Kept(content.get_tensor("inputs"), content.get_tensor("fooled"), **said)
+                return Kept(content.get_tensor("inputs"), said["forwards"], said["backwards"], said["seconds"])
         except (SafetensorError, KeyError, ValueError):
             return None  # written by something else, or damaged: run it again
 
-    def keep(self, name: str, result: Attacked) -> Kept:
-        """Keep the result of an attack."""
-        cost: dict[str, Any] = {name: getattr(result, name) for name in ("forwards", "backwards", "seconds")}
+    def keep(self, name: str, result: Kept) -> Kept:
+        """Keep the result of an attack, and give it back."""
         file = self._file(name, "safetensors")
         if file is not None:
-            tensors = {"inputs": result.inputs.cpu().contiguous(), "fooled": result.fooled.cpu()}
-            write_atomically(file, to_bytes(tensors, {"dubio": json.dumps(cost)}))
-        return Kept(result.inputs, result.fooled, **cost)
+            cost = {"forwards": result.forwards, "backwards": result.backwards, "seconds": result.seconds}
+            images = {"inputs": result.inputs.cpu().contiguous()}
+            write_atomically(file, to_bytes(images, {"dubio": json.dumps(cost)}))
+        return result
 
     def find_check(self, id: str) -> CheckRecord | None:
         """A check of this audit, where it is finished."""

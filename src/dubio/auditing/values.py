@@ -8,10 +8,22 @@ from typing import Any, Literal
 from dubio.persistence.atomic import write_atomically
 from dubio.persistence.reading import read_value
 
-__all__ = ["AttackRecord", "Audit", "CheckRecord", "CurvePoint", "Headline", "Share", "ThreatModel", "Verdict"]
+__all__ = [
+    "AttackRecord",
+    "Audit",
+    "CheckRecord",
+    "Cost",
+    "CurvePoint",
+    "Headline",
+    "Share",
+    "Status",
+    "ThreatModel",
+    "Verdict",
+]
 
 FORMAT = "dubio-audit-1"
 Verdict = Literal["pass", "warn", "fail", "skipped"]
+Status = Literal["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,11 @@ class CheckRecord:
     curve: tuple[CurvePoint, ...] = ()
     seconds: float = 0.0
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether it keeps the headline from being more than an upper bound."""
+        return self.required and self.status in ("fail", "skipped")
+
 
 @dataclass(frozen=True)
 class AttackRecord:
@@ -94,10 +111,19 @@ class AttackRecord:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What it took: passes that each image has cost, draws counted, and the time of the whole."""
+
+    forwards: int
+    backwards: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Audit:
     """Whether a claimed robustness is real."""
 
-    status: Literal["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"]
+    status: Status
     headline: Headline
     threat: ThreatModel
     clean: Share
@@ -105,17 +131,18 @@ class Audit:
     r_1: Share
     r_retry: Share
     r_frozen: float | None
+    """Left where the attacker knows the draws that answer; None where there are none to know."""
     checks: tuple[CheckRecord, ...]
     attacks: tuple[AttackRecord, ...]
     data: str
     fingerprint: str
-    seconds: float
+    cost: Cost
     made_by: dict[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> tuple[CheckRecord, ...]:
-        """Required checks that did not pass."""
-        return tuple(check for check in self.checks if check.required and check.status == "fail")
+        """Required checks that failed, or could not be made: why the headline is an upper bound."""
+        return tuple(check for check in self.checks if check.holds_back)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
