@@ -121,12 +121,21 @@ class Bench:
         self.step("an ordinary network to try the attack on")
         return ordinary_twin(self.model, self.inputs, self.targets, self.seed_for("twin"))
 
-    def attempt(self, name: str, attack: Attack) -> Attempt | None:
+    @cached_property
+    def other_classes(self) -> Int[Tensor, "rank image"]:
+        """The classes that each image is not of, the likeliest first."""
+        draws, pieces = self.budget.num_samples, self.pieces(self.inputs)
+        log_probs = torch.cat([self._log_probs(part, draws, "goals").logsumexp(dim=0) for _, part, _ in pieces])
+        ranked = log_probs.scatter(1, self.targets[:, None], -torch.inf).argsort(dim=1, descending=True)
+        return ranked[:, :-1].T
+
+    def attempt(self, name: str, attack: Attack, goals: Int[Tensor, " image"] | None = None) -> Attempt | None:
         """Run an attack at the full distance, once; None where it cannot be run.
 
-        One that is the same as another in all its fields is not run again, and goes by the first one's name.
+        One that is the same as another in all its fields is not run again, and goes by the first one's name. One that
+        is targeted goes towards ``goals``.
         """
-        return self._once(name, attack, self.attempts)
+        return self._once(name, attack, self.attempts, goals)
 
     def look(self, name: str, attack: Attack) -> Attempt | None:
         """Run an attack that does not count for the headline, such as one at another distance."""
@@ -212,7 +221,9 @@ class Bench:
         """The main attack at another distance."""
         return dataclasses.replace(self.main(), epsilon=epsilon)
 
-    def _once(self, name: str, attack: Attack, among: dict[str, Attempt]) -> Attempt | None:
+    def _once(
+        self, name: str, attack: Attack, among: dict[str, Attempt], goals: Tensor | None = None
+    ) -> Attempt | None:
         same = next((known for known in among.values() if known.attack == attack), None)
         if same is not None or name in self.failures:
             return same
@@ -220,7 +231,7 @@ class Bench:
         kept = self.keeper.find(name)
         if kept is None:
             try:
-                result = attack(self.model, self.inputs, self.targets, progress=False)
+                result = attack(self.model, self.inputs, self.targets if goals is None else goals, progress=False)
             except ValueError as error:
                 self.failures[name] = str(error)
                 return None

@@ -29,6 +29,8 @@ class Budget:
     eot: tuple[int, ...]
     step_counts: tuple[int, ...]
     objectives: tuple[Pair, ...]
+    num_goals: int
+    """How many of the other classes are aimed at, the likeliest first."""
     step_factors: tuple[float, ...]
     momenta: tuple[float, ...]
     square_steps: int
@@ -59,7 +61,7 @@ BUDGETS = {
         steps=20,
         restarts=2,
         select_draws=50,
-        score_draws=200,
+        score_draws=400,
         eot=(1, 5, 10, 20),
         step_counts=(1, 5, 10, 20, 40),
         objectives=(
@@ -68,6 +70,7 @@ BUDGETS = {
             ("expected", "cross_entropy"),
             ("mean_logit", "margin"),
         ),
+        num_goals=3,
         step_factors=(0.5, 2.0),
         momenta=(0.75,),
         square_steps=100,
@@ -87,6 +90,7 @@ BUDGETS = {
         eot=(1, 2, 5, 10, 20, 50, 100),
         step_counts=(1, 5, 10, 25, 50, 100, 200),
         objectives=ALL_PAIRS,
+        num_goals=9,
         step_factors=(0.25, 0.5, 2.0),
         momenta=(0.5, 0.75, 0.9),
         square_steps=1000,

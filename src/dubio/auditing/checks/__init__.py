@@ -62,8 +62,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "C8",
         "Do other objectives agree?",
-        "One can average probabilities, losses or logits over draws, and raise several losses. A defence often "
-        "holds against one of them only.",
+        "One can average probabilities, losses or logits over draws, raise several losses, and aim at any other "
+        "class. A defence often holds against one of them only.",
         "All together surely leave at most the resolution less than the best alone.",
         strength.objectives_agree,
         required=True,

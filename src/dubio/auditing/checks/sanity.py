@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 LEFT_AT_ONE = 0.01
+FALLING = 0.1
 AT_BOUNDARY = 0.9
 SIGN_AGREEMENT = 0.8
 NUM_DIFFERENCES, TOP, DIFFERENCE = 16, 0.01, 1e-2
@@ -147,9 +148,9 @@ def _widest(bench: Bench) -> float:
 
 
 def _plateau(bench: Bench, distances: list[float], known: list[Attempt]) -> tuple[float, float] | None:
-    """Two distances, one twice the other or more, between which accuracy that had begun to fall stays above chance."""
+    """Two distances, one twice the other or more, between which accuracy that was falling stays above chance."""
     for place, attempt in enumerate(known):
-        begun = functional.paired_difference(bench.clean, attempt.right).low > 0.0
+        begun = functional.paired_difference(bench.clean, attempt.right).low > FALLING
         later = next((j for j, distance in enumerate(distances) if distance >= 2.0 * distances[place]), None)
         if not begun or later is None:
             continue
