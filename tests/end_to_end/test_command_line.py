@@ -20,7 +20,7 @@ from dubio.methods import METHODS
 
 pytest.importorskip("sklearn")
 
-COMMANDS = ("demo", "data", "methods", "train", "runs", "describe", "predict", "evaluate", "attack", "export")
+COMMANDS = ("demo", "data", "methods", "train", "runs", "describe", "predict", "evaluate", "attack", "audit", "export")
 TINY = ("--model", "mlp:64-16-10", "--epochs", "2")
 
 

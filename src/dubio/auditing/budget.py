@@ -38,6 +38,13 @@ class Budget:
     epsilon_factors: tuple[float, ...]
     num_seeds: int = 3
 
+    def __post_init__(self) -> None:
+        for name in ("eot", "step_counts"):
+            if len(getattr(self, name)) < 2:
+                raise ValueError(f"{name} must have two counts or more, to compare the last, got {getattr(self, name)}")
+        if self.score_draws < 2:
+            raise ValueError(f"score_draws must be at least 2, to tell how draws differ, got {self.score_draws}")
+
 
 ALL_PAIRS: tuple[Pair, ...] = (
     ("predictive", "margin"),

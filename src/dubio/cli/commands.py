@@ -1,5 +1,5 @@
-"""The commands: ``dubio demo``, ``data``, ``methods``, ``train``, ``runs``, ``describe``, ``predict``, ``attack``,
-``export``.
+"""The commands: ``dubio demo``, ``data``, ``methods``, ``train``, ``runs``, ``describe``, ``predict``, ``evaluate``,
+``attack``, ``audit``, ``export``.
 """
 
 import shlex
@@ -17,6 +17,7 @@ from dubio.cli.answers import Answering
 from dubio.cli.arguments import DataDir, Named, Runs, device_for
 from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
 from dubio.cli.attacking import tabulate as tabulate_attacks
+from dubio.cli.audit_command import audit_run
 from dubio.cli.data_command import show_data
 from dubio.cli.evaluate_command import evaluate_run, headline
 from dubio.cli.fields import Fields, TakingFields, make_method
@@ -78,7 +79,7 @@ def options(
 
     Begin with:  dubio demo  or  dubio train first  and then  dubio predict first
 
-    Exit codes: 0 fine, 2 bad arguments, 3 interrupted and resumable.
+    Exit codes: 0 fine, 1 a gate failed, 2 bad arguments, 3 interrupted and resumable.
     """
 
 
@@ -327,6 +328,9 @@ def attack(
     typer.echo(summarise(found))
     typer.echo(f"images: {folder / 'attack.safetensors'}, record: {folder / 'attack.json'}")
     typer.echo(picture(model, found, folder / "attack.png"))
+
+
+app.command("audit")(audit_run)
 
 
 @app.command()

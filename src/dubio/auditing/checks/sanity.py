@@ -196,6 +196,7 @@ def _error_over_draws(bench: Bench, images: Tensor) -> float:
     kept = []
     with untouched(bench.model), seeded_generator(bench.seed_for("scoring error"), images.device):
         for _, part, labels in bench.pieces(images):
-            means = functional.left_out_means(functional.group_means(victim.log_probs(part), NUM_GROUPS))
+            groups = functional.group_means(victim.log_probs(part), min(NUM_GROUPS, bench.budget.score_draws))
+            means = functional.left_out_means(groups)
             kept.append((means.argmax(dim=-1) == labels).cpu())
     return functional.jackknife_error(torch.cat(kept, dim=1).double().mean(dim=1))
