@@ -184,7 +184,8 @@ def _largest_at_the_end(bench: Bench, images: Tensor) -> float:
 def _same_sign(victim: Victim, few: Tensor, labels: Tensor, gradient: Tensor, column: Tensor, size: float) -> Tensor:
     step = torch.zeros_like(gradient).scatter_(1, column[:, None], size).view_as(few)
     rise = victim.values(few + step, labels) - victim.values(few - step, labels)
-    return rise.sign() == gradient.gather(1, column[:, None]).squeeze(1).sign()
+    said = gradient.gather(1, column[:, None]).squeeze(1).sign()
+    return (said != 0.0) & (rise.sign() == said)  # a gradient that says nothing agrees with nothing
 
 
 @torch.no_grad()
