@@ -213,9 +213,9 @@ def autoattack(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
             assert norm in ("Linf", "L2")
             self.model = model
 
-        def run_standard_evaluation(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        def run_standard_evaluation(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             assert self.model(inputs).shape == (len(inputs), 10)
-            return inputs + shift
+            return inputs + shift, targets
 
     module = ModuleType("pyautoattack")
     module.AutoAttack = AutoAttack  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,7 +108,7 @@ def _left_of(twin: torch.nn.Module, attack: Pgd, bench: Bench) -> float:
     return score(twin, images, bench.targets, num_samples=1, num_tries=1).predictive.value
 
 
-def _autoattack(bench: Bench, attacker: Callable[..., object]) -> Attempt:
+def _autoattack(bench: Bench, attacker: Callable[..., Any]) -> Attempt:
     """Its images, put exactly into the ball, as one more attack of the audit."""
     kept = bench.keeper.find(AUTOATTACK)
     if kept is None:
@@ -123,7 +124,7 @@ def _autoattack(bench: Bench, attacker: Callable[..., object]) -> Attempt:
         devices = [bench.inputs.device] if bench.inputs.device.type == "cuda" else []
         bench.step(AUTOATTACK)
         with torch.random.fork_rng(devices=devices), untouched(bench.model):
-            images: Tensor = made.run_standard_evaluation(bench.inputs, bench.targets)  # type: ignore[attr-defined]
+            images, _ = made.run_standard_evaluation(bench.inputs, bench.targets)
         images = functional.project_inputs(images, bench.inputs, bench.norm, bench.epsilon).clamp(*bench.bounds)
         kept = Kept(images, victim.forwards, 0, time.perf_counter() - began)
         bench.keeper.keep(AUTOATTACK, kept)
