@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import attacking
+import audits
 import engine
 import families
 import glow
@@ -29,6 +30,7 @@ PARTS = {
     "methods": methods.measure,
     "noise": noise.measure,
     "families": families.measure,
+    "audits": audits.measure,
 }
 
 

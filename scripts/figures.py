@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dubio.auditing import CHECKS
 from dubio.cli.fields import fields_of, spell
 from dubio.methods import METHODS
 
@@ -163,12 +164,51 @@ def glow(choice: str) -> str:
     return f"{_markdown(headings, rows)}\n\n{about} {_source('glow', stored)}"
 
 
+def checks(choice: str) -> str:
+    """The checks of an audit, in the order of their numbers."""
+    rows = [
+        (f"{check.id}{'*' if check.required else ''} {check.name}", check.question, check.passes_when)
+        for check in sorted(CHECKS, key=lambda check: int(check.id[1:]))
+    ]
+    return _markdown(("check", "what it asks, and why", "it passes when"), rows)
+
+
+def audits(choice: str) -> str:
+    """What audits of networks for digits found."""
+    stored = _load("audits")
+    settings, records = stored["records"]["audits"]["settings"], stored["records"]["audits"]["networks"]
+    rows = [
+        (
+            record["network"],
+            f"{record['clean']:.1%}",
+            f"{record['headline']:.1%} ({record['low']:.1%} to {record['high']:.1%})",
+            f"{record['r_1']:.1%}",
+            f"{record['r_retry']:.1%}",
+            "-" if record["r_frozen"] is None else f"{record['r_frozen']:.1%}",
+            f"{record['fgsm']:.1%}",
+            record["status"] + (f": {', '.join(record['failed'])}" if record["failed"] else ""),
+            ", ".join(record["warned"]) or "-",
+            f"{record['seconds']:.0f}",
+        )
+        for record in records
+    ]
+    headings = (
+        *("network", "clean", "headline, R_pred", "R_1", "R_retry(10)", "R_frozen", "left by FGSM", "status"),
+        *("warnings", "seconds"),
+    )
+    about = f"Digits, {settings['num_images']} test images, {settings['model']}, Linf {settings['epsilon']:g}, "
+    about += f"budget `{settings['budget']}`, {settings['draws']} draws."
+    return f"{_markdown(headings, rows)}\n\n{about} {_source('audits', stored)}"
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "fields": fields,
     "digits": digits,
     "alpha": alpha,
     "steps": steps,
     "glow": glow,
+    "checks": checks,
+    "audits": audits,
 }
 
 

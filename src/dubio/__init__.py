@@ -11,6 +11,7 @@ _collecting = gc.isenabled()
 gc.disable()  # a collection in the midst of imports takes a tenth of a second and finds nothing
 try:
     from dubio import attacks, data, flows, models, pictures, pruning, sampling
+    from dubio.auditing import Audit, audit
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -57,6 +58,7 @@ __version__ = VERSION
 __all__ = [
     "Adversarial",
     "Alpha",
+    "Audit",
     "Bayes",
     "Bernoulli",
     "BootstrapHard",
@@ -102,6 +104,7 @@ __all__ = [
     "antithetic",
     "attacks",
     "calibrate",
+    "audit",
     "checkpoint",
     "conformal",
     "data",

@@ -37,6 +37,7 @@ COMMANDS = (
     "report",
     "compare",
     "export",
+    "audit",
 )
 TINY = ("--model", "mlp:64-16-10", "--epochs", "2")
 

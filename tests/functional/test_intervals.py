@@ -2,6 +2,8 @@
 
 import itertools
 
+import jaxtyping
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -64,3 +66,52 @@ def test_what_cannot_be_counted_is_refused() -> None:
         functional.clopper_pearson(11, 10)
     with pytest.raises(ValueError, match="tries must be at most the number of draws, 5, got 6"):
         functional.retry_probability(torch.tensor(3), 5, 6)
+
+
+def multinomial_interval(before: np.ndarray, after: np.ndarray, level: float) -> tuple[float, float]:
+    """Half an example in each of the four cells, then the error of a difference of two cells of a multinomial."""
+    cells = np.array([[np.sum((before == b) & (after == a)) for a in (0, 1)] for b in (0, 1)]) + 0.5
+    shares = cells / cells.sum()
+    covariance = (np.diag(shares.ravel()) - np.outer(shares.ravel(), shares.ravel())) / cells.sum()
+    contrast = np.array([0.0, -1.0, 1.0, 0.0])  # right before and wrong after, minus the other way round
+    middle, error = contrast @ shares.ravel(), np.sqrt(contrast @ covariance @ contrast)
+    width = stats.norm.ppf(0.5 + level / 2.0) * error
+    return middle - width, middle + width
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95])
+@pytest.mark.parametrize(("rights", "changed"), [(0.5, 0.0), (0.7, 0.02), (0.9, 0.3), (1.0, 1.0)])
+def test_a_paired_difference_is_that_of_two_cells_of_a_multinomial(rights: float, changed: float, level: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = torch.rand(300, generator=generator) < rights
+    after = before ^ (torch.rand(300, generator=generator) < changed)
+    found = functional.paired_difference(before, after, level)
+    assert found.value == pytest.approx(before.double().mean().item() - after.double().mean().item())
+    assert (found.low, found.high) == pytest.approx(multinomial_interval(before.numpy(), after.numpy(), level))
+    other = functional.paired_difference(after, before, level)
+    assert (-other.high, -other.low) == pytest.approx((found.low, found.high))
+
+
+def test_a_paired_interval_holds_the_truth_as_often_as_it_says() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.rand(2000, 400, generator=generator)
+    lost, won = draws < 0.05, draws > 0.98
+    held = 0
+    for first, second in zip(lost, won, strict=True):
+        found = functional.paired_difference(~second, ~first)  # wrong before where won, wrong after where lost
+        held += found.low <= 0.03 <= found.high
+    assert 0.93 <= held / 2000 <= 0.98
+
+
+def test_no_difference_among_few_examples_is_not_taken_for_none() -> None:
+    few, many = (functional.paired_difference(*[torch.ones(n, dtype=torch.bool)] * 2).high for n in (50, 1000))
+    assert few > 0.03 > 0.01 > many > 0.0
+
+
+def test_a_paired_difference_needs_the_same_examples() -> None:
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(ValueError, match=r"before and after must be of the same examples, got shapes \(2,\) and"):
+            functional.paired_difference(torch.ones(2, dtype=torch.bool), torch.ones(3, dtype=torch.bool))
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,6 +1,6 @@
 """How the command line answers: one line for what went wrong, and the exit code that says of which kind it was.
 
-Exit codes: 0 fine, 2 bad arguments (or files, or data), 3 interrupted and resumable, 130 interrupted.
+Exit codes: 0 fine, 1 a gate failed, 2 bad arguments (or files, or data), 3 interrupted and resumable, 130 interrupted.
 """
 
 import sys

@@ -23,7 +23,17 @@ from dubio.data import Examples
 from dubio.persistence.atomic import write_atomically
 from dubio.version import versions
 
-__all__ = ["Assault", "Row", "assail", "choose_images", "parse_attacks", "parse_epsilons", "summarise", "tabulate"]
+__all__ = [
+    "Assault",
+    "Row",
+    "assail",
+    "check_images",
+    "choose_images",
+    "parse_attacks",
+    "parse_epsilons",
+    "summarise",
+    "tabulate",
+]
 
 KINDS: dict[str, type[Attack]] = {
     "fgsm": Fgsm,
@@ -124,17 +134,22 @@ def choose_images(examples: Examples, count: int) -> tuple[Examples, list[int]]:
     """Some of the examples at random, always the same ones, and their row numbers."""
     if count < 1:
         raise ValueError(f"--images must be at least 1, got {count}")
+    check_images(examples, "dubio attack")
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
+    indices = sorted(order[:count].tolist())
+    return examples[indices], indices
+
+
+def check_images(examples: Examples, command: str) -> None:
+    """Refuse what a command cannot attack: numbers for targets, and inputs that are not in [0, 1]."""
     if not examples.classes:
         raise ValueError(f"an attack needs classes to leave, and {examples.name} has numbers for targets")
     inputs = examples.tensors[0]
     if not 0.0 <= inputs.min().item() <= inputs.max().item() <= 1.0:
         raise ValueError(
-            f"dubio attack needs inputs in [0, 1], and {examples.name} has {inputs.min().item():g} to "
-            f"{inputs.max().item():g}; in Python an attack takes bounds=(low, high)"
+            f"{command} needs inputs in [0, 1], and {examples.name} has {inputs.min().item():g} to "
+            f"{inputs.max().item():g}; in Python bounds=(low, high) says what they lie in"
         )
-    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
-    indices = sorted(order[:count].tolist())
-    return examples[indices], indices
 
 
 def assail(

@@ -15,6 +15,7 @@ from dubio.cli.answers import Answering
 from dubio.cli.arguments import DataDir, Named, Runs, device_for
 from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
 from dubio.cli.attacking import tabulate as tabulate_attacks
+from dubio.cli.audit_command import audit_run
 from dubio.cli.data_command import show_data
 from dubio.cli.decide_command import abstain, calibrate, conformal
 from dubio.cli.evaluate_command import evaluate_run, headline
@@ -79,7 +80,7 @@ def options(
 
     Begin with:  dubio demo  or  dubio train first  and then  dubio predict first
 
-    Exit codes: 0 fine, 2 bad arguments, 3 interrupted and resumable.
+    Exit codes: 0 fine, 1 a gate failed, 2 bad arguments, 3 interrupted and resumable.
     """
 
 
@@ -336,6 +337,7 @@ def attack(
 app.command()(prune)
 app.command()(report)
 app.command()(compare)
+app.command("audit")(audit_run)
 
 
 @app.command()

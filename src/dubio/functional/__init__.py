@@ -106,8 +106,10 @@ from dubio.functional.gaussian_activations import (
     standard_normal_kl,
 )
 from dubio.functional.intervals import (
+    PairedDifference,
     clopper_pearson,
     normal_interval,
+    paired_difference,
     retry_influence,
     retry_probability,
     share_upper_bound,
@@ -166,6 +168,7 @@ __all__ = [
     "BinSums",
     "ConformalScore",
     "Detection",
+    "PairedDifference",
     "Reliability",
     "acceptance_at_coverage",
     "acceptances",
@@ -260,6 +263,7 @@ __all__ = [
     "num_removed",
     "num_repeats",
     "pairwise_norms",
+    "paired_difference",
     "parametric_noise",
     "patterned_transition",
     "perturbation_norm",

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 __all__ = [
+    "PairedDifference",
     "clopper_pearson",
     "normal_interval",
+    "paired_difference",
     "retry_influence",
     "retry_probability",
     "share_upper_bound",
@@ -29,6 +32,34 @@ def share_upper_bound(successes: int, trials: int, failure: float) -> float:
     """The share that lies above a true one with probability ``1 - failure`` at least (Clopper and Pearson 1934)."""
     _check_counts(successes, trials)
     return 1.0 if successes == trials else _solve(lambda p: failure - _binomial_cdf(successes, trials, p))
+
+
+class PairedDifference(NamedTuple):
+    """How much smaller a share is than another on the same examples, with an interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def paired_difference(
+    before: Bool[Tensor, " example"], after: Bool[Tensor, " example"], level: float = 0.95
+) -> PairedDifference:
+    """Share of ``before`` minus share of ``after``, from the examples on which they differ (Agresti and Min 2005).
+
+    Half an example is added to each of the four cells, so that no difference among few examples is not taken for none.
+    """
+    if before.shape != after.shape or before.numel() == 0:
+        raise ValueError(
+            f"before and after must be of the same examples, got shapes {tuple(before.shape)} and {tuple(after.shape)}"
+        )
+    count = len(before)
+    lost, won = int((before & ~after).sum()), int((~before & after).sum())
+    size, larger, smaller = count + 2.0, lost + 0.5, won + 0.5
+    middle = (larger - smaller) / size
+    error = math.sqrt(max(larger + smaller - (larger - smaller) ** 2 / size, 0.0)) / size
+    width = math.sqrt(2.0) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * error
+    return PairedDifference((lost - won) / count, middle - width, middle + width)
 
 
 def normal_interval(mean: float, standard_error: float, level: float = 0.95) -> tuple[float, float]:

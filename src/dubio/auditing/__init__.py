@@ -1,0 +1,31 @@
+"""Audit a network: is its robustness real?"""
+
+from dubio.auditing.auditing import audit
+from dubio.auditing.budget import BUDGETS, Budget
+from dubio.auditing.checks import CHECKS, Check
+from dubio.auditing.values import (
+    AttackRecord,
+    Audit,
+    CheckRecord,
+    Cost,
+    CurvePoint,
+    Headline,
+    Share,
+    ThreatModel,
+)
+
+__all__ = [
+    "AttackRecord",
+    "Audit",
+    "BUDGETS",
+    "Budget",
+    "CHECKS",
+    "Check",
+    "CheckRecord",
+    "Cost",
+    "CurvePoint",
+    "Headline",
+    "Share",
+    "ThreatModel",
+    "audit",
+]

@@ -1,0 +1,221 @@
+"""``audit``: is the robustness real?
+
+Every attack is tried on the same images; for each image the worst counts, chosen by draws of their own, and the
+headline is what other, fresh draws still have right. The checks ask whether that can be believed. A required check that
+fails makes the headline an upper bound and nothing more.
+
+Reference: Athalye, Carlini and Wagner 2018; Carlini et al. 2019; Tramer et al. 2020.
+"""
+
+import dataclasses
+import hashlib
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubio import attacks
+from dubio.attacks.attack import check_count
+from dubio.attacks.victims import Model, seeded_generator
+from dubio.auditing.bench import Bench
+from dubio.auditing.budget import BUDGETS, Budget
+from dubio.auditing.checks import CHECKS, Check
+from dubio.auditing.checks.randomness import known_draws_accuracy
+from dubio.auditing.keeping import Keeper
+from dubio.auditing.progress import Bar, progress_bar
+from dubio.auditing.values import AttackRecord, Audit, CheckRecord, Cost, Headline, Share, Status, ThreatModel
+from dubio.evaluation.gathering import gather
+from dubio.functional.adversarial import Norm
+from dubio.version import VERSION, versions
+
+__all__ = ["audit"]
+
+KEPT = ("C10", "C24")
+"""Checks whose work is not an attack that is kept anyway."""
+
+
+def audit(
+    model: Model,
+    data: Any,
+    *,
+    norm: Norm = "linf",
+    epsilon: float,
+    budget: Literal["quick", "full"] | Budget = "quick",
+    num_images: int | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    twin: Model | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    progress: bool = True,
+) -> Audit:
+    """Audit a classifier: attack it in every way there is here, and say whether what is left can be believed.
+
+    Args:
+        model: a converted network, any ``nn.Module``, or a function from inputs to logits.
+        data: images and labels, as ``evaluate`` takes them; those used are always the same for a seed.
+        norm: how distance is measured, ``"linf"`` or ``"l2"``.
+        epsilon: how far an image may move.
+        budget: ``"quick"``, a first look, or ``"full"``, the real thing.
+        num_images: how many images; by default 400 or 1,000.
+        bounds: what inputs lie in.
+        twin: an adversarially trained network without noise to compare with.
+        seed: which images, attacks and draws.
+        folder: where finished attacks are kept until the audit is whole; an interrupted audit goes on from there.
+        progress: whether to show a bar.
+    """
+    began = time.perf_counter()
+    plan, judged = _budget(budget, num_images), gather(data)
+    inputs, targets = _choose(judged.inputs, judged.targets, plan.num_images, seed, model)
+    _check(model, inputs, targets, norm, epsilon, bounds)
+    settings = {
+        "data": judged.record.fingerprint,
+        "threat": [norm, epsilon, bounds],
+        "budget": repr(plan),
+        "seed": seed,
+        "model": _fingerprint(model, inputs[:8]),
+        "twin": None if twin is None else _fingerprint(twin, inputs[:8]),
+        "version": VERSION,
+    }
+    keeper = Keeper(None if folder is None else Path(folder), settings)
+    with progress_bar(len(CHECKS), progress) as bar:
+        bench = Bench(
+            model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar.say, judged.record.name, twin
+        )
+        checks = [_run(check, bench, bar) for check in CHECKS]
+        found = _record(bench, checks, judged.record.fingerprint, began)
+    keeper.finish()
+    return found
+
+
+def _record(bench: Bench, checks: list[CheckRecord], fingerprint: str, began: float) -> Audit:
+    """All that was found; the worst of all attacks is scored on draws that had no part in choosing it."""
+    plan = bench.budget
+    images, shares = bench.worst()
+    left, clean = (bench.score(given, plan.score_draws) for given in (images, bench.inputs))
+    tried = [*bench.attempts.values(), *bench.others.values()]
+    pred = left.predictive
+    return Audit(
+        status=_status(checks),
+        headline=Headline(pred.value, pred.low, pred.high, len(images), plan.score_draws, shares),
+        threat=ThreatModel(
+            bench.norm,
+            bench.epsilon,
+            bench.bounds,
+            plan.num_samples,
+            plan.steps,
+            plan.restarts,
+            plan.name,
+            plan.resolution,
+            bench.seed,
+        ),
+        clean=_share(clean.predictive),
+        r_pred=_share(left.predictive),
+        r_1=_share(left.single),
+        r_retry=_share(left.retry),
+        r_frozen=known_draws_accuracy(bench),
+        checks=tuple(sorted(checks, key=lambda record: int(record.id[1:]))),
+        attacks=_attack_records(bench),
+        data=bench.data,
+        fingerprint=fingerprint,
+        cost=Cost(
+            sum(attempt.forwards for attempt in tried),
+            sum(attempt.backwards for attempt in tried),
+            time.perf_counter() - began,
+        ),
+        made_by=versions(),
+    )
+
+
+def _run(check: Check, bench: Bench, bar: Bar) -> CheckRecord:
+    began = time.perf_counter()
+    bar.begin(check.name)
+    known = bench.keeper.find_check(check.id) if check.id in KEPT else None
+    if known is not None:
+        return known
+    found = check.run(bench)
+    skipped = found.status == "skipped" and check.may_be_skipped
+    softened = found.status == "fail" and not check.required and check.id != "C25"
+    record = CheckRecord(
+        check.id,
+        check.name,
+        check.required and not skipped,
+        "warn" if softened else found.status,
+        found.words,
+        found.value,
+        found.limit,
+        found.curve,
+        time.perf_counter() - began,
+    )
+    if check.id in KEPT:
+        bench.keeper.keep_check(record)
+    return record
+
+
+def _status(records: list[CheckRecord]) -> Status:
+    """A required check that failed, or could not be made, leaves an upper bound."""
+    if any(record.holds_back for record in records):
+        return "UPPER BOUND ONLY"
+    if any(record.id == "C25" and record.status == "fail" for record in records):
+        return "EXTRAORDINARY"
+    return "VALID"
+
+
+def _attack_records(bench: Bench) -> tuple[AttackRecord, ...]:
+    tried = [
+        AttackRecord(name, attempt.accuracy, attempt.forwards, attempt.backwards, attempt.seconds)
+        for name, attempt in bench.attempts.items()
+    ]
+    return (*tried, *(AttackRecord(name, None, 0, 0, 0.0, reason) for name, reason in bench.failures.items()))
+
+
+def _budget(given: str | Budget, num_images: int | None) -> Budget:
+    if isinstance(given, str) and given not in BUDGETS:
+        raise ValueError(f"budget must be {' or '.join(map(repr, BUDGETS))}, got {given!r}")
+    plan = BUDGETS[given] if isinstance(given, str) else given
+    if num_images is None:
+        return plan
+    check_count("num_images", num_images)
+    return dataclasses.replace(plan, num_images=num_images)
+
+
+def _choose(inputs: Any, targets: Tensor, count: int, seed: int, model: Model) -> tuple[Tensor, Tensor]:
+    """Some images, always the same for a seed, in the order of the data, where the network is."""
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"data must have one tensor of inputs to be attacked, got {type(inputs).__name__}")
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    device = next((parameter.device for parameter in parameters), inputs.device)
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
+    rows = order[:count].sort().values.to(inputs.device)
+    return inputs[rows].to(device), targets[rows].to(device)
+
+
+def _check(
+    model: Model, inputs: Tensor, targets: Tensor, norm: Norm, epsilon: float, bounds: tuple[float, float]
+) -> None:
+    """Refuse what cannot be attacked, before any work is done."""
+    probe = attacks.RandomNoise(epsilon=epsilon, norm=norm, bounds=bounds, tries=1, num_samples=1, seed=0)
+    if epsilon == 0.0:
+        raise ValueError("epsilon must be positive for an audit, got 0.0; dubio.evaluate judges images as they are")
+    probe(model, inputs, targets, progress=False)
+
+
+def _fingerprint(model: Model, few: Tensor) -> str:
+    """What tells one network from another: its kind and its weights, or what a function says of a few images."""
+    digest = hashlib.blake2b(digest_size=16)
+    if isinstance(model, nn.Module):
+        named = model.state_dict()
+    else:
+        with torch.no_grad(), seeded_generator(0, few.device):
+            named = {"outputs": model(few)}
+    for name, tensor in named.items():
+        digest.update(name.encode())
+        if isinstance(tensor, Tensor):
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    kind = type(model).__name__ if isinstance(model, nn.Module) else "function"
+    return f"{kind} {digest.hexdigest()}"
+
+
+def _share(found: attacks.Accuracy) -> Share:
+    return Share(found.value, found.low, found.high)

@@ -1,0 +1,249 @@
+"""The bench on which an audit works: one network, the same images, and every attack that was tried on them.
+
+Three kinds of draws are kept apart. An attack climbs by its own. *Selection* draws, the same for all attacks, say what
+each left and which one counts for each image. *Scoring* draws judge what was chosen, and nothing else
+(``tests/auditing/test_bench.py``).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from dubio import attacks
+from dubio.attacks import Attack, Pgd
+from dubio.attacks.victims import Model, Victim, seeded_generator, untouched
+from dubio.auditing.budget import Budget
+from dubio.auditing.keeping import Keeper, Kept
+from dubio.auditing.twins import ordinary_twin
+from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
+from dubio.layers import num_members
+from dubio.sampling.noise import noise_key
+
+__all__ = ["Attempt", "Bench"]
+
+ROWS = 256
+MAIN = "pgd"
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """What one attack made of the images, as the selection draws see it."""
+
+    name: str
+    attack: Attack | None
+    """None where another library made the images."""
+    images: Float[Tensor, "image ..."]
+    values: Float[Tensor, " image"]
+    """The margin by which each is wrong."""
+    right: Bool[Tensor, " image"]
+    forwards: int
+    backwards: int
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """What it left."""
+        return self.right.double().mean().item()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it followed the network's own gradients, over fresh draws."""
+        return self.attack is not None and self.attack._uses_gradients and self.attack.noise == "fresh"
+
+
+@dataclass(eq=False)
+class Bench:
+    """A network under audit."""
+
+    model: Model
+    inputs: Float[Tensor, "image ..."]
+    targets: Int[Tensor, " image"]
+    norm: Norm
+    epsilon: float
+    bounds: tuple[float, float]
+    budget: Budget
+    seed: int
+    keeper: Keeper
+    step: Callable[[str], None]
+    """Called with what begins."""
+    data: str = "data"
+    """What the images are called."""
+    twin: Model | None = None
+    """An adversarially trained network without noise to compare with."""
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    """At the full distance: these count."""
+    others: dict[str, Attempt] = field(default_factory=dict)
+    """At other distances: these are looked at."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why some attacks could not be run."""
+
+    def main(self) -> Pgd:
+        """The main attack, from which the others differ in one thing."""
+        return Pgd(
+            epsilon=self.epsilon,
+            norm=self.norm,
+            bounds=self.bounds,
+            steps=self.budget.steps,
+            num_samples=self.budget.num_samples,
+            objective="predictive",
+            loss="margin",
+            seed=self.seed_for("main"),
+        )
+
+    def seed_for(self, purpose: str) -> int:
+        """A seed of its own for each purpose."""
+        return noise_key(f"audit/{purpose}/{self.seed}") % 2**31
+
+    @cached_property
+    def kind(self) -> Literal["fixed", "members", "random"]:
+        """Whether draws are all the same, the members of an ensemble, or new each time."""
+        if isinstance(self.model, nn.Module) and num_members(self.model):
+            return "members"
+        victim = Victim(self.model, 2, "predictive", "margin", "fresh", 0)
+        with untouched(self.model), seeded_generator(self.seed_for("kind"), self.inputs.device):
+            victim.check(self.inputs, self.targets)
+        return "random" if victim.is_random else "fixed"
+
+    @cached_property
+    def num_classes(self) -> int:
+        """How many classes the network tells apart."""
+        return self._log_probs(self.inputs[:1], 1, "classes").shape[-1]
+
+    @cached_property
+    def ordinary_twin(self) -> nn.Module | None:
+        """A network of this kind without noise or defence; None where none can be made."""
+        self.step("an ordinary network to try the attack on")
+        return ordinary_twin(self.model, self.inputs, self.targets, self.seed_for("twin"))
+
+    @cached_property
+    def other_classes(self) -> Int[Tensor, "rank image"]:
+        """The classes that each image is not of, the likeliest first."""
+        draws, pieces = self.budget.num_samples, self.pieces(self.inputs)
+        log_probs = torch.cat([self._log_probs(part, draws, "goals").logsumexp(dim=0) for _, part, _ in pieces])
+        ranked = log_probs.scatter(1, self.targets[:, None], -torch.inf).argsort(dim=1, descending=True)
+        return ranked[:, :-1].T
+
+    def attempt(self, name: str, attack: Attack, goals: Int[Tensor, " image"] | None = None) -> Attempt | None:
+        """Run an attack at the full distance, once; None where it cannot be run.
+
+        One that is the same as another in all its fields is not run again, and goes by the first one's name. One that
+        is targeted goes towards ``goals``.
+        """
+        return self._once(name, attack, self.attempts, goals)
+
+    def look(self, name: str, attack: Attack) -> Attempt | None:
+        """Run an attack that does not count for the headline, such as one at another distance."""
+        same = next((known for known in self.attempts.values() if known.attack == attack), None)
+        return same or self._once(name, attack, self.others)
+
+    def add(self, name: str, kept: Kept, attack: Attack | None = None) -> Attempt:
+        """Let images count that are made already."""
+        self.attempts[name] = self._judged(name, kept, attack)
+        return self.attempts[name]
+
+    @torch.no_grad()
+    def judge(self, images: Float[Tensor, "image ..."]) -> tuple[Float[Tensor, " image"], Bool[Tensor, " image"]]:
+        """What selection draws say of images: the margin by which they are wrong, and whether they are right."""
+        victim = self.victim("predictive", "margin", self.budget.select_draws)
+        with untouched(self.model), seeded_generator(self.seed_for("selection"), images.device):
+            found = [victim.judge(part, labels) for _, part, labels in self.pieces(images)]
+        return torch.cat([values.cpu() for values, _ in found]), ~torch.cat([fooled.cpu() for _, fooled in found])
+
+    @torch.no_grad()
+    def fooled_by_known_draws(self, images: Float[Tensor, "image ..."], rows: int) -> Bool[Tensor, " image"]:
+        """Which images fool the draws that an attacker who knows them has attacked, so many rows at a time."""
+        victim = self.victim("predictive", "margin", self.budget.num_samples, frozen=True)
+        found = []
+        with untouched(self.model):
+            for first, part, labels in self.pieces(images, rows):
+                found.append(dataclasses.replace(victim, first_row=first).judge(part, labels)[1].cpu())
+        return torch.cat(found)
+
+    def victim(self, objective: AttackObjective, loss: AttackLoss, num_samples: int, frozen: bool = False) -> Victim:
+        """The network as an attacker sees it."""
+        noise, seed = ("frozen", self.seed_for("frozen")) if frozen else ("fresh", 0)
+        draws = 1 if self.kind == "fixed" else num_samples
+        return Victim(self.model, draws, objective, loss, noise, seed)  # type: ignore[arg-type]
+
+    def pieces(self, images: Tensor, rows: int = ROWS) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Images and their labels, some at a time, with the number of the first."""
+        for first in range(0, len(images), rows):
+            yield first, images[first : first + rows], self.targets[first : first + rows]
+
+    def rows_with_gradient(self, victim: Victim) -> int:
+        """How many images at a time fit into memory with a gradient."""
+        with untouched(self.model), seeded_generator(self.seed_for("rows"), self.inputs.device):
+            return min(ROWS, victim.rows_at_a_time(self.inputs, self.targets))
+
+    def left_by(self, chosen: Iterable[Attempt]) -> Bool[Tensor, " image"]:
+        """Which images are still right when for each the worst of several attacks counts."""
+        every = list(chosen)
+        values = torch.stack([attempt.values for attempt in every])
+        right = torch.stack([attempt.right for attempt in every])
+        return right.gather(0, values.argmax(dim=0, keepdim=True)).squeeze(0)
+
+    def direct(self) -> list[Attempt]:
+        """Attacks by the network's own gradients, over fresh draws."""
+        return [attempt for attempt in self.attempts.values() if attempt.is_direct]
+
+    def worst(self) -> tuple[Float[Tensor, "image ..."], dict[str, float]]:
+        """The worst version of each image, and of which share of the images each attack's counts."""
+        names = list(self.attempts)
+        values = torch.stack([attempt.values for attempt in self.attempts.values()])
+        chosen = values.argmax(dim=0)
+        images = torch.stack([self.attempts[names[number]].images[row] for row, number in enumerate(chosen.tolist())])
+        shares = torch.bincount(chosen, minlength=len(names)).double() / len(chosen)
+        return images, {name: share for name, share in zip(names, shares.tolist(), strict=True) if share > 0.0}
+
+    @cached_property
+    def clean(self) -> Bool[Tensor, " image"]:
+        """Which images are right as they are, by the selection draws."""
+        return self.judge(self.inputs)[1]
+
+    def score(self, images: Float[Tensor, "image ..."], num_draws: int, purpose: str = "scoring") -> attacks.Score:
+        """Score images on draws of their own."""
+        return attacks.score(
+            self.model,
+            images,
+            self.targets,
+            num_samples=num_draws,
+            num_tries=min(10, num_draws),
+            seed=self.seed_for(purpose),
+        )
+
+    def at(self, epsilon: float) -> Pgd:
+        """The main attack at another distance."""
+        return dataclasses.replace(self.main(), epsilon=epsilon)
+
+    def _once(
+        self, name: str, attack: Attack, among: dict[str, Attempt], goals: Tensor | None = None
+    ) -> Attempt | None:
+        same = next((known for known in among.values() if known.attack == attack), None)
+        if same is not None or name in self.failures:
+            return same
+        self.step(name)
+        kept = self.keeper.find(name)
+        if kept is None:
+            try:
+                result = attack(self.model, self.inputs, self.targets if goals is None else goals, progress=False)
+            except ValueError as error:
+                self.failures[name] = str(error)
+                return None
+            kept = self.keeper.keep(name, Kept(result.inputs, result.forwards, result.backwards, result.seconds))
+        among[name] = self._judged(name, kept, attack)
+        return among[name]
+
+    def _judged(self, name: str, kept: Kept, attack: Attack | None) -> Attempt:
+        images = kept.inputs.to(self.inputs.device)
+        return Attempt(name, attack, images, *self.judge(images), kept.forwards, kept.backwards, kept.seconds)
+
+    @torch.no_grad()
+    def _log_probs(self, images: Tensor, num_samples: int, purpose: str) -> Float[Tensor, "sample batch class"]:
+        with untouched(self.model), seeded_generator(self.seed_for(purpose), images.device):
+            return self.victim("predictive", "margin", num_samples).log_probs(images)

@@ -1,0 +1,54 @@
+"""An ordinary twin: the architecture of a network without its noise and its defence, which an attack must break."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from dubio.attacks import score
+from dubio.attacks.victims import Model, Victim, untouched
+from dubio.conversion import to_mean
+from dubio.layers import Members
+from dubio.training import fit
+
+__all__ = ["ordinary_twin"]
+
+EPOCHS, BATCH, RATE = 40, 32, 1e-3
+LEARNED = 0.9
+
+
+def ordinary_twin(model: Model, inputs: Tensor, targets: Tensor, seed: int) -> nn.Module | None:
+    """A network of the same architecture, from new weights, trained in the ordinary way on these very images.
+
+    None where there is none: for a bare function, noise that cannot be taken out, or what does not learn them.
+    """
+    if not isinstance(model, nn.Module):
+        return None
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        try:
+            twin = _without_noise(model)
+            for module in twin.modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+            fit(twin, (inputs, targets), epochs=EPOCHS, lr=RATE, batch_size=BATCH, seed=seed, progress=False)
+        except (ValueError, TypeError, RuntimeError):  # it cannot be copied, converted back or trained
+            return None
+        return twin.eval() if _is_good(twin, inputs, targets) else None
+
+
+def _without_noise(model: nn.Module) -> nn.Module:
+    members = next((module.members for module in model.modules() if isinstance(module, Members)), None)
+    if members is not None:
+        return copy.deepcopy(members[0])
+    return to_mean(model) if hasattr(model, "dubio_spec") else copy.deepcopy(model)
+
+
+def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether it has no noise of its own and knows the images."""
+    victim = Victim(twin, 1, "predictive", "margin", "fresh", 0)
+    with untouched(twin):
+        victim.check(inputs, targets)
+    known = score(twin, inputs, targets, num_samples=1, num_tries=1).predictive.value
+    return not victim.is_random and known >= LEARNED

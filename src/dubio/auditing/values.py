@@ -1,0 +1,175 @@
+"""What an audit found, as plain values: they go to JSON and back, and the report is made from them alone."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dubio.persistence.atomic import write_atomically
+from dubio.persistence.reading import read_value
+
+__all__ = [
+    "AttackRecord",
+    "Audit",
+    "CheckRecord",
+    "Cost",
+    "CurvePoint",
+    "Headline",
+    "Share",
+    "Status",
+    "ThreatModel",
+    "Verdict",
+]
+
+FORMAT = "dubio-audit-1"
+Verdict = Literal["pass", "warn", "fail", "skipped"]
+Status = Literal["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of the images, with an interval at 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What is left of the accuracy under the worst attack on each image, seen by draws that had no part in choosing."""
+
+    accuracy: float
+    low: float
+    high: float
+    num_images: int
+    num_draws: int
+    shares: dict[str, float]
+    """Of how many images each attack's version counts."""
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the attacker may do, and how hard it tried."""
+
+    norm: Literal["linf", "l2"]
+    epsilon: float
+    bounds: tuple[float, ...]
+    num_samples: int
+    """K: draws that each gradient averages."""
+    steps: int
+    restarts: int
+    budget: Literal["quick", "full"]
+    resolution: float
+    """How large a change in accuracy the checks can tell."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Accuracy left at one setting of what a check varies."""
+
+    x: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class CheckRecord:
+    """One check: what was measured, what it had to be, and what that means."""
+
+    id: str
+    name: str
+    required: bool
+    status: Verdict
+    words: str
+    value: float | None = None
+    limit: float | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether it keeps the headline from being more than an upper bound."""
+        return self.required and self.status in ("fail", "skipped")
+
+
+@dataclass(frozen=True)
+class AttackRecord:
+    """One attack that was tried at the full distance."""
+
+    name: str
+    accuracy: float | None
+    """Left by it alone, on the draws that choose; None where it could not be run."""
+    forwards: int
+    backwards: int
+    seconds: float
+    failure: str | None = None
+    """Why it could not be run."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took: passes that each image has cost, draws counted, and the time of the whole."""
+
+    forwards: int
+    backwards: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Whether a claimed robustness is real."""
+
+    status: Status
+    headline: Headline
+    threat: ThreatModel
+    clean: Share
+    r_pred: Share
+    r_1: Share
+    r_retry: Share
+    r_frozen: float | None
+    """Left where the attacker knows the draws that answer; None where there are none to know."""
+    checks: tuple[CheckRecord, ...]
+    attacks: tuple[AttackRecord, ...]
+    data: str
+    fingerprint: str
+    cost: Cost
+    made_by: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> tuple[CheckRecord, ...]:
+        """Required checks that failed, or could not be made: why the headline is an upper bound."""
+        return tuple(check for check in self.checks if check.holds_back)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Audit":
+        """Back from JSON."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"an audit must have format {FORMAT!r}, got {found!r}")
+        return read_value(cls, {name: value for name, value in data.items() if name != "format"})
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file, whole or not at all."""
+        write_atomically(Path(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Audit":
+        """Read it from a file."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_text()))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} does not hold an audit: {error}") from error
+
+    def __str__(self) -> str:
+        left = Share(self.headline.accuracy, self.headline.low, self.headline.high)
+        failed = ", ".join(check.id for check in self.failed)
+        reason = f"; failed: {failed}" if failed else ""
+        return f"{self.status}: {left} of {self.headline.num_images} images at {self.threat.epsilon:.4g}{reason}"

@@ -1,0 +1,57 @@
+"""What tests of the audit share: a distance, a budget that takes a second, and networks for digits."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+import dubio
+from dubio.auditing import BUDGETS, Audit
+from dubio.auditing.bench import Bench
+from dubio.auditing.keeping import Keeper
+from dubio.methods import Method
+
+EPSILON = 0.1
+TINY = replace(
+    BUDGETS["quick"],
+    num_images=40,
+    num_samples=3,
+    steps=4,
+    select_draws=5,
+    score_draws=10,
+    eot=(1, 2),
+    step_counts=(2, 4),
+    square_steps=5,
+    noise_tries=2,
+    num_goals=1,
+)
+"""A few images, steps and draws: what is found means little, and every part runs."""
+
+
+def trained(method: Method | None, adversarial: bool = False, epochs: int = 20) -> nn.Module:
+    """A network for digits, against PGD where that is wanted."""
+    splits = dubio.data.load("digits")
+    assert splits.train is not None
+    torch.manual_seed(0)
+    net = dubio.models.build("fc:100-100", inputs=splits.train.shape, num_classes=10)
+    model = net if method is None else method.convert(net)
+    objective = None
+    if adversarial:
+        assert method is not None
+        attack = dubio.attacks.Pgd(epsilon=EPSILON, steps=5, num_samples=1)
+        objective = dubio.Adversarial(method.objective(len(splits.train)), attack)
+    dubio.fit(model, splits.train, objective=objective, epochs=epochs, lr=2e-3, progress=False)
+    return model.eval()
+
+
+def bench_for(model: Any, data: Any, **options: Any) -> Bench:
+    """A bench for one check, with few images."""
+    inputs, targets = data.tensors if isinstance(data, dubio.data.Examples) else data
+    chosen = {"norm": "linf", "epsilon": EPSILON, "bounds": (0.0, 1.0), "budget": TINY, "seed": 0, **options}
+    count = chosen["budget"].num_images
+    return Bench(model, inputs[:count], targets[:count], keeper=Keeper(None, {}), step=lambda text: None, **chosen)
+
+
+def verdicts(found: Audit) -> dict[str, str]:
+    return {check.id: check.status for check in found.checks}

@@ -1,0 +1,300 @@
+"""Every check can pass and can fail, on cases built for it."""
+
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from audit_cases import TINY, bench_for
+from auditing.frauds import Blinded, Coin, HardQuantiser
+from dubio.attacks import Pgd
+from dubio.auditing.auditing import _status
+from dubio.auditing.bench import Attempt, Bench
+from dubio.auditing.checks import CHECKS, Finding
+from dubio.auditing.values import CheckRecord
+
+COUNT = 400
+RUN = {check.id: check.run for check in CHECKS}
+IMAGES = torch.full((COUNT, 1, 2, 2), 0.5)
+LABELS = torch.zeros(COUNT, dtype=torch.long)
+
+
+def attempt(name: str, left: int, images: Tensor = IMAGES, attack: Any = None) -> Attempt:
+    """An attack that leaves the first so many images right."""
+    right = torch.arange(len(images)) < left
+    return Attempt(name, attack or Pgd(), images, (~right).float(), right, 0, 0, 0.0)
+
+
+class Told(Bench):
+    """A bench on which attacks leave what they are told to."""
+
+    def tell(self, left: dict[str, int], clean: int = COUNT) -> "Told":
+        self.left, self.clean = left, torch.arange(COUNT) < clean  # type: ignore[misc]
+        return self
+
+    def _once(self, name: str, attack: Any, among: dict[str, Attempt], goals: Any = None) -> Attempt | None:
+        same = next((known for known in among.values() if known.attack == attack), None)
+        if same is not None:
+            return same
+        if name not in self.left:
+            self.failures.setdefault(name, "the model's outputs must depend on its inputs")
+            return None
+        among[name] = attempt(name, self.left[name], attack=attack)
+        return among[name]
+
+
+def told(left: dict[str, int], clean: int = COUNT, kind: str = "fixed", **options: Any) -> Told:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
+    budget = replace(TINY, num_images=COUNT, **options)
+    bench = bench_for(net, (IMAGES, LABELS), budget=budget)
+    made = Told(**{name: getattr(bench, name) for name in Bench.__dataclass_fields__})
+    made.__dict__.update(kind=kind, ordinary_twin=None)
+    return made.tell(left, clean)
+
+
+def all_left(names: list[str], count: int) -> dict[str, int]:
+    return dict.fromkeys(names, count)
+
+
+STEPS = {"pgd": 200, "pgd, 2 steps": 200}
+EOT = {"pgd, K = 1": 210, "pgd, K = 2": 208, "pgd, K = 4": 206}
+VARIANTS = ["pgd", "pgd, step x 0.5", "pgd, step x 2", "pgd, momentum 0.75", "pgd, start 2", "pgd, start 3"]
+OBJECTIVES = [
+    "pgd, predictive margin",
+    "pgd, predictive cross entropy",
+    "pgd, expected cross entropy",
+    "pgd, mean logit margin",
+    "pgd, aimed at class 1",
+]
+SWEEP = {"pgd at 0.025": 380, "pgd at 0.05": 300, "pgd at 0.1": 200, "pgd at 0.2": 100, "pgd at 1": 0}
+OFF = "transfer from noise off"
+
+
+@pytest.mark.parametrize(
+    ("id", "left", "status", "words"),
+    [
+        ("C3", EOT, "pass", "From 2 to 4 draws for each gradient the accuracy falls by 0.5 points (at most 1.3"),
+        ("C3", {**EOT, "pgd, K = 4": 190}, "fail", "More draws might still leave less."),
+        ("C3", {**EOT, "pgd, K = 4": 197}, "fail", "cannot be excluded: more images would tell"),
+        ("C3", {**EOT, "pgd, K = 1": 240}, "warn", "An attack by one draw would leave 8.5 points more than one by 4."),
+        ("C3", {}, "fail", "no gradient to follow"),
+        ("C5", {**STEPS, "pgd, 8 steps": 198}, "pass", "From 4 to 8 steps the accuracy falls by 0.5 points"),
+        ("C5", {**STEPS, "pgd, 8 steps": 180}, "fail", "More steps might still leave less."),
+        ("C5", {}, "fail", "no gradient to follow"),
+        ("C6", {"pgd": 200, "fgsm": 220}, "pass", "One step leaves 55.0%, 4 steps leave 50.0%."),
+        ("C6", {"pgd": 201, "fgsm": 200}, "pass", "One step leaves 50.0%"),
+        ("C6", {"pgd": 220, "fgsm": 200}, "fail", "Iterating hurts the attack"),
+        ("C7", {**all_left(VARIANTS, 200), "pgd, start 2": 190}, "pass", "the best of them, pgd, start 2, 47.5%"),
+        ("C7", {**all_left(VARIANTS, 200), "pgd, start 2": 180}, "fail", "others may do better"),
+        ("C8", {**all_left(OBJECTIVES, 200), OBJECTIVES[1]: 190}, "pass", "pgd, predictive cross entropy leaves 47.5%"),
+        ("C8", all_left(OBJECTIVES[:2], 200), "fail", "no gradient to follow"),
+        ("C9", {"pgd": 200, OFF: 210}, "pass", "transfer from noise off leaves 52.5%"),
+        ("C9", {"pgd": 200, OFF: 197}, "pass", "transfer from noise off leaves 49.2%"),
+        ("C9", {"pgd": 200, OFF: 180}, "fail", "with its noise off shows the way better"),
+        ("C14", {"pgd": 200, "square": 250}, "pass", "square leaves 62.5%, attacks by the network's own gradients"),
+        ("C14", {"pgd": 200, "square": 180}, "fail", "it is masked"),
+        ("C15", {"pgd": 200, "random noise": 220}, "pass", "Random noise leaves 55.0%, the attack 50.0%."),
+        ("C15", {"pgd": 200, "random noise": 219}, "fail", "less than 5.0 points apart"),
+        ("C16", {"pgd at 1": 4}, "pass", "With epsilon 1, which allows any image, the attack leaves 1.0%."),
+        ("C16", {"pgd at 1": 5}, "fail", "An attack that works leaves nothing."),
+        ("C17", SWEEP, "pass", "The accuracy falls"),
+        ("C17", {**SWEEP, "pgd at 0.2": 220}, "fail", "The accuracy rises as the attacker may go further"),
+        ("C17", {**SWEEP, "pgd at 0.2": 198}, "fail", "From epsilon 0.1 to 0.2 the accuracy stays above chance"),
+        ("C17", {**SWEEP, "pgd at 0.025": 398, "pgd at 0.05": 396}, "pass", "The accuracy falls"),
+        ("C17", {**all_left(list(SWEEP), 30)}, "pass", "The accuracy falls"),
+    ],
+)
+def test_checks_by_what_attacks_leave(id: str, left: dict[str, int], status: str, words: str) -> None:
+    direct = {"C9": ["pgd"], "C14": ["pgd"]}.get(id, [])
+    bench = told(left, kind="random" if id in ("C3", "C9") else "fixed", eot=(1, 2, 4), step_counts=(2, 4, 8))
+    for name in direct:
+        bench.attempt(name, bench.main())
+    found = RUN[id](bench)
+    assert (found.status, words in found.words) == (status, True), found
+
+
+def test_objectives_that_break_different_images_count_together_and_fail() -> None:
+    bench = told(all_left(OBJECTIVES, 200))
+    once = bench._once
+
+    def half_elsewhere(name: str, attack: Any, among: dict[str, Attempt], goals: Any = None) -> Attempt | None:
+        found = once(name, attack, among, goals)
+        assert found is not None
+        if name == OBJECTIVES[0]:
+            among[name] = replace(found, right=found.right.flip(0), values=found.values.flip(0))
+        return among[name]
+
+    bench._once = half_elsewhere  # type: ignore[method-assign]
+    found = RUN["C8"](bench)
+    assert found.status == "fail"
+    assert "it is 0.0%" in found.words
+
+
+def test_an_ensemble_and_a_fixed_network_have_no_noise_to_average_or_to_hide_behind() -> None:
+    for kind in ("fixed", "members"):
+        bench = told({}, kind=kind)
+        assert {RUN[id](bench).status for id in ("C2", "C3", "C4", "C9", "C11")} == {"pass"}
+
+
+def test_noise_that_cannot_be_turned_off_is_not_cleared() -> None:
+    bench = told({"pgd": 200}, kind="random")
+    bench.failures[OFF] = "noise='off' needs a model whose noise dubio draws"
+    found = RUN["C9"](bench)
+    assert found.status == "skipped"
+    assert "may be a veil" in found.words
+
+
+def test_c1_compares_what_is_declared_with_what_is_measured(plain: nn.Module, digits: dubio.data.Examples) -> None:
+    bayes = dubio.Bayes().convert(plain)
+    found = RUN["C1"](bench_for(bayes, digits))
+    assert (found.status, "the network is random." in found.words) == ("pass", True)
+    with torch.no_grad():
+        for name, parameter in bayes.named_parameters():
+            if name.endswith("rho"):
+                parameter.fill_(-1e4)
+    found = RUN["C1"](bench_for(bayes, digits))
+    assert (found.status, "but it has random parts" in found.words) == ("fail", True)
+    hidden = dubio.Deterministic().convert(Blinded(plain, 3.0))
+    found = RUN["C1"](bench_for(hidden, digits))
+    assert (found.status, "but it has no random parts" in found.words) == ("fail", True)
+    found = RUN["C1"](bench_for(plain, digits))
+    assert (found.status, "does not say whether it should be" in found.words) == ("pass", True)
+
+
+def test_c1_tells_a_draw_for_the_batch_from_one_for_each_image(plain: nn.Module, digits: dubio.data.Examples) -> None:
+    shared, apart = (dubio.Bayes(estimator=kind).convert(plain) for kind in ("weight", "local"))
+    assert "all images of a batch share a draw" in RUN["C1"](bench_for(shared, digits)).words
+    assert "every image has its own noise" in RUN["C1"](bench_for(apart, digits)).words
+
+
+def test_few_draws_are_told_by_twice_as_many_and_by_their_spread() -> None:
+    bench = bench_for(Coin(0.51), (IMAGES, LABELS), budget=replace(TINY, num_images=COUNT, score_draws=51))
+    bench.attempts["pgd"] = attempt("pgd", 0)
+    assert RUN["C2"](bench).status == "fail"
+    spread = RUN["C23"](bench)
+    assert spread.status == "fail"
+    assert spread.value == pytest.approx(0.03, abs=0.02)
+    sure = bench_for(Coin(0.99), (IMAGES, LABELS), budget=bench.budget)
+    sure.attempts["pgd"] = attempt("pgd", 0)
+    assert (RUN["C2"](sure).status, RUN["C23"](sure).status) == ("pass", "pass")
+
+
+@pytest.mark.parametrize(("std", "status"), [(0.05, "pass"), (4.0, "warn"), (1000.0, "fail")])
+def test_c4_measures_how_far_two_gradients_agree(
+    std: float, status: str, plain: nn.Module, digits: dubio.data.Examples
+) -> None:
+    bench = bench_for(Blinded(plain, std), digits, budget=replace(TINY, eot=(1, 20)))
+    assert RUN["C4"](bench).status == status
+
+
+def test_c10_compares_the_mean_network_with_a_twin(plain: nn.Module, digits: dubio.data.Examples) -> None:
+    labels = nn.functional.one_hot(digits.tensors[1], 10).float()
+
+    def unbreakable(inputs: Tensor) -> Tensor:
+        return labels[: len(inputs)] + 0.0 * inputs.flatten(1).sum(dim=1, keepdim=True)
+
+    model = dubio.Bayes().convert(plain)
+    found = RUN["C10"](bench_for(model, digits, twin=unbreakable))
+    assert (found.status, "the other 100.0%" in found.words) == ("fail", True)
+    assert RUN["C10"](bench_for(model, digits, twin=plain)).status == "pass"
+    assert RUN["C10"](bench_for(model, digits)).status == "skipped"
+
+
+def autoattack(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
+    """A stand-in for the other library, which moves every pixel."""
+
+    class AutoAttack:
+        def __init__(self, model: Any, *, norm: str, eps: float, seed: int, device: Any) -> None:
+            assert norm in ("Linf", "L2")
+            self.model = model
+
+        def run_standard_evaluation(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            assert self.model(inputs).shape == (len(inputs), 10)
+            return inputs + shift, targets
+
+    module = ModuleType("pyautoattack")
+    module.AutoAttack = AutoAttack  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pyautoattack", module)
+
+
+def test_c12_counts_what_autoattack_finds(
+    monkeypatch: pytest.MonkeyPatch, plain: nn.Module, digits: dubio.data.Examples
+) -> None:
+    bench = bench_for(plain, digits)
+    bench.attempts["nothing"] = bench.look("pgd at 0", bench.at(0.0))  # type: ignore[assignment]
+    autoattack(monkeypatch, 0.0)
+    assert RUN["C12"](bench).status == "pass"
+    strong = bench_for(plain, digits)
+    strong.attempts["nothing"] = bench.attempts["nothing"]
+    pgd = bench.main()(plain, bench.inputs, bench.targets, progress=False).inputs
+    autoattack(monkeypatch, 3.0 * (pgd - bench.inputs))  # type: ignore[arg-type]
+    found = RUN["C12"](strong)
+    assert found.status == "fail"
+    assert strong.attempts["AutoAttack"].accuracy < strong.attempts["nothing"].accuracy
+    assert RUN["C18"](strong).status == "pass"  # put back into the ball
+
+
+def test_c12_is_skipped_where_autoattack_is_not_or_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, plain: nn.Module, digits: dubio.data.Examples
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    assert "pip install pyautoattack" in RUN["C12"](bench_for(plain, digits)).words
+    autoattack(monkeypatch, 0.0)
+    two = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    found = RUN["C12"](bench_for(two, (IMAGES, LABELS)))
+    assert (found.status, "4 classes or more" in found.words) == ("skipped", True)
+
+
+def test_c18_holds_images_to_the_distance_the_bounds_and_finite_numbers() -> None:
+    for images, words in [(IMAGES + 0.2, "out of bounds"), (IMAGES.clone().fill_(1.01), "out of bounds")]:
+        bench = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
+        assert RUN["C18"](bench).status == "pass"
+        bench.attempts["far"] = attempt("far", 0, images)
+        found = RUN["C18"](bench)
+        assert (found.status, words in found.words) == ("fail", True)
+    bench = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
+    bench.failures["pgd"] = "the model must give finite logits, got NaN"
+    assert RUN["C18"](bench).status == "fail"
+
+
+def test_c19_and_c20_tell_gradients_that_are_dead_or_lie(plain: nn.Module, digits: dubio.data.Examples) -> None:
+    honest = bench_for(plain, digits)
+    assert (RUN["C19"](honest).status, RUN["C20"](honest).status) == ("pass", "pass")
+    masked = bench_for(HardQuantiser(plain), digits)
+    assert (RUN["C19"](masked).status, RUN["C20"](masked).status) == ("fail", "fail")
+
+    def lying(inputs: Tensor) -> Tensor:  # says the truth, and shows the opposite way
+        logits: Tensor = plain(inputs)
+        return logits.detach() - (logits - logits.detach())
+
+    found = RUN["C20"](bench_for(lying, digits))
+    assert found.status == "fail"
+    assert found.value is not None
+    assert found.value < 0.2
+    assert "largest at its end" in RUN["C19"](bench_for(lying, digits)).words
+
+
+@pytest.mark.parametrize(("data", "epsilon", "status"), [("cifar10", 8 / 255, "fail"), ("digits", 8 / 255, "skipped")])
+def test_c25_knows_what_is_published(data: str, epsilon: float, status: str) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
+    with torch.no_grad():
+        net[1].weight.zero_()
+        net[1].bias.copy_(torch.eye(10)[0])
+    for distance, expected in ((epsilon, status), (2.0 * epsilon, status), (0.5 * epsilon, "skipped")):
+        bench = replace(bench_for(net, (IMAGES, LABELS), epsilon=distance), data=data)
+        bench.attempts["pgd"] = attempt("pgd", COUNT, bench.inputs)
+        found: Finding = RUN["C25"](bench)
+        assert found.status == expected
+
+
+def test_a_figure_beyond_the_published_ones_is_extraordinary_unless_a_required_check_fails() -> None:
+    good = CheckRecord("C1", "", True, "pass", "")
+    beyond = CheckRecord("C25", "", False, "fail", "")
+    assert _status([good]) == "VALID"
+    assert _status([good, beyond]) == "EXTRAORDINARY"
+    assert _status([replace(good, status="fail"), beyond]) == "UPPER BOUND ONLY"

@@ -1,0 +1,42 @@
+"""Controls: networks whose robustness, little or much, is real must be called valid."""
+
+import pytest
+from torch import nn
+
+import dubio
+from audit_cases import EPSILON, trained
+from dubio.auditing import Audit
+
+
+def audited(model: nn.Module, digits: dubio.data.Examples) -> Audit:
+    return dubio.audit(model, digits, epsilon=EPSILON, progress=False)
+
+
+@pytest.mark.feature("dubio.audit calls undefended and adversarially trained networks VALID")
+@pytest.mark.slow
+def test_an_undefended_network_is_valid_and_weak(plain: nn.Module, digits: dubio.data.Examples) -> None:
+    found = audited(plain, digits)
+    assert found.status == "VALID", [check.words for check in found.failed]
+    assert found.clean.value > 0.95
+    assert found.headline.accuracy < 0.6
+    assert found.r_pred.value == found.r_1.value == found.r_retry.value == found.headline.accuracy
+    assert found.r_frozen is None
+    assert sum(found.headline.shares.values()) == pytest.approx(1.0)
+    assert found.headline.low < found.headline.accuracy < found.headline.high
+
+
+@pytest.mark.slow
+def test_an_adversarially_trained_network_is_valid_and_stronger(plain: nn.Module, digits: dubio.data.Examples) -> None:
+    found = audited(trained(dubio.Deterministic(), adversarial=True), digits)
+    assert found.status == "VALID", [check.words for check in found.failed]
+    assert found.headline.accuracy > 0.65
+
+
+@pytest.mark.slow
+def test_an_adversarially_trained_bayesian_network_is_valid_in_a_minute(digits: dubio.data.Examples) -> None:
+    found = audited(trained(dubio.Bayes(), adversarial=True, epochs=40), digits)
+    assert found.status == "VALID", [check.words for check in found.failed]
+    assert found.headline.accuracy > 0.6
+    assert found.r_retry.value < found.r_1.value < found.clean.value
+    assert found.r_frozen is not None
+    assert sum(check.seconds for check in found.checks) <= found.cost.seconds
