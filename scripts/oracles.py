@@ -2,7 +2,7 @@
 
 The other libraries live in an environment of their own, ``.venv-oracles``, which borrows torch from the one that runs
 this script. At no radius may an attack of ours be weaker than its counterpart by more than a point of success. An
-undefended and an adversarially trained network are audited, too, and AutoAttack as a whole (C12) may not leave less than
+undefended and an adversarially trained network are audited, too, and AutoAttack as a whole (C12) may leave no less than
 all our attacks together by more than a point, within the paired interval.
 
 Exit status: 0 none is weaker, or the environment could not be made (one line says so); 1 some attack is weaker.

@@ -38,6 +38,16 @@ def test_groups_left_out_average_probabilities() -> None:
     torch.testing.assert_close(functional.left_out_means(groups)[1].exp(), expected)
 
 
+def test_resampled_means_are_those_of_the_draws_repeated() -> None:
+    log_probs = torch.randn(6, 4, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64).log_softmax(-1)
+    weights = torch.tensor([[1.0] * 6, [0.0, 2.0, 0.0, 3.0, 1.0, 0.0]], dtype=torch.float64)
+    found = functional.resampled_means(log_probs, weights)
+    torch.testing.assert_close(found[0].exp(), log_probs.exp().mean(dim=0))
+    torch.testing.assert_close(found[1].exp(), log_probs[[1, 1, 3, 3, 3, 4]].exp().mean(dim=0))
+    far = functional.resampled_means((log_probs - 2000.0).float(), weights.float())
+    torch.testing.assert_close(far.double() + 2000.0, found, atol=1e-3, rtol=0.0)  # nothing is lost to underflow
+
+
 def test_too_few_are_refused() -> None:
     with pytest.raises(ValueError, match="num_groups must be at most the number of draws, 3, got 4"):
         functional.group_means(torch.zeros(3, 2), 4)

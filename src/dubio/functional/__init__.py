@@ -122,6 +122,7 @@ from dubio.functional.resampling import (
     left_out_means,
     percentile_interval,
     resample_weights,
+    resampled_means,
 )
 from dubio.functional.resizing import area_resized
 from dubio.functional.scoring_rules import crps_mixture
@@ -247,6 +248,7 @@ __all__ = [
     "regression_curve",
     "reliability",
     "resample_weights",
+    "resampled_means",
     "retry_influence",
     "retry_probability",
     "risk_coverage",

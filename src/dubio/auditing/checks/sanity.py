@@ -30,7 +30,7 @@ FALLING = 0.1
 AT_BOUNDARY = 0.9
 SIGN_AGREEMENT = 0.8
 NUM_DIFFERENCES, TOP, DIFFERENCE = 16, 0.01, 1e-2
-NUM_GROUPS = 20
+NUM_RESAMPLES = 100
 ALONG = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -190,14 +190,15 @@ def _same_sign(victim: Victim, few: Tensor, labels: Tensor, gradient: Tensor, co
 
 @torch.no_grad()
 def _error_over_draws(bench: Bench, images: Tensor) -> float:
-    """Standard error over draws of the accuracy of their mean, by leaving groups of them out."""
+    """Standard error over draws of the accuracy of their mean, by resampling them."""
     if bench.kind != "random":
         return 0.0
-    victim = bench.victim("predictive", "margin", bench.budget.score_draws)
+    draws = bench.budget.score_draws
+    victim = bench.victim("predictive", "margin", draws)
+    weights = functional.resample_weights(draws, NUM_RESAMPLES, torch.Generator().manual_seed(bench.seed))
     kept = []
     with untouched(bench.model), seeded_generator(bench.seed_for("scoring error"), images.device):
         for _, part, labels in bench.pieces(images):
-            groups = functional.group_means(victim.log_probs(part), min(NUM_GROUPS, bench.budget.score_draws))
-            means = functional.left_out_means(groups)
+            means = functional.resampled_means(victim.log_probs(part), weights.to(images.device))
             kept.append((means.argmax(dim=-1) == labels).cpu())
-    return functional.jackknife_error(torch.cat(kept, dim=1).double().mean(dim=1))
+    return torch.cat(kept, dim=1).double().mean(dim=1).std().item()
