@@ -84,5 +84,6 @@ def summarise(found: dubio.Audit) -> dict[str, Any]:
         "failed": [check.id for check in found.failed],
         "warned": [check.id for check in found.checks if check.status == "warn"],
         "words": {check.id: check.words for check in found.checks},
+        "check_seconds": {check.id: check.seconds for check in found.checks},
         "curves": {check.id: [[point.x, point.accuracy] for point in check.curve] for check in found.checks},
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 import dubio
@@ -176,12 +177,28 @@ def test_few_draws_are_told_by_twice_as_many_and_by_their_spread() -> None:
     bench = bench_for(Coin(0.51), (IMAGES, LABELS), budget=replace(TINY, num_images=COUNT, score_draws=51))
     bench.attempts["pgd"] = attempt("pgd", 0)
     assert RUN["C2"](bench).status == "fail"
-    spread = RUN["C23"](bench)
-    assert spread.status == "fail"
-    assert spread.value == pytest.approx(0.03, abs=0.02)
+    assert RUN["C23"](bench).status == "fail"
     sure = bench_for(Coin(0.99), (IMAGES, LABELS), budget=bench.budget)
     sure.attempts["pgd"] = attempt("pgd", 0)
     assert (RUN["C2"](sure).status, RUN["C23"](sure).status) == ("pass", "pass")
+
+
+def test_the_error_over_draws_is_that_of_scoring_again() -> None:
+    """Images whose answers are right with known chances, so that the error of their accuracy is known too."""
+    chances, draws = torch.linspace(0.3, 0.7, COUNT), 51
+
+    def graded(inputs: Tensor) -> Tensor:
+        heads = torch.rand(len(inputs)) < inputs.flatten(1)[:, 0]
+        return torch.stack([heads, ~heads], dim=1).float() + 0.0 * inputs.flatten(1)[:, :1]
+
+    images = chances.view(-1, 1, 1, 1).expand(COUNT, 1, 2, 2).contiguous()
+    budget = replace(TINY, num_images=COUNT, score_draws=draws)
+    bench = bench_for(graded, (images, LABELS), budget=budget, epsilon=1e-6)  # no attack moves a chance
+    right = torch.from_numpy(stats.binom.sf(draws // 2, draws, chances.double().numpy()))
+    expected = (right * (1.0 - right)).sum().sqrt().item() / COUNT
+    found = RUN["C23"](bench)
+    assert found.value == pytest.approx(expected, rel=0.2)
+    assert (found.value < 0.01) == (found.status == "pass")
 
 
 @pytest.mark.parametrize(("std", "status"), [(0.05, "pass"), (4.0, "warn"), (1000.0, "fail")])

@@ -72,8 +72,10 @@ def grows_with_distance(bench: Bench) -> Finding:
 
 def nothing_moves_at_zero(bench: Bench) -> Finding:
     """C18: no distance, no change; every image stays in the ball and in the box; no network gives NaN."""
-    noise = RandomNoise(epsilon=0.0, norm=bench.norm, bounds=bench.bounds, num_samples=1, seed=bench.seed_for("zero"))
-    for name, attack in {"pgd at 0": bench.at(0.0), "random noise at 0": noise}.items():
+    seed = bench.seed_for("zero")
+    noise = RandomNoise(epsilon=0.0, norm=bench.norm, bounds=bench.bounds, tries=1, num_samples=1, seed=seed)
+    climb = dataclasses.replace(bench.at(0.0), steps=2, num_samples=1)
+    for name, attack in {"pgd at 0": climb, "random noise at 0": noise}.items():
         still = bench.look(name, attack)
         if still is not None and not torch.equal(still.images, bench.inputs):
             return Finding("fail", f"{name} moves images.")
