@@ -1,11 +1,13 @@
 """Audits of networks for handwritten digits: what is left of each, and whether it can be believed.
 
 Five methods are trained with their own defaults, and two more networks against PGD with one draw for each step; all are
-audited at the same distance with the budget ``quick``.
+audited at the same distance: on scikit-learn's digits with the budget ``quick``, and on MNIST, which wants a GPU, with
+``full``.
 """
 
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,10 +15,25 @@ from torch import nn
 import dubio
 from dubio.methods import Method
 
-MODEL = "fc:100-100"
 EPSILON = 0.1
-BUDGET = "quick"
-STEPS, EPOCHS = 7, 40
+STEPS = 7
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained on what, and how it is audited."""
+
+    data: str
+    model: str
+    budget: Literal["quick", "full"]
+    epochs: int | None
+    """None is the method's own number."""
+    epochs_against_pgd: int
+    batch_size: int
+
+
+DIGITS = Setting("digits", "fc:100-100", "quick", None, 40, 128)
+MNIST = Setting("mnist", "fc:400-400", "full", 8, 8, 256)
 PLAIN: dict[str, Method] = {
     "deterministic": dubio.Deterministic(),
     "dropout": dubio.Dropout(),
@@ -30,42 +47,66 @@ AGAINST_PGD: dict[str, Method] = {
 }
 
 
-def train(method: Method, against_pgd: bool) -> nn.Module:
-    """A network for digits, with the defaults of its method or against an attack."""
-    digits = dubio.data.load("digits")
-    assert digits.train is not None
+def train(method: Method, against_pgd: bool, setting: Setting, device: torch.device) -> nn.Module:
+    """A network with the defaults of its method, or trained against an attack."""
+    splits = dubio.data.load(setting.data)
+    assert splits.train is not None
     torch.manual_seed(0)
-    model = method.convert(dubio.models.build(MODEL, inputs=digits.train.shape, num_classes=10))
-    objective = None
+    net = dubio.models.build(setting.model, inputs=splits.train.shape, num_classes=10)
+    model = method.convert(net).to(device)
+    objective, epochs = None, setting.epochs
     if against_pgd:
         attack = dubio.attacks.Pgd(epsilon=EPSILON, steps=STEPS, num_samples=1)
-        objective = dubio.Adversarial(method.objective(len(digits.train)), attack)
-    epochs = EPOCHS if against_pgd else None
-    dubio.fit(model, digits.train, digits.validation, objective=objective, epochs=epochs, progress=False)
+        objective, epochs = dubio.Adversarial(method.objective(len(splits.train)), attack), setting.epochs_against_pgd
+    dubio.fit(
+        model,
+        splits.train,
+        splits.validation,
+        objective=objective,
+        epochs=epochs,
+        batch_size=setting.batch_size,
+        device=str(device),
+        progress=False,
+    )
     return model
 
 
 def measure(device: torch.device) -> dict[str, Any]:
-    test = dubio.data.load("digits").test
+    return audit_all(DIGITS, torch.device("cpu"))
+
+
+def measure_mnist(device: torch.device) -> dict[str, Any]:
+    torch.set_float32_matmul_precision("high")
+    return audit_all(MNIST, device)
+
+
+def audit_all(setting: Setting, device: torch.device) -> dict[str, Any]:
+    """Train and audit every network of a setting."""
+    test = dubio.data.load(setting.data).test
     assert test is not None
     print("network                               clean   R_pred  seconds  status")
     records = []
     for name, method in (PLAIN | AGAINST_PGD).items():
-        model = train(method, name in AGAINST_PGD)
+        model = train(method, name in AGAINST_PGD, setting, device)
         began = time.perf_counter()
-        found = dubio.audit(model, test, epsilon=EPSILON, budget=BUDGET, progress=False)  # type: ignore[arg-type]
+        found = dubio.audit(model, test, epsilon=EPSILON, budget=setting.budget, progress=False)
         seconds = time.perf_counter() - began
         records.append({"network": name, "method": repr(method), "seconds": seconds, **summarise(found)})
         left = f"{found.clean.value:7.1%}  {found.r_pred.value:7.1%}  {seconds:7.1f}"
         print(f"{name:<36}{left}  {found.status}", flush=True)
-    settings = {
-        "model": MODEL,
+    return {"settings": settings_of(setting, found), "networks": records}
+
+
+def settings_of(setting: Setting, found: dubio.Audit) -> dict[str, Any]:
+    """What a table says above its rows."""
+    return {
+        "data": setting.data,
+        "model": setting.model,
         "epsilon": EPSILON,
-        "budget": BUDGET,
+        "budget": setting.budget,
         "num_images": found.headline.num_images,
         "draws": found.headline.num_draws,
     }
-    return {"settings": settings, "networks": records}
 
 
 def summarise(found: dubio.Audit) -> dict[str, Any]:

@@ -174,9 +174,10 @@ def checks(choice: str) -> str:
 
 
 def audits(choice: str) -> str:
-    """What audits of networks for digits found."""
-    stored = _load("audits")
-    settings, records = stored["records"]["audits"]["settings"], stored["records"]["audits"]["networks"]
+    """What audits of networks found, on digits or on ``mnist``."""
+    name = f"audits_{choice}" if choice else "audits"
+    stored = _load(name)
+    settings, records = stored["records"][name]["settings"], stored["records"][name]["networks"]
     rows = [
         (
             record["network"],
@@ -196,9 +197,10 @@ def audits(choice: str) -> str:
         *("network", "clean", "headline, R_pred", "R_1", "R_retry(10)", "R_frozen", "left by FGSM", "status"),
         *("warnings", "seconds"),
     )
-    about = f"Digits, {settings['num_images']} test images, {settings['model']}, Linf {settings['epsilon']:g}, "
+    data = {"digits": "Digits", "mnist": "MNIST"}[settings["data"]]
+    about = f"{data}, {settings['num_images']} test images, {settings['model']}, Linf {settings['epsilon']:g}, "
     about += f"budget `{settings['budget']}`, {settings['draws']} draws."
-    return f"{_markdown(headings, rows)}\n\n{about} {_source('audits', stored)}"
+    return f"{_markdown(headings, rows)}\n\n{about} {_source(name, stored)}"
 
 
 TABLES: dict[str, Callable[[str], str]] = {
