@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import dubio
-from dubio.persistence.files import _hash
+from dubio.persistence.files import HASHES, _hashes
 from networks import Tied, mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
@@ -24,7 +24,7 @@ def forge(path: Path, tensors: dict[str, Tensor] | None = None, **changes: objec
         described = json.loads(content.metadata()["dubio"])
     described |= changes
     found = load_file(path) | (tensors or {})
-    described["sha256"] = _hash(described, found)
+    described |= dict(zip(HASHES, _hashes(described, found), strict=True))
     save_file(found, path, {"dubio": json.dumps(described)})
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers import GaussianPosterior, masked_tensors, posteriors
 from dubio.decisions import DecisionWarning
+from dubio.layers import GaussianPosterior, masked_tensors, posteriors
 from networks import Tied, mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
