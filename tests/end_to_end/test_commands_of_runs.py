@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from dubio.cli import app
 from dubio.decisions import DecisionWarning
 from dubio.evaluation import Evaluation
+from dubio.persistence.command_log import Command, write_commands
 from dubio.persistence.files import identity_of
 from dubio.reporting import read_run
 from dubio.reporting.reproducing import reproduction
@@ -87,6 +88,12 @@ def lines_of(folder: Path) -> list[str]:
     """The commands of a report on one run."""
     (block,) = reproduction([read_run(folder)]).blocks
     return list(block.lines)
+
+
+def test_a_calibration_drops_what_was_decided_before_it(runs: Path) -> None:
+    lines = [f"dubio {command} s" for command in ("abstain", "conformal", "calibrate", "conformal --kind aps")]
+    write_commands(runs / "s", tuple(Command(line, "s") for line in (*lines, "dubio conformal s --seed 1")))
+    assert lines_of(runs / "s")[1:] == ["dubio calibrate s", "dubio conformal s --seed 1"]
 
 
 @pytest.mark.slow
