@@ -67,7 +67,20 @@ def test_a_pruned_run_is_one_that_all_commands_take(runs: Path, tmp_path: Path) 
     assert attacked.exit_code == 0
     resumed = invoke("train", "first-pruned", "--resume", "--runs", runs)
     assert resumed.exit_code == 2
-    assert "cannot resume with another configuration" in resumed.stderr
+    assert f"a pruned run cannot be resumed, got {folder}; train the whole one on and prune again" in resumed.stderr
+    assert "dubio train first --resume" in resumed.stderr
+    (folder / "commands.jsonl").unlink()  # as older versions left it
+    resumed = invoke("train", "first-pruned", "--resume", "--runs", runs)
+    assert "cannot resume with another configuration: parameter 1.weight_posterior.removed was" in resumed.stderr
+
+
+def test_a_pruned_run_has_fewer_parameters_than_the_whole_one(runs: Path) -> None:
+    for options in (("--out", "fewer"), ("--out", "smaller", "--what", "units")):
+        assert invoke("prune", "first", "--fraction", 0.5, *options, "--samples", 2, "--runs", runs).exit_code == 0
+    told = json.loads(invoke("compare", "first", "fewer", "smaller", "--json", "--runs", runs).stdout)
+    counts = [row["cells"]["parameters"]["value"] for row in told["headlines"][0]["runs"]]
+    weights = 64 * 16 + 16 * 10
+    assert counts == [2 * (weights + 26), 2 * (weights // 2 + 26), 2 * (weights // 2 + 18)]  # means and scales
 
 
 def test_a_budget_and_units_make_a_run_under_a_name(runs: Path) -> None:
@@ -94,6 +107,7 @@ def test_a_budget_and_units_make_a_run_under_a_name(runs: Path) -> None:
         (("first", "--fraction", 0.5, "--max-loss", 0.1), "--fraction and --max-loss exclude each other"),
         (("first", "--fraction", 7, "--out", "new"), "fraction must be in [0, 1]"),
         (("frist",), "there is no run 'frist'"),
+        (("first", "--each-layer"), "--each-layer goes with --what units, got --what weights"),
         (("first", "--fraction", 0.5, "--out", "first"), "is there already; choose another name with --out NAME"),
         (("first", "--fraction", 0.5, "--out", "../up"), "NAME must be a plain name"),
     ],

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import dubio
-from dubio.persistence.files import _hash
+from dubio.persistence.files import HASHES, _hashes
 from networks import Tied, mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
@@ -24,7 +24,7 @@ def forge(path: Path, tensors: dict[str, Tensor] | None = None, **changes: objec
         described = json.loads(content.metadata()["dubio"])
     described |= changes
     found = load_file(path) | (tensors or {})
-    described["sha256"] = _hash(described, found)
+    described |= dict(zip(HASHES, _hashes(described, found), strict=True))
     save_file(found, path, {"dubio": json.dumps(described)})
 
 
@@ -95,12 +95,15 @@ def test_layers_that_were_cut_down_come_back_so(tmp_path: Path) -> None:
     images = torch.rand(3, 1, 16, 16)
     dubio.prune(model, 0.5, what="units", each_layer=True)
     dubio.prune(model, 0.5)
-    dubio.prune(model, 0.5, what="units", where="classifier.0")
+    dubio.prune(model, 0.75, what="units", where="classifier.0")
     dubio.save(model, tmp_path / "a")
     loaded = dubio.load(tmp_path / "a")
     assert loaded.features[0].out_channels == 3
+    assert loaded.classifier[0].out_features == 30
     assert dubio.spec(loaded) == dubio.spec(model)
     assert torch.equal(dubio.sample(loaded, images, 3, seed=1), dubio.sample(model, images, 3, seed=1))
+    dubio.prune(loaded, 0.75, what="units", where="classifier.0")
+    assert loaded.classifier[0].out_features == 30  # the file knows how many there were at first
 
 
 def test_an_interrupted_run_of_a_pruned_network_resumes_exactly(tmp_path: Path) -> None:

@@ -120,6 +120,13 @@ def test_what_cannot_be_drawn_is_refused(model: nn.Module, tmp_path: Path, monke
     for count in (0, 9):
         with pytest.raises(ValueError, match=f"inputs must be from 1 to 8 to be drawn side by side, got {count}; choo"):
             draw(model, path, torch.zeros(count, 16))
+    with pytest.raises(
+        ValueError, match=r"inputs must have rows, one for each input, got shape \(16,\); a single one is"
+    ):
+        draw(model, path, torch.zeros(16))
+    built = dubio.Bayes().convert(dubio.models.lenet((1, 16, 16), 3))
+    with pytest.raises(ValueError, match=r"inputs must have rows, one for each input, got shape \(1, 16, 16\)"):
+        draw(built, path, torch.zeros(1, 16, 16))
     with pytest.raises(ValueError, match="names must be one per input, 3, got 1"):
         draw(model, path, names=["one"])
     with pytest.raises(ValueError, match="labels must be one per input"):

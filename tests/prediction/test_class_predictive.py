@@ -1,5 +1,6 @@
 """``ClassPredictive`` against plain NumPy, computed from the draws it kept."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -177,3 +178,21 @@ def test_a_class_prediction_prints_its_size_and_its_doubt(kept: dubio.ClassPredi
     assert text.startswith(f"ClassPredictive({ROWS} inputs, {CLASSES} classes, {NUM_SAMPLES} draws, seed 1: ")
     assert f"mutual information {kept.mutual_information.mean():.3f}" in text
     assert repr(dubio.predict(nn.Linear(2, 2), torch.ones(1, 2), 1)).startswith("ClassPredictive(1 input, ")
+
+
+def test_the_axis_of_an_only_output_goes_from_all_that_is_told() -> None:
+    found = dubio.predict(dubio.Bayes().convert(mlp(5, 1), dubio.Bernoulli()), torch.randn(ROWS, 5), 3, seed=0)
+    found = dataclasses.replace(found, uncalibrated_log_probs=found.log_probs, energy=found.expected_entropy)
+    rows = found.in_rows()
+    for field in dataclasses.fields(found):
+        whole, row = getattr(found, field.name), getattr(rows, field.name)
+        if isinstance(whole, Tensor):
+            assert row.shape == torch.Size(size for place, size in enumerate(whole.shape) if size > 1 or place == 0)
+            assert torch.equal(row.flatten(), whole.flatten())
+    assert rows.mutual_information.shape == rows.label.shape == (ROWS,)
+    assert rows.in_rows() is rows
+    several = dubio.predict(dubio.Bayes().convert(mlp(5, 2), dubio.Bernoulli()), torch.randn(ROWS, 5), 3)
+    with pytest.raises(
+        ValueError, match=r"must be of one class per example here, got probabilities of shape \(9, 2, 2\)"
+    ):
+        several.in_rows()

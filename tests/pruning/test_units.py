@@ -134,6 +134,28 @@ def test_units_of_all_layers_are_ranked_together_and_one_of_each_stays() -> None
     assert dubio.prune(model, 1.0, what="units", example=ROWS).per_layer["2"].units_after == 1
 
 
+def test_a_second_pruning_counts_the_units_that_the_first_removed() -> None:
+    model = dubio.Deterministic().convert(mlp(5, 16, 4))
+    assert dubio.prune(model, 0.5, what="units", example=ROWS).removed == 0.5
+    again = dubio.prune(model, 0.5, what="units", example=ROWS)
+    assert (model[0].out_features, again.num_removed, again.removed) == (8, 0, 0.5)
+    assert dubio.prune(model, 0.25, what="units", example=ROWS).removed == 0.5
+    dubio.prune(model, 0.75, what="units", each_layer=True, example=ROWS)
+    assert (model[0].out_features, dict(dubio.spec(model).pruning.units)) == (4, {"0": 16})
+
+
+def test_the_share_that_is_really_gone_is_told_where_layers_keep_their_best_unit() -> None:
+    model = dubio.Deterministic().convert(mlp(5, 6, 4))
+    data = (ROWS, torch.zeros(3, dtype=torch.int64))
+    points = dubio.pruning.curve(model, data, (0.5, 1.0), what="units", num_samples=1)
+    assert [(point.fraction, point.removed) for point in points] == [(0.5, 0.5), (1.0, pytest.approx(5 / 6))]
+    record = dubio.prune(model, 1.0, what="units", validation=data, num_samples=1)
+    assert (record.fraction, record.removed) == (1.0, pytest.approx(5 / 6))
+    assert [point.removed for point in record.curve] == [0.0, record.removed]
+    assert "fraction 1)" in str(record)
+    assert "83.3% of the units are gone" in str(record)
+
+
 @pytest.mark.parametrize(
     ("net", "example"),
     [(Functions(), IMAGES), (Averaged(), IMAGES), (cnn(), IMAGES)],
@@ -205,6 +227,55 @@ class SameWeights(nn.Module):
         return self.last(self.second(self.first(x).relu()).relu())
 
 
+class PartlySet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = self.first(x)
+        code[:, 0] = 0.0
+        return self.last(code.relu())
+
+
+class Penalised(nn.Module):
+    """Reads the parameters of a part besides running it, in a function or inside of another part."""
+
+    def __init__(self, read: str, inside: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)
+        self.reader = Reader(getattr(self, read)) if inside else None
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.last(self.norm(self.first(x)).relu())
+        return outputs + getattr(self, self.read).weight.sum() if self.reader is None else self.reader(outputs)
+
+
+class Reader(nn.Module):
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.others = [other]  # in a list, so that it is no part of this one
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.others[0].weight.sum()
+
+
+class Listed(nn.Module):
+    """Reads values in a way that gives no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = self.first(x)
+        return self.last(code.relu()) * (1.0 + code.tolist()[0][0])
+
+
+POOLED = nn.Sequential(nn.Linear(5, 6), nn.AvgPool1d(2), nn.Linear(3, 4))
+POOLED_ALIKE = nn.Sequential(nn.Linear(5, 6), nn.AvgPool1d(3, stride=1, padding=1), nn.Linear(6, 4))
+ALONE = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 3, 3))
 GROUPED = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 3))
 GROUPED_FIRST = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
 NORMED = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 4))
@@ -231,6 +302,19 @@ SOFT = nn.Sequential(nn.Linear(5, 6), nn.Softmax(dim=1), nn.Linear(6, 4))
         (NORMED, ROWS, r"units of 0: 1 \(LayerNorm\) does not work on every unit by itself"),
         (SOFT, ROWS, r"units of 0: 1 \(Softmax\) does not work on every unit by itself"),
         (mlp(5, 6, 4), torch.randn(2, 3, 5), r"units of 0: it is applied to inputs of 3 axes"),
+        (PartlySet(), ROWS, r"units of first: its units go to several places: setitem\(\) in the network itself, relu"),
+        (Listed(), ROWS, r"units of first: its units go to several places: relu\(\) in .*, tolist\(\) in the network"),
+        (Penalised("first"), ROWS, r"units of first: its parameters are read by sum\(\) in the network itself"),
+        (Penalised("norm"), ROWS, r"units of first: the parameters of norm \(BatchNorm1d\) are read by sum\(\)"),
+        (
+            Penalised("last"),
+            ROWS,
+            r"units of first: last \(Linear\) cannot lose inputs: its parameters are read by sum",
+        ),
+        (Penalised("first", True), ROWS, r"units of first: its parameters are read by sum\(\) in reader"),
+        (POOLED, ROWS, r"units of 0: 1 \(AvgPool1d\) does not work on every unit by itself"),
+        (POOLED_ALIKE, ROWS, r"units of 0: 1 \(AvgPool1d\) does not work on every unit by itself"),
+        (ALONE, IMAGES[0], r"units of 0: it is applied to inputs of 3 axes, which are not rows of features"),
         (nn.Linear(5, 4), ROWS, r"nothing to prune: where=None chooses no layer with units that another layer reads"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
@@ -241,6 +325,44 @@ def test_what_is_no_chain_is_refused_by_name(net: nn.Module, example: Tensor, to
     with pytest.raises(ValueError, match=told):
         dubio.prune(model, 0.5, what="units", example=example)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_bayesian_layer_whose_weights_are_read_elsewhere_is_refused() -> None:
+    model = dubio.Bayes().convert(Penalised("first"))
+    with pytest.raises(ValueError, match=r"units of first: its parameters are read by \w+\(\) in the network itself"):
+        dubio.prune(model, 0.5, what="units", example=ROWS)
+
+
+class Viewed(nn.Module):
+    """Flattens to a number of features that is written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(2, 6, 3), nn.Conv2d(6, 8, 3), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.second(self.first(x).relu()).relu(), 2)
+        return self.last(x.view(-1, 32))
+
+
+@pytest.mark.parametrize("way", ["prune", "budget", "curve"])
+def test_a_network_that_would_not_run_without_units_is_refused_and_stays_whole(way: str) -> None:
+    model = dubio.Bayes().convert(Viewed())
+    before, images, data = copy.deepcopy(model.state_dict()), IMAGES, (IMAGES, torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(
+        ValueError,
+        match=r"units of second: the network does not run without them \(.*\); a view of a fixed size, such as x\.view",
+    ):
+        if way == "prune":
+            dubio.prune(model, 0.5, what="units", each_layer=True, example=images)
+        elif way == "budget":
+            dubio.prune(model, max_loss=1.0, what="units", validation=data, num_samples=1)
+        else:
+            dubio.pruning.curve(model, data, (0.5,), what="units", each_layer=True, num_samples=1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model(images).shape == (3, 3)
+    record = dubio.prune(model, 0.5, what="units", each_layer=True, where="first", example=images)
+    assert record.per_layer["first"].units_after == 3
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio.decisions import DecisionWarning
 from dubio.layers import GaussianPosterior, masked_tensors, posteriors
 from networks import Tied, mlp
 
@@ -304,15 +305,18 @@ def test_a_pruned_network_is_not_converted_again() -> None:
     assert torch.equal(dubio.to_mean(again)[0].weight, dubio.to_mean(model)[0].weight)
 
 
-def test_what_was_decided_for_the_whole_network_is_forgotten() -> None:
+def test_what_was_decided_for_the_whole_network_is_dropped_with_a_warning_once_anything_goes() -> None:
     from dubio.conversion import change_spec
 
     model = bayes()
     made = dubio.Temperature(2.0), dubio.Threshold("confidence", 0.5), dubio.PredictionSets("lac", 0.5, 0.9)
     change_spec(model, calibration=made[0], threshold=made[1], sets=made[2], evaluated=("d",))
-    dubio.prune(model, 0.0)
-    assert dubio.spec(model).calibration == made[0]
-    dubio.prune(model, 0.1)
+    for nothing in (0.0, 0.01):
+        dubio.prune(model, nothing)
+        assert dubio.spec(model).calibration == made[0]
+    told = "pruning changes predictions, so the calibration and threshold and sets found before no longer hold"
+    with pytest.warns(DecisionWarning, match=told):
+        dubio.prune(model, 0.1)
     found = dubio.spec(model)
     assert (found.calibration, found.threshold, found.sets, found.evaluated) == (None, None, None, ("d",))
 

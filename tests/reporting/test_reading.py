@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dubio.reporting import read_run, read_runs
-from dubio.reporting.reproducing import attack_command, prune_command, train_command
+from dubio.reporting.reproducing import attack_command, prune_commands, train_command
 from reporting.run_folders import AUDIT, PRUNING, write_attack, write_full_run, write_json, write_run
 
 
@@ -37,6 +37,13 @@ def test_a_run_trained_in_python_has_a_method_by_its_class(tmp_path: Path) -> No
     write_json(folder / "config.json", {"method": "None", "epochs": 3})
     assert read_run(folder).method == "Deterministic"
     assert read_run(folder).num_parameters is None
+
+
+def test_masks_of_an_older_pruned_run_are_no_parameters(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    shapes = {"1.weight_posterior.mean": [10, 6], "1.weight_posterior.removed": [10, 6], "2.weight_removed": [6]}
+    write_json(folder / "config.json", {"method": "Bayes()", "epochs": 3, "parameters": shapes})
+    assert read_run(folder).num_parameters == 60
 
 
 def test_epsilons_are_read_as_fractions_and_the_row_that_leaves_least_counts(tmp_path: Path) -> None:
@@ -74,14 +81,12 @@ def test_a_pruned_run_is_made_from_the_one_that_was_trained(tmp_path: Path) -> N
     folder = write_run(tmp_path / "first-pruned")
     write_json(folder / "pruning.json", PRUNING)
     record = read_run(folder)
-    assert record.pruning is not None
     assert train_command(record) == "dubio train first --method bayes --seed 0"
-    assert prune_command(record, record.pruning) == "dubio prune first --fraction 0.75 --by snr --out first-pruned"
+    assert prune_commands(record) == ["dubio prune first --fraction 0.75 --by snr --out first-pruned"]
     write_json(folder / "pruning.json", PRUNING | {"num_removed": 0, "what": "units"})
     measured = read_run(folder)
-    assert measured.pruning is not None
     assert train_command(measured) == "dubio train first-pruned --method bayes --seed 0"
-    assert prune_command(measured, measured.pruning) == "dubio prune first-pruned --what units"
+    assert prune_commands(measured) == ["dubio prune first-pruned --what units"]
 
 
 def test_parts_of_a_record_may_be_missing(tmp_path: Path) -> None:
@@ -103,7 +108,22 @@ def test_parts_of_a_record_may_be_missing(tmp_path: Path) -> None:
         ("command.json", "[]", r"command\.json must hold an object, got a list"),
         ("metrics.jsonl", "nonsense\n", r"metrics\.jsonl cannot be read"),
         ("metrics.jsonl", '{"loss": 1}\n', r"metrics\.jsonl must have an epoch in every line"),
-        ("evaluation.json", "{}", r"evaluation\.json does not hold an evaluation"),
+        (
+            "evaluation.json",
+            "{}",
+            r"evaluation\.json does not hold an evaluation: .*; write it anew: dubio evaluate first",
+        ),
+        (
+            "evaluation.json",
+            '{"format": "dub',
+            r"evaluation\.json does not hold an evaluation: .*: dubio evaluate first",
+        ),
+        (
+            "commands.jsonl",
+            '{"line": "rm -r .", "run": "a"}',
+            r"commands\.jsonl cannot be read: every line must hold a",
+        ),
+        ("commands.jsonl", '{"line": "dubio"}', r"commands\.jsonl cannot be read: .*without it, reports leave these"),
         ("attack.json", "{}", r"attack\.json must have format 'dubio-attack-1', got None; .*: dubio attack first"),
         ("attack.json", '{"format": "dubio-attack-1"}', r"attack\.json cannot be read: .*write it anew: dubio attack"),
         ("pruning.json", json.dumps(PRUNING | {"num_weights": "many"}), r"num_weights.*'many'.*dubio prune first"),

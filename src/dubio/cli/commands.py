@@ -20,7 +20,16 @@ from dubio.cli.data_command import show_data
 from dubio.cli.decide_command import abstain, calibrate, conformal
 from dubio.cli.evaluate_command import evaluate_run, headline
 from dubio.cli.fields import Fields, TakingFields, make_method
-from dubio.cli.folders import CONFIG, check_name, find_run, folder_of, list_runs, load_model
+from dubio.cli.folders import (
+    CONFIG,
+    check_name,
+    check_resumable,
+    find_run,
+    folder_of,
+    list_runs,
+    load_model,
+    network_of,
+)
 from dubio.cli.methods_command import examples, show_method, show_methods
 from dubio.cli.ordering import Order, load_splits, read_order, train_order
 from dubio.cli.picturing import picture
@@ -185,7 +194,9 @@ def train(
     }
     given = {option: value for option, value in given.items() if value is not None}
     if resume:
-        order = read_order(find_run(name, runs) if not folder.is_dir() else folder, fields, **given)
+        known = folder if folder.is_dir() else find_run(name, runs)
+        check_resumable(known)
+        order = read_order(known, fields, **given)
     elif (folder / CONFIG).exists():
         raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
     else:
@@ -327,7 +338,7 @@ def attack(
     chosen = choose_images(examples, images)
     found = assail(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed)
     folder = out or folder_of(named, runs)
-    found.save(folder, {"model": named})
+    found.save(folder, {"model": named, "network": network_of(named, runs).tensors})
     Console().print(tabulate_attacks(found))
     typer.echo(summarise(found))
     typer.echo(f"images: {folder / 'attack.safetensors'}, record: {folder / 'attack.json'}")

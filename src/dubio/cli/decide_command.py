@@ -1,8 +1,9 @@
 """``dubio calibrate``, ``abstain`` and ``conformal``: decide about a run's predictions by its own validation data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from torch import nn
@@ -10,11 +11,13 @@ from torch import nn
 import dubio
 from dubio import functional
 from dubio.cli.arguments import DataDir, DecisionSamples, DecisionSeed, RunName, Runs
+from dubio.cli.command_lines import command_line
 from dubio.cli.folders import MODEL, find_run, load_model
 from dubio.cli.ordering import load_splits, read_order
 from dubio.conversion import change_spec
 from dubio.data import Examples
 from dubio.evaluation import Evaluation
+from dubio.persistence.command_log import Command, read_commands, write_commands
 from dubio.prediction import ClassPredictive
 
 __all__ = ["abstain", "calibrate", "conformal"]
@@ -31,9 +34,12 @@ class Subject:
     validation: Examples
     remark: str
 
-    def keep(self, decision: object) -> None:
-        """Write the network with what was decided, and say so."""
+    def keep(self, decision: object, command: str, options: Mapping[str, tuple[Any, Any]]) -> None:
+        """Write the network with what was decided, and by which command, and say so."""
         dubio.save(self.model, self.folder / MODEL)
+        run = self.folder.resolve().name
+        known = read_commands(self.folder)
+        write_commands(self.folder, (*known, Command(command_line(command, run, options), run)))
         typer.echo(f"{decision}; kept in {self.folder / MODEL}")
         if self.remark:
             typer.echo(self.remark)
@@ -70,7 +76,8 @@ def calibrate(
     found = dubio.calibrate(
         subject.model, subject.validation, kind=kind, per_draw=per_draw, num_samples=samples, seed=seed
     )
-    subject.keep(found)
+    options = {"kind": (kind, "temperature"), "per-draw": (per_draw, False)}
+    subject.keep(found, "calibrate", options | _draws(samples, seed))
     before, after = (_quality(subject, samples, seed, decisions) for decisions in (False, True))
     typer.echo(
         f"on the {len(subject.validation)} validation examples it was found on: "
@@ -109,7 +116,8 @@ def abstain(
         num_samples=samples,
         seed=seed,
     )
-    subject.keep(found)
+    options = {"error": (error, None), "coverage": (coverage, None), "score": (score, "confidence")}
+    subject.keep(found, "abstain", options | {"level": (level, 0.9)} | _draws(samples, seed))
 
 
 def conformal(
@@ -138,12 +146,17 @@ def conformal(
         num_samples=samples,
         seed=seed,
     )
-    subject.keep(found)
+    options = {"coverage": (coverage, 0.9), "kind": (kind, "lac"), "allow-empty": (allow_empty, False)}
+    subject.keep(found, "conformal", options | _draws(samples, seed))
     sizes = subject.predict(samples, seed, decisions=True).sets.sum(dim=-1).double()
     typer.echo(
         f"sets hold {sizes.mean():.2f} classes on average on the {len(subject.validation)} validation examples, "
         f"{int(sizes.max())} at most"
     )
+
+
+def _draws(samples: int, seed: int) -> dict[str, tuple[Any, Any]]:
+    return {"samples": (samples, 100), "seed": (seed, 0)}
 
 
 def _subject(named: str, runs: Path, data_dir: Path | None) -> Subject:

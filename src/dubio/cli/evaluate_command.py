@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dubio.cli.arguments import DataDir, Named, Runs, device_for
-from dubio.cli.folders import folder_of, load_model
+from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.predicting import check_fits, test_examples
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test
 from dubio.evaluation import Estimate, Evaluation, evaluate
@@ -75,7 +75,8 @@ def evaluate_run(
     command = ["dubio", "evaluate", named]
     command += [part for option, value in given.items() if value is not None for part in (option, value)]
     command += [part for option, (own, usual) in numbers.items() if own != usual for part in (option, str(own))]
-    found = dataclasses.replace(found, made_by={**found.made_by, "command": shlex.join(command)})
+    told = {"command": shlex.join(command), "network": network_of(named, runs).network}
+    found = dataclasses.replace(found, made_by=found.made_by | told)
     folder = out or folder_of(named, runs)
     folder.mkdir(parents=True, exist_ok=True)
     found.save(folder / FILE)

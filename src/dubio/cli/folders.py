@@ -9,8 +9,20 @@ from typing import Any
 from torch import nn
 
 from dubio.persistence import load
+from dubio.persistence.command_log import read_commands
+from dubio.persistence.files import Identity, identity_of
 
-__all__ = ["Summary", "check_name", "find_run", "folder_of", "list_runs", "load_model", "unused_name"]
+__all__ = [
+    "Summary",
+    "check_name",
+    "check_resumable",
+    "find_run",
+    "folder_of",
+    "list_runs",
+    "load_model",
+    "network_of",
+    "unused_name",
+]
 
 CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
 
@@ -44,6 +56,25 @@ def load_model(named: str, runs: Path) -> nn.Module:
 def folder_of(named: str, runs: Path) -> Path:
     """Where the files of a run, or of a ``.safetensors`` file, belong."""
     return Path(named).parent if Path(named).suffix == ".safetensors" else find_run(named, runs)
+
+
+def network_of(named: str, runs: Path) -> Identity:
+    """Which network a run, or a ``.safetensors`` file, holds now; records keep it."""
+    path = Path(named)
+    found = identity_of(path if path.suffix == ".safetensors" else find_run(named, runs) / MODEL)
+    if found is None:
+        raise FileNotFoundError(f"{named} holds no network that dubio saved")
+    return found
+
+
+def check_resumable(folder: Path) -> None:
+    """Refuse to go on training a run that was pruned: training would build the whole network."""
+    pruned = [command for command in read_commands(folder) if command.kind == "prune"]
+    if pruned:
+        raise ValueError(
+            f"a pruned run cannot be resumed, got {folder}; train the whole one on and prune again (dubio train "
+            f"{pruned[0].run} --resume), or go on in Python: dubio.fit(dubio.load({str(folder / MODEL)!r}), ...)"
+        )
 
 
 def find_run(named: str, runs: Path) -> Path:

@@ -18,6 +18,7 @@ from dubio.models import build
 from dubio.objectives import Loss
 from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
+from dubio.persistence.command_log import forget_commands
 from dubio.training import Callback, Run, fit
 
 __all__ = ["Order", "build_for", "in_rows", "load_splits", "read_order", "train_order"]
@@ -117,6 +118,7 @@ def train_order(
         raise
     model.cpu()
     save(model, folder / "model.safetensors")
+    forget_commands(folder)
     return model, run
 
 

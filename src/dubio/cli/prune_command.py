@@ -14,14 +14,18 @@ from torch import nn
 
 from dubio import pruning
 from dubio.cli.arguments import DataDir, RunName, Runs
-from dubio.cli.folders import CONFIG, METRICS, MODEL, check_name, find_run, load_model
+from dubio.cli.command_lines import command_line
+from dubio.cli.folders import CONFIG, METRICS, MODEL, check_name, find_run, load_model, network_of
 from dubio.cli.ordering import FILE, in_rows, load_splits, read_order
 from dubio.data import Examples
+from dubio.layers import num_trained
 from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
+from dubio.persistence.command_log import Command, read_commands, write_commands
+from dubio.persistence.files import Identity
 from dubio.pruning import Pruning, PruningPoint
 
-__all__ = ["RECORD", "measure", "prune"]
+__all__ = ["RECORD", "measure", "prune", "told_of"]
 
 RECORD = "pruning.json"
 TIMED_ROWS = 128
@@ -59,8 +63,7 @@ def prune(
 
     Example:  dubio prune first --max-loss 0.01 --what units
     """
-    if fraction is not None and max_loss is not None:
-        raise ValueError(f"--fraction and --max-loss exclude each other, got {fraction:g} and {max_loss:g}")
+    _check_asked(fraction, max_loss, what, each_layer)
     folder = find_run(named, runs)
     name = out or f"{folder.name}-pruned"
     check_name(name)
@@ -68,9 +71,20 @@ def prune(
         raise FileExistsError(f"{runs / name} is there already; choose another name with --out NAME")
     model = load_model(named, runs)
     validation = _validation(folder, data_dir)
+    own = folder.resolve().name
+    options: dict[str, tuple[Any, Any]] = {
+        "fraction": (fraction, None),
+        "max-loss": (max_loss, None),
+        "by": (by, None),
+        "what": (what, "weights"),
+        "each-layer": (each_layer, False),
+        "samples": (samples, 100),
+        "seed": (seed, 0),
+    }
     if fraction is None and max_loss is None:
         measured = measure(model, validation, by, what, each_layer, samples, seed)
-        measured.save(folder / RECORD)
+        told = told_of(command_line("prune", own, options), own, network_of(named, runs))
+        dataclasses.replace(measured, made_by=told).save(folder / RECORD)
         Console().print(_table(measured.curve, what))
         typer.echo(f"{measured.num_weights:,} weights, {measured.bytes_before:,} bytes; record: {folder / RECORD}")
         return
@@ -86,9 +100,17 @@ def prune(
         num_samples=samples,
         seed=seed,
     )
-    _write_run(model, record, folder, runs / name)
+    command = Command(command_line("prune", own, {**options, "out": (name, None)}), own)
+    _write_run(model, record, command, folder, runs / name)
     typer.echo(str(record))
     typer.echo(f"{runs / name}: try dubio describe {name}")
+
+
+def _check_asked(fraction: float | None, max_loss: float | None, what: pruning.What, each_layer: bool) -> None:
+    if fraction is not None and max_loss is not None:
+        raise ValueError(f"--fraction and --max-loss exclude each other, got {fraction:g} and {max_loss:g}")
+    if each_layer and what == "weights":
+        raise ValueError("--each-layer goes with --what units, got --what weights, which are ranked together")
 
 
 def _validation(folder: Path, data_dir: Path | None) -> Examples:
@@ -122,23 +144,33 @@ def _table(points: tuple[PruningPoint, ...], what: str) -> Table:
     ways = list(dict.fromkeys(point.by for point in points))
     table = Table(f"{what} removed", *(f"{column}, by {way}" for way in ways for column in ("accuracy", "NLL")))
     for fraction in dict.fromkeys(point.fraction for point in points):
-        cells = []
+        cells, share = [], fraction
         for way in ways:
             point = next(point for point in points if (point.by, point.fraction) == (way, fraction))
             cells += ["-" if point.accuracy is None else f"{point.accuracy:.4f}", f"{point.nll:.4f}"]
-        table.add_row(f"{fraction:.0%}", *cells)
+            share = fraction if what == "weights" or point.removed is None else point.removed  # a unit of each stays
+        table.add_row(f"{share:.0%}", *cells)
     return table
 
 
-def _write_run(model: nn.Module, record: Pruning, source: Path, folder: Path) -> None:
+def told_of(command: str, run: str, network: Identity) -> dict[str, str]:
+    """What a record says of the command that made it, and of the network that it is about."""
+    return {"command": command, "run": run, **({"network": network.tensors} if network.tensors else {})}
+
+
+def _write_run(model: nn.Module, record: Pruning, command: Command, source: Path, folder: Path) -> None:
     """A run of the pruned network: its own weights and record, and how it was trained."""
     folder.mkdir(parents=True)
     for file in (FILE, METRICS):
         if (source / file).is_file():
             shutil.copyfile(source / file, folder / file)
     save(model, folder / MODEL)
-    record.save(folder / RECORD)
+    told = told_of(command.line, command.run, network_of(str(folder / MODEL), folder))
+    dataclasses.replace(record, made_by=told).save(folder / RECORD)
+    before = [known for known in read_commands(source) if known.kind == "prune"]  # what was decided is dropped
+    write_commands(folder, (*before, command))
     # Its own shapes: training would build the whole network, and must not go on here as if nothing had happened.
     config = json.loads((source / CONFIG).read_text())
     config["parameters"] = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    config["num_parameters"] = num_trained(model)
     write_atomically(folder / CONFIG, (json.dumps(config, indent=1) + "\n").encode())

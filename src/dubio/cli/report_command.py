@@ -46,6 +46,7 @@ def report(
     folders = [find_run(name, runs) for name in named]
     path = out or _default_path(folders, runs)
     found = write_report(folders, path, title=title)
+    _warn(found.headlines)
     missing = sorted({command for section in found.sections for command in section.missing})
     if missing:
         typer.echo(f"more would be in it after: {'; '.join(missing)}")
@@ -66,6 +67,7 @@ def compare(
     Example:  dubio compare demo-deterministic demo-bayes
     """
     found = headlines(read_runs([find_run(name, runs) for name in named]))
+    _warn(found)
     if as_json:
         told = {"format": "dubio-comparison-1", "headlines": [headline.to_json() for headline in found]}
         typer.echo(json.dumps(told, indent=1, allow_nan=False))
@@ -86,6 +88,13 @@ def tabulate(headline: Headline) -> Table:
         told = f"{escape(row.run)}\n[dim]{escape(row.method)}, {escape(row.data)}[/dim]"
         table.add_row(told, *(escape(_text(row.cells[column.name])) for column in shown))
     return table
+
+
+def _warn(found: Sequence[Headline]) -> None:
+    """Say which numbers are of a network that has changed since."""
+    for row in (row for headline in found for row in headline.rows):
+        for told in row.stale:
+            typer.echo(f"warning: {row.run}: {told}", err=True)
 
 
 def _text(cell: Cell) -> str:

@@ -19,10 +19,10 @@ from dubio.cli.attacking import assail, choose_images
 from dubio.cli.evaluate_command import FILE as EVALUATION
 from dubio.cli.evaluate_command import headline, noise_like
 from dubio.cli.fields import listed
-from dubio.cli.folders import unused_name
+from dubio.cli.folders import network_of, unused_name
 from dubio.cli.ordering import Order, load_splits, train_order
 from dubio.cli.prune_command import RECORD as PRUNING
-from dubio.cli.prune_command import measure
+from dubio.cli.prune_command import measure, told_of
 from dubio.data import Splits
 from dubio.evaluation import Evaluation, evaluate
 from dubio.methods import METHODS
@@ -93,16 +93,18 @@ def _try(name: str, number: int, splits: Splits, runs: Path, epochs: int | None,
     assert test is not None
     epoch_bar.say(f"evaluating {name}")
     evaluation = evaluate(model, test, ood={"noise": noise_like(test)}, num_samples=NUM_DRAWS)
-    told = {**evaluation.made_by, "command": f"dubio evaluate {run} --samples {NUM_DRAWS}"}
-    evaluation = replace(evaluation, made_by=told)
+    network = network_of(run, runs)
+    told = {"command": f"dubio evaluate {run} --samples {NUM_DRAWS}", "network": network.network}
+    evaluation = replace(evaluation, made_by=evaluation.made_by | told)
     evaluation.save(runs / run / EVALUATION)
     epoch_bar.say(f"attacking {name}")
     chosen, epsilons = choose_images(test, NUM_ATTACKED), {f"{EPSILON:g}": EPSILON}
     assault = assail(model, chosen, ["pgd"], epsilons, ATTACK, num_draws=NUM_DRAWS, progress=False)
-    assault.save(runs / run, {"model": run})
+    assault.save(runs / run, {"model": run, "network": network.tensors})
     if name == "bayes":
         assert splits.validation is not None
-        measure(model, splits.validation).save(runs / run / PRUNING)
+        measured = measure(model, splits.validation)
+        replace(measured, made_by=told_of(f"dubio prune {run}", run, network)).save(runs / run / PRUNING)
     progress.console.print(
         f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, {headline(evaluation)}", highlight=False
     )

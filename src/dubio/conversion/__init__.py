@@ -10,7 +10,7 @@ from dubio.conversion.proof import ConversionWarning, prove
 from dubio.conversion.recording import finish
 from dubio.conversion.replacement import parameter_names, randomise, to_mean
 from dubio.conversion.shrinking import Removed, keep_units, rebuild, removed_from
-from dubio.conversion.spec import Spec, change_spec, forget_decisions, spec
+from dubio.conversion.spec import Spec, change_spec, drop_decisions, forget_decisions, spec
 
 __all__ = [
     "ConversionWarning",
@@ -22,6 +22,7 @@ __all__ = [
     "chooses",
     "classifier_of",
     "describe",
+    "drop_decisions",
     "export",
     "finish",
     "forget_decisions",

@@ -4,7 +4,7 @@
 gives a network of the right shapes and masks for the tensors of a file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,20 +27,29 @@ class Removed:
     """Parameters of which some weights were removed."""
     sizes: tuple[tuple[str, int, int], ...] = ()
     """Layers that were cut down, with the inputs and outputs that they have now."""
+    units: tuple[tuple[str, int], ...] = ()
+    """Layers that lost outputs, with as many as they had at first."""
 
     def __post_init__(self) -> None:
         if not all(isinstance(name, str) for name in self.weights):
             raise ValueError(f"weights must be names of parameters, got {self.weights!r}")
         if not all(tuple(map(type, size)) == (str, int, int) for size in self.sizes):
             raise ValueError(f"sizes must be names of layers with their inputs and outputs, got {self.sizes!r}")
+        if not all(tuple(map(type, own)) == (str, int) for own in self.units):
+            raise ValueError(f"units must be names of layers with their first number of outputs, got {self.units!r}")
 
 
-def removed_from(model: nn.Module, shrunk: Sequence[str] = ()) -> Removed | None:
-    """What was removed from a network, where the named layers were cut down; None where nothing was."""
+def removed_from(
+    model: nn.Module, shrunk: Sequence[str] = (), units: Mapping[str, int] | None = None
+) -> Removed | None:
+    """What was removed from a network, where the named layers were cut down; None where nothing was.
+
+    ``units`` tells how many outputs layers had at first.
+    """
     weights = tuple(name for name, _, _ in masked_tensors(model))
     found = {name: _sizes(model.get_submodule(name)) for name in sorted(set(shrunk))}
     sizes = tuple((name, *size) for name, size in found.items() if size is not None)
-    return Removed(weights, sizes) if weights or sizes else None
+    return Removed(weights, sizes, tuple(sorted((units or {}).items()))) if weights or sizes else None
 
 
 def rebuild(model: nn.Module, removed: Removed) -> None:

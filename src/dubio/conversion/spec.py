@@ -1,5 +1,6 @@
 """The record a converted network carries: which method made it, what its outputs mean, and what was decided since."""
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,10 +8,10 @@ import torch
 from torch import nn
 
 from dubio import functional
-from dubio.decisions import Calibration, PredictionSets, Threshold
+from dubio.decisions import Calibration, DecisionWarning, PredictionSets, Threshold, decisions_of
 from dubio.likelihoods import Gaussian, Likelihood
 
-__all__ = ["Spec", "attach_spec", "change_spec", "forget_decisions", "spec"]
+__all__ = ["Spec", "attach_spec", "change_spec", "drop_decisions", "forget_decisions", "spec"]
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,17 @@ def change_spec(model: nn.Module, **changes: Any) -> None:
 def forget_decisions(model: nn.Module) -> None:
     """Take back what ``calibrate``, ``abstain`` and ``conformal`` decided: ``predict`` gives what the network says."""
     change_spec(model, calibration=None, threshold=None, sets=None)
+
+
+def drop_decisions(model: nn.Module, cause: str) -> None:
+    """Take decisions back because ``cause`` changes predictions; warns, where there are any, at the caller's caller."""
+    found = decisions_of(model).made
+    if not found:
+        return
+    forget_decisions(model)
+    warnings.warn(
+        f"{cause} changes predictions, so the {' and '.join(found)} found before no longer hold and were dropped; "
+        "find them again afterwards",
+        DecisionWarning,
+        stacklevel=3,
+    )

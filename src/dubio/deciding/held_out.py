@@ -13,7 +13,7 @@ from dubio.likelihoods import Categorical
 from dubio.prediction import ClassPredictive, joined, predict
 from dubio.training.batches import Batch, Batches, batches_from
 
-__all__ = ["HeldOut", "check_one_label_each", "predict_held_out"]
+__all__ = ["HeldOut", "check_one_label_each", "check_unjudged", "predict_held_out"]
 
 NAME = "validation"
 
@@ -55,7 +55,7 @@ def predict_held_out(
             f"{asked_by} is for networks that tell classes apart, converted with Categorical(), got {likelihood!r}"
         )
     batches = batches_from(validation, batch_size, name=NAME)
-    fingerprint = _fingerprint(model, batches, asked_by)
+    fingerprint = check_unjudged(model, batches, asked_by)
     parts: list[ClassPredictive] = []
     targets: list[Tensor] = []
     for batch in batches.epoch(0):
@@ -83,7 +83,8 @@ def check_one_label_each(held_out: HeldOut, asked_by: str) -> None:
         )
 
 
-def _fingerprint(model: nn.Module, batches: Batches, asked_by: str) -> str:
+def check_unjudged(model: nn.Module, batches: Batches, asked_by: str) -> str:
+    """The fingerprint of data that may decide something about a network; those that judged it are refused."""
     fingerprint = fingerprint_of_batches((batch.inputs, batch.targets) for batch in batches.epoch(0))
     if fingerprint.endswith("-0"):
         raise ValueError(f"{NAME} must hold at least one example, got none")

@@ -24,9 +24,6 @@ from dubio.prediction import ClassPredictive
 
 __all__ = ["in_rows", "judge_classes"]
 
-BY_CLASS = ("samples", "log_probs", "uncalibrated_log_probs", "votes", "class_variance")
-"""What a prediction tells of every class."""
-
 
 def judge_classes(
     found: ClassPredictive,
@@ -69,26 +66,10 @@ def judge_classes(
 
 def in_rows(found: ClassPredictive) -> ClassPredictive:
     """Predictions of one target each, on the CPU; yes or no of one output is two classes."""
-    shape = tuple(found.log_probs.shape)
-    if len(shape) != 2 and not (len(shape) == 3 and shape[1] == 1):
-        raise ValueError(
-            f"predictions must be of one class per example to be judged, got probabilities of shape {shape}; "
-            "judge the outputs of an example one at a time"
-        )
-    own: dict[str, Any] = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-    rows = {
-        name: _row(value, name, squeeze=len(shape) == 3) for name, value in own.items() if isinstance(value, Tensor)
-    }
-    return ClassPredictive(**(own | rows))
-
-
-def _row(value: Tensor, name: str, squeeze: bool) -> Tensor:
-    own = value.detach().cpu()
-    if not squeeze:
-        return own
-    return own.squeeze(
-        -2 if name in ("samples", "log_probs", "uncalibrated_log_probs", "votes", "class_variance") else -1
-    )
+    rows = found.in_rows()
+    own = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
+    here: dict[str, Any] = {name: value.detach().cpu() for name, value in own.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(rows, **here)
 
 
 def _measures(

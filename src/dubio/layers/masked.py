@@ -23,7 +23,7 @@ from dubio.layers.drawn import REMOVED, Drawn, plain_value, posterior_of
 from dubio.layers.noised import Noised
 from dubio.layers.posterior import WeightSource
 
-__all__ = ["Masked", "masked_tensors", "remove_weights", "removed_of", "restore_masked"]
+__all__ = ["Masked", "masked_tensors", "num_trained", "remove_weights", "removed_of", "restore_masked"]
 
 
 class Masked(nn.Module):
@@ -93,6 +93,16 @@ def masked_tensors(model: nn.Module) -> Iterator[tuple[str, str, tuple[str, ...]
         if isinstance(module, Masked):
             for name in module.dubio_masked_names:
                 yield f"{prefix}{name}", f"{prefix}{name}{REMOVED}", (f"{prefix}{name}",)
+
+
+def num_trained(model: nn.Module) -> int:
+    """Numbers that training moves: parameters that take gradients, less those of removed weights."""
+    total = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    own = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    gone = (
+        int(model.get_buffer(mask).sum()) * len(own.intersection(names)) for _, mask, names in masked_tensors(model)
+    )
+    return total - sum(gone)
 
 
 def _is_masked(module: nn.Module, name: str) -> bool:

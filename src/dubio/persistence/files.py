@@ -1,8 +1,9 @@
 """``save`` and ``load``: a stochastic network in one safetensors file.
 
 The metadata say how the network was made (method, likelihood, which layers), which architecture it has where dubio
-built it, and a hash of the tensors. The hash finds damage, not forgery: whoever can change the tensors can change the
-hash. No code runs on loading.
+built it, and hashes: one of everything, and one of the tensors alone. Hashes find damage, not forgery: whoever can
+change the tensors can change the hash. No code runs on loading. The hashes also tell which network a file holds, before
+its tensors are read: ``identity_of``.
 """
 
 import dataclasses
@@ -24,11 +25,22 @@ from dubio.persistence.packing import packed, unpacked
 from dubio.persistence.tensors import with_ties, without_ties
 from dubio.persistence.values import from_json, to_json
 
-__all__ = ["file_content", "load", "save"]
+__all__ = ["Identity", "file_content", "identity_of", "load", "save"]
 
 FORMAT = "dubio-1"
 LATER = ("calibration", "threshold", "sets", "pruning", "evaluated")
 """Fields of the record that come after conversion."""
+HASHES = ("sha256", "sha256_of_tensors")
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Which network a file holds."""
+
+    network: str
+    """Changes with anything that is said of the network, so with what ``calibrate`` decides, too."""
+    tensors: str | None
+    """Changes with the tensors alone; None in files that older versions wrote."""
 
 
 def save(model: nn.Module, path: str | Path) -> None:
@@ -53,8 +65,18 @@ def file_content(model: nn.Module) -> bytes:
         "tied": tied,
         "later": {name: to_json(getattr(record, name)) for name in LATER if getattr(record, name)},
     }
-    described["sha256"] = _hash(described, tensors)
+    described |= dict(zip(HASHES, _hashes(described, tensors), strict=True))
     return to_bytes(tensors, {"dubio": json.dumps(described)})
+
+
+def identity_of(path: str | Path) -> Identity | None:
+    """Which network a file holds, from what stands at its beginning; None where it is no file of a network."""
+    try:
+        with safe_open(path, framework="pt") as content:
+            described = json.loads((content.metadata() or {})["dubio"])
+        return Identity(described["sha256"], described.get("sha256_of_tensors"))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
 
 
 def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
@@ -116,7 +138,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(f"{path} is a safetensors file, but holds no network that dubio saved") from None
     if described.get("format") != FORMAT:
         raise ValueError(f"{path} has format {described.get('format')!r}, and this version reads {FORMAT!r}")
-    if described.get("sha256") != _hash(described, tensors):
+    whole, alone = _hashes(described, tensors)
+    if described.get("sha256") != whole or described.get("sha256_of_tensors", alone) != alone:
         raise ValueError(f"{path} is damaged: its contents do not match their hash")
     return described, tensors
 
@@ -135,12 +158,13 @@ def _check_fit(path: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) 
             )
 
 
-def _hash(described: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """A hash of the tensors and of what is said about them."""
-    said = {name: value for name, value in described.items() if name != "sha256"}
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+def _hashes(described: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[str, str]:
+    """A hash of the tensors and of what is said about them, and one of the tensors alone."""
+    said = {name: value for name, value in described.items() if name not in HASHES}
+    whole, alone = hashlib.sha256(json.dumps(said, sort_keys=True).encode()), hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(to_bytes({"tensor": tensor}))
-    return digest.hexdigest()
+        content = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + to_bytes({"tensor": tensor})
+        whole.update(content)
+        alone.update(content)
+    return whole.hexdigest(), alone.hexdigest()

@@ -1,14 +1,13 @@
 """What pictures ask a network: one distribution over classes for every input, and labels that fit it."""
 
-from dataclasses import replace
-
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dubio.models import sizes_of
 from dubio.prediction import ClassPredictive, predict
 from dubio.sampling.settings import check_module
 
-__all__ = ["check_labels", "classes_of"]
+__all__ = ["check_labels", "check_rows", "classes_of"]
 
 ROWS = 2048  # at a time; a picture asks about thousands of places
 
@@ -22,11 +21,18 @@ def classes_of(
     if not isinstance(found, ClassPredictive):
         raise ValueError("model must tell classes apart to be drawn, got one for regression; see draw_bands")
     rest = tuple(found.log_probs.shape[1:-1])
-    if rest == (1,):
-        return _without_rest(found)
-    if rest:
+    if rest not in ((), (1,)):
         raise ValueError(f"model must give one class for each input, got answers of shape {rest} for one")
-    return found
+    return found.in_rows()
+
+
+def check_rows(model: nn.Module, inputs: Float[Tensor, "..."]) -> None:
+    """Refuse a single input without an axis for rows."""
+    sizes = sizes_of(model)
+    if inputs.dim() < 2 or (sizes is not None and tuple(inputs.shape) == sizes.inputs):
+        raise ValueError(
+            f"inputs must have rows, one for each input, got shape {tuple(inputs.shape)}; a single one is inputs[:1]"
+        )
 
 
 def check_labels(inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> None:
@@ -35,16 +41,3 @@ def check_labels(inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch
         raise ValueError(f"labels must be one per input, got shapes {tuple(labels.shape)} and {tuple(inputs.shape)}")
     if labels.is_floating_point():
         raise TypeError(f"labels must be whole numbers that name classes, got {labels.dtype}")
-
-
-def _without_rest(found: ClassPredictive) -> ClassPredictive:
-    """A prediction without the axis of its only output."""
-    return replace(
-        found,
-        samples=None if found.samples is None else found.samples.squeeze(2),
-        log_probs=found.log_probs.squeeze(1),
-        expected_entropy=found.expected_entropy.squeeze(1),
-        votes=found.votes.squeeze(1),
-        class_variance=found.class_variance.squeeze(1),
-        energy=None if found.energy is None else found.energy.squeeze(1),
-    )

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dubio.pictures.asking import check_labels, classes_of
+from dubio.pictures.asking import check_labels, check_rows, classes_of
 from dubio.pictures.figures import blank_figure, class_names, write
 
 __all__ = ["Votes", "draw_votes", "votes_of"]
@@ -49,6 +49,7 @@ def votes_of(model: nn.Module, inputs: Float[Tensor, "batch ..."], *, num_sample
         num_samples: how many draws; each is one set of weights.
         seed: which draws.
     """
+    check_rows(model, inputs)
     found = classes_of(model, inputs, num_samples=num_samples, seed=seed, keep_samples=True)
     assert found.samples is not None
     answer = found.label.expand(found.samples.shape[:-1]).unsqueeze(-1)
@@ -79,6 +80,7 @@ def draw_votes(
         num_samples: how many draws.
         seed: which draws.
     """
+    check_rows(model, inputs)
     _check_inputs(inputs, labels, names)
     figure = blank_figure(max(1.1 + 1.5 * len(inputs), 3.6), 5.2 if _are_images(inputs) else 3.8)
 

@@ -1,6 +1,6 @@
 """What ``predict`` returns: a distribution over targets, and where its doubt comes from."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -12,6 +12,9 @@ from dubio import functional
 from dubio.decisions import Calibration, PredictionSets, Threshold
 
 __all__ = ["ClassPredictive", "Predictive", "RealPredictive", "joined"]
+
+BY_CLASS = ("samples", "log_probs", "uncalibrated_log_probs", "votes", "class_variance")
+"""What a prediction tells of every class."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,6 +96,28 @@ class ClassPredictive(Predictive):
     def calibrated(self, log_probs: Float[Tensor, "*any class"]) -> Float[Tensor, "*any class"]:
         """Other mean predictions of the same network, calibrated as these are."""
         return log_probs if self.calibration is None else self.calibration.apply(log_probs)
+
+    def in_rows(self) -> "ClassPredictive":
+        """The same without the axis of an only output, as yes or no has it: one row of classes for each input.
+
+        Raises:
+            ValueError: there are several outputs for each input.
+        """
+        shape = tuple(self.log_probs.shape)
+        if len(shape) == 2:
+            return self
+        if len(shape) != 3 or shape[1] != 1:
+            raise ValueError(
+                f"predictions must be of one class per example here, got probabilities of shape {shape}; take the "
+                "outputs of an example one at a time"
+            )
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        rows: dict[str, Any] = {
+            name: value.squeeze(-2 if name in BY_CLASS else -1)
+            for name, value in own.items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **rows)
 
     @cached_property
     def accepted(self) -> Bool[Tensor, "batch *rest"]:

@@ -6,15 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dubio.conversion import Spec
-from dubio.data import Examples
 from dubio.models import sizes_of
 from dubio.pruning.values import By
 from dubio.pruning.weights import default_by
 from dubio.sampling import Inputs
 from dubio.training.batches import batches_from
 
-__all__ = ["check_amount", "check_budget", "check_choice", "check_unjudged", "check_what", "checked_by", "example_for"]
+__all__ = ["check_amount", "check_budget", "check_choice", "check_what", "checked_by", "example_for"]
 
 ROWS = 32
 """Rows of an example that is taken from data."""
@@ -67,15 +65,6 @@ def checked_by(model: nn.Module, by: By | None) -> By:
     if by == "snr" and default_by(model) != "snr":
         raise ValueError("by must be 'magnitude' for a network without Gaussian posteriors over weights, got 'snr'")
     return by
-
-
-def check_unjudged(record: Spec, data: Any) -> None:
-    """Refuse to decide by data that the network was judged on."""
-    if record.evaluated and isinstance(data, Examples) and data.fingerprint in record.evaluated:
-        raise ValueError(
-            f"validation must be other data than the network was evaluated on, got {data.name} again: what decides how "
-            "much is removed can no longer judge it; use a validation part"
-        )
 
 
 def example_for(model: nn.Module, example: Inputs | None, data: Any) -> Inputs:

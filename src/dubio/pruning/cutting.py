@@ -2,26 +2,28 @@
 
 Invariants (T-11, ``tests/pruning``): removing nothing is the identity; removing all weights leaves the biases; removed
 weights are zero in every draw, with noise off, in exports and files, have no part in the divergence, and stay so in
-training.
+training. It is all or nothing: what is refused leaves the network as it was.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from dubio.conversion import change_spec, removed_from, spec
+from dubio.conversion import change_spec, drop_decisions, removed_from, spec
 from dubio.conversion.choice import Where, check_where
+from dubio.deciding.held_out import check_unjudged
 from dubio.persistence.files import file_content
-from dubio.pruning.checks import check_budget, check_unjudged, check_what, checked_by, example_for
-from dubio.pruning.measuring import judge, snr_density, step_seconds, with_threshold
-from dubio.pruning.trying import Cut, largest_within
-from dubio.pruning.units import layer_sizes, shrunk_before, unit_counts
-from dubio.pruning.values import By, LayerPruning, Pruning, PruningPoint, SnrDensity, What
+from dubio.pruning.checks import check_budget, check_what, checked_by, example_for
+from dubio.pruning.measuring import BATCH_SIZE, judge, snr_density, step_seconds, with_threshold
+from dubio.pruning.trying import Cut, share_within
+from dubio.pruning.units import layer_sizes, removed_before, unit_counts
+from dubio.pruning.values import By, LayerPruning, Pruning, PruningPoint, Removal, SnrDensity, What
 from dubio.pruning.weights import prunable, scores_of, weight_counts
 from dubio.sampling import Inputs
 from dubio.sampling.settings import check_module, check_num_samples
+from dubio.training.batches import batches_from
 
 __all__ = ["prune"]
 
@@ -45,18 +47,20 @@ def prune(
 
     ``copy.deepcopy(model)`` first keeps the network as it is. Removed weights are zero in every draw, cost no
     divergence and stay zero in ``dubio.fit``; a network can be pruned again. What was decided for the network as it was
-    (calibration, threshold, sets) is forgotten: its predictions are others now.
+    (calibration, threshold, sets) is dropped, with a warning, where anything went: its predictions are others now.
 
     Args:
         model: a converted network.
-        fraction: the share to remove, of all weights or units together; those removed before count.
+        fraction: the share to remove, of all weights or units that there ever were together; those removed before
+            count.
         by: what ranks weights, from low to high: ``"snr"``, their mean over their standard deviation, or
             ``"magnitude"``. By default the first where there are Gaussian posteriors over weights. A unit ranks by the
             mean over its weights.
         what: ``"weights"``, which saves memory in files, or ``"units"``: outputs of linear layers and channels of
             convolutions, which makes layers smaller and faster. An optimiser is to be made anew after that.
         max_loss: in place of ``fraction``, how much accuracy may fall on ``validation`` (where targets are numbers, how
-            much the negative log-likelihood may rise); the largest share that keeps it is found by bisection.
+            much the negative log-likelihood may rise). A share that keeps it is found by bisection: a thousandth more
+            does not, though accuracy does not fall evenly, and a much larger share may by chance.
         validation: data as ``dubio.fit`` takes them; with it the record tells how the network does before and after.
         where: which layers; see ``dubio.Where``. All by default.
         biases: whether biases can be removed like weights.
@@ -69,27 +73,37 @@ def prune(
     """
     check_module(model)
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    record = spec(model)
+    spec(model)  # refuses a network that was not converted
     check_budget(fraction, max_loss, validation)
     check_what(what, biases, each_layer)
     check_where(where)
     check_num_samples(num_samples)
     if max_loss is not None:
-        check_unjudged(record, validation)
+        check_unjudged(model, batches_from(validation, BATCH_SIZE, name="validation"), "prune")
     shown = example_for(model, example, validation) if what == "units" else example
     cut = Cut(checked_by(model, by), what, where, biases, each_layer, shown)
 
-    before = _look(model, cut, example, validation, num_samples, seed)
+    standing = cut.apply(model, 0.0)  # removes nothing, and refuses what cannot be cut before any work is done
+    before = _look(model, cut, example, validation, num_samples, seed, 0.0, standing.share)
     tried: list[PruningPoint] = []
     if max_loss is not None:
         assert before.point is not None
-        fraction, tried = largest_within(cut, model, validation, max_loss, before.point, num_samples, seed)
+        fraction, tried = share_within(cut, model, validation, max_loss, before.point, num_samples, seed)
     assert fraction is not None
-    shrunk = [*shrunk_before(model), *cut.apply(model, fraction)]
-    changes = {"calibration": None, "threshold": None, "sets": None} if fraction > 0.0 else {}
-    change_spec(model, pruning=removed_from(model, shrunk), **changes)
-    after = _look(model, cut, example, validation, num_samples, seed, fraction)
-    return _record(cut, float(fraction), before, after, tried, max_loss)
+    removal = cut.apply(model, fraction)
+    _keep(model, removal)
+    if removal.share > standing.share:
+        drop_decisions(model, "pruning")
+    after = _look(model, cut, example, validation, num_samples, seed, fraction, removal.share)
+    record = _record(cut, float(fraction), before, after, tried, max_loss)
+    return replace(record, removed=removal.share)
+
+
+def _keep(model: nn.Module, removal: Removal) -> None:
+    """Add what was removed to the network's own record."""
+    before = removed_before(model)
+    shrunk = [*(name for name, _, _ in before.sizes), *removal.shrunk]
+    change_spec(model, pruning=removed_from(model, shrunk, {**removal.units, **dict(before.units)}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +127,8 @@ def _look(
     validation: Any,
     num_samples: int,
     seed: int,
-    fraction: float = 0.0,
+    fraction: float,
+    removed: float,
 ) -> _Look:
     parts = prunable(model, cut.by, cut.where, cut.biases) if cut.what == "weights" else []
     ratios = torch.zeros(0)
@@ -125,7 +140,7 @@ def _look(
         layer_sizes(model),
         len(file_content(model)),
         None if example is None else step_seconds(model, example),
-        None if validation is None else judge(model, validation, cut.by, fraction, num_samples, seed),
+        None if validation is None else judge(model, validation, cut.by, fraction, removed, num_samples, seed),
         snr_density(model, where=cut.where, biases=cut.biases) if cut.by == "snr" else None,
         ratios,
     )

@@ -25,22 +25,24 @@ BATCH_SIZE = 256
 WARM_UPS, REPETITIONS = 3, 20
 
 
-def judge(model: nn.Module, data: Any, by: By, fraction: float, num_samples: int, seed: int) -> PruningPoint:
+def judge(
+    model: nn.Module, data: Any, by: By, fraction: float, removed: float, num_samples: int, seed: int
+) -> PruningPoint:
     """Accuracy and negative log-likelihood of the mean prediction, as a point of the curve."""
     device = next(model.parameters()).device
     batches = batches_from(data, BATCH_SIZE, name="validation", device=device)
     with in_eval(model):
         found = validate(model, batches, seed, device, num_samples)
-    return PruningPoint(by, fraction, found.get("val_accuracy"), found["val_nll"])
+    return PruningPoint(by, fraction, found.get("val_accuracy"), found["val_nll"], removed)
 
 
 @torch.no_grad()
 def step_seconds(model: nn.Module, example: Inputs) -> float:
-    """Median time of a forward with one draw, in eval mode."""
+    """Median time of a forward with one draw, in eval mode; the global random state is as it was afterwards."""
     args, kwargs = arguments(example)
     device = next(model.parameters()).device
     seconds = []
-    with in_eval(model):
+    with in_eval(model), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for _ in range(WARM_UPS + REPETITIONS):
             began = time.perf_counter()
             model(*args, **kwargs)

@@ -1,7 +1,8 @@
 """What a network does, step by step: one run that writes down which module or function read what.
 
-Modules without parts are steps, and so are the functions that are called between them; what happens inside a step is
-not looked at. Nothing is left behind on the network.
+Modules without parts are steps, and so are the functions that are called between them. Of what happens inside a module
+only one thing is looked at, as it is of functions: whether it reads parameters that are another module's. Nothing is
+left behind on the network.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +20,13 @@ from dubio.layers import Source
 from dubio.sampling import Inputs, Using, arguments
 from dubio.sampling.planning import unchanged
 
-__all__ = ["Step", "in_eval", "is_layer", "trace"]
+__all__ = ["Step", "Trace", "in_eval", "is_layer", "run_quietly", "trace"]
+
+FACTS = {
+    *("get", "size", "dim", "ndimension", "numel", "nelement", "len", "stride", "element_size", "get_device"),
+    *("is_contiguous", "is_floating_point", "is_complex", "is_same_size", "repr", "format", "hash"),
+}
+"""Functions that tell of a tensor what its values have no part in, where they give no tensor."""
 
 
 @dataclass(eq=False)
@@ -34,6 +41,7 @@ class Step:
     num_tensors: int
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
+    """Empty where it gives no tensor, as an assignment to parts of one."""
     axes: tuple[int, ...] = ()
     """Which axes a mean is taken over, counted from the first."""
     users: list["Step"] = field(default_factory=list)
@@ -46,12 +54,29 @@ class Step:
         return f"{self.kind}() in {self.place or 'the network itself'}"
 
 
-def trace(model: nn.Module, example: Inputs) -> list[Step]:
-    """All steps of a run with noise off, in eval mode, in their order."""
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One run of a network."""
+
+    steps: list[Step]
+    """In their order."""
+    readers: dict[str, str]
+    """Modules whose parameters are read from outside of them, each with what reads them."""
+
+
+def trace(model: nn.Module, example: Inputs) -> Trace:
+    """What happens in a run with noise off, in eval mode."""
+    with unchanged(model), _Tracer(model) as tracer:
+        tracer.finish(run_quietly(model, example))
+    return Trace(tracer.steps, tracer.readers)
+
+
+@torch.no_grad()
+def run_quietly(model: nn.Module, example: Inputs) -> Any:
+    """What a network gives with noise off, in eval mode."""
     args, kwargs = arguments(example)
-    with torch.no_grad(), unchanged(model), in_eval(model), Using(mode="off", seed=None), _Tracer(model) as tracer:
-        tracer.finish(model(*args, **kwargs))
-    return tracer.steps
+    with in_eval(model), Using(mode="off", seed=None):
+        return model(*args, **kwargs)
 
 
 def is_layer(module: nn.Module | None) -> bool:
@@ -78,11 +103,13 @@ class _Tracer(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.steps: list[Step] = []
+        self.readers: dict[str, str] = {}
         self._made_by: dict[int, Step] = {}
         self._kept: list[Any] = []  # identities are those of living tensors
         self._running: list[str] = []
-        self._inside = 0
+        self._inside: list[str] = []
         self._model = model
+        self._owners: dict[int, set[str]] = {}
 
     def __enter__(self) -> "_Tracer":
         self._handles = []
@@ -91,8 +118,10 @@ class _Tracer(TorchFunctionMode):
                 self._handles.append(module.register_forward_pre_hook(self._enters(name)))
                 self._handles.append(module.register_forward_hook(self._leaves, always_call=True))
             else:
-                self._handles.append(module.register_forward_pre_hook(self._begins))
+                self._handles.append(module.register_forward_pre_hook(self._begins(name)))
                 self._handles.append(module.register_forward_hook(self._ends(name), with_kwargs=True))
+                for tensor in (*module.parameters(), *module.buffers()):
+                    self._owners.setdefault(id(tensor), set()).add(name)
         super().__enter__()
         return self
 
@@ -107,10 +136,14 @@ class _Tracer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
+        kind = _name(func)
+        if kind in FACTS and not _tensors(outputs):
+            return outputs
+        self._look_for_owners(kind, (args, kwargs))
         if not self._inside:
             place = self._running[-1] if self._running else ""
-            step = self._note(getattr(func, "__name__", str(func)).lstrip("_"), place, None, (args, kwargs), outputs)
-            if step is not None and step.kind == "mean":
+            step = self._note(kind, place, None, (args, kwargs), outputs)
+            if step.kind == "mean":
                 step.axes = _axes(len(step.shape_in), args, kwargs or {})
         return outputs
 
@@ -129,23 +162,30 @@ class _Tracer(TorchFunctionMode):
     def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
         self._running.pop()
 
-    def _begins(self, module: nn.Module, args: Any) -> None:
-        self._inside += 1
+    def _begins(self, name: str) -> Callable[..., None]:
+        return lambda module, args: self._inside.append(name)
 
     def _ends(self, name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-            self._inside -= 1
+            self._inside.pop()
             self._note(type(module).__name__, name, module, (args, kwargs), outputs)
 
         return note
 
-    def _note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> Step | None:
-        read = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
-        if not made:
-            return None
+    def _look_for_owners(self, kind: str, inputs: Any) -> None:
+        """Write down whose parameters a function reads, where it runs outside of that module."""
+        inside = self._inside[-1] if self._inside else None
+        place = inside or (self._running[-1] if self._running else "")
+        for tensor in _tensors(inputs):
+            owners = self._owners.get(id(tensor), set())
+            if inside not in owners:
+                for owner in owners:
+                    self.readers.setdefault(owner, f"{kind}() in {place or 'the network itself'}")
+
+    def _note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> Step:
+        read, made = _tensors(inputs), _tensors(outputs)
         shape_in = tuple(read[0].shape) if read else ()
-        step = Step(kind, place, module, len(read), shape_in, tuple(made[0].shape))
+        step = Step(kind, place, module, len(read), shape_in, tuple(made[0].shape) if made else ())
         for tensor in read:
             source = self._made_by.get(id(tensor))
             if source is not None:
@@ -154,6 +194,16 @@ class _Tracer(TorchFunctionMode):
         self._kept += [*read, *made]
         self.steps.append(step)
         return step
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _name(func: Any) -> str:
+    """What a function is called; special methods without their underscores."""
+    name = str(getattr(func, "__name__", func))
+    return name.strip("_") if name.startswith("__") else name.lstrip("_")
 
 
 def _axes(num_axes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:

@@ -11,11 +11,11 @@ from dubio.conversion.choice import Where
 from dubio.pruning.checks import check_amount, check_what, checked_by, example_for
 from dubio.pruning.measuring import judge
 from dubio.pruning.units import prune_units
-from dubio.pruning.values import By, PruningPoint, What
+from dubio.pruning.values import By, PruningPoint, Removal, What
 from dubio.pruning.weights import default_by, prune_weights
 from dubio.sampling import Inputs
 
-__all__ = ["Cut", "curve", "largest_within"]
+__all__ = ["Cut", "curve", "share_within"]
 
 STEPS = 1000
 """How finely a budget is spent: shares are tried in thousandths."""
@@ -32,19 +32,18 @@ class Cut:
     each_layer: bool
     example: Inputs | None
 
-    def apply(self, model: nn.Module, fraction: float) -> list[str]:
-        """Remove a share, in place; returns the names of layers that were cut down."""
+    def apply(self, model: nn.Module, fraction: float) -> Removal:
+        """Remove a share, in place."""
         if self.what == "units":
             assert self.example is not None
             return prune_units(model, fraction, self.by, self.where, self.each_layer, self.example)
-        prune_weights(model, fraction, self.by, self.where, self.biases)
-        return []
+        return prune_weights(model, fraction, self.by, self.where, self.biases)
 
     def try_out(self, model: nn.Module, data: Any, fraction: float, num_samples: int, seed: int) -> PruningPoint:
         """How a copy of the network does without that share."""
         trial = copy.deepcopy(model)
-        self.apply(trial, fraction)
-        return judge(trial, data, self.by, fraction, num_samples, seed)
+        removed = self.apply(trial, fraction).share
+        return judge(trial, data, self.by, fraction, removed, num_samples, seed)
 
 
 def curve(
@@ -90,10 +89,14 @@ def curve(
     )
 
 
-def largest_within(
+def share_within(
     cut: Cut, model: nn.Module, data: Any, max_loss: float, before: PruningPoint, num_samples: int, seed: int
 ) -> tuple[float, list[PruningPoint]]:
-    """The largest share that costs at most ``max_loss``, found by bisection, and all that was tried."""
+    """A share that costs at most ``max_loss``, found by bisection, and all that was tried.
+
+    A thousandth more costs too much. A still larger share may cost less again, since accuracy does not fall evenly; it
+    is not looked for.
+    """
     tried: list[PruningPoint] = []
     kept, lost = 0, STEPS + 1
     while lost - kept > 1:

@@ -2,30 +2,32 @@
 
 A unit's score is the mean score of its weights. Units of all chosen layers are ranked together, or those of each layer
 by themselves; the best one of each layer stays in any case. The layer's outputs, the batch norms behind it and the
-inputs of the next layer are cut down alike.
+inputs of the next layer are cut down alike, first in a copy that is run on the example: where the copy cannot run, the
+network stays as it is.
 """
+
+import copy
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dubio import functional
 from dubio.conversion import Removed, chooses, keep_units, spec
 from dubio.conversion.choice import Where
 from dubio.layers import Members, gaussian_of
-from dubio.pruning.chains import Link, find_links
-from dubio.pruning.tracing import is_layer
-from dubio.pruning.values import By, LayerPruning
+from dubio.pruning.chains import Link, find_links, refusal
+from dubio.pruning.tracing import is_layer, run_quietly
+from dubio.pruning.values import By, LayerPruning, Removal
 from dubio.pruning.weights import Prunable, scores_of
 from dubio.sampling import Inputs
 
-__all__ = ["layer_sizes", "prune_units", "shrunk_before", "unit_counts"]
+__all__ = ["layer_sizes", "prune_units", "removed_before", "unit_counts"]
 
 
-def prune_units(
-    model: nn.Module, fraction: float, by: By, where: Where, each_layer: bool, example: Inputs
-) -> list[str]:
-    """Remove a share of all units, or of each layer's, those with the lowest scores; returns which layers it cut."""
+def prune_units(model: nn.Module, fraction: float, by: By, where: Where, each_layer: bool, example: Inputs) -> Removal:
+    """Remove a share of all units that there ever were, or of each layer's, those with the lowest scores, in place."""
     if any(isinstance(module, Members) for module in model.modules()):
         raise ValueError(
             "what must be 'weights' for an ensemble, whose members keep one shape, got 'units'; or prune each of its "
@@ -35,17 +37,16 @@ def prune_units(
     if not links:
         raise ValueError(f"nothing to prune: where={where!r} chooses no layer with units that another layer reads")
     scores = [_unit_scores(model, link, by) for link in links]
-    groups = [[own] for own in scores] if each_layer else [scores]
-    counts = [functional.num_removed(sum(map(len, group)), fraction) for group in groups]
-    staying = [
-        kept for group, count in zip(groups, counts, strict=True) for kept in functional.units_kept(group, count)
-    ]
-    shrunk: list[str] = []
-    for link, kept, own in zip(links, staying, scores, strict=True):
-        if len(kept) < len(own):
-            _cut(model, link, kept)
-            shrunk += [link.layer, *link.norms, link.following]
-    return shrunk
+    known = dict(removed_before(model).units)
+    at_first = {link.layer: known.get(link.layer, len(own)) for link, own in zip(links, scores, strict=True)}
+    staying = _staying(scores, list(at_first.values()), fraction, each_layer)
+    cuts = [(link, kept) for link, kept, own in zip(links, staying, scores, strict=True) if len(kept) < len(own)]
+    _prove(model, cuts, example)
+    for link, kept in cuts:
+        _cut(model, link, kept)
+    shrunk = tuple(name for link, _ in cuts for name in (link.layer, *link.norms, link.following))
+    share = 1.0 - sum(map(len, staying)) / sum(at_first.values())
+    return Removal(share, shrunk, {link.layer: at_first[link.layer] for link, _ in cuts})
 
 
 def layer_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
@@ -66,10 +67,57 @@ def unit_counts(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, 
     }
 
 
-def shrunk_before(model: nn.Module) -> list[str]:
-    """Layers that an earlier pruning cut down."""
+def removed_before(model: nn.Module) -> Removed:
+    """What an earlier pruning removed."""
     removed = spec(model).pruning
-    return [name for name, _, _ in removed.sizes] if isinstance(removed, Removed) else []
+    return removed if isinstance(removed, Removed) else Removed()
+
+
+def _staying(
+    scores: list[Float[Tensor, " _"]], at_first: list[int], fraction: float, each_layer: bool
+) -> list[Int[Tensor, " _"]]:
+    """Which units of each layer stay when a share of those that there were at first is to be gone."""
+    pairs = list(zip(scores, at_first, strict=True))
+    staying = []
+    for group in [[pair] for pair in pairs] if each_layer else [pairs]:
+        own = [part for part, _ in group]
+        first = sum(count for _, count in group)
+        gone = first - sum(map(len, own))
+        staying += functional.units_kept(own, max(functional.num_removed(first, fraction) - gone, 0))
+    return staying
+
+
+def _prove(model: nn.Module, cuts: list[tuple[Link, Int[Tensor, " _"]]], example: Inputs) -> None:
+    """Cut a copy and run it; where that fails, refuse by the name of a layer that cannot be cut even by itself."""
+    if not cuts or _why_it_fails(model, cuts, example) is None:
+        return
+    alone = {link.layer: _why_it_fails(model, [(link, kept)], example) for link, kept in cuts}
+    layer, reason = next(
+        ((name, why) for name, why in alone.items() if why is not None),
+        (cuts[-1][0].layer, _why_it_fails(model, cuts, example)),
+    )
+    raise refusal(
+        layer,
+        f"the network does not run without them ({reason}); a view of a fixed size, such as x.view(-1, 128), is likely "
+        "the reason, and x.flatten(1) would do",
+    )
+
+
+def _why_it_fails(model: nn.Module, cuts: list[tuple[Link, Int[Tensor, " _"]]], example: Inputs) -> str | None:
+    """What a copy with these cuts runs into; None where it gives outputs of the same shapes."""
+    trial = copy.deepcopy(model)
+    before = _shapes(run_quietly(trial, example))
+    for link, kept in cuts:
+        _cut(trial, link, kept)
+    try:
+        after = _shapes(run_quietly(trial, example))
+    except Exception as error:  # a network may check its shapes in any way
+        return " ".join(str(error).split()) or type(error).__name__
+    return None if after == before else f"outputs of shape {after} in place of {before}"
+
+
+def _shapes(outputs: object) -> list[tuple[int, ...]]:
+    return [tuple(leaf.shape) for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
 def _unit_scores(model: nn.Module, link: Link, by: By) -> Float[Tensor, " unit"]:

@@ -4,18 +4,30 @@ Invariant: ``Pruning.from_json(pruning.to_json())`` equals the record (``tests/p
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from dubio.persistence.atomic import write_atomically
 from dubio.persistence.reading import read_value
 
-__all__ = ["By", "LayerPruning", "Pruning", "PruningPoint", "SnrDensity", "What"]
+__all__ = ["By", "LayerPruning", "Pruning", "PruningPoint", "Removal", "SnrDensity", "What"]
 
 FORMAT = "dubio-pruning-1"
 By = Literal["snr", "magnitude"]
 What = Literal["weights", "units"]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What one cut left behind."""
+
+    share: float
+    """Of all weights or units that there ever were and could be removed, those that are gone now."""
+    shrunk: tuple[str, ...] = ()
+    """Layers and batch norms that were cut down."""
+    units: dict[str, int] = field(default_factory=dict)
+    """Units that layers had before anything was removed."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +61,12 @@ class PruningPoint:
 
     by: By
     fraction: float
+    """The share that was asked for."""
     accuracy: float | None
     """None where targets are numbers."""
     nll: float
+    removed: float | None = None
+    """The share that was really gone: every layer keeps a unit, and what went before stays gone."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +76,10 @@ class Pruning:
     by: By
     what: What
     fraction: float
-    """The share that was asked for, or the largest that kept the budget."""
+    """The share that was asked for, or that was found to keep the budget."""
     num_weights: int
     num_removed: int
-    """Weights that are gone now, those of an earlier pruning included."""
+    """Weights that are gone now, those of an earlier pruning included; with units, those that went with them now."""
     per_layer: dict[str, LayerPruning]
     bytes_before: int
     """What ``dubio.save`` would have written."""
@@ -81,12 +96,18 @@ class Pruning:
     accuracy_after: float | None = None
     nll_before: float | None = None
     nll_after: float | None = None
+    removed: float | None = None
+    """The share that is really gone: every layer keeps a unit, and what went before stays gone."""
+    made_by: dict[str, str] = field(default_factory=dict)
+    """The command, the run that it began with and the network that it is about, where there was a command."""
 
     def __str__(self) -> str:
         lines = [
             f"{self.num_removed:,} of {self.num_weights:,} weights removed ({self.what} by {self.by}, "
             f"fraction {self.fraction:g}); {self.bytes_before:,} bytes before, {self.bytes_after:,} after"
         ]
+        if self.what == "units" and self.removed is not None:
+            lines[0] += f"; {self.removed:.1%} of the units are gone"
         for name, layer in self.per_layer.items():
             units = "" if layer.units_before is None else f", {layer.units_before} units to {layer.units_after}"
             lines.append(f"  {name}: {layer.num_removed:,} of {layer.num_weights:,}{units}")

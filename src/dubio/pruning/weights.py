@@ -26,7 +26,7 @@ from dubio.layers import (
     removed_of,
     takes_noise,
 )
-from dubio.pruning.values import By, LayerPruning
+from dubio.pruning.values import By, LayerPruning, Removal
 
 __all__ = ["Prunable", "default_by", "prunable", "prune_weights", "scores_of", "weight_counts"]
 
@@ -98,7 +98,7 @@ def scores_of(part: Prunable, by: By) -> Float[Tensor, "*shape"]:
     return ratio.masked_fill(part.removed, 0.0)
 
 
-def prune_weights(model: nn.Module, fraction: float, by: By, where: Where, biases: bool) -> None:
+def prune_weights(model: nn.Module, fraction: float, by: By, where: Where, biases: bool) -> Removal:
     """Remove the share of all weights with the lowest scores, ranked together over all layers, in place."""
     parts = prunable(model, by, where, biases)
     counted = [part.counted.flatten().cpu() for part in parts]
@@ -113,6 +113,7 @@ def prune_weights(model: nn.Module, fraction: float, by: By, where: Where, biase
         if bool(shaped.any()):
             remove_weights(part.layer, part.parameter, shaped)
     _mask_alike(model)
+    return Removal(sum(int(part.removed.sum()) for part in parts) / len(joined))
 
 
 def weight_counts(parts: list[Prunable]) -> dict[str, LayerPruning]:

@@ -103,9 +103,8 @@ def _row(record: RunRecord, columns: tuple[Column, ...], all_records: Sequence[R
         "parameters": _count(record.num_parameters),
         "bytes": replace(_count(record.num_bytes), text=bytes_text(record.num_bytes)),
     }
-    return HeadlineRow(
-        record.name, record.method, record.data, cells | {name: special[name] for name in cells if name in special}
-    )
+    cells |= {name: special[name] for name in cells if name in special}
+    return HeadlineRow(record.name, record.method, record.data, cells, record.stale)
 
 
 def _count(value: int | None) -> Cell:

@@ -127,7 +127,7 @@ def _curves(name: str, found: PruningRecord, metric: str, label: str) -> list[Bl
     lines = []
     for by in dict.fromkeys(point.by for point in found.curve):
         points = sorted(
-            (point.fraction, value)
+            (point.fraction if point.removed is None else point.removed, value)
             for point in found.curve
             for value in [getattr(point, metric)]
             if point.by == by and value is not None

@@ -7,6 +7,7 @@ anew (``tests/reporting/test_reading.py``).
 import dataclasses
 import json
 import math
+import shlex
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dubio.evaluation import Evaluation
+from dubio.persistence.command_log import Command, read_commands
+from dubio.persistence.files import Identity, identity_of
 from dubio.persistence.reading import read_value
 from dubio.reporting.records import AttackRecord, AuditRecord, PruningRecord
 
 __all__ = ["RunRecord", "read_run", "read_runs"]
 
 T = TypeVar("T")
+MASK = "removed"
+"""How the names of masks end: ``1.weight_posterior.removed``, ``1.weight_removed``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +42,10 @@ class RunRecord:
     attack: AttackRecord | None = None
     pruning: PruningRecord | None = None
     audit: AuditRecord | None = None
+    commands: tuple[Command, ...] = ()
+    """What made the network what it is, beside training."""
+    identity: Identity | None = None
+    """Which network the run holds now."""
     num_bytes: int | None = None
     """Of the network's file."""
 
@@ -63,9 +72,30 @@ class RunRecord:
 
     @property
     def num_parameters(self) -> int | None:
-        """Numbers that were trained."""
-        shapes = self.config.get("parameters")
-        return sum(math.prod(shape) for shape in shapes.values()) if isinstance(shapes, dict) else None
+        """Numbers that were trained and not removed."""
+        count, shapes = self.config.get("num_parameters"), self.config.get("parameters")
+        if isinstance(count, int):
+            return count
+        if not isinstance(shapes, dict):
+            return None
+        return sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(MASK))
+
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """What was measured before the network changed, with the command that does it anew."""
+        if self.identity is None:
+            return ()
+        now, tensors, run = self.identity.network, self.identity.tensors, shlex.quote(self.folder.resolve().name)
+        known = (
+            ("judged", "evaluate", self.evaluation and self.evaluation.made_by.get("network"), now),
+            ("attacked", "attack", self.attack and self.attack.network, tensors),
+            ("measured for pruning", "prune", self.pruning and self.pruning.made_by.get("network"), tensors),
+        )
+        return tuple(
+            f"{done} before the network changed; dubio {command} {run}"
+            for done, command, then, current in known
+            if then and current and then != current
+        )
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
@@ -95,17 +125,19 @@ def read_run(folder: str | Path) -> RunRecord:
         raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json; dubio runs lists runs")
     if "method" not in config:
         raise ValueError(f"{folder / 'config.json'} is not the configuration of a run: it names no method")
-    evaluation, model = folder / "evaluation.json", folder / "model.safetensors"
+    model = folder / "model.safetensors"
     return RunRecord(
         name=name,
         folder=folder,
         config=config,
         order=_object(folder / "command.json") or {},
         history=_history(folder / "metrics.jsonl"),
-        evaluation=Evaluation.load(evaluation) if evaluation.is_file() else None,
+        evaluation=_evaluation(folder / "evaluation.json", f"dubio evaluate {name}"),
         attack=_record(AttackRecord, folder / "attack.json", "dubio-attack-1", f"dubio attack {name}"),
         pruning=_record(PruningRecord, folder / "pruning.json", "dubio-pruning-1", f"dubio prune {name}"),
         audit=_record(AuditRecord, folder / "audit.json", None, f"dubio audit {name}"),
+        commands=read_commands(folder),
+        identity=identity_of(model),
         num_bytes=model.stat().st_size if model.is_file() else None,
     )
 
@@ -133,6 +165,13 @@ def _history(file: Path) -> tuple[dict[str, Any], ...]:
     if not all(isinstance(metrics, dict) and isinstance(metrics.get("epoch"), int) for metrics in found):
         raise ValueError(f"{file} must have an epoch in every line; was it written by dubio train?")
     return found
+
+
+def _evaluation(file: Path, command: str) -> Evaluation | None:
+    try:
+        return Evaluation.load(file) if file.is_file() else None
+    except ValueError as error:
+        raise ValueError(f"{error}; write it anew: {command}") from error
 
 
 def _record(kind: type[T], file: Path, format: str | None, command: str) -> T | None:

@@ -65,6 +65,8 @@ class AttackRecord:
     versions: dict[str, str] = field(default_factory=dict)
     when: str = ""
     sha256_of_images: str = ""
+    network: str | None = None
+    """The tensors that were attacked; see ``dubio.persistence.files.Identity``."""
 
     def shared_fields(self) -> dict[str, Any]:
         """Fields that all attacks which have them agree about; where one is passed on, those of the one inside."""
@@ -99,6 +101,8 @@ class PruningPoint:
     fraction: float
     accuracy: float | None = None
     nll: float | None = None
+    removed: float | None = None
+    """The share that was really gone."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ class PruningRecord:
     step_seconds_after: float | None = None
     density: Density | None = None
     curve: tuple[PruningPoint, ...] = ()
+    made_by: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dubio.reporting.reading import RunRecord
 from dubio.reporting.records import AttackRecord, PruningRecord
 from dubio.reporting.values import Commands, Section
 
-__all__ = ["attack_command", "prune_command", "reproduction", "train_command"]
+__all__ = ["attack_command", "decision_commands", "prune_commands", "reproduction", "train_command"]
 
 DEFAULTS = {"data": "digits", "model": "fc:100-100", "schedule": "constant", "batch_size": 128}
 ATTACK_OPTIONS = {
@@ -20,6 +20,9 @@ ATTACK_OPTIONS = {
     "loss": "loss",
     "noise": "noise",
 }
+DECIDED = {"calibrate": "calibration", "abstain": "threshold", "conformal": "sets"}
+TOLD = ("command", "network")
+"""What an evaluation says of how it was made, beside versions."""
 
 
 def reproduction(records: Sequence[RunRecord]) -> Section:
@@ -63,8 +66,28 @@ def attack_command(name: str, found: AttackRecord) -> str:
     )
 
 
-def prune_command(record: RunRecord, found: PruningRecord) -> str:
-    """``dubio prune``: what measured a run, or what made it from the one that was trained."""
+def prune_commands(record: RunRecord) -> list[str]:
+    """``dubio prune``: what made a run from the one that was trained, step by step, and what measured it."""
+    lines = [command.line for command in record.commands if command.kind == "prune"]
+    if record.pruning is not None:
+        lines.append(record.pruning.made_by.get("command") or _rebuilt(record, record.pruning))
+    return list(dict.fromkeys(lines))
+
+
+def decision_commands(record: RunRecord) -> dict[str, str]:
+    """``dubio calibrate``, ``abstain`` and ``conformal``, by what they decide, as far as it still holds."""
+    found: dict[str, str] = {}
+    for command in record.commands:
+        if command.kind == "calibrate":  # which drops the others
+            found = {}
+        if command.kind in DECIDED:
+            found.pop(DECIDED[command.kind], None)
+            found[DECIDED[command.kind]] = command.line
+    return found
+
+
+def _rebuilt(record: RunRecord, found: PruningRecord) -> str:
+    """``dubio prune`` from what an older record tells of it."""
     name = record.folder.resolve().name
     chosen: dict[str, Any] = {"what": found.what} if found.what not in ("", "weights") else {}
     if found.num_removed:
@@ -75,8 +98,13 @@ def prune_command(record: RunRecord, found: PruningRecord) -> str:
 def _trained_name(record: RunRecord) -> str:
     """What the run was called when it was trained: a pruned one is a run of its own, made from another."""
     name = record.folder.resolve().name
+    pruned = [command for command in record.commands if command.kind == "prune"]
+    if pruned:
+        return pruned[0].run
     if record.pruning is None or not record.pruning.num_removed:
         return name
+    if "run" in record.pruning.made_by:
+        return record.pruning.made_by["run"]
     return name.removesuffix("-pruned") if name.endswith("-pruned") else f"{name}-whole"
 
 
@@ -95,19 +123,21 @@ def _commands(record: RunRecord) -> Commands:
     name = record.folder.resolve().name
     lines = [train_command(record) or f"# {record.name} was trained in Python; its config.json says how"]
     facts = {"method": str(record.config["method"]), "seed of training": str(record.config.get("seed", "unknown"))}
-    if record.pruning is not None:
-        lines.append(prune_command(record, record.pruning))
+    lines += prune_commands(record)
+    decisions = decision_commands(record)
     if record.evaluation is not None:
         found = record.evaluation
+        lines += [decisions.pop(what) for what in list(decisions) if what in found.decided]
         lines.append(found.made_by.get("command", f"dubio evaluate {shlex.quote(name)}"))
         facts["judged on"] = (
             f"{found.data.name}, {found.data.num_examples} examples, fingerprint {found.data.fingerprint}"
         )
         facts["draws"] = f"{found.num_samples}, seed {found.seed}"
-        facts["versions of the evaluation"] = _pairs({k: v for k, v in found.made_by.items() if k != "command"})
+        facts["versions of the evaluation"] = _pairs({k: v for k, v in found.made_by.items() if k not in TOLD})
         facts.update(
             {f"unseen data: {other}": f"fingerprint {part.fingerprint}" for other, part in found.unseen.items()}
         )
+    lines += decisions.values()  # decided after it was judged
     if record.attack is not None:
         lines.append(attack_command(name, record.attack))
         facts["attacked"] = f"{record.attack.data}, fingerprint {record.attack.fingerprint}, {record.attack.when}"

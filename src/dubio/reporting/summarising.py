@@ -23,6 +23,7 @@ def summarise(records: Sequence[RunRecord], headlines: Sequence[Headline]) -> tu
         *_noticed(headlines),
         *_attacked(records),
         *_audited(records),
+        *(f"{record.name}: {told}." for record in records for told in record.stale),
     )
     return tuple(sentence for sentence in sentences if sentence)
 

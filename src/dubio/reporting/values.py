@@ -77,6 +77,8 @@ class HeadlineRow:
     method: str
     data: str
     cells: dict[str, Cell]
+    stale: tuple[str, ...] = ()
+    """What was measured before the network changed, with the command that does it anew."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dubio.conversion import forget_decisions
+from dubio.conversion import drop_decisions
 from dubio.data import Examples
-from dubio.decisions import DecisionWarning, decisions_of
 from dubio.layers import noise_parameters
 from dubio.likelihoods import Gaussian, likelihood_of
 from dubio.methods import Ensemble, Method, Recipe
@@ -152,7 +150,7 @@ def fit(
         Path(folder) if folder else None,
         where,
     )
-    _forget_decisions(model)
+    drop_decisions(model, "training")
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _signals() as interrupted:
         torch.manual_seed(seed)
         with display_for(progress, plan.epochs, batches.num_batches) as display:
@@ -166,19 +164,6 @@ def _count(train: Any) -> int:
     if isinstance(train, tuple | list) and len(train) == 2 and isinstance(train[1], Tensor):
         return len(train[1])
     raise ValueError("bootstrap needs train as dubio.data.Examples or (inputs, targets): each example has its weights")
-
-
-def _forget_decisions(model: nn.Module) -> None:
-    """Drop what was decided about predictions that training is about to change."""
-    found = decisions_of(model).made
-    if found:
-        forget_decisions(model)
-        warnings.warn(
-            f"training changes predictions, so the {' and '.join(found)} found before no longer hold and were dropped; "
-            "find them again afterwards",
-            DecisionWarning,
-            stacklevel=3,
-        )
 
 
 def _groups(model: nn.Module, lr: float, noise_lr: float, weight_decay: float) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.layers import num_trained
 from dubio.objectives import Loss, Objective
 from dubio.persistence import save
 from dubio.persistence.atomic import remove_unfinished, write_atomically
@@ -32,6 +33,9 @@ from dubio.training.validation import validate
 from dubio.training.values import Callback, Interrupted, Plan, Run
 
 __all__ = ["Trainer"]
+
+FREE = ("epochs", "num_parameters")
+"""What of a configuration may be another when a run is resumed; the second was not always written."""
 
 
 @dataclass
@@ -269,12 +273,13 @@ class Trainer:
             else getattr(self.schedule, "__name__", "function"),
             "num_data": self.batches.num_data,
             "parameters": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()},
+            "num_parameters": num_trained(self.model),
             **dataclasses.asdict(self.plan),
         }
 
 
 def _check_same(known: dict[str, Any], now: dict[str, Any]) -> None:
-    differing = [name for name in {**known, **now} if known.get(name) != now.get(name) and name != "epochs"]
+    differing = [name for name in {**known, **now} if known.get(name) != now.get(name) and name not in FREE]
     if differing:
         listed = "; ".join(_difference(name, known.get(name), now.get(name)) for name in sorted(differing))
         raise ValueError(f"cannot resume with another configuration: {listed}")
