@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import save as to_bytes
 
+from dubio.auditing import Audit, CheckRecord, Cost, CurvePoint, Headline, Share, ThreatModel
 from dubio.evaluation import (
     Bins,
     ClassRow,
@@ -283,31 +284,32 @@ PRUNING = {
     ],
     "something_new": {"that": "no report knows"},
 }
-AUDIT = {
-    "status": "UPPER BOUND ONLY",
-    "headline": {"accuracy": 0.41, "low": 0.33, "high": 0.5, "n": 128},
-    "threat_model": {"norm": "linf", "epsilon": 0.1},
-    "checks": [
-        {
-            "id": "A1",
-            "name": "more steps leave no less",
-            "required": True,
-            "status": "pass",
-            "value": 0.01,
-            "limit": 0.02,
-            "words": "Four times as many steps take away 1.0 points.",
-        },
-        {
-            "id": "A2",
-            "name": "an unbounded attack leaves nothing",
-            "required": True,
-            "status": "warn",
-            "value": "5 of 128",
-            "limit": None,
-            "words": "Five images were still right at epsilon 1.",
-        },
-    ],
-}
+
+
+def audit(status: str = "UPPER BOUND ONLY") -> Audit:
+    """An audit of 128 images, in which one required check failed."""
+    points = (CurvePoint(1.0, 0.5), CurvePoint(10.0, 0.43), CurvePoint(20.0, 0.42))
+    checks = (
+        CheckRecord(
+            "C3", "Enough draws per step?", True, "pass", "Twice as many draws take 1.0 points.", 0.01, 0.03, points
+        ),
+        CheckRecord("C16", "Nothing left at any distance?", True, "fail", "Five images were still right.", 0.04, 0.01),
+    )
+    return Audit(
+        status=status,  # type: ignore[arg-type]
+        headline=Headline(0.41, 0.33, 0.5, 128, 200, {"pgd": 1.0}),
+        threat=ThreatModel("linf", 0.1, (0.0, 1.0), 10, 20, 2, "quick", 0.03, 0),
+        clean=Share(0.97, 0.95, 0.98),
+        r_pred=Share(0.41, 0.33, 0.5),
+        r_1=Share(0.38, 0.3, 0.46),
+        r_retry=Share(0.1, 0.06, 0.15),
+        r_frozen=0.39,
+        checks=checks,
+        attacks=(),
+        data="digits",
+        fingerprint="abc-449",
+        cost=Cost(1000, 500, 12.0),
+    )
 
 
 def write_run(
@@ -336,5 +338,5 @@ def write_full_run(folder: Path, method: str = "bayes", seed: int = 0, noise: fl
     classification(noise=noise, seed=seed).save(folder / "evaluation.json")
     write_attack(folder, left=0.6 if noise else 0.3)
     write_json(folder / "pruning.json", PRUNING)
-    write_json(folder / "audit.json", AUDIT)
+    audit().save(folder / "audit.json")
     return folder

@@ -7,7 +7,7 @@ import pytest
 
 from dubio.evaluation import DataRecord, Estimate
 from dubio.reporting import Headline, headlines, read_runs
-from reporting.run_folders import classification, regression, write_attack, write_json, write_run
+from reporting.run_folders import audit, classification, regression, write_attack, write_run
 
 OTHER_DATA = DataRecord("mnist", 300, "other")
 
@@ -83,7 +83,7 @@ def test_a_network_without_noise_has_no_mutual_information_to_detect_by(tmp_path
 def test_kinds_have_tables_of_their_own_and_columns_that_no_run_has_are_left_out(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "class"), write_run(tmp_path / "real", likelihood="Gaussian")]
     regression().save(folders[1] / "evaluation.json")
-    write_json(folders[0] / "audit.json", {"status": "VALID"})
+    audit("VALID").save(folders[0] / "audit.json")
     first, second = headlines(read_runs(folders))
     assert [column.name for column in first.columns] == ["audit", "parameters", "bytes"]
     assert second.rows[0].cells["rmse"].value == 0.31

@@ -18,6 +18,7 @@ from dubio.reporting.wording import number, thinned
 from reporting.run_folders import (
     CLASSES,
     PRUNING,
+    audit,
     classification,
     regression,
     write_attack,
@@ -128,7 +129,8 @@ def test_names_from_elsewhere_stay_text(tmp_path: Path) -> None:
     renamed["unseen"] = {HOSTILE: renamed["unseen"]["noise"]}
     folder = write_run(tmp_path / "<b>run", data=HOSTILE)
     Evaluation.from_json(renamed).save(folder / "evaluation.json")
-    write_json(folder / "audit.json", {"status": HOSTILE, "checks": [{"name": HOSTILE, "status": HOSTILE}]})
+    hostile = dataclasses.replace(audit().checks[0], name=HOSTILE, words=HOSTILE)
+    dataclasses.replace(audit(), checks=(hostile,), data=HOSTILE).save(folder / "audit.json")
     _, text, _ = written(tmp_path, folder, title=HOSTILE)
     assert not {"script", "b"} & set(text.tags)
     assert not any("onerror" in image for image in text.attributes["img"])
@@ -236,14 +238,21 @@ def test_inputs_that_are_no_images_have_no_gallery(tmp_path: Path) -> None:
 
 def test_a_verdict_is_told_in_plain_words(full: tuple[Report, Text, dict[str, Any]]) -> None:
     report, _, _ = full
-    note, checks = section(report, "audit").blocks[:2]
+    note, _, curve, left, checks = section(report, "audit").blocks[:5]
     assert note.tone == "warn"
     assert note.text == (
-        "bayes: UPPER BOUND ONLY. The network is at most this robust; a stronger attack may leave less. "
-        "Left under attack at linf epsilon 0.1: 41.0 % (33.0 % to 50.0 %) of 128 examples."
+        "bayes: UPPER BOUND ONLY. The number below is an upper bound and nothing more: a check that had to pass did "
+        "not. Failed: C16 Nothing left at any distance?. At linf distance 0.1 41.0 % (33.0 % to 50.0 %) of 128 images "
+        "are right, 97.0 % without an attack; the checks can tell 3.0 %."
     )
+    assert isinstance(curve, Lines)
+    assert (curve.series[0].x, curve.series[0].y) == ((1.0, 10.0, 20.0), (0.5, 0.43, 0.42))
+    assert isinstance(left, Table)
+    assert [row[0].text for row in left.rows] == ["not attacked", "R_pred", "R_1", "R_retry", "R_frozen"]
     assert isinstance(checks, Table)
-    assert [cell.text for cell in checks.rows[1]][3:5] == ["5 of 128", "-"]
+    asked = checks.rows[0][2].text
+    assert "expectation over transformation" in asked or "draws" in asked  # explained, not only named
+    assert [cell.text for cell in checks.rows[1]][:2] == ["C16 Nothing left at any distance?", "fail, required"]
 
 
 def test_the_summary_says_no_more_than_the_intervals_allow(tmp_path: Path) -> None:

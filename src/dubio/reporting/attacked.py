@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,18 +10,13 @@ from safetensors import SafetensorError, safe_open
 from dubio.functional import small_image
 from dubio.reporting.images import data_address, is_image
 from dubio.reporting.reading import RunRecord
-from dubio.reporting.records import AttackRecord, AttackRow, AuditRecord, Shares
-from dubio.reporting.values import Block, Card, Cell, Gallery, Lines, Note, Picture, Section, Series, Table
-from dubio.reporting.wording import number, percent, percent_cell, plural
+from dubio.reporting.records import AttackRecord, AttackRow, Shares
+from dubio.reporting.values import Block, Card, Cell, Gallery, Lines, Picture, Section, Series, Table
+from dubio.reporting.wording import number, percent, percent_cell
 
-__all__ = ["attacks", "audits", "before_and_after"]
+__all__ = ["attacks", "before_and_after"]
 
 MOST_IMAGES = 8
-VERDICTS = {
-    "VALID": "The audit found no sign that the measured robustness comes from a weak attack.",
-    "UPPER BOUND ONLY": "The network is at most this robust; a stronger attack may leave less.",
-    "INVALID": "The measured robustness is not to be believed: a required check failed.",
-}
 NORMS = {"linf": "the most that any one value changes", "l2": "the root of the summed squares of all changes"}
 
 
@@ -132,53 +126,3 @@ def _cards(found: AttackRecord, row: AttackRow, file: Path) -> tuple[Card, ...]:
         added = f"added: at most {number((late - early).abs().max().item())}, shown {magnified:.3g} times as strong"
         cards.append(Card(pictures, (f"test example {number_of}", ", ".join(told), added)))
     return tuple(cards)
-
-
-def audits(records: Sequence[RunRecord]) -> Section:
-    """Is the robustness real?"""
-    blocks: list[Block] = []
-    for record in records:
-        if record.audit is not None:
-            blocks += _audit(record.name, record.audit)
-    about = (
-        "An audit asks whether the numbers above come from a robust network or from a weak attack. A check that passes "
-        "found nothing against them; one that fails shows that the attack was fooled."
-    )
-    return Section("audit", "Is the robustness real?", about, tuple(blocks))
-
-
-def _audit(name: str, audit: AuditRecord) -> list[Block]:
-    sentence = VERDICTS.get(audit.status.upper(), "")
-    if audit.headline is not None:
-        threat = audit.threat_model
-        limit = f" at {threat.norm} epsilon {number(threat.epsilon)}" if threat and threat.epsilon is not None else ""
-        interval = (
-            "" if audit.headline.low is None else f" ({percent(audit.headline.low)} to {percent(audit.headline.high)})"
-        )
-        of = "" if audit.headline.n is None else f" of {plural(audit.headline.n, 'example')}"
-        sentence += f" Left under attack{limit}: {percent(audit.headline.accuracy)}{interval}{of}."
-    tone: Literal["good", "warn"] = "good" if audit.status.upper() == "VALID" else "warn"
-    blocks: list[Block] = [Note(f"{name}: {audit.status}. {sentence.strip()}", tone)]
-    rows = tuple(
-        (
-            Cell(f"{check.id} {check.name}".strip()),
-            Cell(check.status),
-            Cell("yes" if check.required else "no"),
-            Cell(_any(check.value)),
-            Cell(_any(check.limit)),
-            Cell(check.words),
-        )
-        for check in audit.checks
-    )
-    columns = ("check", "result", "required", "value", "limit", "in words")
-    return blocks + ([Table(f"{name}: checks", columns, rows)] if rows else [])
-
-
-def _any(value: object) -> str:
-    return (
-        number(value)
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        else "-"
-        if value is None
-        else str(value)
-    )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dubio.reporting import attacked, detailed, judged, learned, strange
+from dubio.reporting import attacked, audited, detailed, judged, learned, strange
 from dubio.reporting.headline import headlines
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.reproducing import reproduction
@@ -32,7 +32,7 @@ SECTIONS: tuple[tuple[Maker, str, tuple[str, ...]], ...] = (
     (detailed.metrics, EVALUATE, BOTH),
     (attacked.attacks, ATTACK, CLASSES),
     (attacked.before_and_after, ATTACK, CLASSES),
-    (attacked.audits, AUDIT, ()),
+    (audited.audits, AUDIT, ()),
     (learned.pruning, PRUNE, BOTH),
 )
 """What makes a section, the command whose file it is made from, and for which kinds of networks it may be missing."""

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from dubio.auditing import Audit
 from dubio.evaluation import Evaluation
 from dubio.persistence.command_log import Command, read_commands
 from dubio.persistence.files import Identity, identity_of
 from dubio.persistence.reading import read_value
-from dubio.reporting.records import AttackRecord, AuditRecord, PruningRecord
+from dubio.reporting.records import AttackRecord, PruningRecord
 
 __all__ = ["RunRecord", "read_run", "read_runs"]
 
@@ -41,7 +42,7 @@ class RunRecord:
     evaluation: Evaluation | None = None
     attack: AttackRecord | None = None
     pruning: PruningRecord | None = None
-    audit: AuditRecord | None = None
+    audit: Audit | None = None
     commands: tuple[Command, ...] = ()
     """What made the network what it is, beside training."""
     identity: Identity | None = None
@@ -135,7 +136,7 @@ def read_run(folder: str | Path) -> RunRecord:
         evaluation=_evaluation(folder / "evaluation.json", f"dubio evaluate {name}"),
         attack=_record(AttackRecord, folder / "attack.json", "dubio-attack-1", f"dubio attack {name}"),
         pruning=_record(PruningRecord, folder / "pruning.json", "dubio-pruning-1", f"dubio prune {name}"),
-        audit=_record(AuditRecord, folder / "audit.json", None, f"dubio audit {name}"),
+        audit=_audit(folder / "audit.json", f"dubio audit {name}"),
         commands=read_commands(folder),
         identity=identity_of(model),
         num_bytes=model.stat().st_size if model.is_file() else None,
@@ -172,6 +173,15 @@ def _evaluation(file: Path, command: str) -> Evaluation | None:
         return Evaluation.load(file) if file.is_file() else None
     except ValueError as error:
         raise ValueError(f"{error}; write it anew: {command}") from error
+
+
+def _audit(file: Path, command: str) -> Audit | None:
+    if not file.is_file():
+        return None
+    try:
+        return Audit.load(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; write it anew: {command} --epsilon ...") from error
 
 
 def _record(kind: type[T], file: Path, format: str | None, command: str) -> T | None:

@@ -1,4 +1,4 @@
-"""What the files of a run say of attacks, pruning and an audit, as far as a report shows it.
+"""What the files of a run say of attacks and pruning, as far as a report shows it.
 
 Fields that a report has no use for are left out, so that a file of a later version can still be read.
 """
@@ -11,14 +11,10 @@ from dubio.evaluation import Estimate
 __all__ = [
     "AttackRecord",
     "AttackRow",
-    "AuditCheck",
-    "AuditHeadline",
-    "AuditRecord",
     "Density",
     "PruningPoint",
     "PruningRecord",
     "Shares",
-    "ThreatModel",
 ]
 
 
@@ -130,44 +126,3 @@ class PruningRecord:
     density: Density | None = None
     curve: tuple[PruningPoint, ...] = ()
     made_by: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class AuditHeadline:
-    """What is left under the strongest attack of an audit."""
-
-    accuracy: float
-    low: float | None = None
-    high: float | None = None
-    n: int | None = None
-
-
-@dataclass(frozen=True)
-class ThreatModel:
-    """What the adversary may do."""
-
-    norm: str = ""
-    epsilon: float | None = None
-
-
-@dataclass(frozen=True)
-class AuditCheck:
-    """One check of an audit."""
-
-    name: str
-    status: str
-    id: str = ""
-    required: bool = False
-    value: Any = None
-    limit: Any = None
-    words: str = ""
-
-
-@dataclass(frozen=True)
-class AuditRecord:
-    """``audit.json``."""
-
-    status: str
-    headline: AuditHeadline | None = None
-    threat_model: ThreatModel | None = None
-    checks: tuple[AuditCheck, ...] = ()

@@ -144,7 +144,11 @@ def _commands(record: RunRecord) -> Commands:
         facts["seeds of the attack"] = _pairs(record.attack.seeds)
         facts["versions of the attack"] = _pairs(record.attack.versions)
     if record.audit is not None:
-        lines.append(f"dubio audit {shlex.quote(name)}")
+        threat = record.audit.threat
+        asked = f"--epsilon {threat.epsilon:g} --norm {threat.norm} --budget {threat.budget}"
+        plain = f"dubio audit {shlex.quote(name)} {asked}"
+        lines.append(record.audit.made_by.get("command", plain))
+        facts["audited"] = f"{record.audit.data}, fingerprint {record.audit.fingerprint}, seed {threat.seed}"
     return Commands(record.name, tuple(lines), {key: value for key, value in facts.items() if value})
 
 
