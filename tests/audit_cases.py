@@ -29,7 +29,7 @@ TINY = replace(
 """A few images, steps and draws: what is found means little, and every part runs."""
 
 
-def trained(method: Method | None, adversarial: bool = False, epochs: int = 20) -> nn.Module:
+def trained(method: Method | None, adversarial: bool = False, epochs: int = 15) -> nn.Module:
     """A network for digits, against PGD where that is wanted."""
     splits = dubio.data.load("digits")
     assert splits.train is not None
@@ -39,7 +39,7 @@ def trained(method: Method | None, adversarial: bool = False, epochs: int = 20) 
     objective = None
     if adversarial:
         assert method is not None
-        attack = dubio.attacks.Pgd(epsilon=EPSILON, steps=5, num_samples=1)
+        attack = dubio.attacks.Pgd(epsilon=EPSILON, steps=4, num_samples=1)
         objective = dubio.Adversarial(method.objective(len(splits.train)), attack)
     dubio.fit(model, splits.train, objective=objective, epochs=epochs, lr=2e-3, progress=False)
     return model.eval()
