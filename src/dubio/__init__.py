@@ -6,12 +6,14 @@
 """
 
 import gc
+from typing import TYPE_CHECKING
+
+from dubio.later import import_later
 
 _collecting = gc.isenabled()
 gc.disable()  # a collection in the midst of imports takes a tenth of a second and finds nothing
 try:
-    from dubio import attacks, data, flows, models, pictures, pruning, sampling
-    from dubio.auditing import Audit, audit
+    from dubio import attacks, data, flows, models, sampling
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -24,9 +26,7 @@ try:
         spec,
         to_mean,
     )
-    from dubio.deciding import abstain, calibrate, conformal
     from dubio.decisions import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
-    from dubio.evaluation import Evaluation, evaluate
     from dubio.layers import divergence
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
     from dubio.methods import (
@@ -45,7 +45,6 @@ try:
     from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
-    from dubio.pruning import Pruning, prune
     from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, TensorBoard, fit
     from dubio.version import VERSION
@@ -53,7 +52,24 @@ finally:
     if _collecting:
         gc.enable()
 
+if TYPE_CHECKING:
+    from dubio import pictures, pruning
+    from dubio.auditing import Audit, audit
+    from dubio.deciding import abstain, calibrate, conformal
+    from dubio.evaluation import Evaluation, evaluate
+    from dubio.pruning import Pruning, prune
+
 __version__ = VERSION
+
+LATER = {
+    "auditing": ("Audit", "audit"),
+    "deciding": ("abstain", "calibrate", "conformal"),
+    "evaluation": ("Evaluation", "evaluate"),
+    "pictures": (),
+    "pruning": ("Pruning", "prune"),
+    "reporting": (),
+}
+"""What judges, decides and draws is imported when it is first asked for: training needs none of it."""
 
 __all__ = [
     "Adversarial",
@@ -131,3 +147,9 @@ __all__ = [
     "spec",
     "to_mean",
 ]
+
+__getattr__ = import_later("dubio", LATER)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *LATER})

@@ -6,6 +6,7 @@ from dubio.auditing.checks import CHECKS, Check
 from dubio.auditing.values import (
     AttackRecord,
     Audit,
+    BudgetName,
     CheckRecord,
     Cost,
     CurvePoint,
@@ -18,6 +19,7 @@ __all__ = [
     "AttackRecord",
     "Audit",
     "BUDGETS",
+    "BudgetName",
     "Budget",
     "CHECKS",
     "Check",

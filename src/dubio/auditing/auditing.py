@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,17 @@ from dubio.auditing.checks import CHECKS, Check
 from dubio.auditing.checks.randomness import known_draws_accuracy
 from dubio.auditing.keeping import Keeper
 from dubio.auditing.progress import Bar, progress_bar
-from dubio.auditing.values import AttackRecord, Audit, CheckRecord, Cost, Headline, Share, Status, ThreatModel
+from dubio.auditing.values import (
+    AttackRecord,
+    Audit,
+    BudgetName,
+    CheckRecord,
+    Cost,
+    Headline,
+    Share,
+    Status,
+    ThreatModel,
+)
 from dubio.evaluation.gathering import gather
 from dubio.functional.adversarial import Norm
 from dubio.version import VERSION, versions
@@ -42,7 +52,7 @@ def audit(
     *,
     norm: Norm = "linf",
     epsilon: float,
-    budget: Literal["quick", "full"] | Budget = "quick",
+    budget: BudgetName | Budget = "quick",
     num_images: int | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
     twin: Model | None = None,
@@ -57,7 +67,7 @@ def audit(
         data: images and labels, as ``evaluate`` takes them; those used are always the same for a seed.
         norm: how distance is measured, ``"linf"`` or ``"l2"``.
         epsilon: how far an image may move.
-        budget: ``"quick"``, a first look, or ``"full"``, the real thing.
+        budget: ``"tiny"``, a taste, ``"quick"``, a first look, or ``"full"``, the real thing.
         num_images: how many images; by default 400 or 1,000.
         bounds: what inputs lie in.
         twin: an adversarially trained network without noise to compare with.

@@ -1,8 +1,8 @@
-"""How hard an audit tries: ``quick`` for a first look in a minute, ``full`` for a claim."""
+"""How hard an audit tries: ``tiny`` is a taste in seconds, ``quick`` a first look in a minute, ``full`` for a claim."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
+from dubio.auditing.values import BudgetName
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 
 __all__ = ["BUDGETS", "Budget"]
@@ -14,7 +14,7 @@ Pair = tuple[AttackObjective, AttackLoss]
 class Budget:
     """Sizes of everything that an audit runs."""
 
-    name: Literal["quick", "full"]
+    name: BudgetName
     num_images: int
     resolution: float
     """A change counts as none where the paired interval at 95 % excludes more than this."""
@@ -105,3 +105,20 @@ BUDGETS = {
         epsilon_factors=(0.25, 0.5, 1.0, 1.5, 2.0, 4.0),
     ),
 }
+BUDGETS["tiny"] = replace(
+    BUDGETS["quick"],
+    name="tiny",
+    num_images=128,
+    resolution=0.08,
+    draws_error=0.02,
+    steps=10,
+    restarts=1,
+    select_draws=30,
+    score_draws=100,
+    eot=(1, 5, 10),
+    step_counts=(1, 10, 20),
+    objectives=BUDGETS["quick"].objectives[:3],
+    num_goals=2,
+    square_steps=40,
+    epsilon_factors=(0.5, 1.0, 2.0),
+)

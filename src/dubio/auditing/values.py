@@ -9,6 +9,7 @@ from dubio.persistence.atomic import write_atomically
 from dubio.persistence.reading import read_value
 
 __all__ = [
+    "BudgetName",
     "AttackRecord",
     "Audit",
     "CheckRecord",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 FORMAT = "dubio-audit-1"
+BudgetName = Literal["tiny", "quick", "full"]
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 Status = Literal["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"]
 
@@ -62,7 +64,7 @@ class ThreatModel:
     """K: draws that each gradient averages."""
     steps: int
     restarts: int
-    budget: Literal["quick", "full"]
+    budget: BudgetName
     resolution: float
     """How large a change in accuracy the checks can tell."""
     seed: int

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dubio.auditing import Audit, audit
+from dubio.auditing import Audit, BudgetName, audit
 from dubio.cli.arguments import DataDir, Named, Runs, device_for
 from dubio.cli.attacking import check_images, parse_epsilons
 from dubio.cli.folders import folder_of, load_model
@@ -32,7 +32,7 @@ def audit_run(
     epsilon: Annotated[str, typer.Option(help="How far an image may move: 0.1 or 8/255.")] = "8/255",
     norm: Annotated[Literal["linf", "l2"], typer.Option(help="How distance is measured.")] = "linf",
     budget: Annotated[
-        Literal["quick", "full"], typer.Option(help="A first look, or the real thing, which takes far longer.")
+        BudgetName, typer.Option(help="A taste, a first look, or the real thing, which takes far longer.")
     ] = "quick",
     images: Annotated[
         int | None, typer.Option(help="How many test images (default: 400, with full 1,000; at most all).")

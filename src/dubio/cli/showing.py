@@ -15,7 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dubio import attacks
+from dubio.auditing import audit
 from dubio.cli.attacking import assail, choose_images
+from dubio.cli.audit_command import FILE as AUDIT
 from dubio.cli.evaluate_command import FILE as EVALUATION
 from dubio.cli.evaluate_command import headline, noise_like
 from dubio.cli.fields import listed
@@ -35,6 +37,7 @@ __all__ = ["parse_methods", "show_demo"]
 NUM_DRAWS = 20
 NUM_ATTACKED = 128
 EPSILON = 0.1
+AUDITED = ("deterministic", "bayes", "flow")
 HOPELESS = 0.3
 """An epsilon at which nothing is left of a network that was not trained against attacks."""
 ATTACK: dict[str, Any] = {"steps": 10, "num_samples": 10}
@@ -101,6 +104,11 @@ def _try(name: str, number: int, splits: Splits, runs: Path, epochs: int | None,
     chosen, epsilons = choose_images(test, NUM_ATTACKED), {f"{EPSILON:g}": EPSILON}
     assault = assail(model, chosen, ["pgd"], epsilons, ATTACK, num_draws=NUM_DRAWS, progress=False)
     assault.save(runs / run, {"model": run, "network": network.tensors})
+    if name in AUDITED:
+        epoch_bar.say(f"auditing {name}")
+        found = audit(model, test, epsilon=EPSILON, budget="tiny", progress=False)
+        command = f"dubio audit {run} --epsilon {EPSILON:g} --budget tiny"
+        replace(found, made_by={**found.made_by, "command": command}).save(runs / run / AUDIT)
     if name == "bayes":
         assert splits.validation is not None
         measured = measure(model, splits.validation)

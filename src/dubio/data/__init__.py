@@ -1,25 +1,57 @@
-"""Data: datasets by name, from a folder or a table, held in memory."""
+"""Data: datasets by name, from a folder or a table, held in memory.
 
-from dubio.data.corruptions import CORRUPTIONS, Blur, Contrast, Corruption, GaussianNoise, Inversion, Rotation, corrupt
-from dubio.data.downloads import DownloadError
+What reads and changes datasets is imported when it is first asked for; training needs examples and batches alone.
+"""
+
+from typing import TYPE_CHECKING
+
 from dubio.data.errors import DataError
 from dubio.data.examples import Examples, Splits, scaled
 from dubio.data.fingerprints import fingerprint_of, fingerprint_of_batches
-from dubio.data.image_folder import read_image_folder
-from dubio.data.label_noise import (
-    Flip,
-    LabelNoise,
-    MnistAsymmetric,
-    NoisyLabels,
-    Symmetric,
-    UniformMix,
-    parse_label_noise,
-)
 from dubio.data.loading import CropAndFlip, Loader, epoch_order
-from dubio.data.ood import OOD_PAIRS, held_out_classes, ood_sets
-from dubio.data.registry import NAMES, Status, data_folder, fetch, load, load_test, status
-from dubio.data.tables import read_table
-from dubio.data.toy import clusters, curve, diabetes, digits
+from dubio.later import import_later
+
+if TYPE_CHECKING:
+    from dubio.data.corruptions import (
+        CORRUPTIONS,
+        Blur,
+        Contrast,
+        Corruption,
+        GaussianNoise,
+        Inversion,
+        Rotation,
+        corrupt,
+    )
+    from dubio.data.downloads import DownloadError
+    from dubio.data.image_folder import read_image_folder
+    from dubio.data.label_noise import (
+        Flip,
+        LabelNoise,
+        MnistAsymmetric,
+        NoisyLabels,
+        Symmetric,
+        UniformMix,
+        parse_label_noise,
+    )
+    from dubio.data.ood import OOD_PAIRS, held_out_classes, ood_sets
+    from dubio.data.registry import NAMES, Status, data_folder, fetch, load, load_test, status
+    from dubio.data.tables import read_table
+    from dubio.data.toy import clusters, curve, diabetes, digits
+
+LATER = {
+    "corruptions": (
+        *("CORRUPTIONS", "Blur", "Contrast", "Corruption", "GaussianNoise", "Inversion", "Rotation", "corrupt"),
+    ),
+    "downloads": ("DownloadError",),
+    "image_folder": ("read_image_folder",),
+    "label_noise": (
+        *("Flip", "LabelNoise", "MnistAsymmetric", "NoisyLabels", "Symmetric", "UniformMix", "parse_label_noise"),
+    ),
+    "ood": ("OOD_PAIRS", "held_out_classes", "ood_sets"),
+    "registry": ("NAMES", "Status", "data_folder", "fetch", "load", "load_test", "status"),
+    "tables": ("read_table",),
+    "toy": ("clusters", "curve", "diabetes", "digits"),
+}
 
 __all__ = [
     "Blur",
@@ -64,3 +96,9 @@ __all__ = [
     "scaled",
     "status",
 ]
+
+__getattr__ = import_later("dubio.data", LATER)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,7 +8,6 @@ References: Graves 2011, Practical Variational Inference for Neural Networks; Bl
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +29,8 @@ def decibels(ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def num_removed(count: int, fraction: float) -> int:
     """``floor(r n)`` of the decimal number that was written: 0.29 of 100 is 29."""
+    from fractions import Fraction  # its import is slow, and nothing else needs it
+
     return math.floor(Fraction(str(float(fraction))) * count)
 
 
