@@ -29,7 +29,7 @@ def _metric(name: str, title: str) -> Column:
 
 
 SIZES = (
-    Column("parameters", "Parameters", "Numbers that were trained."),
+    Column("parameters", "Parameters", "Numbers that training moves, without those that were removed."),
     Column("bytes", "File", "Size of the network's file."),
 )
 CLASSES = (
