@@ -63,7 +63,11 @@ def test_the_python_of_a_page_runs(page: Path, one_epoch: Callable[..., Any]) ->
     exec(compile("\n".join(found), str(page), "exec"), {})
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=[page.stem for page in GUIDES])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.stem == "audit" else []) for page in GUIDES],
+    ids=[page.stem for page in GUIDES],
+)
 def test_the_python_of_a_guide_runs(
     page: Path, few_epochs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

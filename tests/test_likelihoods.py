@@ -50,6 +50,7 @@ def test_gaussian_with_its_scale_among_the_outputs_equals_torch_distributions() 
     torch.testing.assert_close(dubio.Gaussian("output").nll(outputs, targets), expected.sum(-1))
 
 
+@pytest.mark.slow
 def test_a_learned_scale_belongs_to_the_network_and_is_learned() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(4000, 1)

@@ -144,7 +144,7 @@ def test_a_twin_is_ordinary_learns_the_images_and_leaves_the_network_alone(
         ({"epsilon": 8.0}, "epsilon must be in \\[0, 1\\] for inputs in \\[0, 1\\], got 8.0; did you mean 8/255"),
         ({"epsilon": 0.0}, "epsilon must be positive for an audit, got 0.0"),
         ({"num_images": 0}, "num_images must be a whole number of at least 1, got 0"),
-        ({"budget": "huge"}, "budget must be 'quick' or 'full', got 'huge'"),
+        ({"budget": "huge"}, "budget must be 'quick' or 'full' or 'tiny', got 'huge'"),
         ({"bounds": (0.2, 0.8)}, "inputs must lie in bounds \\[0.2, 0.8\\]"),
     ],
 )

@@ -558,6 +558,7 @@ def compiled_call(network: nn.Module, inputs: Any, backend: str) -> list[Tensor]
         return call(torch.compile(network, fullgraph=True, backend=backend), inputs)
 
 
+@pytest.mark.slow
 @survives
 @pytest.mark.usefixtures("quick_compiler")
 @every_network

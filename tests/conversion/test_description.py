@@ -177,6 +177,7 @@ print([warning.filename for warning in caught])
 """
 
 
+@pytest.mark.slow
 def test_the_warning_points_at_the_users_own_line() -> None:
     # In a process of its own: the shape checks of this one stand between the user and dubio.
     finished = subprocess.run([sys.executable, "-c", WARNS_TWICE], check=True, capture_output=True, text=True)

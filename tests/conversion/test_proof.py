@@ -387,6 +387,7 @@ print([(warning.category.__name__, warning.filename, warning.lineno) for warning
 """
 
 
+@pytest.mark.slow
 def test_warnings_point_at_the_users_own_line() -> None:
     # In a process of its own: the shape checks of this one stand between the user and dubio.
     finished = subprocess.run([sys.executable, "-c", WARNS], check=True, capture_output=True, text=True)

@@ -133,6 +133,7 @@ def test_a_network_is_trained_to_predict_numbers(tmp_path: Path) -> None:
     assert "of the network" in predicted.stdout
 
 
+@pytest.mark.slow
 def test_wrong_labels_and_augmentation_change_what_is_learned(tmp_path: Path) -> None:
     weights = []
     for name, options in {"plain": (), "noisy": ("--label-noise", "flip:0.4"), "moved": ("--augment",)}.items():
@@ -296,6 +297,7 @@ def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
     assert f"dubio predict demo-se-snn --runs {tmp_path}" in shown.stdout
 
 
+@pytest.mark.slow
 def test_the_demo_never_overwrites(tmp_path: Path) -> None:
     for _ in range(2):
         assert invoke("demo", "--methods", "deterministic", "--epochs", 1, "--runs", tmp_path).exit_code == 0
@@ -325,6 +327,7 @@ def test_an_error_in_a_process_is_one_line_and_exit_code_2(tmp_path: Path) -> No
     assert (process.returncode, out, len(err.splitlines())) == (2, "", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.feature("Ctrl-C during dubio train saves the run, exits with 3, and --resume goes on")
 def test_an_interrupted_run_exits_with_3_and_goes_on(tmp_path: Path) -> None:

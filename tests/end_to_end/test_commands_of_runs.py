@@ -23,7 +23,9 @@ pytest.importorskip("jinja2")
 
 JUDGED = "judged before the network changed; dubio evaluate s"
 ATTACKED = "attacked before the network changed; dubio attack s"
+AUDITED = "audited before the network changed; dubio audit s"
 MEASURED = "measured for pruning before the network changed; dubio prune s"
+CHANGED = (JUDGED, ATTACKED, AUDITED, MEASURED)
 
 
 def invoke(*args: object) -> Result:
@@ -66,22 +68,23 @@ def test_numbers_of_a_network_that_changed_since_are_told(runs: Path) -> None:
     invoke("evaluate", "s", "--ood", "none", "--resamples", 0, *few)
     invoke("attack", "s", "--attack", "fgsm", "--images", 4, "--draws", 2, *few)
     invoke("prune", "s", *few)
+    invoke("audit", "s", "--epsilon", 0.1, "--budget", "tiny", "--images", 8, "--runs", runs)
     assert stale(runs) == []
     invoke("calibrate", "s", *few)
     assert stale(runs) == [JUDGED]  # attacks and pruning are of the network without what was decided
     invoke("evaluate", "s", "--ood", "none", "--resamples", 0, *few)
     assert stale(runs) == []
     invoke("train", "s", "--resume", "--epochs", 3, "--runs", runs)
-    assert stale(runs) == [JUDGED, ATTACKED, MEASURED]
+    assert stale(runs) == [*CHANGED]
     assert read_run(runs / "s").commands == ()
-    warning = "".join(f"warning: s: {line}\n" for line in (JUDGED, ATTACKED, MEASURED))
+    warning = "".join(f"warning: s: {line}\n" for line in CHANGED)
     assert invoke("compare", "s", "--runs", runs).stderr == warning == invoke("report", "s", "--runs", runs).stderr
     summary = json.loads((runs / "s" / "report.json").read_text())["summary"]
-    assert summary[-3:] == [f"s: {line}." for line in (JUDGED, ATTACKED, MEASURED)]
+    assert summary[-4:] == [f"s: {line}." for line in CHANGED]
     record = json.loads((runs / "s" / "evaluation.json").read_text())
     del record["made_by"]["network"]
     (runs / "s" / "evaluation.json").write_text(json.dumps(record))
-    assert stale(runs) == [ATTACKED, MEASURED]  # an older record does not say which network it judged
+    assert stale(runs) == [*CHANGED[1:]]  # an older record does not say which network it judged
 
 
 def lines_of(folder: Path) -> list[str]:

@@ -69,7 +69,9 @@ class Location(nn.Module):
         return self.value.expand(len(x), 1)
 
 
-@pytest.mark.parametrize("alpha", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "alpha", [pytest.param(0.3, marks=pytest.mark.slow), 0.5, pytest.param(1.0, marks=pytest.mark.slow)]
+)
 def test_t35_a_gaussian_location_has_its_analytic_energy(alpha: float) -> None:
     """With w ~ N(m, v) and y ~ N(w, s^2): E[N(y; w, s^2)^alpha] is a Gaussian integral."""
     spread, noise = 0.7, 0.5

@@ -38,6 +38,7 @@ def test_fact_3_settings_opened_after_compilation_are_obeyed() -> None:
     assert not torch.equal(compiled(INPUTS), compiled(INPUTS))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_fact_6_many_numbers_of_samples_and_seeds_need_few_graphs() -> None:
     model = small()

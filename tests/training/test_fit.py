@@ -300,6 +300,7 @@ def test_arrays_and_streams_are_learned_from() -> None:
     assert quick(make(), DataLoader(Stream(), 60), num_data=240).metrics["step"] == 12
 
 
+@pytest.mark.slow
 def test_collapse_is_named_also_where_better_weights_are_kept() -> None:
     torch.manual_seed(0)
     model = dubio.Bayes(dubio.Normal(0.0, 0.1), init_std=0.1).convert(mlp(5, 60, 60, 10))

@@ -15,7 +15,7 @@ from rich.text import Text
 from dubio.auditing import Audit, BudgetName, audit
 from dubio.cli.arguments import DataDir, Named, Runs, device_for
 from dubio.cli.attacking import check_images, parse_epsilons
-from dubio.cli.folders import folder_of, load_model
+from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.predicting import check_fits, test_examples
 from dubio.training import Interrupted
 
@@ -96,7 +96,8 @@ def audit_run(
             seed=seed,
             folder=folder,
         )
-    found = dataclasses.replace(found, made_by={**found.made_by, "command": shlex.join(command)})
+    told = {**found.made_by, "command": shlex.join(command), "network": network_of(named, runs).tensors or ""}
+    found = dataclasses.replace(found, made_by=told)
     found.save(folder / FILE)
     _show(found, folder / FILE)
     failed = gates_failed(found, require, min_accuracy)

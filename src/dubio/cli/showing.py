@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from torch import nn
 
 from dubio import attacks
 from dubio.auditing import audit
@@ -104,19 +105,27 @@ def _try(name: str, number: int, splits: Splits, runs: Path, epochs: int | None,
     chosen, epsilons = choose_images(test, NUM_ATTACKED), {f"{EPSILON:g}": EPSILON}
     assault = assail(model, chosen, ["pgd"], epsilons, ATTACK, num_draws=NUM_DRAWS, progress=False)
     assault.save(runs / run, {"model": run, "network": network.tensors})
-    if name in AUDITED:
-        epoch_bar.say(f"auditing {name}")
-        found = audit(model, test, epsilon=EPSILON, budget="tiny", progress=False)
-        command = f"dubio audit {run} --epsilon {EPSILON:g} --budget tiny"
-        replace(found, made_by={**found.made_by, "command": command}).save(runs / run / AUDIT)
-    if name == "bayes":
-        assert splits.validation is not None
-        measured = measure(model, splits.validation)
-        replace(measured, made_by=told_of(f"dubio prune {run}", run, network)).save(runs / run / PRUNING)
+    _look_further(model, name, run, splits, runs, epoch_bar)
     progress.console.print(
         f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, {headline(evaluation)}", highlight=False
     )
     return Shown(name, run, evaluation, assault.rows[0].score)
+
+
+def _look_further(model: nn.Module, name: str, run: str, splits: Splits, runs: Path, epoch_bar: "_EpochBar") -> None:
+    """Audit some of the networks, and see what the Bayesian one could do without."""
+    network = network_of(run, runs)
+    assert splits.test is not None
+    assert splits.validation is not None
+    if name in AUDITED:
+        epoch_bar.say(f"auditing {name}")
+        found = audit(model, splits.test, epsilon=EPSILON, budget="tiny", progress=False)
+        command = f"dubio audit {run} --epsilon {EPSILON:g} --budget tiny"
+        told = {**found.made_by, "command": command, "network": network.tensors or ""}
+        replace(found, made_by=told).save(runs / run / AUDIT)
+    if name == "bayes":
+        measured = measure(model, splits.validation)
+        replace(measured, made_by=told_of(f"dubio prune {run}", run, network)).save(runs / run / PRUNING)
 
 
 def _report(folders: Sequence[Path], runs: Path) -> str:

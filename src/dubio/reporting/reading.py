@@ -90,6 +90,7 @@ class RunRecord:
         known = (
             ("judged", "evaluate", self.evaluation and self.evaluation.made_by.get("network"), now),
             ("attacked", "attack", self.attack and self.attack.network, tensors),
+            ("audited", "audit", self.audit and self.audit.made_by.get("network"), tensors),
             ("measured for pruning", "prune", self.pruning and self.pruning.made_by.get("network"), tensors),
         )
         return tuple(
