@@ -32,15 +32,16 @@ PARTS = {
     "families": families.measure,
     "audits": audits.measure,
     "audits_mnist": audits.measure_mnist,
+    "autoattack": audits.measure_autoattack,
 }
-ALONE = [part for part in PARTS if part != "audits_mnist"]
-"""Those that need no data beside what is installed, nor a GPU."""
+ALONE = [part for part in PARTS if part not in ("audits_mnist", "autoattack")]
+"""Those that need nothing beside what is installed: no data, no GPU, no other library."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all but audits_mnist by default"
+        "parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all but the last two by default"
     )
     parser.add_argument("--output", type=Path, help="write the records here as JSON")
     options = parser.parse_args()

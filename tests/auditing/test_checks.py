@@ -79,7 +79,12 @@ OFF = "transfer from noise off"
 @pytest.mark.parametrize(
     ("id", "left", "status", "words"),
     [
-        ("C3", EOT, "pass", "From 2 to 4 draws for each gradient the accuracy falls by 0.5 points (at most 1.3"),
+        (
+            "C3",
+            EOT,
+            "pass",
+            "From 2 to 4 draws for each gradient the accuracy falls by 0.5 points (a fall of at most 1.3",
+        ),
         ("C3", {**EOT, "pgd, K = 4": 190}, "fail", "More draws might still leave less."),
         ("C3", {**EOT, "pgd, K = 4": 197}, "fail", "cannot be excluded: more images would tell"),
         ("C3", {**EOT, "pgd, K = 1": 240}, "warn", "An attack by one draw would leave 8.5 points more than one by 4."),

@@ -242,8 +242,8 @@ def test_a_verdict_is_told_in_plain_words(full: tuple[Report, Text, dict[str, An
     assert note.tone == "warn"
     assert note.text == (
         "bayes: UPPER BOUND ONLY. The number below is an upper bound and nothing more: a check that had to pass did "
-        "not. Failed: C16 Nothing left at any distance?. At linf distance 0.1 41.0 % (33.0 % to 50.0 %) of 128 images "
-        "are right, 97.0 % without an attack; the checks can tell 3.0 %."
+        "not. Failed: C16 Nothing left at any distance?. At linf distance 0.1, 41.0 % (33.0 % to 50.0 %) of 128 images "
+        "are right, 97.0 % without an attack; the checks can tell a change of 3.0 points."
     )
     assert isinstance(curve, Lines)
     assert (curve.series[0].x, curve.series[0].y) == ((1.0, 10.0, 20.0), (0.5, 0.43, 0.42))

@@ -6,7 +6,7 @@ from typing import Literal
 from dubio.auditing import CHECKS, Audit, CheckRecord
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import Block, Cell, Lines, Note, Section, Series, Table
-from dubio.reporting.wording import number, percent, plural
+from dubio.reporting.wording import number, percent, plural, points
 
 __all__ = ["audits"]
 
@@ -49,9 +49,10 @@ def _verdict(name: str, audit: Audit) -> Note:
     tone: Literal["good", "warn"] = "good" if audit.status == "VALID" else "warn"
     failed = f" Failed: {', '.join(f'{check.id} {check.name}' for check in audit.failed)}." if audit.failed else ""
     return Note(
-        f"{name}: {audit.status}. {VERDICTS[audit.status]}{failed} At {threat.norm} distance {number(threat.epsilon)} "
+        f"{name}: {audit.status}. {VERDICTS[audit.status]}{failed} At {threat.norm} distance {number(threat.epsilon)}, "
         f"{percent(left.accuracy)} ({percent(left.low)} to {percent(left.high)}) of {plural(left.num_images, 'image')} "
-        f"are right, {percent(audit.clean.value)} without an attack; the checks can tell {percent(threat.resolution)}.",
+        f"are right, {percent(audit.clean.value)} without an attack; the checks can tell a change of "
+        f"{points(threat.resolution)}.",
         tone,
     )
 
@@ -60,9 +61,9 @@ def _curve(audited: dict[str, Audit], id: str) -> Lines:
     title, axis = CURVES[id]
     series = []
     for name, audit in audited.items():
-        points = _check(audit, id).curve
-        if len(points) > 1:
-            series.append(Series(name, tuple(point.x for point in points), tuple(point.accuracy for point in points)))
+        shown = _check(audit, id).curve
+        if len(shown) > 1:
+            series.append(Series(name, tuple(point.x for point in shown), tuple(point.accuracy for point in shown)))
     words = "; ".join(f"{line.name}: from {percent(line.y[0])} to {percent(line.y[-1])}" for line in series)
     return Lines(f"{id}: {title}", f"{words}.", axis, "accuracy left", tuple(series), y_range=(0.0, 1.0))
 

@@ -42,7 +42,8 @@ def fall_within(
     fall: PairedDifference, limit: float, words: str, more: str, shown: tuple[CurvePoint, ...] = ()
 ) -> Finding:
     """Whether a fall of the accuracy is surely within a limit; if not, whether the fall or the doubt is too large."""
-    told = f"{words} by {points(fall.value)} (at most {points(max(fall.high, 0.0))})."
+    way = "rises" if fall.value < 0.0 else "falls"
+    told = f"{words} {way} by {points(abs(fall.value))} (a fall of at most {points(max(fall.high, 0.0))})."
     if fall.high <= limit:
         return Finding("pass", told, fall.high, limit, shown)
     reason = more if fall.value > limit else f"More than {points(limit)} cannot be excluded: more images would tell."

@@ -73,7 +73,7 @@ def eot_converged(bench: Bench) -> Finding:
     fall = functional.paired_difference(known[-2].right, known[-1].right)
     gap = known[0].accuracy - known[-1].accuracy
     words = f"An attack by one draw would leave {points(gap)} more than one by {counts[-1]}. "
-    words += f"From {counts[-2]} to {counts[-1]} draws for each gradient the accuracy falls"
+    words += f"From {counts[-2]} to {counts[-1]} draws for each gradient the accuracy"
     more = "More draws might still leave less."
     judged = fall_within(fall, bench.budget.resolution, words, more, curve(counts, known))
     return dataclasses.replace(judged, status="warn") if judged.status == "pass" and gap > ONE_DRAW_GAP else judged

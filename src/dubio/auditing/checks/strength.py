@@ -34,7 +34,7 @@ def steps_converged(bench: Bench) -> Finding:
     if len(known) < len(counts):
         return Finding("fail", NO_GRADIENT)
     fall = functional.paired_difference(known[-2].right, known[-1].right)
-    words = f"From {counts[-2]} to {counts[-1]} steps the accuracy falls"
+    words = f"From {counts[-2]} to {counts[-1]} steps the accuracy"
     more = "More steps might still leave less."
     return fall_within(fall, bench.budget.resolution, words, more, curve(counts, known))
 
@@ -105,7 +105,7 @@ def objectives_agree(bench: Bench) -> Finding:
     union = bench.left_by(attempt for attempts in tried.values() for attempt in attempts)
     gain = functional.paired_difference(left[best], union)
     words = f"{best} leaves {left[best].double().mean().item():.1%}. When all {len(left)} objectives count, as in the "
-    words += f"headline, it is {union.double().mean().item():.1%}: the accuracy falls"
+    words += f"headline, it is {union.double().mean().item():.1%}: the accuracy"
     return fall_within(gain, bench.budget.resolution, words, "They differ so much that others might leave less.")
 
 
