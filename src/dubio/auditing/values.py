@@ -1,12 +1,9 @@
 """What an audit found, as plain values: they go to JSON and back, and the report is made from them alone."""
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
-from dubio.persistence.atomic import write_atomically
-from dubio.persistence.reading import read_value
+from dubio.persistence.records import Record
 
 __all__ = [
     "BudgetName",
@@ -22,7 +19,6 @@ __all__ = [
     "Verdict",
 ]
 
-FORMAT = "dubio-audit-1"
 BudgetName = Literal["tiny", "quick", "full"]
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 Status = Literal["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"]
@@ -122,8 +118,11 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Record):
     """Whether a claimed robustness is real."""
+
+    format: ClassVar = "dubio-audit-1"
+    called: ClassVar = "an audit"
 
     status: Status
     headline: Headline
@@ -145,30 +144,6 @@ class Audit:
     def failed(self) -> tuple[CheckRecord, ...]:
         """Required checks that failed, or could not be made: why the headline is an upper bound."""
         return tuple(check for check in self.checks if check.holds_back)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> "Audit":
-        """Back from JSON."""
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"an audit must have format {FORMAT!r}, got {found!r}")
-        return read_value(cls, {name: value for name, value in data.items() if name != "format"})
-
-    def save(self, path: str | Path) -> None:
-        """Write it to a file, whole or not at all."""
-        write_atomically(Path(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Audit":
-        """Read it from a file."""
-        try:
-            return cls.from_json(json.loads(Path(path).read_text()))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} does not hold an audit: {error}") from error
 
     def __str__(self) -> str:
         left = Share(self.headline.accuracy, self.headline.low, self.headline.high)

@@ -4,13 +4,10 @@ Invariants: ``Evaluation.from_json(evaluation.to_json())`` equals the evaluation
 accuracy of an empty bin) is None, never NaN (``tests/evaluation/test_values.py``).
 """
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
-from dubio.persistence.atomic import write_atomically
-from dubio.persistence.reading import read_value
+from dubio.persistence.records import Record
 
 __all__ = [
     "Bins",
@@ -29,8 +26,6 @@ __all__ = [
     "Thumbnail",
     "UnseenSet",
 ]
-
-FORMAT = "dubio-evaluation-1"
 
 
 @dataclass(frozen=True)
@@ -191,8 +186,11 @@ class NotableExample:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Record):
     """How far a network can be trusted on some data."""
+
+    format: ClassVar = "dubio-evaluation-1"
+    called: ClassVar = "an evaluation"
 
     kind: Literal["classification", "regression"]
     data: DataRecord
@@ -219,27 +217,3 @@ class Evaluation:
     """``most uncertain`` and ``most confidently wrong``."""
     made_by: dict[str, str] = field(default_factory=dict)
     """Versions, and the command where there was one."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> "Evaluation":
-        """Back from JSON."""
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"an evaluation must have format {FORMAT!r}, got {found!r}")
-        return read_value(cls, {name: value for name, value in data.items() if name != "format"})
-
-    def save(self, path: str | Path) -> None:
-        """Write it to a file, whole or not at all."""
-        write_atomically(Path(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Evaluation":
-        """Read it from a file."""
-        try:
-            return cls.from_json(json.loads(Path(path).read_text()))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} does not hold an evaluation: {error}") from error

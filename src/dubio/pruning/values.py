@@ -1,19 +1,15 @@
 """What pruning did, as plain values: they go to JSON and back, and tables are made from them alone.
 
-Invariant: ``Pruning.from_json(pruning.to_json())`` equals the record (``tests/pruning/test_values.py``).
+Invariant: ``Pruning.from_json(pruning.to_json())`` equals the record (``tests/pruning/test_measuring.py``).
 """
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
-from dubio.persistence.atomic import write_atomically
-from dubio.persistence.reading import read_value
+from dubio.persistence.records import Record
 
 __all__ = ["By", "LayerPruning", "Pruning", "PruningPoint", "Removal", "SnrDensity", "What"]
 
-FORMAT = "dubio-pruning-1"
 By = Literal["snr", "magnitude"]
 What = Literal["weights", "units"]
 
@@ -70,8 +66,11 @@ class PruningPoint:
 
 
 @dataclass(frozen=True)
-class Pruning:
+class Pruning(Record):
     """What was removed from a network, and what it cost."""
+
+    format: ClassVar = "dubio-pruning-1"
+    called: ClassVar = "a pruning"
 
     by: By
     what: What
@@ -119,27 +118,3 @@ class Pruning:
         if self.nll_before is not None and self.nll_after is not None:
             lines.append(f"NLL {self.nll_before:.4f} before, {self.nll_after:.4f} after")
         return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> "Pruning":
-        """Back from JSON."""
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"a pruning must have format {FORMAT!r}, got {found!r}")
-        return read_value(cls, {name: value for name, value in data.items() if name != "format"})
-
-    def save(self, path: str | Path) -> None:
-        """Write it to a file, whole or not at all."""
-        write_atomically(Path(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Pruning":
-        """Read it from a file."""
-        try:
-            return cls.from_json(json.loads(Path(path).read_text()))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} does not hold a pruning: {error}") from error
