@@ -203,6 +203,16 @@ def audits(choice: str) -> str:
     return f"{_markdown(headings, rows)}\n\n{about} {_source(name, stored)}"
 
 
+def autoattack(choice: str) -> str:
+    """What AutoAttack left of controls on MNIST, beside what our attacks did."""
+    stored = _load("autoattack")
+    settings, records = stored["records"]["autoattack"]["settings"], stored["records"]["autoattack"]["networks"]
+    rows = [(record["network"], record["status"], record["words"]["C12"]) for record in records]
+    about = f"MNIST, {settings['num_images']} test images, {settings['model']}, Linf {settings['epsilon']:g}, "
+    about += f"budget `{settings['budget']}`."
+    return f"{_markdown(('network', 'status', 'C12'), rows)}\n\n{about} {_source('autoattack', stored)}"
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "fields": fields,
     "digits": digits,
@@ -211,6 +221,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "glow": glow,
     "checks": checks,
     "audits": audits,
+    "autoattack": autoattack,
 }
 
 
