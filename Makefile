@@ -20,7 +20,7 @@ PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
-demo: $(STAMP) ## train a network on digits by every method, compare their doubt, and attack them
+demo: $(STAMP) ## train a network on digits by every method, judge and attack them, and write a report
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m dubio demo $(ARGS)
 
 test: $(STAMP) ## run the fast tests (ARGS="-k elbo" passes options on)

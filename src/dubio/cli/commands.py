@@ -101,9 +101,10 @@ def demo(
     epochs: Annotated[int | None, typer.Option(help="Epochs for each network (default: the method's own).")] = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Train a network on digits by every method, compare their doubt, and attack them.
+    """Train a network on digits by every method, judge, attack and audit them, and write a report.
 
-    Takes a minute or two on two cores, and ends with a table, what it means, and a run of each method to look at.
+    Takes a minute or two on two cores, and ends with a table, what it means, a page to open in a browser, and a run of
+    each method to look at. Three of them are audited.
 
     Example:  dubio demo
 

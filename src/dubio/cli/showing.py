@@ -179,6 +179,8 @@ def _next_commands(shown: Sequence[Shown], runs: Path) -> Iterator[str]:
     yield shlex.join(["dubio", "predict", first.run, *elsewhere])
     yield shlex.join(["dubio", "describe", first.run, *elsewhere])
     yield shlex.join(["dubio", "attack", first.run, "--epsilon", f"{HOPELESS:g}", *elsewhere])
+    if len(shown) > 1:
+        yield shlex.join(["dubio", "compare", *(row.run for row in shown[:3]), *elsewhere])
     yield f"dubio methods {first.method}"
 
 
