@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import save as to_bytes
 
-from dubio.auditing import Audit, CheckRecord, Cost, CurvePoint, Headline, Share, ThreatModel
+from dubio.auditing import Accuracy, Audit, CheckRecord, Cost, CurvePoint, Headline, ThreatModel
 from dubio.evaluation import (
     Bins,
     ClassRow,
@@ -299,10 +299,10 @@ def audit(status: str = "UPPER BOUND ONLY") -> Audit:
         status=status,  # type: ignore[arg-type]
         headline=Headline(0.41, 0.33, 0.5, 128, 200, {"pgd": 1.0}),
         threat=ThreatModel("linf", 0.1, (0.0, 1.0), 10, 20, 2, "quick", 0.03, 0),
-        clean=Share(0.97, 0.95, 0.98),
-        r_pred=Share(0.41, 0.33, 0.5),
-        r_1=Share(0.38, 0.3, 0.46),
-        r_retry=Share(0.1, 0.06, 0.15),
+        clean=Accuracy(0.97, 0.95, 0.98),
+        r_pred=Accuracy(0.41, 0.33, 0.5),
+        r_1=Accuracy(0.38, 0.3, 0.46),
+        r_retry=Accuracy(0.1, 0.06, 0.15),
         r_frozen=0.39,
         checks=checks,
         attacks=(),

@@ -12,11 +12,9 @@ counted (T-24); one draw serves the whole data, however they are cut into batche
 import hashlib
 import json
 import os
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from dubio.attacks.victims import Model, seeded_generator, untouched
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, stream
 from dubio.sampling.settings import check_num_samples
+from dubio.version import versions
 
 __all__ = ["TransferTable", "transfer_table"]
 
@@ -161,7 +160,7 @@ def transfer_table(
             "num_draws": num_draws,
             "num_examples": len(inputs),
             "inputs_sha256": _hash(inputs, targets),
-            "versions": _versions(),
+            "versions": versions(),
             "device": str(inputs.device),
             "seconds": time.perf_counter() - began,
         },
@@ -204,14 +203,6 @@ def _single(
             right[done[number] : done[number] + len(hits)] += hits
             done[number] += len(hits)
     return right / len(inputs)
-
-
-def _versions() -> dict[str, str]:
-    try:
-        own = metadata.version("dubio")
-    except metadata.PackageNotFoundError:  # run from its source
-        own = "unknown"
-    return {"dubio": own, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def _hash(*tensors: Tensor) -> str:

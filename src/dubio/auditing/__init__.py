@@ -4,6 +4,7 @@ from dubio.auditing.auditing import audit
 from dubio.auditing.budget import BUDGETS, Budget
 from dubio.auditing.checks import CHECKS, Check
 from dubio.auditing.values import (
+    Accuracy,
     AttackRecord,
     Audit,
     BudgetName,
@@ -11,7 +12,6 @@ from dubio.auditing.values import (
     Cost,
     CurvePoint,
     Headline,
-    Share,
     ThreatModel,
 )
 
@@ -27,7 +27,7 @@ __all__ = [
     "Cost",
     "CurvePoint",
     "Headline",
-    "Share",
+    "Accuracy",
     "ThreatModel",
     "audit",
 ]

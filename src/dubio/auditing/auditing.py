@@ -32,7 +32,6 @@ from dubio.auditing.values import (
     CheckRecord,
     Cost,
     Headline,
-    Share,
     Status,
     ThreatModel,
 )
@@ -120,10 +119,10 @@ def _record(bench: Bench, checks: list[CheckRecord], fingerprint: str, began: fl
             plan.resolution,
             bench.seed,
         ),
-        clean=_share(clean.predictive),
-        r_pred=_share(left.predictive),
-        r_1=_share(left.single),
-        r_retry=_share(left.retry),
+        clean=clean.predictive,
+        r_pred=left.predictive,
+        r_1=left.single,
+        r_retry=left.retry,
         r_frozen=known_draws_accuracy(bench),
         checks=tuple(sorted(checks, key=lambda record: int(record.id[1:]))),
         attacks=_attack_records(bench),
@@ -225,7 +224,3 @@ def _fingerprint(model: Model, few: Tensor) -> str:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     kind = type(model).__name__ if isinstance(model, nn.Module) else "function"
     return f"{kind} {digest.hexdigest()}"
-
-
-def _share(found: attacks.Accuracy) -> Share:
-    return Share(found.value, found.low, found.high)

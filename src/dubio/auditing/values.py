@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from dubio.attacks import Accuracy
 from dubio.persistence.records import Record
 
 __all__ = [
@@ -13,7 +14,7 @@ __all__ = [
     "Cost",
     "CurvePoint",
     "Headline",
-    "Share",
+    "Accuracy",
     "Status",
     "ThreatModel",
     "Verdict",
@@ -22,18 +23,6 @@ __all__ = [
 BudgetName = Literal["tiny", "quick", "full"]
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 Status = Literal["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"]
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share of the images, with an interval at 95 %."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
 
 
 @dataclass(frozen=True)
@@ -127,10 +116,10 @@ class Audit(Record):
     status: Status
     headline: Headline
     threat: ThreatModel
-    clean: Share
-    r_pred: Share
-    r_1: Share
-    r_retry: Share
+    clean: Accuracy
+    r_pred: Accuracy
+    r_1: Accuracy
+    r_retry: Accuracy
     r_frozen: float | None
     """Left where the attacker knows the draws that answer; None where there are none to know."""
     checks: tuple[CheckRecord, ...]
@@ -146,7 +135,7 @@ class Audit(Record):
         return tuple(check for check in self.checks if check.holds_back)
 
     def __str__(self) -> str:
-        left = Share(self.headline.accuracy, self.headline.low, self.headline.high)
+        left = Accuracy(self.headline.accuracy, self.headline.low, self.headline.high)
         failed = ", ".join(check.id for check in self.failed)
         reason = f"; failed: {failed}" if failed else ""
         return f"{self.status}: {left} of {self.headline.num_images} images at {self.threat.epsilon:.4g}{reason}"
