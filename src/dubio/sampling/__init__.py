@@ -17,6 +17,7 @@ from dubio.sampling.passes import (
     name_sources,
 )
 from dubio.sampling.planning import ExecutorWarning, LoopOnlyError, Plan, plans
+from dubio.sampling.precision import Precision, check_precision, computing_in
 from dubio.sampling.settings import (
     Estimator,
     Settings,
@@ -37,13 +38,16 @@ __all__ = [
     "LoopOnlyError",
     "Pass",
     "Plan",
+    "Precision",
     "Settings",
     "Using",
     "antithetic",
     "arguments",
     "attach",
     "attach_alone",
+    "check_precision",
     "checkpoint",
+    "computing_in",
     "current_pass",
     "detach",
     "fresh",
