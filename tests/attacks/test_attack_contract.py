@@ -168,7 +168,7 @@ def test_frozen_noise_attacks_the_mean_over_the_same_draws(name: str) -> None:
 def test_frozen_noise_freezes_what_a_model_draws_itself() -> None:
     inputs, labels = examples()
     for model in (logits_function(), nn.Sequential(Shaken(), plain_net())):
-        victim = attacks.Pgd(noise="frozen")._victim(model)
+        victim = attacks.Pgd(noise="frozen").victim(model)
         assert torch.equal(victim.values(inputs, labels), victim.values(inputs, labels))
         victim.noise = "fresh"
         assert not torch.equal(victim.values(inputs, labels), victim.values(inputs, labels))

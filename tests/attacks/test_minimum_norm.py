@@ -125,7 +125,7 @@ def test_the_best_of_all_targets_is_the_nearest_class() -> None:
 def test_t61_a_larger_weight_keeps_the_perturbation_shorter(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = linear_net()
     inputs, labels = right_points(net, rows=2)
-    victim = attacks.MinimumNorm(num_samples=1)._victim(net)
+    victim = attacks.MinimumNorm(num_samples=1).victim(net)
     problem = solvers.Problem(victim, inputs, labels, 1 - labels, WIDE)
     start = inputs + 1e-3 * torch.randn_like(inputs)
     sizes = []
@@ -205,7 +205,7 @@ def test_the_runner_up_is_the_likeliest_other_class_and_random_targets_are_any_o
     attack = attacks.MinimumNorm()
     log_probs = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.4, 0.3, 0.2, 0.1]]).log()
     labels = torch.tensor([2, 2])
-    victim = attack._victim(plain_net())
+    victim = attack.victim(plain_net())
     assert [goals.tolist() for goals in attack._goals(victim, log_probs, labels)] == [[1, 0]]
     many = torch.arange(4).repeat(500)
     random = attacks.MinimumNorm(target="random")._goals(victim, torch.zeros(2000, 4), many)[0]
@@ -217,9 +217,9 @@ def test_the_runner_up_is_the_likeliest_other_class_and_random_targets_are_any_o
 
 
 def test_lbfgs_is_on_frozen_draws() -> None:
-    assert attacks.MinimumNorm(solver="lbfgs")._victim(plain_net()).noise == "frozen"
-    assert attacks.MinimumNorm(solver="lbfgs", noise="off")._victim(plain_net()).noise == "off"
-    assert attacks.MinimumNorm()._victim(plain_net()).noise == "fresh"
+    assert attacks.MinimumNorm(solver="lbfgs").victim(plain_net()).noise == "frozen"
+    assert attacks.MinimumNorm(solver="lbfgs", noise="off").victim(plain_net()).noise == "off"
+    assert attacks.MinimumNorm().victim(plain_net()).noise == "fresh"
 
 
 @pytest.mark.parametrize("name", ["minimum norm", "ddn", "fmn", "lbfgs"])
@@ -230,7 +230,7 @@ def test_random_networks_are_fooled_by_the_mean_over_the_draws(name: str) -> Non
     attack = type(FAILING[name])(**{**vars(FAILING[name]), **options})
     result = attack(model, inputs, labels)
     assert result.fooled.any()
-    victim = attack._victim(model)
+    victim = attack.victim(model)
     with torch.no_grad():
         model.eval()
         _, fooled = victim.judge(result.inputs, labels)

@@ -53,9 +53,9 @@ def test_own_labels_are_what_the_network_takes_clean_inputs_for() -> None:
     attacked: list[Tensor] = []
 
     class Watched(Fgsm):
-        def __call__(self, net, inputs, labels, **options):  # type: ignore[no-untyped-def]
+        def moved(self, net, inputs, labels, *options):  # type: ignore[no-untyped-def]
             attacked.append(labels)
-            return super().__call__(net, inputs, labels, **options)
+            return super().moved(net, inputs, labels, *options)
 
     watched = Watched(epsilon=0.1, noise="off")
     dubio.Adversarial(dubio.Elbo(40), watched)(model, INPUTS, TARGETS)

@@ -6,16 +6,26 @@ in ``_perturb`` how it moves the inputs; everything else, the contract test incl
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks.progress import Ticker
-from dubio.attacks.victims import Model, Noise, Victim, check_classifier, seeded_generator, untouched
+from dubio.attacks.victims import (
+    Model,
+    Noise,
+    Through,
+    Victim,
+    as_it_is,
+    check_classifier,
+    seeded_generator,
+    untouched,
+)
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 from dubio.sampling.settings import check_num_samples, seed_tensor
 
@@ -93,6 +103,13 @@ class Attack:
     batch_size: int | None = None
 
     _uses_gradients: ClassVar[bool] = True
+    _asks_nothing: ClassVar[bool] = False
+    """Whether it moves inputs without asking the device for any value."""
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether ``moved`` can be recorded as a CUDA graph."""
+        return self._asks_nothing and self.seed is None and self.noise != "frozen"
 
     def __post_init__(self) -> None:
         check_num_samples(self.num_samples)
@@ -119,6 +136,27 @@ class Attack:
         """Attack a network (or a function from inputs to logits) on inputs whose labels are ``targets``."""
         return self._run(model, inputs, targets, progress=progress)
 
+    def moved(
+        self,
+        model: nn.Module,
+        inputs: Float[Tensor, "batch ..."],
+        targets: Int[Tensor, " batch"],
+        through: Through[Callable[..., object]] = as_it_is,
+    ) -> Float[Tensor, "batch ..."]:
+        """The inputs as a call would move them, all at once and no more: what a step of training needs.
+
+        Nothing is counted and, with one restart, nothing selected. Without a seed random numbers come from torch's
+        generator. ``through`` says how looks at the network are run, such as compiled.
+        """
+        if not (inputs.is_cuda and torch.cuda.is_current_stream_capturing()):  # nobody can be asked then
+            self._check_call(model, inputs, targets)
+        with torch.inference_mode(False), untouched(model), seeded_generator(self.seed, inputs.device), torch.no_grad():
+            victim = replace(self.victim(model), through=through, seeded=self.seed is not None)
+            pieces = zip(
+                *(part.detach().split(self.batch_size or len(inputs)) for part in (inputs, targets)), strict=True
+            )
+            return torch.cat([self._moved(victim, some, labels.long()) for some, labels in pieces])
+
     def _run(
         self, model: Model, inputs: Tensor, targets: Tensor, first_row: int = 0, *, progress: bool = False
     ) -> Attacked:
@@ -127,7 +165,7 @@ class Attack:
         began = time.perf_counter()
         with torch.inference_mode(False), untouched(model), seeded_generator(self.seed, inputs.device), torch.no_grad():
             inputs, targets = inputs.detach().clone(), targets.clone().long()  # one's own, outside of any graph
-            victim = self._victim(model)
+            victim = self.victim(model)
             victim.check(inputs, targets)
             rows = self.batch_size or victim.rows_at_a_time(inputs, targets, self._uses_gradients)
             pieces = [slice(first, first + rows) for first in range(0, len(inputs), rows)]
@@ -163,8 +201,13 @@ class Attack:
         """Ticks of one piece, for the progress bar."""
         return 1
 
-    def _victim(self, model: Model) -> Victim:
-        seed = int(torch.randint(2**31, ())) if self.seed is None else self.seed
+    def _moved(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The inputs of some examples, moved."""
+        return self._perturb(victim, inputs, targets, Ticker(1, "", wanted=False)).inputs
+
+    def victim(self, model: Model) -> Victim:
+        """The network as this attack looks at it."""
+        seed = int(torch.randint(2**31, (), device="cpu")) if self.seed is None else self.seed
         return Victim(model, self.num_samples, self.objective, self.loss, self.noise, seed, self.targeted)
 
     def _select(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Perturbed:

@@ -7,7 +7,7 @@ Every gradient is that of a loss averaged over draws. References: Goodfellow et 
 import math
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class Fgsm(Attack):
     epsilon: float = 8 / 255
     label: Literal["true", "own"] = "true"
 
+    _asks_nothing: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.label not in ("true", "own"):
@@ -38,11 +40,14 @@ class Fgsm(Attack):
             raise ValueError("label must be 'true' for a targeted attack, which goes towards the targets, got 'own'")
 
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
-        own = self.label == "own"
-        gradient = self._own_gradient(victim, inputs) if own else victim.look(inputs, targets).gradient
-        moved = self._inside(inputs + self.epsilon * functional.steepest_direction(gradient, self.norm), inputs)
+        moved = self._moved(victim, inputs, targets)
         ticker.tick()
         return self._select(victim, moved, targets)
+
+    def _moved(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Tensor:
+        own = self.label == "own"
+        gradient = self._own_gradient(victim, inputs) if own else victim.look(inputs, targets).gradient
+        return self._inside(inputs + self.epsilon * functional.steepest_direction(gradient, self.norm), inputs)
 
     def _own_gradient(self, victim: Victim, inputs: Tensor) -> Tensor:
         """Gradient of ``-log pbar`` of the predicted class; classes that tie share it equally."""
@@ -101,6 +106,8 @@ class Pgd(Attack):
     random_start: bool = True
     momentum: float = 0.0
 
+    _asks_nothing: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_steps(self.steps, self.step_size)
@@ -114,6 +121,11 @@ class Pgd(Attack):
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
         climbed = (self._climb(victim, inputs, targets, ticker) for _ in range(self.restarts))
         return reduce(stronger, (self._select(victim, moved, targets) for moved in climbed))
+
+    def _moved(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Tensor:
+        if self.restarts > 1:
+            return super()._moved(victim, inputs, targets)
+        return self._climb(victim, inputs, targets, Ticker(1, "", wanted=False))  # of one there is none to select
 
     def _climb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Tensor:
         size = 2.5 * self.epsilon / self.steps if self.step_size is None else self.step_size

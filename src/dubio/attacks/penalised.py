@@ -86,8 +86,9 @@ class MinimumNorm(Attack):
     def _num_steps(self) -> int:
         return DECADES + self.bisections
 
-    def _victim(self, model: Model) -> Victim:
-        victim = super()._victim(model)
+    def victim(self, model: Model) -> Victim:
+        """The network as this attack looks at it; a line search needs noise that stays."""
+        victim = super().victim(model)
         return replace(victim, noise="frozen") if self.solver == "lbfgs" and self.noise == "fresh" else victim
 
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:

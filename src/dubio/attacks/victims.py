@@ -8,11 +8,10 @@ Random numbers of the attack itself come from here too. They belong to rows, so 
 changes no attack on a network without noise (``test_the_batch_size_does_not_matter``).
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,16 +23,34 @@ from dubio.layers import num_members
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, sample, seed_tensor
 from dubio.sampling.executors import Executor
-from dubio.sampling.noise import Kind, noise_key, seeded_noise
+from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
 from dubio.sampling.planning import Footprint, memory_budget
 
-__all__ = ["Model", "Noise", "Victim", "View", "check_classifier", "seeded_generator", "untouched"]
+__all__ = [
+    "Model",
+    "Noise",
+    "Through",
+    "Victim",
+    "View",
+    "as_it_is",
+    "check_classifier",
+    "seeded_generator",
+    "untouched",
+]
 
 Model = nn.Module | Callable[[Tensor], Tensor]
 Noise = Literal["fresh", "frozen", "off"]
+F = TypeVar("F", bound=Callable[..., object])
+Through = Callable[[F], F]
+"""How a function of a network and tensors is run: as it is, or compiled."""
 
 ROWS_TO_TRY = 8
 KEY = noise_key("attacks")
+
+
+def as_it_is(function: F) -> F:
+    """Run a function as it is."""
+    return function
 
 
 class View(NamedTuple):
@@ -60,6 +77,10 @@ class Victim:
     first_row: int = 0
     is_random: bool = True
     """Whether looking twice may show two things; found out by ``check``."""
+    through: Through[Callable[..., object]] = as_it_is
+    """How looks at a network are run."""
+    seeded: bool = True
+    """Whether the attack's own random numbers come from its seed, or from torch's generator as it stands."""
     forwards: int = field(default=0, init=False)
     backwards: int = field(default=0, init=False)
     _num_asked: int = field(default=0, init=False)
@@ -69,14 +90,10 @@ class Victim:
     ) -> Float[Tensor, "sample batch class"]:
         """Log-probabilities of all draws, differentiable."""
         self.forwards += self.num_samples
-        with self._frozen_generator(inputs.device):
+        with self._looking_at(inputs):
             if not isinstance(self.model, nn.Module):
                 return Categorical().log_probs(self._call_function(self.model, inputs))
-            with Using(**self._settings(), first_row=self.first_row, num_rows=len(inputs)):
-                outputs = sample(self.model, inputs, self.num_samples, executor=executor)
-        likelihood = likelihood_of(self.model)
-        assert isinstance(likelihood, Categorical)
-        return likelihood.log_probs(outputs)
+            return _network_log_probs(self.model, inputs, self.num_samples, executor)
 
     def judge(
         self,
@@ -88,12 +105,24 @@ class Victim:
 
         Raised is the loss of the true label, or minus that of the wanted one; with ``goals``, minus that of those.
         """
-        log_probs = self.log_probs(inputs)
         seen = labels if goals is None else goals
-        values = functional.averaged_attack_loss(log_probs, seen, self.objective, self.loss)
-        right = functional.predictive_log_probs(log_probs).argmax(dim=-1) == labels
+        if isinstance(self.model, nn.Module):
+            self.forwards += self.num_samples
+            judge = cast(Callable[..., tuple[Tensor, Tensor]], self.through(_judge_network))
+            with self._looking_at(inputs):
+                values, right = judge(self.model, inputs, seen, labels, self.num_samples, self.objective, self.loss)
+        else:
+            values, right = _judge(self.log_probs(inputs), seen, labels, self.objective, self.loss)
         raised = -values if self.targeted or goals is not None else values
         return raised, right if self.targeted else ~right
+
+    def labels(self, inputs: Float[Tensor, "batch ..."]) -> Int[Tensor, " batch"]:
+        """What the mean over the draws takes the inputs for."""
+        assert isinstance(self.model, nn.Module)
+        self.forwards += self.num_samples
+        look = cast(Callable[..., Tensor], self.through(_network_log_probs))
+        with torch.no_grad(), self._looking_at(inputs):
+            return functional.predictive_log_probs(look(self.model, inputs, self.num_samples)).argmax(dim=-1)
 
     def values(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """What the attacker raises, per example."""
@@ -133,6 +162,8 @@ class Victim:
 
     def random(self, shape: Sequence[int], kind: Kind, like: Tensor) -> Tensor:
         """Random numbers for the rows at hand: a function of the seed, the row and how often was asked before."""
+        if not self.seeded:
+            return fresh_noise(shape, kind, like.dtype, like.device)
         self._num_asked += 1
         found: Tensor = seeded_noise(
             seed_tensor(self.seed),
@@ -201,16 +232,49 @@ class Victim:
         if self.loss == "dlr" and num_classes < 3:
             raise ValueError("loss 'dlr' needs three classes or more, being constant for two; use 'margin'")
 
-    def _settings(self) -> dict[str, object]:
+    @contextmanager
+    def _looking_at(self, inputs: Tensor) -> Iterator[None]:
+        """The noise as the attacker wants it, for rows that stand where they stand."""
         seed = seed_tensor(self.seed) if self.noise == "frozen" else None
-        return {"mode": self.noise, "seed": seed}
+        settings = Using(mode=self.noise, seed=seed, first_row=self.first_row, num_rows=len(inputs))
+        # A model's own noise is frozen as the engine freezes its own.
+        with seeded_generator(self.seed if self.noise == "frozen" else None, inputs.device), settings:
+            yield
 
     def _call_function(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return torch.stack([function(inputs) for _ in range(self.num_samples)])
 
-    def _frozen_generator(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """Freezes noise that a model draws itself, as the engine freezes its own."""
-        return seeded_generator(self.seed if self.noise == "frozen" else None, device)
+
+def _network_log_probs(
+    model: nn.Module, inputs: Tensor, num_samples: int, executor: Executor = "auto"
+) -> Float[Tensor, "sample batch class"]:
+    likelihood = likelihood_of(model)
+    assert isinstance(likelihood, Categorical)
+    return likelihood.log_probs(sample(model, inputs, num_samples, executor=executor))
+
+
+def _judge_network(
+    model: nn.Module,
+    inputs: Tensor,
+    seen: Tensor,
+    labels: Tensor,
+    num_samples: int,
+    objective: AttackObjective,
+    loss: AttackLoss,
+) -> tuple[Tensor, Tensor]:
+    return _judge(_network_log_probs(model, inputs, num_samples), seen, labels, objective, loss)
+
+
+def _judge(
+    log_probs: Float[Tensor, "sample batch class"],
+    seen: Int[Tensor, " batch"],
+    labels: Int[Tensor, " batch"],
+    objective: AttackObjective,
+    loss: AttackLoss,
+) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
+    """The loss of the labels that are looked at, and whether the mean over the draws names the others."""
+    values = functional.averaged_attack_loss(log_probs, seen, objective, loss)
+    return values, functional.predictive_log_probs(log_probs).argmax(dim=-1) == labels
 
 
 @contextmanager

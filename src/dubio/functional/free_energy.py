@@ -6,7 +6,7 @@ epoch, each batch weighted by its size, is the free energy of the whole data (E-
 Reference: Blundell et al. 2015, section 3.4.
 """
 
-from typing import Literal
+from typing import Literal, overload
 
 from jaxtyping import Float
 from torch import Tensor
@@ -16,13 +16,26 @@ __all__ = ["KlWeighting", "kl_share", "minibatch_cost", "weighted_divergence"]
 KlWeighting = Literal["uniform", "geometric", "none"]
 
 
-def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_share: float | None = None) -> float:
+@overload
+def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_share: float | None = None) -> float: ...
+
+
+@overload
+def kl_share(
+    scheme: KlWeighting, batch_index: Tensor, num_batches: int, batch_share: float | None = None
+) -> float | Tensor: ...
+
+
+def kl_share(
+    scheme: KlWeighting, batch_index: int | Tensor, num_batches: int, batch_share: float | None = None
+) -> float | Tensor:
     """The part ``pi_i`` of the divergence that batch ``batch_index`` (from 0) of an epoch carries; the parts sum to 1.
 
     ``uniform`` gives each batch its share of the data, ``batch_share`` (default ``1 / num_batches``, E-3);
-    ``geometric`` halves from batch to batch (E-4); ``none`` leaves the divergence out.
+    ``geometric`` halves from batch to batch (E-4); ``none`` leaves the divergence out. ``batch_index`` may be a tensor,
+    which is not looked at: a step that is captured once reads another number each time.
     """
-    if not 0 <= batch_index < num_batches:
+    if not isinstance(batch_index, Tensor) and not 0 <= batch_index < num_batches:
         raise ValueError(f"batch_index must be in [0, num_batches = {num_batches}), got {batch_index}")
     if batch_share is not None and not 0.0 < batch_share <= 1.0:
         raise ValueError(f"batch_share must be in (0, 1], got {batch_share}")
@@ -30,7 +43,8 @@ def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_shar
         return 1.0 / num_batches if batch_share is None else batch_share
     if scheme == "geometric":
         # 2^(M-i) / (2^M - 1) with i from 1, divided by 2^M above and below: the plain form overflows past M = 1023.
-        return float(2.0 ** -(batch_index + 1) / (1.0 - 2.0**-num_batches))
+        share: float | Tensor = 2.0 ** -(batch_index + 1) / (1.0 - 2.0**-num_batches)
+        return share
     if scheme == "none":
         return 0.0
     raise ValueError(f"kl weighting must be 'uniform', 'geometric' or 'none', got {scheme!r}")
@@ -39,7 +53,7 @@ def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_shar
 def minibatch_cost(
     nll_per_example: Float[Tensor, "sample batch"],
     divergence: Float[Tensor, ""],
-    share: float,
+    share: float | Tensor,
     beta: float = 1.0,
 ) -> Float[Tensor, ""]:
     """The batch's cost per example: the mean over draws of each draw's own cost, plus the divergence's part (E-5)."""
@@ -48,7 +62,7 @@ def minibatch_cost(
 
 
 def weighted_divergence(
-    divergence: Float[Tensor, ""], beta: float, entropy: Float[Tensor, ""] | None = None, gamma: float = 0.0
+    divergence: Float[Tensor, ""], beta: float | Tensor, entropy: Float[Tensor, ""] | None = None, gamma: float = 0.0
 ) -> Float[Tensor, ""]:
     """``beta * KL - gamma * H``: the same as ``(beta + gamma) log q - beta log p`` in expectation (E-46, T-45)."""
     return beta * divergence if entropy is None else beta * divergence - gamma * entropy

@@ -76,10 +76,12 @@ class BayesianLayer(Drawn, ABC):
         self._collect_divergence(run)  # no weight is drawn here, but a divergence without closed form needs one
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
         dtype = torch.promote_types(input.dtype, torch.float32)
-        # Squares under- and overflow in half precision: the variance is computed in float32 at least.
+        factors = _factors_dtype(input.device, dtype)
+        # Squares under- and overflow in float16: they, their sums and roots are computed in float32 at least.
         with torch.autocast(input.device.type, enabled=False):
-            square = input.to(dtype).square()
-            variance = self._apply_to(square, self._variance("weight", dtype), self._variance("bias", dtype), *options)
+            square = input.to(dtype).square().to(factors)
+            weight, bias = (self._variance(name, dtype, factors) for name in ("weight", "bias"))
+            variance = self._apply_to(square, weight, bias, *options).to(dtype)
             noise = run.noise_for_activations(self, mean.shape, dtype, mean.device)
             return functional.local_reparameterisation(mean, variance, noise)
 
@@ -102,9 +104,9 @@ class BayesianLayer(Drawn, ABC):
         posterior = posterior_of(self, name)
         return plain_value(self, name) if posterior is None else posterior.location
 
-    def _variance(self, name: str, dtype: torch.dtype) -> Tensor | None:
+    def _variance(self, name: str, dtype: torch.dtype, factors: torch.dtype) -> Tensor | None:
         posterior = gaussian_of(self, name)
-        return None if posterior is None else posterior.variance(dtype)
+        return None if posterior is None else posterior.variance(dtype).to(factors)
 
     def _perturbation(self, name: str, run: Pass) -> Tensor | None:
         posterior = posterior_of(self, name)
@@ -121,6 +123,12 @@ class BayesianLayer(Drawn, ABC):
     @abstractmethod
     def _check_input(self, input: Tensor) -> None:
         """Refuse inputs of the wrong shape."""
+
+
+def _factors_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type in which variances are multiplied: under autocast to bfloat16, which has the range of float32, that."""
+    lower = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.bfloat16
+    return torch.bfloat16 if lower else dtype
 
 
 class Linear(BayesianLayer, nn.Linear):

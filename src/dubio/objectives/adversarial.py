@@ -6,6 +6,7 @@ by it (label leaking). The attack sees the network in eval mode and leaves no tr
 two training passes alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,9 +14,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from dubio import functional
 from dubio.attacks import Attack, Pgd
-from dubio.attacks.victims import Victim, untouched
+from dubio.attacks.victims import Through, as_it_is, untouched
 from dubio.objectives.elbo import Elbo
 from dubio.objectives.loss import Loss
 from dubio.sampling import Inputs
@@ -67,17 +67,22 @@ class Adversarial:
         num_samples: int = 1,
         *,
         sample_weight: Float[Tensor, "batch ..."] | None = None,
-        batch_index: int | None = None,
+        batch_index: int | Tensor | None = None,
         num_batches: int | None = None,
-        epoch: float | None = None,
+        epoch: float | Tensor | None = None,
+        num_parts: int = 1,
         seed: int | Tensor | None = None,
         executor: Executor = "auto",
+        attacked: Float[Tensor, "batch ..."] | None = None,
     ) -> Loss:
-        """The loss of one batch; arguments as for the inner objective, inputs a tensor."""
+        """The loss of one batch; arguments as for the inner objective, inputs a tensor.
+
+        ``attacked`` are the inputs as ``attack_inputs`` moved them, where that is done already.
+        """
         if not isinstance(inputs, Tensor):
             raise TypeError(f"inputs must be one tensor to be attacked, got {type(inputs).__name__}")
-        labels = self._own_labels(model, inputs) if self.label == "own" else targets
-        attacked = self.attack(model, inputs, labels, progress=False).inputs
+        if attacked is None:
+            attacked = self.attack_inputs(model, inputs, targets)
 
         def loss_of(batch: Tensor) -> Loss:
             return self.inner(
@@ -89,6 +94,7 @@ class Adversarial:
                 batch_index=batch_index,
                 num_batches=num_batches,
                 epoch=epoch,
+                num_parts=num_parts,
                 seed=seed,
                 executor=executor,
             )
@@ -104,10 +110,15 @@ class Adversarial:
             clean.log_probs,
         )
 
-    @torch.no_grad()
-    def _own_labels(self, model: nn.Module, inputs: Float[Tensor, "batch ..."]) -> Int[Tensor, " batch"]:
-        """What the network, attacked as it will be, takes the clean inputs for."""
-        attack = self.attack
-        victim = Victim(model, attack.num_samples, attack.objective, attack.loss, attack.noise, attack.seed or 0)
-        with untouched(model):
-            return functional.predictive_log_probs(victim.log_probs(inputs)).argmax(dim=-1)
+    def attack_inputs(
+        self,
+        model: nn.Module,
+        inputs: Float[Tensor, "batch ..."],
+        targets: Int[Tensor, " batch"],
+        through: Through[Callable[..., object]] = as_it_is,
+    ) -> Float[Tensor, "batch ..."]:
+        """The inputs as the attack moves them; ``through`` says how looks at the network are run."""
+        if self.label == "own":
+            with untouched(model):
+                targets = replace(self.attack.victim(model), through=through).labels(inputs)
+        return self.attack.moved(model, inputs, targets, through)

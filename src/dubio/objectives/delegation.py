@@ -28,9 +28,10 @@ class Delegating(ABC):
         num_samples: int = 1,
         *,
         sample_weight: Float[Tensor, "batch ..."] | None = None,
-        batch_index: int | None = None,
+        batch_index: int | Tensor | None = None,
         num_batches: int | None = None,
-        epoch: float | None = None,
+        epoch: float | Tensor | None = None,
+        num_parts: int = 1,
         seed: int | Tensor | None = None,
         executor: Executor = "auto",
     ) -> Loss:
@@ -44,6 +45,7 @@ class Delegating(ABC):
             batch_index=batch_index,
             num_batches=num_batches,
             epoch=epoch,
+            num_parts=num_parts,
             seed=seed,
             executor=executor,
         )

@@ -81,9 +81,10 @@ class Elbo:
         num_samples: int = 1,
         *,
         sample_weight: Float[Tensor, "batch ..."] | None = None,
-        batch_index: int | None = None,
+        batch_index: int | Tensor | None = None,
         num_batches: int | None = None,
-        epoch: float | None = None,
+        epoch: float | Tensor | None = None,
+        num_parts: int = 1,
         seed: int | Tensor | None = None,
         executor: Executor = "auto",
     ) -> Loss:
@@ -97,7 +98,9 @@ class Elbo:
             sample_weight: multiplies each example's negative log-likelihood, or `(batch, sample)` each draw's of it.
             batch_index: which batch of the epoch this is, from 0 (for geometric weights).
             num_batches: how many batches an epoch has (for geometric weights).
-            epoch: how many epochs have been trained, for the warm-up; fractions are welcome.
+            epoch: how many epochs have been trained, for the warm-up; fractions are welcome. It and ``batch_index`` may
+                be tensors, which a captured step reads anew each time.
+            num_parts: how many processes share the batch, each with a part of it (for geometric weights).
             seed: freezes the draws.
             executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
         """
@@ -108,7 +111,7 @@ class Elbo:
         nll_per_example, energy_per_example = self._weighted(nll_per_example, sample_weight)
         kl = self._divergence(model, draws, num_samples, seed)
 
-        share = self._share(len(energy_per_example), batch_index, num_batches)
+        share = self._share(len(energy_per_example), batch_index, num_batches, num_parts)
         entropy = self._entropy(model, draws)
         weighted = functional.weighted_divergence(kl, self._beta(epoch), entropy, self.gamma)
         penalties = self._penalties(model, draws)
@@ -122,7 +125,9 @@ class Elbo:
         """What the losses of all draws come to, per example: their mean (E-2)."""
         return nll_per_example.mean(dim=0)
 
-    def _share(self, batch_size: int, batch_index: int | None, num_batches: int | None) -> float:
+    def _share(
+        self, batch_size: int, batch_index: int | Tensor | None, num_batches: int | None, num_parts: int
+    ) -> float | Tensor:
         if self.num_data is None:
             raise ValueError(
                 "num_data must be given: Elbo(num_data=len(training_data)), since the divergence counts once"
@@ -130,14 +135,16 @@ class Elbo:
         if self.kl_weighting == "geometric":
             if batch_index is None or num_batches is None:
                 raise ValueError("geometric weights need batch_index and num_batches in the call")
-            return functional.kl_share("geometric", batch_index, num_batches)
+            return functional.kl_share("geometric", batch_index, num_batches) / num_parts
         return functional.kl_share(self.kl_weighting, 0, 1, min(batch_size / self.num_data, 1.0))
 
-    def _beta(self, epoch: float | None) -> float:
+    def _beta(self, epoch: float | Tensor | None) -> float | Tensor:
         if self.warmup == 0:
             return self.beta
         if epoch is None:
             raise ValueError("a warm-up needs the epoch in the call")
+        if isinstance(epoch, Tensor):
+            return self.beta * (epoch / self.warmup).clamp(max=1.0)
         return self.beta * min(1.0, epoch / self.warmup)
 
     def _weighted(

@@ -6,21 +6,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dubio.conversion import drop_decisions
 from dubio.data import Examples
-from dubio.layers import noise_parameters
 from dubio.likelihoods import Gaussian, likelihood_of
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
+from dubio.sampling import Precision
 from dubio.sampling.settings import check_module
 from dubio.training.batches import batches_from
+from dubio.training.optimising import parameter_groups
 from dubio.training.progress import display_for
 from dubio.training.settings import Schedule, schedule_factor
+from dubio.training.stepping import Fast, Step
 from dubio.training.trainer import Trainer
 from dubio.training.values import Callback, Plan, Run
 
@@ -54,7 +56,8 @@ def fit(
     resume: bool = False,
     seed: int = 0,
     device: torch.device | str | None = None,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
+    fast: Fast = "auto",
     progress: bool = True,
 ) -> Run:
     """Train a network in place.
@@ -84,7 +87,9 @@ def fit(
         resume: go on from the folder's checkpoint.
         seed: order of the data, and noise.
         device: where to train; by default where the network is.
-        precision: ``"bf16"`` runs the network under autocast.
+        precision: ``"fp32"``; ``"tf32"`` rounds factors of products on a GPU; ``"bf16"`` runs under autocast.
+        fast: ``"auto"`` compiles the step and records it as a CUDA graph where there is a GPU, and on a CPU compiles it
+            in long runs where a trial shows that to be faster; ``True`` insists on it, ``False`` runs eagerly.
         progress: show how it goes.
     """
     check_module(model)
@@ -137,7 +142,17 @@ def fit(
     if count is None:
         raise ValueError("num_data must be given where the training data cannot tell their number of examples")
     objective = objective.with_num_data(count)
-    made = (optimizer or torch.optim.Adam)(_groups(model, plan.lr, plan.noise_lr, weight_decay))
+    made = (optimizer or torch.optim.Adam)(parameter_groups(model, plan.lr, plan.noise_lr, weight_decay))
+    step = Step(
+        model,
+        objective,
+        made,
+        num_samples=plan.num_samples,
+        clip_norm=clip_norm,
+        precision=precision,
+        fast=fast,
+        num_steps=None if batches.num_batches is None else plan.epochs * batches.num_batches // accumulate,
+    )
     trainer = Trainer(
         model,
         batches,
@@ -149,6 +164,7 @@ def fit(
         tuple(callbacks),
         Path(folder) if folder else None,
         where,
+        step,
     )
     drop_decisions(model, "training")
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _signals() as interrupted:
@@ -164,18 +180,6 @@ def _count(train: Any) -> int:
     if isinstance(train, tuple | list) and len(train) == 2 and isinstance(train[1], Tensor):
         return len(train[1])
     raise ValueError("bootstrap needs train as dubio.data.Examples or (inputs, targets): each example has its weights")
-
-
-def _groups(model: nn.Module, lr: float, noise_lr: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Two parameter groups: those of the plain network, and those of its noise, which weight decay must not touch."""
-    noise = [parameter for parameter in noise_parameters(model) if parameter.requires_grad]
-    known = {id(parameter) for parameter in noise}
-    weights = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
-    groups = [
-        {"params": weights, "lr": lr, "initial_lr": lr, "weight_decay": weight_decay},
-        {"params": noise, "lr": noise_lr, "initial_lr": noise_lr, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
 
 
 @contextmanager

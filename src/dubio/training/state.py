@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio.persistence.tensors import with_ties, without_ties
+from dubio.training.optimising import load_keeping_the_way
 
 __all__ = ["Standing", "pack", "unpack"]
 
@@ -26,6 +27,8 @@ class Standing:
     best: float | None = None
     best_epoch: int = 0
     seconds: float = 0.0
+    compiled: bool | None = None
+    """Whether steps are compiled, once a trial on a CPU has decided it."""
 
 
 def pack(
@@ -46,7 +49,11 @@ def pack(
                 tensors[f"optimizer/{place}/{name}"] = value
             else:
                 plain.setdefault(str(place), {})[name] = value
-    slots = {"state": plain, "param_groups": packed["param_groups"]}
+    groups = [
+        {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()}
+        for group in packed["param_groups"]
+    ]
+    slots = {"state": plain, "param_groups": groups}
     return tensors, {"standing": asdict(standing), "tied": tied, "optimizer": slots}
 
 
@@ -65,7 +72,7 @@ def unpack(
     for name, tensor in parts.get("optimizer", {}).items():
         place, _, key = name.partition("/")
         slots.setdefault(int(place), {})[key] = tensor
-    optimizer.load_state_dict({"state": slots, "param_groups": state["optimizer"]["param_groups"]})
+    load_keeping_the_way(optimizer, {"state": slots, "param_groups": state["optimizer"]["param_groups"]})
     random = parts["random"]
     torch.set_rng_state(random.pop("cpu"))
     if random and torch.cuda.is_available():

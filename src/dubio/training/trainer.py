@@ -17,18 +17,20 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from dubio import functional
 from dubio.layers import num_trained
-from dubio.objectives import Loss, Objective
+from dubio.objectives import Objective
 from dubio.persistence import save
 from dubio.persistence.atomic import remove_unfinished, write_atomically
 from dubio.persistence.tensors import without_ties
 from dubio.training.batches import Batch, Batches
 from dubio.training.checkpoints import latest_checkpoint, read_checkpoint, write_checkpoint
-from dubio.training.diagnosis import culprit_of, warn_of_collapse, what_is_not_finite
+from dubio.training.diagnosis import warn_of_collapse, what_is_not_finite
+from dubio.training.health import BrokenLossError
+from dubio.training.optimising import set_learning_rates
 from dubio.training.progress import Display
 from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.state import Standing, pack, unpack
+from dubio.training.stepping import Place, Step
 from dubio.training.validation import validate
 from dubio.training.values import Callback, Interrupted, Plan, Run
 
@@ -36,6 +38,8 @@ __all__ = ["Trainer"]
 
 FREE = ("epochs", "num_parameters")
 """What of a configuration may be another when a run is resumed; the second was not always written."""
+LOOK_EVERY = 0.25
+"""Seconds between two looks at a GPU: each waits until it has caught up."""
 
 
 @dataclass
@@ -52,19 +56,26 @@ class Trainer:
     callbacks: tuple[Callback, ...]
     folder: Path | None
     device: torch.device
-    _rows: int = 0
-    """Examples whose gradients wait for the step."""
+    step: Step
     _num_classes: int | None = None
+    _sums: Tensor | None = None
+    """Sums over the examples since they were last gathered, on the device."""
+    _looked: float = 0.0
+    """When the device was last asked how it goes."""
+    _first_step: int = 0
+    """The step at which this run began or was taken up."""
 
     def run(self, resume: bool, interrupted: threading.Event, display: Display) -> Run:
         """All epochs, from the start or from the checkpoint."""
         standing, best, history = self._start(resume)
+        self._first_step = standing.step
+        self.step.settle(standing.compiled)
         self.model.train()
         began = time.perf_counter() - standing.seconds
         while standing.epoch < self.plan.epochs and not self._out_of_patience(standing):
             for batch, last in self._batches_of(standing):
                 self._learn_from(batch, last, standing, display)
-                if interrupted.is_set() and self._rows == 0:  # between two steps
+                if interrupted.is_set() and self.step.num_rows == 0:  # between two steps
                     standing.seconds = time.perf_counter() - began
                     self._stop(standing, best)
             standing.seconds = time.perf_counter() - began
@@ -123,64 +134,53 @@ class Trainer:
 
     def _learn_from(self, batch: Batch, last: bool, standing: Standing, display: Display) -> None:
         batch = batch.to(self.device)
-        if self._rows == 0:
-            self.optimizer.zero_grad(set_to_none=True)
-            factor = schedule_factor(self.schedule, self._epochs_done(standing) / self.plan.epochs)
-            for group in self.optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * factor
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.precision == "bf16"):
-            loss = self.objective(
-                self.model,
-                batch.inputs,
-                batch.targets,
-                self.plan.num_samples,
-                sample_weight=batch.weight,
-                batch_index=standing.batch,
-                num_batches=self.batches.num_batches,
-                epoch=self._epochs_done(standing),
-            )
-        if not bool(torch.isfinite(loss.total)):
-            place = f"step {standing.step + 1} of epoch {standing.epoch + 1}"
-            culprit = culprit_of(self.model, batch.inputs, loss)
-            raise FloatingPointError(f"loss is {loss.total.item()} at {place}, from {culprit}{self._kept()}")
-        # Batches of one step count by their rows; the sum is divided once it is complete.
-        (loss.total * len(batch.targets)).backward()
-        self._rows += len(batch.targets)
-        standing.batch += 1
-        self._add(loss, batch, standing)
-        if standing.batch % self.plan.accumulate == 0 or last:
-            self._step(standing)
+        if self.step.num_rows == 0:
+            done = self._epochs_done(standing) / self.plan.epochs
+            set_learning_rates(self.optimizer, schedule_factor(self.schedule, done))
+        complete = (standing.batch + 1) % self.plan.accumulate == 0 or last
+        place = Place(standing.batch, self.batches.num_batches, self._epochs_done(standing))
+        try:
+            loss, sums = self.step.learn(batch, place, complete)
+            standing.batch += 1
+            standing.step += complete
+            self._sums = sums.clone() if self._sums is None else self._sums.add_(sums)
+            if last or self._is_time_to_look():
+                self.step.check(batch)
+                display.batch(standing.epoch, standing.batch, loss.total.item())
+        except BrokenLossError as error:
+            raise self._explained(error, standing) from error
+        if loss.log_probs is not None:
+            self._num_classes = loss.log_probs.shape[-1]
+        if complete:
             for callback in self.callbacks:
                 callback.on_step(standing.step, loss)
-        display.batch(standing.epoch, standing.batch, loss.total.item())
 
-    def _step(self, standing: Standing) -> None:
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= self._rows
-        self._rows = 0
-        if self.plan.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip_norm)
-        self.optimizer.step()
-        standing.step += 1
+    def _explained(self, error: BrokenLossError, standing: Standing) -> FloatingPointError:
+        place = f"step {self._first_step + error.num_steps + 1} of epoch {standing.epoch + 1}"
+        return FloatingPointError(f"loss is {error.value} at {place}, from {error.culprit}{self._kept()}")
+
+    def _is_time_to_look(self) -> bool:
+        """Whether to ask the device how it goes: always on a CPU, which has no queue to wait for."""
+        now = time.perf_counter()
+        if self.device.type == "cuda" and now - self._looked < LOOK_EVERY:
+            return False
+        self._looked = now
+        return True
 
     def _epochs_done(self, standing: Standing) -> float:
         """How many epochs are over; whole ones alone where nobody knows how many batches an epoch has."""
         return standing.epoch + (standing.batch / self.batches.num_batches if self.batches.num_batches else 0.0)
 
-    def _add(self, loss: Loss, batch: Batch, standing: Standing) -> None:
-        """Add a batch to the sums of the epoch."""
-        rows = len(batch.targets)
-        values = {"examples": 1.0, "loss": loss.total.item(), "nll": loss.nll.item()}
-        values |= {name: term.item() for name, term in loss.terms.items()}
-        if loss.log_probs is not None:
-            self._num_classes = loss.log_probs.shape[-1]
-            labels = functional.predictive_log_probs(loss.log_probs).argmax(dim=-1)
-            values["accuracy"] = (labels == batch.targets).float().mean().item()
-        for name, value in values.items():
-            standing.sums[name] = standing.sums.get(name, 0.0) + value * rows
+    def _gather_sums(self, standing: Standing) -> None:
+        """Take the sums over, from the device to where they are kept."""
+        if self._sums is None:
+            return
+        for name, value in zip(("examples", *self.step.names), self._sums.tolist(), strict=True):
+            standing.sums[name] = standing.sums.get(name, 0.0) + value
+        self._sums = None
 
     def _finish_epoch(self, standing: Standing) -> dict[str, float]:
+        self._gather_sums(standing)
         sums, standing.sums = standing.sums, {}
         if not sums:
             raise ValueError("train must hold at least one batch, got none")
@@ -222,6 +222,8 @@ class Trainer:
 
     def _save(self, standing: Standing, best: dict[str, Tensor] | None) -> None:
         assert self.folder is not None
+        self._gather_sums(standing)
+        standing.compiled = self.step.settled
         write_checkpoint(self.folder / "checkpoint", standing.step, *pack(self.model, self.optimizer, standing, best))
 
     def _stop(self, standing: Standing, best: dict[str, Tensor] | None) -> None:

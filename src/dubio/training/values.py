@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from dubio.objectives import Loss
+from dubio.sampling import check_precision
 
 __all__ = ["Callback", "Interrupted", "Plan", "Run"]
 
@@ -79,5 +80,4 @@ class Plan:
             raise ValueError(f"patience must be at least 1 epoch, got {self.patience}")
         if self.monitor not in ("val_nll", "val_accuracy", "loss", "nll"):
             raise ValueError(f"monitor must be 'val_nll', 'val_accuracy', 'loss' or 'nll', got {self.monitor!r}")
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f"precision must be 'fp32' or 'bf16', got {self.precision!r}")
+        check_precision(self.precision)

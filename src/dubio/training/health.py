@@ -1,0 +1,49 @@
+"""Whether every loss so far was finite: kept on the device, so that no step has to wait for an answer."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["BrokenLossError", "Health"]
+
+
+class BrokenLossError(FloatingPointError):
+    """The loss is not a finite number."""
+
+    def __init__(self, value: float, culprit: str, num_steps: int) -> None:
+        super().__init__(f"loss is {value}, from {culprit}")
+        self.value, self.culprit = value, culprit
+        self.num_steps = num_steps
+        """Steps that went well before."""
+
+
+class Health:
+    """Watches losses. A fused optimiser leaves the parameters alone from the first one on that is not finite."""
+
+    def __init__(self, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._value = torch.zeros((), device=device)
+        self._broken = torch.zeros((), device=device)
+        if self._on_gpu and all(group.get("fused") for group in optimizer.param_groups):
+            optimizer.found_inf = self._broken  # type: ignore[attr-defined]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps with a finite loss."""
+        return int(self._steps)
+
+    def watch(self, total: Tensor) -> None:
+        """Take note of a loss."""
+        if not self._on_gpu:
+            self._steps += 1
+            return
+        total = total.detach()
+        self._value.copy_(torch.where(self._broken > 0, self._value, total.float()))
+        self._broken.copy_(torch.where(torch.isfinite(self._value), 0.0, 1.0))
+        self._steps.add_(1 - self._broken.long())
+
+    def first_broken(self) -> tuple[float, int] | None:
+        """The first loss that is not finite, and how many were before it."""
+        if not self._on_gpu or not bool(self._broken):
+            return None
+        return self._value.item(), self.num_steps

@@ -1,0 +1,83 @@
+"""Optimisers: which parameters learn how fast, and what a CUDA graph needs of them.
+
+A graph that is recorded once reads the learning rate from a tensor, so that a schedule can move it, and must not ask
+the device for a value: torch's fused optimisers do neither harm. They also skip an update when told that the loss was
+not finite, which keeps the parameters as they were until somebody looks.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubio.layers import noise_parameters
+
+__all__ = ["load_keeping_the_way", "make_capturable", "parameter_groups", "set_learning_rates", "why_not_capturable"]
+
+WAYS = ("foreach", "fused", "capturable")
+"""Options of an optimiser that belong to the device and not to the run."""
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+def parameter_groups(model: nn.Module, lr: float, noise_lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Two parameter groups: those of the plain network, and those of its noise, which weight decay must not touch."""
+    noise = [parameter for parameter in noise_parameters(model) if parameter.requires_grad]
+    known = {id(parameter) for parameter in noise}
+    weights = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    groups = [
+        {"params": weights, "lr": lr, "initial_lr": lr, "weight_decay": weight_decay},
+        {"params": noise, "lr": noise_lr, "initial_lr": noise_lr, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's learning rate to ``factor`` times the one it began with."""
+    for group in optimizer.param_groups:
+        rate = group["initial_lr"] * factor
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def load_keeping_the_way(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state that another machine may have written, with how updates are made left as it is here."""
+    ways = [{name: group[name] for name in WAYS if name in group} for group in optimizer.param_groups]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, way, rate in zip(optimizer.param_groups, ways, rates, strict=True):
+        group.update(way)
+        if isinstance(rate, Tensor):  # the one that a recording reads
+            group["lr"] = rate.fill_(group["lr"])
+    for parameter, values in optimizer.state.items():
+        if isinstance(values.get("step"), Tensor) and _is_fused(optimizer):
+            values["step"] = values["step"].to(parameter.device)
+
+
+def why_not_capturable(optimizer: torch.optim.Optimizer) -> str:
+    """Why a step of this optimiser cannot be recorded; nothing where it can."""
+    if type(optimizer) not in FUSED:
+        return f"a {type(optimizer).__name__} has no fused form: Adam, AdamW and SGD have"
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return "a differentiable optimiser cannot be recorded"
+    kinds = {parameter.dtype for group in optimizer.param_groups for parameter in group["params"]}
+    if not all(kind.is_floating_point for kind in kinds):
+        return "fused optimisers take real parameters alone"
+    return ""
+
+
+def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Switch an optimiser to its fused form, and its learning rates to tensors."""
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False
+        if "capturable" in group:
+            group["capturable"] = True
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = torch.tensor(float(group["lr"]), device=device)
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return all(group.get("fused") for group in optimizer.param_groups)

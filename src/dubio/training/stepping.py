@@ -1,0 +1,360 @@
+"""One step of training: noise, forward, backward, clipping, update - eager, compiled, or recorded as a CUDA graph.
+
+On a GPU the whole step is compiled and, after a few batches, recorded once and replayed from then on (``captured``);
+what attacks a batch in adversarial training is part of it. Batches of another shape, such as a short last one, run as
+they are. What cannot be recorded is compiled, what cannot be compiled runs eagerly, and ``how`` says which and why.
+
+Invariants (``tests/training/test_stepping.py``, and ``test_captured.py`` on a GPU): all three ways give the same
+numbers within the tolerance of floats; with ``fallback_random`` also where noise is drawn, from the same generator.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dubio import functional
+from dubio.attacks import Attack
+from dubio.objectives import Loss, Objective
+from dubio.sampling import Precision, check_precision, computing_in
+from dubio.sampling.capturing import Buffers, Captured, signature
+from dubio.training.batches import Batch
+from dubio.training.diagnosis import culprit_of
+from dubio.training.health import BrokenLossError, Health
+from dubio.training.optimising import make_capturable, why_not_capturable
+from dubio.training.trial import Trial
+
+__all__ = ["Fast", "Learned", "Place", "Step"]
+
+Fast = bool | Literal["auto"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@runtime_checkable
+class Attacking(Protocol):
+    """An objective that attacks the inputs first: a part of the step that a compiler cannot follow as a whole."""
+
+    @property
+    def attack(self) -> Attack:
+        """How it does."""
+
+    def attack_inputs(self, model: nn.Module, inputs: Any, targets: Tensor, through: Any) -> Tensor:
+        """The inputs, attacked."""
+
+
+class Place(NamedTuple):
+    """Where in a run a batch stands; what an objective may ask for."""
+
+    batch_index: int | Tensor | None = None
+    num_batches: int | None = None
+    epoch: float | Tensor | None = None
+
+
+class Learned(NamedTuple):
+    """What came of a batch. Replays overwrite the tensors: read them before the next step, or copy them."""
+
+    loss: Loss
+    sums: Tensor
+    """Number of examples, and for each metric of ``Step.names`` its sum over them; float64."""
+
+
+class Step:
+    """A step of training, as fast as it can be made.
+
+    ``step(inputs, targets)`` learns from a batch and gives its ``Loss``, whose tensors the next step may overwrite.
+
+    >>> step = dubio.Step(model, method.objective(len(data)), torch.optim.Adam(model.parameters()), num_samples=10)
+    >>> for inputs, targets in batches:
+    ...     loss = step(inputs, targets)
+
+    Args:
+        model: a converted network, on its device, in training mode.
+        objective: what is minimised.
+        optimizer: what updates the parameters.
+        num_samples: draws for each step.
+        clip_norm: largest norm of the gradient.
+        precision: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+        fast: ``True`` compiles, and on a GPU records; ``False`` does neither; ``"auto"`` does on a GPU, and on a CPU
+            where a trial shows it to be worth it, and falls back where it cannot be done.
+        num_steps: how many steps there will be, for that trial; without it there is none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        *,
+        num_samples: int = 1,
+        clip_norm: float | None = None,
+        precision: Precision = "fp32",
+        fast: Fast = "auto",
+        num_steps: int | None = None,
+    ) -> None:
+        check_precision(precision)
+        if fast not in (True, False, "auto"):
+            raise ValueError(f"fast must be True, False or 'auto', got {fast!r}")
+        self.model, self.objective, self.optimizer = model, objective, optimizer
+        self.num_samples, self.clip_norm, self.precision, self.fast = num_samples, clip_norm, precision, fast
+        self.device = next(model.parameters()).device
+        self.names: tuple[str, ...] = ()
+        """Metrics that ``Learned.sums`` holds after the number of examples."""
+        self.num_rows = 0
+        """Examples whose gradients wait for the update."""
+        self.why = ""
+        """Why the step is not as fast as it might be, where something stood in the way."""
+        on_gpu = self.device.type == "cuda"
+        self._compile = fast is True or (fast == "auto" and on_gpu)
+        self._trial = Trial(num_steps) if fast == "auto" and not on_gpu and num_steps else None
+        self._settled: bool | None = None
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._captured: Captured[tuple[Loss, Tensor]] | None = None
+        self._buffers: Buffers | None = None
+        self._capture = on_gpu and self._compile and not self._why_not_captured()
+        if self._capture:
+            make_capturable(optimizer, self.device)
+        if on_gpu and self._compile:
+            _to_channels_last(model)
+        self._health = Health(self.device, optimizer)
+
+    @property
+    def how(self) -> str:
+        """How steps run: ``captured``, ``compiled`` or ``eager``, and why where something stood in the way."""
+        way = "captured" if self._capture else "compiled" if self._compile else "eager"
+        return f"{way}, since {self.why}" if self.why else way
+
+    @property
+    def capture_seconds(self) -> float:
+        """How long compiling and recording took."""
+        return self._captured.seconds if self._captured is not None else 0.0
+
+    @property
+    def settled(self) -> bool | None:
+        """What a trial on a CPU has decided: whether steps are compiled. None before, and where there is no trial."""
+        return self._settled
+
+    def settle(self, compiled: bool | None) -> None:
+        """Go by what an earlier trial has decided, where it has."""
+        if compiled is not None and self._trial is not None:
+            self._compile, self._settled, self._trial = compiled, compiled, None
+
+    def __call__(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        weight: Tensor | None = None,
+        *,
+        batch_index: int | None = None,
+        num_batches: int | None = None,
+        epoch: float | None = None,
+    ) -> Loss:
+        """Learn from one batch."""
+        return self.learn(Batch(inputs, targets, weight), Place(batch_index, num_batches, epoch)).loss
+
+    def learn(self, batch: Batch, place: Place, complete: bool = True) -> Learned:
+        """Take a batch in; where it completes a step, update the parameters."""
+        if complete and self.num_rows == 0 and self._capture:
+            learned = self._learn_captured(batch, place)
+            if learned is not None:
+                return learned
+        if self._trial is not None and complete and self.num_rows == 0:
+            return self._learn_on_trial(self._trial, batch, place)
+        learned = self._add_gradients(batch, place)
+        if complete:
+            self._update()
+        return learned
+
+    def check(self, batch: Batch) -> None:
+        """Raise where some step since the last look had a loss that is not finite; waits for the device."""
+        broken = self._health.first_broken()
+        if broken is not None:
+            value, num_steps = broken
+            total = torch.tensor(value)
+            raise BrokenLossError(
+                value, culprit_of(self.model, batch.to(self.device).inputs, Loss(total, total, {}, None)), num_steps
+            )
+
+    def _add_gradients(self, batch: Batch, place: Place) -> Learned:
+        """Backward of the loss times its rows: batches of one step count by them, and the sum is divided once."""
+        if self.num_rows == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+        loss, sums = self._loss(batch, place)
+        if self.device.type == "cpu" and not bool(torch.isfinite(loss.total)):
+            raise BrokenLossError(loss.total.item(), culprit_of(self.model, batch.inputs, loss), self._health.num_steps)
+        rows = len(batch.targets)
+        (loss.total * rows).backward()
+        self.num_rows += rows
+        self._health.watch(loss.total)
+        return Learned(loss, sums)
+
+    def _update(self) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= self.num_rows
+        self.num_rows = 0
+        self._clip_and_step()
+
+    def _clip_and_step(self) -> None:
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.optimizer.step()
+
+    def _loss(self, batch: Batch, place: Place) -> tuple[Loss, Tensor]:
+        """The loss and its sums, compiled where that works."""
+        if not self._compile:
+            return self._loss_through(_as_it_is, batch, place)
+        try:
+            return self._loss_through(self._through, batch, self._in_tensors(place))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            found = self._loss_through(_as_it_is, batch, place)  # raises what is the batch's own fault
+            if self.fast is True:
+                raise
+            self._fall_back("eager", f"the compiler gave up: {_first_line(error)}")
+            return found
+
+    def _loss_through(self, through: Callable[[Any], Any], batch: Batch, place: Place) -> tuple[Loss, Tensor]:
+        with computing_in(self.precision, self.device):
+            attacked = None
+            if isinstance(self.objective, Attacking):
+                attacked = self.objective.attack_inputs(self.model, batch.inputs, batch.targets, through)
+            compute = through(_compute)
+            given = (batch.inputs, batch.targets, batch.weight)
+            found = compute(self.objective, self.model, *given, self.num_samples, *place, attacked)
+        total, nll, terms, log_probs, sums = found
+        self.names = ("loss", "nll", *terms, *(() if log_probs is None else ("accuracy",)))
+        return Loss(total, nll, terms, log_probs), sums
+
+    def _in_tensors(self, place: Place) -> Place:
+        """Numbers that change from batch to batch, as tensors: a compiler would take plain ones for constants."""
+        changing = (place.batch_index, place.epoch)
+        index, epoch = (
+            # Filled there: a number that is copied to a GPU would wait for it.
+            value if value is None or isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
+            for value in changing
+        )
+        return Place(index, place.num_batches, epoch)
+
+    def _through(self, function: F) -> F:
+        if function not in self._compiled:
+            # On a CPU, compiled random numbers are slower than torch's own, and other ones.
+            options: Any = {"fallback_random": True} if self.device.type == "cpu" else None
+            self._compiled[function] = torch.compile(function, dynamic=False, fullgraph=True, options=options)
+        return cast(F, self._compiled[function])
+
+    def _learn_captured(self, batch: Batch, place: Place) -> Learned | None:
+        """The whole step from its recording; None where the batch has another shape, or recording fails."""
+        values = (batch.inputs, batch.targets, batch.weight, self._in_tensors(place))
+        if self._buffers is None:
+            self._buffers = Buffers(_channels_last(values))
+            self._captured = Captured(self._whole_step, self.device)
+        elif signature(values) != self._buffers.signature:
+            return None
+        self._buffers.copy(values)
+        assert self._captured is not None
+        try:
+            return Learned(*self._captured())
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if self.fast is True:
+                raise
+            self._fall_back("compiled", f"its recording failed: {_first_line(error)}")
+            return None
+
+    def _whole_step(self) -> tuple[Loss, Tensor]:
+        assert self._buffers is not None
+        inputs, targets, weight, place = self._buffers.values
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, sums = self._loss(Batch(inputs, targets, weight), Place(*place))
+        loss.total.backward()
+        self._health.watch(loss.total)
+        self._clip_and_step()
+        return loss, sums
+
+    def _learn_on_trial(self, trial: Trial, batch: Batch, place: Place) -> Learned:
+        """A step like any other, timed; after enough of them the faster way is kept."""
+        self._compile = trial.compiled_next
+        began = time.perf_counter()
+        learned = self._add_gradients(batch, place)
+        self._update()
+        trial.note(time.perf_counter() - began)
+        if self._compile != trial.compiled_next and self.why:  # the compiler gave up
+            trial.choice = False
+        self.settle(trial.choice)
+        return learned
+
+    def _why_not_captured(self) -> str:
+        self.why = why_not_capturable(self.optimizer)
+        if isinstance(self.objective, Attacking) and not self.objective.attack.is_capturable:
+            self.why = f"{type(self.objective.attack).__name__} asks for values while it runs, or has a seed of its own"
+        if self.why and self.fast is True:
+            raise ValueError(f"fast must be 'auto' or False here: the step cannot be recorded, since {self.why}")
+        return self.why
+
+    def _fall_back(self, way: Literal["compiled", "eager"], why: str) -> None:
+        self._capture, self.why = False, why
+        self._compile = way == "compiled"
+        self._buffers = self._captured = None
+
+
+def _as_it_is(function: F) -> F:
+    return function
+
+
+def _compute(
+    objective: Any,
+    model: nn.Module,
+    inputs: Any,
+    targets: Tensor,
+    weight: Tensor | None,
+    num_samples: int,
+    batch_index: Tensor | int | None,
+    num_batches: int | None,
+    epoch: Tensor | float | None,
+    attacked: Tensor | None,
+) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None, Tensor]:
+    """Loss and metrics of a batch, as plain tensors."""
+    more = {} if attacked is None else {"attacked": attacked}
+    loss = objective(
+        model,
+        inputs,
+        targets,
+        num_samples,
+        sample_weight=weight,
+        batch_index=batch_index,
+        num_batches=num_batches,
+        epoch=epoch,
+        **more,
+    )
+    values = [loss.total, loss.nll, *loss.terms.values()]
+    if loss.log_probs is not None:
+        labels = functional.predictive_log_probs(loss.log_probs).argmax(dim=-1)
+        values.append((labels == targets).float().mean())
+    ones = torch.ones_like(values[0])
+    metrics = torch.stack([ones, *values]).detach().double()
+    return loss.total, loss.nll, loss.terms, loss.log_probs, metrics * len(targets)
+
+
+def _to_channels_last(model: nn.Module) -> None:
+    """Lay out the weights of two-dimensional convolutions as GPUs like them best."""
+    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _channels_last(values: Any) -> Any:
+    """Images laid out likewise."""
+    return pytree.tree_map_only(
+        Tensor,
+        lambda leaf: leaf.to(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf,
+        values,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
