@@ -162,7 +162,9 @@ def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str)
 
 def _choose(call: Call, num_samples: int, executor: Executor, chunk: int | None) -> tuple[str, int]:
     """Mechanism and chunk size."""
-    if torch.compiler.is_exporting():  # vmap over drawn convolution weights would fix the batch size
+    # vmap over drawn convolution weights would fix the batch size. The flag itself is asked, since before torch 2.12
+    # ``is_exporting()`` is true in everything that is compiled.
+    if torch.compiler._is_exporting_flag:
         return "loop", 1
     if executor != "auto":
         return executor, chunk or num_samples
