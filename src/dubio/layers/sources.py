@@ -113,7 +113,9 @@ def divergence(
     else:
         terms = list(_estimates(model, num_samples, seed))
     terms += [] if closed is None else [closed]
-    return torch.stack(terms).sum() if terms else torch.zeros(())
+    if terms:
+        return torch.stack(terms).sum()
+    return torch.zeros((), device=next((parameter.device for parameter in model.parameters()), None))
 
 
 def closed_divergence(model: nn.Module) -> Float[Tensor, ""] | None:

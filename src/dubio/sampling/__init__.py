@@ -17,7 +17,7 @@ from dubio.sampling.passes import (
     name_sources,
 )
 from dubio.sampling.planning import ExecutorWarning, LoopOnlyError, Plan, plans
-from dubio.sampling.precision import Precision, check_precision, computing_in
+from dubio.sampling.precision import Precision, check_precision, computing_in, rounding_products
 from dubio.sampling.settings import (
     Estimator,
     Settings,
@@ -56,6 +56,7 @@ __all__ = [
     "name_sources",
     "noise_off",
     "plans",
+    "rounding_products",
     "run",
     "sample",
     "seed_tensor",

@@ -6,12 +6,12 @@ factors have 7 bits and the range of float32. Losses, divergences, noise, square
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal, get_args
 
 import torch
 
-__all__ = ["Precision", "check_precision", "computing_in"]
+__all__ = ["Precision", "check_precision", "computing_in", "rounding_products"]
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -24,8 +24,16 @@ def check_precision(precision: str) -> None:
 
 @contextmanager
 def computing_in(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Compute in ``precision`` on ``device`` until the block is left."""
+    """Compute in ``precision`` on ``device`` until the block is left: the forward pass, and not the backward one."""
     check_precision(precision)
+    autocast = torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    with rounding_products(precision), autocast:
+        yield
+
+
+@contextmanager
+def rounding_products(precision: Precision) -> Iterator[None]:
+    """Let a GPU round the factors of products in float32, where ``precision`` is lower: in both passes."""
     if precision == "fp32":
         yield
         return
@@ -33,7 +41,6 @@ def computing_in(precision: Precision, device: torch.device) -> Iterator[None]:
     former = products.allow_tf32, convolutions.allow_tf32
     products.allow_tf32 = convolutions.allow_tf32 = True
     try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            yield
+        yield
     finally:
         products.allow_tf32, convolutions.allow_tf32 = former

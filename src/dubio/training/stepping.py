@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from dubio import functional
 from dubio.attacks import Attack
 from dubio.objectives import Loss, Objective
-from dubio.sampling import Precision, check_precision, computing_in
+from dubio.sampling import Precision, check_precision, computing_in, rounding_products
 from dubio.sampling.capturing import Buffers, Captured, signature
 from dubio.training.batches import Batch
 from dubio.training.diagnosis import culprit_of
@@ -156,6 +156,10 @@ class Step:
 
     def learn(self, batch: Batch, place: Place, complete: bool = True) -> Learned:
         """Take a batch in; where it completes a step, update the parameters."""
+        with rounding_products(self.precision):
+            return self._learn(batch, place, complete)
+
+    def _learn(self, batch: Batch, place: Place, complete: bool) -> Learned:
         if complete and self.num_rows == 0 and self._capture:
             learned = self._learn_captured(batch, place)
             if learned is not None:
@@ -188,7 +192,7 @@ class Step:
         (loss.total * rows).backward()
         self.num_rows += rows
         self._health.watch(loss.total)
-        return Learned(loss, sums)
+        return Learned(_without_graph(loss), sums)
 
     def _update(self) -> None:
         for parameter in self.model.parameters():
@@ -274,7 +278,7 @@ class Step:
         loss.total.backward()
         self._health.watch(loss.total)
         self._clip_and_step()
-        return loss, sums
+        return _without_graph(loss), sums
 
     def _learn_on_trial(self, trial: Trial, batch: Batch, place: Place) -> Learned:
         """A step like any other, timed; after enough of them the faster way is kept."""
@@ -300,6 +304,12 @@ class Step:
         self._capture, self.why = False, why
         self._compile = way == "compiled"
         self._buffers = self._captured = None
+
+
+def _without_graph(loss: Loss) -> Loss:
+    """A loss that keeps nothing alive."""
+    terms = {name: term.detach() for name, term in loss.terms.items()}
+    return Loss(loss.total.detach(), loss.nll.detach(), terms, loss.log_probs)
 
 
 def _as_it_is(function: F) -> F:
