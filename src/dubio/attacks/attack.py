@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks.progress import Ticker
+from dubio.attacks.recording import Recorder
 from dubio.attacks.victims import (
     Model,
     Noise,
@@ -30,6 +31,9 @@ from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 from dubio.sampling.settings import check_num_samples, seed_tensor
 
 __all__ = ["Attack", "Attacked", "Perturbed", "check_count", "stronger"]
+
+STEPS_TO_RECORD = 10
+"""Steps from which on recording a look pays for itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,13 +173,20 @@ class Attack:
             victim.check(inputs, targets)
             rows = self.batch_size or victim.rows_at_a_time(inputs, targets, self._uses_gradients)
             pieces = [slice(first, first + rows) for first in range(0, len(inputs), rows)]
-            victims = [replace(victim, first_row=first_row + piece.start) for piece in pieces]
+            recorder = self._recorder(victim, inputs.device)
+            victims = [replace(victim, first_row=first_row + piece.start, recorder=recorder) for piece in pieces]
             with Ticker(len(pieces) * self._num_steps(), type(self).__name__, progress) as ticker:
                 found = [
                     self._perturb(part, inputs[piece], targets[piece], ticker)
                     for part, piece in zip(victims, pieces, strict=True)
                 ]
             return self._collect(found, inputs, victims, began)
+
+    def _recorder(self, victim: Victim, device: torch.device) -> Recorder | None:
+        """What replays the looks at a network on a GPU, where there are many; frozen noise cannot be recorded."""
+        many = self._uses_gradients and self._num_steps() >= STEPS_TO_RECORD
+        fits = device.type == "cuda" and isinstance(victim.model, nn.Module) and victim.noise != "frozen"
+        return Recorder(device) if many and fits else None
 
     def _collect(self, found: list[Perturbed], inputs: Tensor, victims: list[Victim], began: float) -> Attacked:
         adversarial = torch.cat([part.inputs for part in found])

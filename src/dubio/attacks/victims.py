@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.attacks.recording import Recorder
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.layers import num_members
 from dubio.likelihoods import Categorical, likelihood_of
@@ -81,6 +82,8 @@ class Victim:
     """How looks at a network are run."""
     seeded: bool = True
     """Whether the attack's own random numbers come from its seed, or from torch's generator as it stands."""
+    recorder: Recorder | None = None
+    """Replays looks, where that pays."""
     forwards: int = field(default=0, init=False)
     backwards: int = field(default=0, init=False)
     _num_asked: int = field(default=0, init=False)
@@ -90,6 +93,9 @@ class Victim:
     ) -> Float[Tensor, "sample batch class"]:
         """Log-probabilities of all draws, differentiable."""
         self.forwards += self.num_samples
+        return self._log_probs(inputs, executor)
+
+    def _log_probs(self, inputs: Tensor, executor: Executor = "auto") -> Tensor:
         with self._looking_at(inputs):
             if not isinstance(self.model, nn.Module):
                 return Categorical().log_probs(self._call_function(self.model, inputs))
@@ -105,14 +111,17 @@ class Victim:
 
         Raised is the loss of the true label, or minus that of the wanted one; with ``goals``, minus that of those.
         """
+        self.forwards += self.num_samples
+        return self._judge(inputs, labels, goals)
+
+    def _judge(self, inputs: Tensor, labels: Tensor, goals: Tensor | None = None) -> tuple[Tensor, Tensor]:
         seen = labels if goals is None else goals
         if isinstance(self.model, nn.Module):
-            self.forwards += self.num_samples
             judge = cast(Callable[..., tuple[Tensor, Tensor]], self.through(_judge_network))
             with self._looking_at(inputs):
                 values, right = judge(self.model, inputs, seen, labels, self.num_samples, self.objective, self.loss)
         else:
-            values, right = _judge(self.log_probs(inputs), seen, labels, self.objective, self.loss)
+            values, right = _judge(self._log_probs(inputs), seen, labels, self.objective, self.loss)
         raised = -values if self.targeted or goals is not None else values
         return raised, right if self.targeted else ~right
 
@@ -143,22 +152,23 @@ class Victim:
 
     def look(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> View:
         """What the attacker raises, whether it has won, and the gradient: that of the average over draws."""
+        replayed = None if self.recorder is None else self.recorder(self._view, inputs, labels)
+        found = self._view(inputs, labels) if replayed is None else View(*replayed)
+        self.forwards += self.num_samples
+        self.backwards += self.num_samples
+        return found
+
+    def _view(self, inputs: Tensor, labels: Tensor) -> View:
         leaf = inputs.detach().requires_grad_(True)
         with torch.enable_grad():
-            values, fooled = self.judge(leaf, labels)
-            gradient = self.gradient(values, leaf)
+            values, fooled = self._judge(leaf, labels)
+            gradient = _gradient(values, leaf)
         return View(values.detach(), fooled, gradient)
 
     def gradient(self, values: Float[Tensor, " batch"], leaf: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Gradient of a sum over examples with respect to the inputs."""
         self.backwards += self.num_samples
-        found = torch.autograd.grad(values.sum(), leaf, allow_unused=True)[0] if values.requires_grad else None
-        if found is None:
-            raise ValueError(
-                "the model's outputs must depend on its inputs through differentiable operations to be attacked by "
-                "gradients; attacks.Square and attacks.RandomNoise need none"
-            )
-        return found
+        return _gradient(values, leaf)
 
     def random(self, shape: Sequence[int], kind: Kind, like: Tensor) -> Tensor:
         """Random numbers for the rows at hand: a function of the seed, the row and how often was asked before."""
@@ -243,6 +253,16 @@ class Victim:
 
     def _call_function(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return torch.stack([function(inputs) for _ in range(self.num_samples)])
+
+
+def _gradient(values: Float[Tensor, " batch"], leaf: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+    found = torch.autograd.grad(values.sum(), leaf, allow_unused=True)[0] if values.requires_grad else None
+    if found is None:
+        raise ValueError(
+            "the model's outputs must depend on its inputs through differentiable operations to be attacked by "
+            "gradients; attacks.Square and attacks.RandomNoise need none"
+        )
+    return found
 
 
 def _network_log_probs(

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from dubio.data import Examples, Loader, epoch_order
 from dubio.sampling.noise import noise_key
+from dubio.sampling.planning import memory_budget
 
 __all__ = ["Batch", "Batches", "batches_from"]
 
@@ -68,7 +69,8 @@ def batches_from(
         return Batches(len(data), len(loader), loader.epoch)
     if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor | np.ndarray):
         data = pytree.tree_map_only(np.ndarray, _from_numpy, tuple(data))
-        return _from_tensors((*data[:2], sample_weight) if sample_weight is not None else data, batch_size, name, seed)
+        data = (*data[:2], sample_weight) if sample_weight is not None else data
+        return _from_tensors(_on_device(data, device), batch_size, name, seed)
     if sample_weight is not None:
         raise ValueError(
             f"sample_weight goes with {name} given as tensors; else let {name} yield (inputs, targets, weights)"
@@ -99,6 +101,16 @@ def _from_tensors(data: Any, batch_size: int, name: str, seed: int | None) -> Ba
         return pytree.tree_map_only(Tensor, lambda leaf: leaf[rows.to(leaf.device)], (inputs, targets, *weights))
 
     return _in_order(len(targets), batch_size, seed, take)
+
+
+def _on_device(data: Any, device: torch.device | None) -> Any:
+    """Tensors where they are needed, once and for all, where a GPU has room for them."""
+    if device is None or device.type != "cuda":
+        return data
+    size = sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor))
+    if size > memory_budget(device):
+        return data
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), data)
 
 
 def _from_dataset(data: Any, batch_size: int, name: str, seed: int | None) -> Batches:

@@ -28,6 +28,9 @@ from dubio.training.values import Callback, Plan, Run
 
 __all__ = ["fit"]
 
+ROWS_ON_A_GPU = 4096
+"""Rows that are validated at a time there, where small batches leave it idle."""
+
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
@@ -135,7 +138,10 @@ def fit(
             counts = counts.repeat(1, plan.num_samples // method.members)
             sample_weight = counts if sample_weight is None else counts * sample_weight.cpu().unsqueeze(1)
     batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight, device=where)
-    held_out = None if validation is None else batches_from(validation, batch_size, name="validation", device=where)
+    held_out = None
+    if validation is not None:
+        at_once = max(batch_size, ROWS_ON_A_GPU) if where.type == "cuda" else batch_size
+        held_out = batches_from(validation, at_once, name="validation", device=where)
     if objective is None:
         objective = method.objective() if isinstance(method, Method) else Elbo()
     count = next((n for n in (num_data, objective.num_data, batches.num_data) if n is not None), None)

@@ -21,6 +21,9 @@ class Display:
     def epoch(self, metrics: dict[str, float]) -> None:
         """After an epoch."""
 
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
 
 class Lines(Display):
     """One line per epoch, with the time left."""
@@ -34,7 +37,11 @@ class Lines(Display):
         self._first = self._first or number
         pace = (time.perf_counter() - self._began) / (number - self._first + 1)
         left = pace * (self._epochs - number)
-        print(f"epoch {number}/{self._epochs}  {summary(metrics)}  {left:.0f} s left", file=sys.stderr, flush=True)  # noqa: T201
+        self.note(f"epoch {number}/{self._epochs}  {summary(metrics)}  {left:.0f} s left")
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class Bar(Display):
@@ -55,6 +62,10 @@ class Bar(Display):
         self._metrics = summary(metrics, SHORT)
         text = f"{int(metrics['epoch'])}/{self._epochs} {self._metrics}"
         self._bar.update(self._task, completed=metrics["epoch"], description=text)
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+        self._bar.console.print(text, markup=False, highlight=False)
 
 
 def summary(metrics: dict[str, float], names: dict[str, str] | None = None) -> str:

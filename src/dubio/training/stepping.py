@@ -110,6 +110,7 @@ class Step:
         self._compile = fast is True or (fast == "auto" and on_gpu)
         self._trial = Trial(num_steps) if fast == "auto" and not on_gpu and num_steps else None
         self._settled: bool | None = None
+        self._told = False
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._captured: Captured[tuple[Loss, Tensor]] | None = None
         self._buffers: Buffers | None = None
@@ -130,6 +131,16 @@ class Step:
     def capture_seconds(self) -> float:
         """How long compiling and recording took."""
         return self._captured.seconds if self._captured is not None else 0.0
+
+    def news(self) -> str:
+        """What there is to say about how steps run, once: that they are recorded, or what stands in the way."""
+        ready = self._captured is not None and self._captured.is_ready
+        if self._told or not (ready or self.why):
+            return ""
+        self._told = True
+        return (
+            f"steps run {self.how}" if self.why else f"compiled and recorded the step in {self.capture_seconds:.1f} s"
+        )
 
     @property
     def settled(self) -> bool | None:

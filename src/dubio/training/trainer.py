@@ -151,6 +151,9 @@ class Trainer:
             raise self._explained(error, standing) from error
         if loss.log_probs is not None:
             self._num_classes = loss.log_probs.shape[-1]
+        news = self.step.news()
+        if news:
+            display.note(news)
         if complete:
             for callback in self.callbacks:
                 callback.on_step(standing.step, loss)
@@ -247,6 +250,8 @@ class Trainer:
             standing.epoch < self.plan.epochs,
             standing.seconds,
             self.folder,
+            self.step.how,
+            self.step.capture_seconds,
         )
         for callback in self.callbacks:
             callback.on_end(run)

@@ -40,6 +40,10 @@ class Run:
     stopped_early: bool
     seconds: float
     folder: Path | None
+    how: str = "eager"
+    """How steps ran: ``captured``, ``compiled`` or ``eager``, and why where something stood in the way."""
+    capture_seconds: float = 0.0
+    """What compiling and recording the step took of the time."""
 
     @property
     def metrics(self) -> dict[str, float]:
