@@ -8,6 +8,7 @@ two training passes alone.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -84,21 +85,19 @@ class Adversarial:
         if attacked is None:
             attacked = self.attack_inputs(model, inputs, targets)
 
-        def loss_of(batch: Tensor) -> Loss:
-            return self.inner(
-                model,
-                batch,
-                targets,
-                num_samples,
-                sample_weight=sample_weight,
-                batch_index=batch_index,
-                num_batches=num_batches,
-                epoch=epoch,
-                num_parts=num_parts,
-                seed=seed,
-                executor=executor,
-            )
-
+        loss_of = partial(
+            self.inner,
+            model,
+            targets=targets,
+            num_samples=num_samples,
+            sample_weight=sample_weight,
+            batch_index=batch_index,
+            num_batches=num_batches,
+            epoch=epoch,
+            num_parts=num_parts,
+            seed=seed,
+            executor=executor,
+        )
         hot = loss_of(attacked)
         if self.weight == 0.0:
             return replace(hot, terms=hot.terms | {"adversarial_nll": hot.nll})

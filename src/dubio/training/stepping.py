@@ -32,6 +32,9 @@ __all__ = ["Fast", "Learned", "Place", "Step"]
 Fast = bool | Literal["auto"]
 F = TypeVar("F", bound=Callable[..., Any])
 
+BACKEND = "inductor"
+"""What compiles."""
+
 
 @runtime_checkable
 class Attacking(Protocol):
@@ -107,11 +110,12 @@ class Step:
         self.why = ""
         """Why the step is not as fast as it might be, where something stood in the way."""
         on_gpu = self.device.type == "cuda"
-        self._compile = fast is True or (fast == "auto" and on_gpu)
+        self._compile = self._starts_compiled()
         self._trial = Trial(num_steps) if fast == "auto" and not on_gpu and num_steps else None
         self._settled: bool | None = None
         self._told = False
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._compiled_for: tuple[Any, ...] | None = None
         self._captured: Captured[tuple[Loss, Tensor]] | None = None
         self._buffers: Buffers | None = None
         self._capture = on_gpu and self._compile and not self._why_not_captured()
@@ -219,7 +223,9 @@ class Step:
 
     def _loss(self, batch: Batch, place: Place) -> tuple[Loss, Tensor]:
         """The loss and its sums, compiled where that works."""
-        if not self._compile:
+        shapes = signature((batch.inputs, batch.targets, batch.weight))
+        self._compiled_for = self._compiled_for or shapes
+        if not self._compile or shapes != self._compiled_for:  # each further shape would be compiled anew
             return self._loss_through(_as_it_is, batch, place)
         try:
             return self._loss_through(self._through, batch, self._in_tensors(place))
@@ -257,8 +263,11 @@ class Step:
     def _through(self, function: F) -> F:
         if function not in self._compiled:
             # On a CPU, compiled random numbers are slower than torch's own, and other ones.
-            options: Any = {"fallback_random": True} if self.device.type == "cpu" else None
-            self._compiled[function] = torch.compile(function, dynamic=False, fullgraph=True, options=options)
+            own_numbers = BACKEND == "inductor" and self.device.type == "cpu"
+            options: Any = {"fallback_random": True} if own_numbers else None
+            self._compiled[function] = torch.compile(
+                function, dynamic=False, fullgraph=True, backend=BACKEND, options=options
+            )
         return cast(F, self._compiled[function])
 
     def _learn_captured(self, batch: Batch, place: Place) -> Learned | None:
@@ -302,6 +311,9 @@ class Step:
             trial.choice = False
         self.settle(trial.choice)
         return learned
+
+    def _starts_compiled(self) -> bool:
+        return self.fast is True or (self.fast == "auto" and self.device.type == "cuda")
 
     def _why_not_captured(self) -> str:
         self.why = why_not_capturable(self.optimizer)

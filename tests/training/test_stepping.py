@@ -1,0 +1,305 @@
+"""A step of training: the numbers are the same whichever way it runs; what stands in the way of one is said."""
+
+import copy
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio.attacks import Apgd, Pgd
+from dubio.training import stepping
+from dubio.training.health import BrokenLossError
+from dubio.training.optimising import load_keeping_the_way, make_capturable, set_learning_rates
+from dubio.training.stepping import Place, Step
+from dubio.training.trial import TRIALS, Trial
+from networks import mlp
+
+INPUTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.randint(3, (12,), generator=torch.Generator().manual_seed(2))
+ATTACK = Pgd(epsilon=0.1, steps=2, num_samples=2)
+
+OBJECTIVES: dict[str, tuple[Any, Any]] = {
+    "bayes": (dubio.Bayes(), dubio.Elbo(40)),
+    "bayes, drawn weights": (dubio.Bayes(estimator="weight"), dubio.Elbo(40)),
+    "dropout, alpha": (dubio.Dropout(), dubio.Alpha(0.5, num_data=40)),
+    "flow": (dubio.Flow(), dubio.Elbo(40)),
+    "ensemble": (dubio.Ensemble(2), dubio.Ensemble(2).objective(40)),
+    "bayes, adversarial": (dubio.Bayes(), dubio.Adversarial(dubio.Elbo(40), ATTACK)),
+    "bayes, warm-up and geometric": (dubio.Bayes(), dubio.Elbo(40, warmup=2, kl_weighting="geometric")),
+}
+QUICK = ("bayes", "bayes, adversarial", "bayes, warm-up and geometric")
+
+
+@pytest.fixture
+def traced(quick_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile without writing code: what is traced is what inductor would get."""
+    monkeypatch.setattr(stepping, "BACKEND", "aot_eager")
+
+
+def make(method: Any = None) -> nn.Module:
+    torch.manual_seed(0)
+    return (method or dubio.Bayes()).convert(mlp(6, 8, 3)).train()
+
+
+def steps_of(model: nn.Module, objective: Any, **options: Any) -> Step:
+    return Step(model, objective, torch.optim.Adam(model.parameters(), lr=0.05), num_samples=2, **options)
+
+
+def train(model: nn.Module, objective: Any, fast: Any, num_steps: int = 3) -> tuple[Step, list[float]]:
+    step = steps_of(model, objective, fast=fast)
+    torch.manual_seed(5)
+    losses = []
+    for number in range(num_steps):
+        loss = step(INPUTS, TARGETS, batch_index=number, num_batches=4, epoch=number / 4)
+        losses.append(float(loss.total))
+    return step, losses
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in OBJECTIVES]
+)
+def test_compiled_steps_equal_eager_ones(name: str, traced: None) -> None:
+    method, objective = OBJECTIVES[name]
+    models = [make(method) for _ in range(2)]
+    (eager, known), (compiled, found) = (
+        train(model, objective, fast) for model, fast in zip(models, (False, True), strict=True)
+    )
+    assert (eager.how, compiled.how) == ("eager", "compiled")
+    assert found == pytest.approx(known, rel=1e-5)
+    for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.feature("Compiled training steps give the numbers of eager ones")
+def test_steps_compiled_by_inductor_equal_eager_ones(compiler: None) -> None:
+    models = [make() for _ in range(2)]
+    (_, known), (step, found) = (
+        train(model, dubio.Elbo(40), fast) for model, fast in zip(models, (False, True), strict=True)
+    )
+    assert step.how == "compiled"
+    assert found == pytest.approx(known, rel=1e-4)
+
+
+def test_a_step_is_the_objective_its_gradient_and_the_update() -> None:
+    model = make()
+    twin = copy.deepcopy(model)
+    torch.manual_seed(3)
+    loss = Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=2)(INPUTS, TARGETS)
+    torch.manual_seed(3)
+    expected = dubio.Elbo(40)(twin, INPUTS, TARGETS, 2)
+    expected.total.backward()
+    torch.testing.assert_close(loss.total, expected.total.detach())
+    for moved, before in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(moved, before - 0.1 * before.grad)
+    assert not any(tensor.requires_grad for tensor in (loss.total, loss.nll, *loss.terms.values()))
+
+
+def test_gradients_are_clipped() -> None:
+    model = make()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters(), lr=1.0), clip_norm=0.01)(INPUTS, TARGETS)
+    moves = torch.cat([(new - old).flatten() for new, old in zip(model.parameters(), before, strict=True)])
+    assert float(moves.detach().norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_batches_of_another_shape_are_not_compiled_anew(traced: None) -> None:
+    step = steps_of(make(), dubio.Elbo(40), fast=True)
+    step(INPUTS, TARGETS)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        step(INPUTS[:5], TARGETS[:5])
+        step(INPUTS, TARGETS)
+    assert step.how == "compiled"
+
+
+class Asking(nn.Module):
+    """A network that a compiler cannot follow: it asks for a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs) if inputs.sum().item() > -1e9 else inputs
+
+
+def test_what_cannot_be_compiled_runs_eagerly_and_says_why_once(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Step, "_starts_compiled", lambda self: True)
+    model = dubio.Bayes().convert(Asking()).train()
+    step = steps_of(model, dubio.Elbo(40))
+    assert step.how == "compiled"
+    step(INPUTS, TARGETS)
+    assert step.how.startswith("eager, since the compiler gave up: ")
+    assert step.news() == f"steps run {step.how}"
+    assert step.news() == ""
+    step(INPUTS, TARGETS)
+
+
+def test_who_insists_on_speed_hears_what_stands_in_the_way(traced: None) -> None:
+    model = dubio.Bayes().convert(Asking()).train()
+    with pytest.raises(Exception, match="item"):
+        steps_of(model, dubio.Elbo(40), fast=True)(INPUTS, TARGETS)
+
+
+def test_what_is_wrong_with_a_batch_is_said_as_in_eager_steps(traced: None) -> None:
+    with pytest.raises(ValueError, match="input of a Linear must have 6 features"):
+        steps_of(make(), dubio.Elbo(40), fast=True)(INPUTS[:, :4], TARGETS)
+
+
+def test_a_loss_that_is_not_finite_is_refused_before_it_does_harm() -> None:
+    model = make()
+    step = steps_of(model, dubio.Elbo(40))
+    step(INPUTS, TARGETS)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(BrokenLossError, match="loss is nan, from 0") as caught:
+        step(INPUTS * torch.nan, TARGETS)
+    assert caught.value.num_steps == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_sums_count_examples_and_metrics() -> None:
+    model = make()
+    step = steps_of(model, dubio.Elbo(40))
+    loss, sums = step.learn(stepping.Batch(INPUTS, TARGETS), Place())
+    assert step.names == ("loss", "nll", "divergence", "accuracy")
+    labels = loss.log_probs.exp().mean(dim=0).argmax(dim=1)
+    right = float((labels == TARGETS).float().mean())
+    expected = [1.0, float(loss.total), float(loss.nll), float(loss.terms["divergence"]), right]
+    assert sums.tolist() == pytest.approx([12 * value for value in expected], rel=1e-6)
+
+
+# The trial on a CPU
+
+
+def times(trial: Trial, eager: float, compiled: float, num_steps: int = 40) -> Trial:
+    for _ in range(num_steps):
+        trial.note(compiled if trial.compiled_next else eager)
+        if trial.choice is not None:
+            break
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "eager", "compiled", "choice"),
+    [(100, 1.0, 0.5, False), (100_000, 1.0, 0.5, True), (100_000, 1.0, 1.5, False)],
+    ids=["too short to try", "faster", "slower"],
+)
+def test_a_long_run_on_a_cpu_compiles_where_that_measures_faster(
+    num_steps: int, eager: float, compiled: float, choice: bool
+) -> None:
+    assert times(Trial(num_steps), eager, compiled).choice is choice
+
+
+def test_the_trial_takes_turns_and_leaves_out_what_warms_up() -> None:
+    trial, ways = Trial(10**6), []
+    while trial.choice is None:
+        ways.append(trial.compiled_next)
+        first = ways.count(ways[-1]) == 1
+        trial.note(100.0 if first else 1.0 if not ways[-1] else 0.9)
+    assert trial.choice is True
+    assert ways.count(True) == TRIALS + 1
+    assert True not in ways[: TRIALS + 1]
+
+
+def test_a_step_on_trial_learns_from_every_batch_and_settles(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dubio.training.trial.LONG", 0.0)
+    models = [make() for _ in range(2)]
+    _, known = train(models[0], dubio.Elbo(40), False, num_steps=20)
+    step = Step(
+        models[1], dubio.Elbo(40), torch.optim.Adam(models[1].parameters(), lr=0.05), num_samples=2, num_steps=99
+    )
+    torch.manual_seed(5)
+    found = [float(step(INPUTS, TARGETS, batch_index=i, num_batches=4, epoch=i / 4).total) for i in range(20)]
+    assert found == pytest.approx(known, rel=1e-4)
+    assert step.settled in (True, False)
+    assert step.how == ("compiled" if step.settled else "eager")
+
+
+def test_what_an_earlier_trial_has_settled_is_kept() -> None:
+    step = steps_of(make(), dubio.Elbo(40), num_steps=10)
+    step.settle(True)
+    assert (step.how, step.settled) == ("compiled", True)
+    without = steps_of(make(), dubio.Elbo(40), fast=False)
+    without.settle(True)
+    assert (without.how, without.settled) == ("eager", None)
+
+
+# Optimisers
+
+
+def test_learning_rates_are_moved_where_they_are() -> None:
+    model = make()
+    optimizer = torch.optim.Adam([{"params": list(model.parameters()), "lr": 0.2, "initial_lr": 0.2}])
+    set_learning_rates(optimizer, 0.5)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    make_capturable(optimizer, torch.device("cpu"))
+    rate = optimizer.param_groups[0]["lr"]
+    assert isinstance(rate, Tensor)
+    set_learning_rates(optimizer, 0.25)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == pytest.approx(0.05)
+
+
+def test_a_state_is_loaded_without_the_way_its_updates_were_made() -> None:
+    model = make()
+    one, other = (torch.optim.Adam([{"params": list(model.parameters()), "lr": 0.2}]) for _ in range(2))
+    steps = Step(model, dubio.Elbo(40), one)
+    steps(INPUTS, TARGETS)
+    make_capturable(other, torch.device("cpu"))
+    rate = other.param_groups[0]["lr"]
+    one.param_groups[0]["lr"] = 0.3
+    load_keeping_the_way(other, one.state_dict())
+    group = other.param_groups[0]
+    assert (group["fused"], group["capturable"], group["foreach"]) == (True, True, False)
+    assert group["lr"] is rate
+    assert float(rate) == pytest.approx(0.3)
+    assert all("exp_avg" in state for state in other.state.values())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "objective", "why"),
+    [
+        (torch.optim.Adagrad, dubio.Elbo(40), "a Adagrad has no fused form: Adam, AdamW and SGD have"),
+        (torch.optim.Adam, dubio.Adversarial(dubio.Elbo(40), Apgd(steps=2)), "Apgd asks for values while it runs"),
+        (
+            torch.optim.Adam,
+            dubio.Adversarial(dubio.Elbo(40), Pgd(seed=1)),
+            "Pgd asks for values while it runs, or has a seed of its own",
+        ),
+    ],
+    ids=["optimiser", "attack", "seed"],
+)
+def test_what_stands_in_the_way_of_a_recording_is_known_before(optimizer: Any, objective: Any, why: str) -> None:
+    model = make()
+    step = Step(model, objective, optimizer(model.parameters(), lr=0.1))
+    assert why in step._why_not_captured()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fast": "yes"}, "fast must be True, False or 'auto', got 'yes'"),
+        ({"precision": "fp8"}, "precision must be 'fp32', 'tf32' or 'bf16', got 'fp8'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=message):
+        steps_of(make(), dubio.Elbo(40), **options)
+
+
+@pytest.mark.slow
+def test_fit_gives_the_same_numbers_fast_and_slow(traced: None) -> None:
+    data = INPUTS.repeat(4, 1)[:40], TARGETS.repeat(4)[:40]
+    runs = {}
+    for fast in (False, True):
+        model = make()
+        options: Any = {"epochs": 3, "batch_size": 16, "progress": False, "schedule": "cosine", "num_samples": 2}
+        runs[fast] = dubio.fit(model, data, data, fast=fast, **options)
+    assert (runs[False].how, runs[True].how) == ("eager", "compiled")
+    for one, other in zip(runs[False].history, runs[True].history, strict=True):
+        for name in ("loss", "nll", "accuracy", "val_nll"):
+            assert other[name] == pytest.approx(one[name], rel=1e-4), name
