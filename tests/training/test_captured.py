@@ -1,0 +1,189 @@
+"""Steps recorded as CUDA graphs: their numbers, what moves from replay to replay, and what happens when they fail.
+
+These need a GPU. Random numbers are torch's own here (``fallback_random``), so that noise is the same in both ways.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio.attacks import Apgd, Pgd
+from dubio.training.stepping import Step
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+ROWS, STEPS = 16, 8
+ATTACK = Pgd(epsilon=0.1, steps=3, num_samples=2)
+SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "deterministic": (dubio.Deterministic(l2=1e-3), lambda method: method.objective(100)),
+    "bayes": (dubio.Bayes(), lambda method: method.objective(100)),
+    "bayes, drawn weights": (dubio.Bayes(estimator="weight"), lambda method: method.objective(100)),
+    "bayes, flipout": (dubio.Bayes(estimator="flipout"), lambda method: method.objective(100)),
+    "bayes, mixture": (dubio.Bayes(prior=dubio.ScaleMixture(0.25, 1.0, 0.02)), lambda method: method.objective(100)),
+    "bayes, warm-up": (dubio.Bayes(), lambda method: dubio.Elbo(100, warmup=3, kl_weighting="geometric")),
+    "bayes, adversarial": (dubio.Bayes(), lambda method: dubio.Adversarial(dubio.Elbo(100), ATTACK)),
+    "deterministic, adversarial": (
+        dubio.Deterministic(),
+        lambda method: dubio.Adversarial(dubio.Elbo(100), ATTACK, weight=0.0, label="true"),
+    ),
+    "dropout, alpha": (dubio.Dropout(), lambda method: dubio.Alpha(0.5, num_data=100)),
+    "input noise": (dubio.InputNoise(), lambda method: method.objective(100)),
+    "flow": (dubio.Flow(), lambda method: method.objective(100)),
+    "se-snn": (dubio.SeSnn(), lambda method: method.objective(100)),
+    "vib": (dubio.Vib(), lambda method: method.objective(100)),
+    "pni": (dubio.Pni(), lambda method: method.objective(100)),
+    "wasserstein": (dubio.Wasserstein(), lambda method: method.objective(100)),
+    "ensemble": (dubio.Ensemble(2), lambda method: method.objective(100)),
+}
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(ROWS, 1, 12, 12, generator=generator), torch.randint(3, (ROWS,), generator=generator)
+
+
+def make(method: Any) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 16), nn.ReLU(), nn.Linear(16, 3))
+    return method.convert(net).cuda().train()
+
+
+def train(name: str, fast: Any, num_steps: int = STEPS) -> tuple[nn.Module, Step, list[float]]:
+    method, objective = SETTINGS[name]
+    model = make(method)
+    step = Step(
+        model,
+        objective(method),
+        torch.optim.Adam(model.parameters(), lr=1e-2),
+        num_samples=2,
+        clip_norm=1.0,
+        fast=fast,
+    )
+    inputs, targets = (tensor.cuda() for tensor in data())
+    torch.manual_seed(5)
+    losses = []
+    for number in range(num_steps):
+        place: Any = {"batch_index": number % 4, "num_batches": 4, "epoch": number / 4}
+        losses.append(float(step(inputs.roll(number, 0), targets.roll(number, 0), **place).total))
+    return model, step, losses
+
+
+def check_equals_eager(name: str) -> None:
+    torch._dynamo.reset()
+    torch.backends.cudnn.allow_tf32 = False
+    with torch._inductor.config.patch(fallback_random=True):
+        _, eager, known = train(name, fast=False)
+        _, captured, found = train(name, fast=True)
+    assert (eager.how, captured.how) == ("eager", "captured"), captured.how
+    assert captured.capture_seconds > 0.0
+    worst = max(abs(a - b) / (abs(a) + 1e-6) for a, b in zip(known, found, strict=True))
+    assert worst < 2e-3, (known, found)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_recorded_steps_equal_eager_ones(name: str) -> None:
+    check_equals_eager(name)
+
+
+def test_noise_is_drawn_anew_at_every_replay() -> None:
+    model = make(dubio.Bayes(init_std=0.3))
+    step = Step(model, dubio.Elbo(100), torch.optim.SGD(model.parameters(), lr=1e-12), num_samples=2)
+    inputs, targets = (tensor.cuda() for tensor in data())
+    losses = {float(step(inputs, targets).nll) for _ in range(10)}
+    assert step.how == "captured"
+    assert len(losses) == 10
+
+
+def test_fit_is_the_same_captured_and_eager_with_short_batches_and_schedules() -> None:
+    inputs, targets = data()
+    histories = {}
+    with torch._inductor.config.patch(fallback_random=True):
+        for fast in (False, True):
+            model = make(dubio.Bayes())
+            options: Any = {"epochs": 4, "batch_size": 6, "schedule": "cosine", "num_samples": 2, "progress": False}
+            run = dubio.fit(model, (inputs, targets), (inputs, targets), fast=fast, **options)
+            histories[fast] = run.history
+    assert run.how == "captured"
+    for one, other in zip(histories[False], histories[True], strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=2e-3)
+        assert other["val_nll"] == pytest.approx(one["val_nll"], rel=2e-3)
+
+
+def test_a_run_is_resumed_whichever_way_its_steps_were_taken(tmp_path: Any) -> None:
+    inputs, targets = data()
+    for first, second in ((True, False), (False, True)):
+        folder = tmp_path / f"{first}"
+        options: Any = {"batch_size": 8, "num_samples": 2, "progress": False, "folder": folder}
+        dubio.fit(make(dubio.Bayes()), (inputs, targets), epochs=3, fast=first, **options)
+        run = dubio.fit(make(dubio.Bayes()), (inputs, targets), epochs=6, fast=second, resume=True, **options)
+        losses = [epoch["loss"] for epoch in run.history]
+        assert len(losses) == 6
+        assert losses[-1] < losses[0]
+
+
+def test_a_loss_that_is_not_finite_leaves_the_parameters_as_they_were() -> None:
+    model = make(dubio.Bayes())
+    step = Step(model, dubio.Elbo(100), torch.optim.Adam(model.parameters(), lr=1e-2), num_samples=2, fast=True)
+    inputs, targets = (tensor.cuda() for tensor in data())
+    for _ in range(6):
+        step(inputs, targets)
+    before = copy.deepcopy(model.state_dict())
+    step(inputs * torch.nan, targets)
+    step(inputs, targets)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(FloatingPointError, match="loss is nan") as caught:
+        step.check(dubio.training.batches.Batch(inputs * torch.nan, targets))
+    assert caught.value.num_steps == 6
+
+
+class Asking(nn.Module):
+    """A network whose forward asks the device for a value while it is recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(144, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs.flatten(1)) if inputs.sum().item() > -1.0 else inputs
+
+
+def test_what_cannot_be_recorded_runs_otherwise_and_says_why() -> None:
+    model = dubio.Bayes().convert(Asking()).cuda().train()
+    step = Step(model, dubio.Elbo(100), torch.optim.Adam(model.parameters()), num_samples=2)
+    inputs, targets = (tensor.cuda() for tensor in data())
+    losses = [float(step(inputs, targets).total) for _ in range(6)]
+    assert step.how.startswith("eager, since")
+    assert all(loss < 1e9 for loss in losses)
+    with pytest.raises(ValueError, match="the step cannot be recorded, since a Adagrad has no fused form"):
+        Step(model, dubio.Elbo(100), torch.optim.Adagrad(model.parameters()), fast=True)
+
+
+@pytest.mark.parametrize(
+    "attack", [Pgd(epsilon=0.1, steps=20, num_samples=4, seed=3), Apgd(epsilon=0.1, steps=20, seed=3)]
+)
+def test_recorded_attacks_equal_eager_ones(attack: Any) -> None:
+    model = make(dubio.Bayes(init_std=0.1)).eval()
+    inputs, targets = (tensor.cuda() for tensor in data())
+    recorded = attack(model, inputs, targets)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dubio.attacks.attack.STEPS_TO_RECORD", 10**9)
+        eager = attack(model, inputs, targets)
+    assert (recorded.forwards, recorded.backwards) == (eager.forwards, eager.backwards)
+    torch.testing.assert_close(recorded.loss, eager.loss, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_lower_precision_changes_little(precision: Any) -> None:
+    losses = {}
+    for kind in ("fp32", precision):
+        model = make(dubio.Bayes())
+        step = Step(model, dubio.Elbo(100), torch.optim.Adam(model.parameters()), num_samples=64, precision=kind)
+        inputs, targets = (tensor.cuda() for tensor in data())
+        torch.manual_seed(2)
+        losses[kind] = sum(float(step(inputs, targets).total) for _ in range(6)) / 6
+    assert losses[precision] == pytest.approx(losses["fp32"], rel=2e-2)
