@@ -92,8 +92,16 @@ class Captured(Generic[T]):
 
     def _record(self) -> T:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: those of a loader that pins memory, for one.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._result = self._work()
+        stream = torch.cuda.current_stream(self._device)
+        generator = torch.cuda.default_generators[self._device.index or 0]
+        before = generator.clone_state()
+        try:
+            # Other threads may use the device meanwhile: those of a loader that pins memory, for one.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._result = self._work()
+        except BaseException:  # torch leaves its generator and its stream as they were in the middle of it
+            torch.cuda.set_stream(stream)
+            generator.graphsafe_set_state(before)
+            raise
         self._graph = graph
         return self._result

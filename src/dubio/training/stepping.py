@@ -9,6 +9,7 @@ numbers within the tolerance of floats; with ``fallback_random`` also where nois
 """
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
@@ -228,7 +229,9 @@ class Step:
         if not self._compile or shapes != self._compiled_for:  # each further shape would be compiled anew
             return self._loss_through(_as_it_is, batch, place)
         try:
-            return self._loss_through(self._through, batch, self._in_tensors(place))
+            with warnings.catch_warnings():  # what the compiler says of itself is nothing that a user could act on
+                warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
+                return self._loss_through(self._through, batch, self._in_tensors(place))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
