@@ -14,6 +14,7 @@ import attacking
 import audits
 import engine
 import families
+import fitting
 import glow
 import loading
 import noise
@@ -30,11 +31,12 @@ PARTS = {
     "methods": methods.measure,
     "noise": noise.measure,
     "families": families.measure,
+    "fitting": fitting.measure,
     "audits": audits.measure,
     "audits_mnist": audits.measure_mnist,
     "autoattack": audits.measure_autoattack,
 }
-ALONE = [part for part in PARTS if part not in ("audits_mnist", "autoattack")]
+ALONE = [part for part in PARTS if part not in ("fitting", "audits_mnist", "autoattack")]
 """Those that need nothing beside what is installed: no data, no GPU, no other library."""
 
 

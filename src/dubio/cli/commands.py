@@ -41,6 +41,7 @@ from dubio.evaluation import evaluate
 from dubio.layers import num_members
 from dubio.methods import METHODS
 from dubio.models import sizes_of
+from dubio.sampling import Precision
 
 __all__ = ["app", "main"]
 
@@ -172,6 +173,13 @@ def train(
     samples: Annotated[int | None, typer.Option(help="Draws for each step.")] = None,
     seed: Annotated[int | None, typer.Option(help="First weights, order of the data, and noise (default: 0).")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="tf32 and bf16 round factors of products (default: fp32).")
+    ] = None,
+    fast: Annotated[
+        bool | None,
+        typer.Option("--fast/--eager", help="Insist on a compiled step, or on a plain one (default: what suits)."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, with the options it had.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -192,6 +200,7 @@ def train(
         "batch_size": batch_size,
         "samples": samples,
         "seed": seed,
+        "precision": precision,
     }
     given = {option: value for option, value in given.items() if value is not None}
     if resume:
@@ -205,7 +214,9 @@ def train(
     make_method(order.method, order.fields)  # refuses bad options before any data are read
     splits = load_splits(order)
     try:
-        trained, run = train_order(order, splits, folder, resume, device_for(device))
+        trained, run = train_order(
+            order, splits, folder, resume, device_for(device), fast="auto" if fast is None else fast
+        )
     except dubio.Interrupted:
         again = ["dubio", "train", name, "--resume", *([] if runs == Path("runs") else ["--runs", str(runs)])]
         raise dubio.Interrupted(f"{folder} is saved; go on with: {shlex.join(again)}") from None

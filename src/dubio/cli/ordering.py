@@ -19,7 +19,8 @@ from dubio.objectives import Loss
 from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
 from dubio.persistence.command_log import forget_commands
-from dubio.training import Callback, Run, fit
+from dubio.sampling import Precision
+from dubio.training import Callback, Fast, Run, fit
 
 __all__ = ["Order", "build_for", "in_rows", "load_splits", "read_order", "train_order"]
 
@@ -45,6 +46,7 @@ class Order:
     batch_size: int = 128
     samples: int | None = None
     seed: int = 0
+    precision: Precision = "fp32"
 
 
 def load_splits(order: Order) -> Splits:
@@ -80,6 +82,7 @@ def train_order(
     resume: bool = False,
     device: str | None = None,
     *,
+    fast: Fast = "auto",
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
 ) -> tuple[nn.Module, Run]:
@@ -108,6 +111,8 @@ def train_order(
             resume=resume,
             seed=order.seed,
             device=device,
+            precision=order.precision,
+            fast=fast,
             progress=progress,
         )
     except Exception:
