@@ -18,12 +18,12 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.data.batches import Batch, Batches
 from dubio.layers import num_trained
 from dubio.objectives import Loss, Objective
 from dubio.persistence import save
 from dubio.persistence.atomic import remove_unfinished, write_atomically
 from dubio.persistence.tensors import without_ties
-from dubio.training.batches import Batch, Batches
 from dubio.training.checkpoints import latest_checkpoint, read_checkpoint, write_checkpoint
 from dubio.training.diagnosis import culprit_of, warn_of_collapse, what_is_not_finite
 from dubio.training.progress import Display

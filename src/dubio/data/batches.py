@@ -1,4 +1,4 @@
-"""Training data as batches: examples in memory, tensors, a ``Dataset``, a ``DataLoader``, or any iterable of batches.
+"""Data as batches: examples in memory, tensors, a ``Dataset``, a ``DataLoader``, or any iterable of batches.
 
 What is held in memory or can be indexed is shuffled by a generator made from (seed, epoch), so that an epoch can be
 taken up again at any batch. A loader or iterable keeps its own order, and is run through to the batch wanted.
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from dubio.data import Examples, Loader, epoch_order
+from dubio.data.examples import Examples
+from dubio.data.loading import Loader, epoch_order
 from dubio.sampling.noise import noise_key
 
 __all__ = ["Batch", "Batches", "batches_from"]
