@@ -4,7 +4,7 @@ What is held in memory or can be indexed is shuffled by a generator made from (s
 taken up again at any batch. A loader or iterable keeps its own order, and is run through to the batch wanted.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -50,6 +50,10 @@ class Batches:
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         """The batches of epoch ``number``, from batch ``first`` on."""
         return map(_batch, self._items(number, first))
+
+    def inputs(self) -> Iterator[Any]:
+        """The inputs of the first epoch alone, batch by batch, whether or not there are targets beside them."""
+        return map(_inputs, self._items(0, 0))
 
 
 def batches_from(
@@ -176,3 +180,16 @@ def _batch(item: Any) -> Batch:
     if isinstance(item, tuple | list) and len(item) in (2, 3):
         return Batch(*item)
     raise TypeError(f"a batch must be (inputs, targets) or (inputs, targets, weights), got {type(item).__name__}")
+
+
+def _inputs(item: Any) -> Any:
+    if isinstance(item, Batch):
+        return item.inputs
+    if isinstance(item, Tensor | Mapping):
+        return item
+    if isinstance(item, tuple | list) and len(item) in (1, 2, 3):
+        return item[0]
+    raise TypeError(
+        "a batch must be (inputs, targets), (inputs, targets, weights) or inputs alone as a tensor or a dict, "
+        f"got {type(item).__name__}"
+    )

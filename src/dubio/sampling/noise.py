@@ -101,9 +101,7 @@ def _map_draws(info: Any, in_dims: tuple[Any, ...], seed: Tensor, draw: Tensor, 
 seeded_noise.register_vmap(_map_draws)
 
 
-def _fill_rows(
-    target: Tensor, generator: torch.Generator, base: str, draw: int, kind: str, first_row: int
-) -> None:
+def _fill_rows(target: Tensor, generator: torch.Generator, base: str, draw: int, kind: str, first_row: int) -> None:
     rows, done = target.shape[0], 0
     while done < rows:
         block, skip = divmod(first_row + done, ROWS)
