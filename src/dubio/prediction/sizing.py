@@ -2,8 +2,8 @@
 
 A further batch costs what does not depend on rows: on a CPU, adding the perturbations to the means of all weights; on a
 GPU, the launch of every kernel for every chunk of draws. So batches are large. On a CPU they stop where the activations
-of a draw leave the cache (784-1200-1200-10, 4,096 rows, three draws, one core: 0.83 s in batches of 256, 0.71 s of
-1,024, 0.74 s of 4,096); on a GPU where several draws would no longer fit together.
+of a draw leave the cache (784-1200-1200-10, 6,144 rows, three draws, one core: 1.21 s in batches of 256, 1.04 s of
+1,024, 1.09 s of 6,144); on a GPU where several draws would no longer fit together.
 """
 
 import weakref
