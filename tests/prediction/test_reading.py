@@ -136,7 +136,7 @@ def test_several_inputs_come_in_batches(small_blocks: None) -> None:
 
 def test_inputs_without_rows_come_with_every_batch() -> None:
     model = dubio.Bayes(init_std=0.3).convert(Attention())
-    x, mask = torch.randn(9, 3, 6), torch.randn(3, 3)
+    x, mask = torch.randn(8, 4, 6), torch.randn(4, 4)  # as many rows as a batch has
     whole = dubio.predict(model, (x, mask), 4, seed=3, shared=[1])
     read = dubio.predict(model, [(part, mask) for part in x.split(4)], 4, seed=3, shared=[1])
     torch.testing.assert_close(read.samples, whole.samples, rtol=1e-5, atol=2e-6)
@@ -263,6 +263,14 @@ def test_data_that_cannot_be_predicted_are_refused(data: Any, error: type[Except
             dubio.predict(dubio.Bayes().convert(mlp(5, 8, 4)), data, 2)
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def test_rows_with_nan_are_counted_from_the_first_of_all(small_blocks: None) -> None:
+    inputs = torch.zeros(ROWS, 5)
+    inputs[61, 2] = torch.nan
+    for data in (list(inputs.split(9)), inputs.numpy(), Rows(inputs)):
+        with pytest.raises(ValueError, match=r"inputs must not hold NaN, got NaN in input 0, rows \[61\]"):
+            dubio.predict(dubio.Bayes().convert(mlp(5, 8, 4)), data, 2)
 
 
 def test_batches_of_a_dataset_that_are_none_are_refused() -> None:

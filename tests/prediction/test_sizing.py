@@ -38,9 +38,13 @@ class Counting(nn.Module):
 
 @pytest.mark.feature("predict computes in fp32, tf32 or bf16, and tells probabilities in float32 whatever it is")
 @pytest.mark.parametrize("likelihood", [dubio.Categorical(), dubio.Gaussian(0.1), dubio.Gaussian("output")], ids=repr)
-def test_bf16_changes_predictions_by_its_rounding_and_tells_them_in_float32(likelihood: Any) -> None:
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_bf16_changes_predictions_by_its_rounding_and_tells_them_in_float32(likelihood: Any, executor: Any) -> None:
     model, inputs = dubio.Bayes(init_std=0.1).convert(mlp(5, 8, 4), likelihood), torch.randn(40, 5)
-    exact, rounded = (dubio.predict(model, inputs, 20, seed=0, precision=precision) for precision in ("fp32", "bf16"))
+    exact, rounded = (
+        dubio.predict(model, inputs, 20, seed=0, precision=precision, executor=executor)
+        for precision in ("fp32", "bf16")
+    )
     assert exact.samples.dtype == rounded.samples.dtype == torch.float32
     # Factors and results of both layers have 8 bits, and outputs are of size 1: some roundings of 2^-9 each.
     difference = (exact.samples - rounded.samples).abs()
@@ -151,3 +155,13 @@ def test_rows_that_went_wrong_are_told_at_once_or_at_the_end(
     with pytest.raises(ValueError, match=r"rows \[7\]"):
         dubio.predict(Broken(), iter(inputs.split(3)), 2)
     assert dubio.predict(Broken(), inputs[:7], 2).probs.shape == (7, 3)
+
+
+def test_a_draw_that_went_wrong_is_told_though_the_next_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soundness, "TOLD_AT_ONCE", ())
+    seen = soundness.Soundness([10])
+    seen.checked(0, torch.tensor([[[0.0], [torch.nan]]]))
+    seen.checked(0, torch.zeros(1, 2, 1))
+    with pytest.raises(ValueError, match=r"rows \[11\]"):
+        seen.check()
+    seen.check()  # told once
