@@ -99,12 +99,21 @@ def test_the_batch_size_that_is_chosen_changes_no_prediction(estimator: Any, mon
 
 def test_a_small_network_takes_many_rows_and_a_large_one_few(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = dubio.Bayes().convert(mlp(5, 8, 4)), dubio.Bayes().convert(mlp(5, 8000, 4))
-    assert rows_for(small, MANY) == MANY - MANY % 32
+    assert rows_for(small, MANY) >= MANY
     assert MODEST_ROWS <= rows_for(large, MANY) < 768  # 8,000 hidden units take 62.5 KiB a row, once or twice
     monkeypatch.setattr(sizing, "memory_budget", lambda device: 4 * 2**20)
     assert 16 <= rows_for(large, MANY) <= 64
     monkeypatch.setattr(sizing, "memory_budget", lambda device: 1)
     assert rows_for(large, MANY) == 1
+
+
+@pytest.mark.parametrize("most", [1, 31, 32, 300, 999, 1000, 5000])
+def test_rows_are_cut_evenly(most: int) -> None:
+    rows = sizing._evenly(MANY, most)
+    assert rows <= most + 31  # whole blocks of noise
+    assert rows % 32 == 0 or rows < 32
+    last, batches = MANY % rows or rows, -(-MANY // rows)
+    assert last > rows - 32 * batches  # no remnant: it lacks what the others were rounded up by
 
 
 def test_few_rows_or_draws_are_not_worth_a_trial() -> None:

@@ -34,7 +34,7 @@ _BYTES_PER_ROW: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.W
 
 
 def rows_at_a_time(model: nn.Module, block: Block, num_samples: int, seed: int | None) -> int:
-    """Rows of a batch: a whole number of the blocks in which the noise of rows is drawn, where there are that many."""
+    """Rows of a batch: all of the block, or batches of about one size."""
     if block.num_rows <= MODEST_ROWS or block.num_rows * num_samples < WORTH_A_TRIAL:
         return MODEST_ROWS
     device = block.tensors()[0].device
@@ -46,8 +46,13 @@ def rows_at_a_time(model: nn.Module, block: Block, num_samples: int, seed: int |
         rows = min(max(MODEST_ROWS, BYTES_IN_CACHE // per_row), memory_budget(device) // per_row)
     else:
         rows = memory_budget(device) // (per_row * min(num_samples, SEVERAL_DRAWS))
-    rows = min(rows, block.num_rows)
-    return max(1, rows if rows < ROWS else rows - rows % ROWS)
+    return _evenly(block.num_rows, max(1, rows))
+
+
+def _evenly(num_rows: int, most: int) -> int:
+    """Rows of each of as few batches as can be, so that the last is no remnant; in whole blocks of the rows' noise."""
+    rows = -(-num_rows // -(-num_rows // most))
+    return rows if rows < ROWS else -(-rows // ROWS) * ROWS
 
 
 def _bytes_per_row(model: nn.Module, block: Block, seed: int | None) -> int:
