@@ -539,6 +539,11 @@ PREDICTIONS: dict[str, Refusal] = {
         TypeError,
         r"the network must return a tensor, or an object with \.logits, to predict with[;,] got tuple",
     ),
+    "one output for all rows": (
+        lambda: predict(net=Returning(torch.tensor(1.0))),
+        ValueError,
+        r"a Categorical output must be \(batch, \.\.\., class\) with .* got shape \(\) for one draw",
+    ),
     "outputs that are labels": (
         lambda: predict(net=Returning(torch.arange(6))),
         TypeError,

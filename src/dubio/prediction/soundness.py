@@ -37,7 +37,7 @@ class Soundness:
         if not outputs.is_floating_point():
             raise TypeError(f"the network must return floating point outputs, got {outputs.dtype}")
         bad = (outputs.isnan() | outputs.isposinf()).any(dim=0)
-        rows = bad.reshape(outputs.shape[1], -1).any(dim=1)
+        rows = bad.flatten(1).any(dim=1) if bad.dim() > 1 else bad.reshape(-1)
         self._bad[number] = rows | self._bad[number] if number in self._bad else rows
         if outputs.device.type in TOLD_AT_ONCE:
             self.check()
