@@ -463,6 +463,11 @@ PREDICTIONS: dict[str, Refusal] = {
         ValueError,
         r"executor must be 'auto', 'vmap' or 'loop', got 'fold'",
     ),
+    "unknown precision": (
+        lambda: predict(precision="fp16"),
+        ValueError,
+        r"precision must be 'fp32', 'tf32' or 'bf16', got 'fp16'",
+    ),
     "unknown estimator": (
         lambda: predict(estimator="lrt"),
         ValueError,
@@ -477,8 +482,8 @@ PREDICTIONS: dict[str, Refusal] = {
         TypeError,
         r"likelihood must be a Categorical, a Gaussian or a Bernoulli, got 'categorical'",
     ),
-    "inputs as a list": (
-        lambda: predict([torch.randn(6, 5)]),
+    "batches as lists": (
+        lambda: predict([[torch.randn(6, 5)]]),
         TypeError,
         r"inputs must be a tensor, a tuple of positional arguments or a dict of keyword arguments, got list",
     ),
@@ -533,6 +538,11 @@ PREDICTIONS: dict[str, Refusal] = {
         lambda: predict(net=Returning((torch.randn(6, 4), torch.randn(6, 4)))),
         TypeError,
         r"the network must return a tensor, or an object with \.logits, to predict with[;,] got tuple",
+    ),
+    "one output for all rows": (
+        lambda: predict(net=Returning(torch.tensor(1.0))),
+        ValueError,
+        r"a Categorical output must be \(batch, \.\.\., class\) with .* got shape \(\) for one draw",
     ),
     "outputs that are labels": (
         lambda: predict(net=Returning(torch.arange(6))),

@@ -106,6 +106,22 @@ def test_predictions_are_those_of_the_saved_network(runs: Path) -> None:
     assert [float(row[5]) for row in rows] == pytest.approx(expected.mutual_information.tolist(), abs=6e-4)
 
 
+def test_predictions_are_made_in_the_precision_asked_for(runs: Path) -> None:
+    model = dubio.load(runs / "first" / "model.safetensors")
+    inputs = dubio.data.load_test("digits")[:200].tensors[0]
+    options = ("--index", "0..199", "--samples", 20, "--seed", 3, "--device", "cpu", "--precision", "bf16")
+    shown = invoke("predict", "first", *options, "--runs", runs)
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split("│")[1:-1] for line in shown.stdout.splitlines() if line.startswith("│")]
+    rounded, exact = (dubio.predict(model, inputs, 20, seed=3, precision=name) for name in ("bf16", "fp32"))
+    assert isinstance(rounded, dubio.ClassPredictive)
+    assert isinstance(exact, dubio.ClassPredictive)
+    assert [row[3].strip() for row in rows] == [f"{value:.3f}" for value in rounded.confidence.tolist()]
+    assert [row[3].strip() for row in rows] != [f"{value:.3f}" for value in exact.confidence.tolist()]
+    assert_refused(invoke("predict", "first", "--precision", "fp16", "--runs", runs), "--precision", "fp16")
+    assert_refused(invoke("predict", "first", "--device", "tpu", "--runs", runs), "--device must be cpu, cuda")
+
+
 @pytest.mark.feature("dubio train takes a dataset's name, a table or a folder of images; label noise and augmentation")
 def test_a_network_is_trained_on_a_table_and_predicts_it(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -59,6 +59,18 @@ def test_another_place_and_no_unseen_data(runs: Path, tmp_path: Path) -> None:
     assert not dubio.Evaluation.load(tmp_path / "new" / "evaluation.json").unseen
 
 
+def test_the_record_tells_in_which_precision_it_was_made(runs: Path, tmp_path: Path) -> None:
+    options = ("--ood", "none", "--samples", 5, "--resamples", 0, "--runs", runs, "--out")
+    for precision in ("fp32", "bf16"):
+        shown = invoke("evaluate", "first", *options, tmp_path / precision, "--precision", precision)
+        assert shown.exit_code == 0, shown.output
+    exact, rounded = (dubio.Evaluation.load(tmp_path / name / "evaluation.json") for name in ("fp32", "bf16"))
+    assert rounded.made_by["command"] == "dubio evaluate first --ood none --samples 5 --resamples 0 --precision bf16"
+    assert exact.made_by["command"] == "dubio evaluate first --ood none --samples 5 --resamples 0"
+    difference = abs(exact.metrics["nll"].value - rounded.metrics["nll"].value)
+    assert 0 < difference < 0.02
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 import dubio
 from dubio.data import Examples, Loader
-from dubio.training.batches import batches_from
+from dubio.data.batches import batches_from
 from networks import Tied, mlp
 
 TRUTH = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))

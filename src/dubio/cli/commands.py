@@ -12,7 +12,7 @@ from rich.table import Table
 
 import dubio
 from dubio.cli.answers import Answering
-from dubio.cli.arguments import DataDir, Named, Runs, device_for
+from dubio.cli.arguments import DataDir, Device, InPrecision, Named, Runs, device_for
 from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
 from dubio.cli.attacking import tabulate as tabulate_attacks
 from dubio.cli.audit_command import audit_run
@@ -268,6 +268,8 @@ def predict(
     data_dir: DataDir = None,
     samples: Annotated[int, typer.Option(help="Draws.")] = 100,
     seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
+    device: Device = None,
+    precision: InPrecision = "fp32",
     runs: Runs = Path("runs"),
 ) -> None:
     """Predict test examples: the label, how sure it is, and where the doubt comes from.
@@ -276,14 +278,15 @@ def predict(
     calibrate, abstain and conformal is applied, and shown.
 
     Example:  dubio predict first --index 0..9 --samples 100
+
+    Example:  dubio predict first --index 0.. --device cuda --precision bf16
     """
-    model = load_model(named, runs)
+    model = load_model(named, runs).to(device_for(device))
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
     rows = parse_index(index, len(examples))
-    inputs, targets = examples[rows].tensors
-    found = dubio.predict(model, inputs, num_samples=samples, seed=seed)
-    Console().print(tabulate(found, rows, targets, examples.classes))
+    found = dubio.predict(model, examples[rows], num_samples=samples, precision=precision, seed=seed)
+    Console().print(tabulate(found, rows, examples.targets[rows], examples.classes))
 
 
 app.command("evaluate")(evaluate_run)

@@ -47,7 +47,7 @@ class Subject:
     def predict(self, num_samples: int, seed: int, decisions: bool) -> ClassPredictive:
         """Predictions of the validation data."""
         found = dubio.predict(
-            self.model, self.validation.tensors[0], num_samples, seed=seed, keep_samples=False, decisions=decisions
+            self.model, self.validation, num_samples, seed=seed, keep_samples=False, decisions=decisions
         )
         assert isinstance(found, ClassPredictive)
         return found

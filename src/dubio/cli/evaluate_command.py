@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dubio.cli.arguments import DataDir, Named, Runs, device_for
+from dubio.cli.arguments import DataDir, Device, InPrecision, Named, Runs, device_for
 from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.predicting import check_fits, test_examples
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test
@@ -44,7 +44,8 @@ def evaluate_run(
     ] = None,
     data_dir: DataDir = None,
     seed: Annotated[int, typer.Option(help="Which draws and resamples.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
+    device: Device = None,
+    precision: InPrecision = "fp32",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -68,13 +69,19 @@ def evaluate_run(
         corruptions=wanted,
         num_samples=samples,
         num_resamples=resamples,
+        precision=precision,
         seed=seed,
     )
     given = {"--ood": ood, "--corruptions": None if corruptions == "none" else corruptions, "--data": data}
-    numbers = {"--samples": (samples, 100), "--resamples": (resamples, 300), "--seed": (seed, 0)}
+    others: dict[str, tuple[object, object]] = {
+        "--samples": (samples, 100),
+        "--resamples": (resamples, 300),
+        "--seed": (seed, 0),
+        "--precision": (precision, "fp32"),
+    }
     command = ["dubio", "evaluate", named]
     command += [part for option, value in given.items() if value is not None for part in (option, value)]
-    command += [part for option, (own, usual) in numbers.items() if own != usual for part in (option, str(own))]
+    command += [part for option, (own, usual) in others.items() if own != usual for part in (option, str(own))]
     told = {"command": shlex.join(command), "network": network_of(named, runs).network}
     found = dataclasses.replace(found, made_by=found.made_by | told)
     folder = out or folder_of(named, runs)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from dubio.conversion.spec import spec
 from dubio.data import fingerprint_of_batches
+from dubio.data.batches import Batch, Batches, batches_from
 from dubio.likelihoods import Categorical
 from dubio.prediction import ClassPredictive, joined, predict
-from dubio.training.batches import Batch, Batches, batches_from
 
 __all__ = ["HeldOut", "check_one_label_each", "check_unjudged", "predict_held_out"]
 

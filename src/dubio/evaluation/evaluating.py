@@ -24,6 +24,7 @@ from dubio.evaluation.measures import class_measures
 from dubio.evaluation.unseen import judge_unseen
 from dubio.evaluation.values import CorruptionPoint, Evaluation
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
+from dubio.sampling import Precision
 from dubio.sampling.noise import noise_key
 from dubio.sampling.settings import check_num_samples
 from dubio.version import versions
@@ -43,7 +44,8 @@ def evaluate(
     num_samples: int = 100,
     num_resamples: int = 300,
     double: bool = True,
-    batch_size: int = 256,
+    batch_size: int | None = None,
+    precision: Precision = "fp32",
     seed: int = 0,
     classes: Sequence[str] = (),
 ) -> Evaluation:
@@ -61,7 +63,8 @@ def evaluate(
         num_samples: draws; of an ensemble, at most its members.
         num_resamples: resamples for intervals over examples; 0 for none.
         double: draw as many again, and tell what changes.
-        batch_size: rows at a time.
+        batch_size: rows at a time; by default as many as memory allows.
+        precision: in which the network computes, as for ``predict``.
         seed: which draws and which resamples.
         classes: names of the classes, where the data have none.
     """
@@ -73,7 +76,15 @@ def evaluate(
     _warn_if_used(model, judged)
 
     def draw(inputs: Any, seed: int = seed, keep_samples: bool = False) -> Any:
-        return predict(model, inputs, num_samples, keep_samples=keep_samples, batch_size=batch_size, seed=seed)
+        return predict(
+            model,
+            inputs,
+            num_samples,
+            keep_samples=keep_samples,
+            batch_size=batch_size,
+            precision=precision,
+            seed=seed,
+        )
 
     found: Predictive = draw(judged.inputs, keep_samples=True)
     if (unseen or corruptions) and not isinstance(found, ClassPredictive):

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dubio.data import Examples
+from dubio.data.batches import batches_from
 from dubio.data.fingerprints import fingerprint_of
 from dubio.evaluation.values import DataRecord
-from dubio.training.batches import batches_from
 
 __all__ = ["Judged", "gather", "gather_inputs"]
 

@@ -8,35 +8,60 @@ import threading
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import get_args
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from dubio.decisions import Decisions, decisions_of
 from dubio.layers import num_members
 from dubio.likelihoods import Likelihood, likelihood_of, observation_scale
-from dubio.prediction.predictive import Predictive, joined
+from dubio.prediction.predictive import Predictive, joined, moved
+from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
+from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
+from dubio.prediction.soundness import Soundness
 from dubio.prediction.streaming import statistics_for
-from dubio.sampling import Estimator, Inputs, Using, arguments, stream
+from dubio.sampling import Estimator, Precision, Using, check_precision, computing_in, stream
 from dubio.sampling.executors import Executor
+from dubio.sampling.planning import memory_budget
 from dubio.sampling.settings import STATE, check_num_samples
 
 __all__ = ["predict"]
+
+SHARE_OF_INPUTS = 4
+"""Inputs may take a quarter of what a chunk of draws may."""
+MOST_READ = 2**30
+"""Bytes that are read ahead at most."""
 
 _LOCK = threading.Lock()
 _PREDICTING: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = weakref.WeakKeyDictionary()
 
 
+@dataclass(frozen=True)
+class _Order:
+    """What was asked for, whatever the rows."""
+
+    num_samples: int
+    keep_samples: bool
+    batch_size: int | None
+    seed: int | None
+    likelihood: Likelihood
+    executor: Executor
+    chunk: int | None
+    decisions: Decisions
+
+
 def predict(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: Readable,
     num_samples: int = 100,
     *,
     keep_samples: bool = True,
     estimator: Estimator | None = "weight",
-    batch_size: int = 256,
+    batch_size: int | None = None,
+    precision: Precision = "fp32",
     seed: int | None = None,
     likelihood: Likelihood | None = None,
     shared: Collection[int | str] = (),
@@ -48,13 +73,17 @@ def predict(
 
     Args:
         model: a converted network, or any ``nn.Module`` (whose draws are all equal).
-        inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments, rows on axis 0. Moved to the
-            network's device.
+        inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments, rows on axis 0; or data to
+            read, which need not fit into memory: an array, ``dubio.data.Examples``, a ``Dataset`` or loader of
+            ``(inputs, targets)`` or of inputs alone, or an iterable of batches, each what ``inputs`` can be itself.
+            Moved to the network's device; of data that were read, the prediction is on the CPU.
         num_samples: how many draws; of an ensemble, at most its members.
         keep_samples: keep every draw; without, memory does not grow with the number of draws, and quantiles are not to
             be had.
         estimator: ``"weight"`` makes each draw one function for all inputs; ``None`` takes each layer's own.
-        batch_size: rows at a time.
+        batch_size: rows at a time; by default as many as memory allows. It changes nothing but rounding.
+        precision: ``"fp32"``, ``"tf32"`` or ``"bf16"`` (autocast), for the network alone: the prediction is made from
+            its outputs in float32 at least.
         seed: which draws; by default a new seed, reported as ``Predictive.seed``.
         likelihood: what the outputs mean; by default the converted network's, else ``Categorical()``. With another one
             than the network's own, decisions are not applied.
@@ -66,82 +95,72 @@ def predict(
     Returns:
         A ``Predictive``: with class probabilities, or with mean and standard deviations.
     """
-    if estimator is not None and estimator not in get_args(Estimator):
-        raise ValueError(f"estimator must be 'weight', 'local', 'flipout' or None, got {estimator!r}")
-    check_num_samples(num_samples)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    _check(num_samples, estimator, batch_size, precision)
     num_samples = min(num_samples, num_members(model) or num_samples)
-    batches, num_rows = _batches(inputs, batch_size, shared, _device(model))
     own = likelihood_of(model)
     likelihood = own if likelihood is None else likelihood
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
-
     noisy = STATE.own.settings.mode != "off"
-    used_seed = _seed(seed) if noisy else None
-    decided = decisions_of(model) if decisions and likelihood == own else Decisions()
-    statistics = [statistics_for(likelihood, keep_samples, observation_scale(model), decided) for _ in batches]
-    with torch.no_grad(), Using(estimator=estimator), _eval_mode(model):
-        draws = stream(
-            model,
-            batches,
-            num_samples if noisy else 1,
-            seed=used_seed,
-            executor=executor,
-            chunk=chunk,
-            num_rows=num_rows,
-        )
-        for number, outputs in draws:
-            statistics[number].update(_checked(outputs, number * batch_size))
-    return joined([part.finish(used_seed) for part in statistics])
+    order = _Order(
+        num_samples=num_samples if noisy else 1,
+        keep_samples=keep_samples,
+        batch_size=batch_size,
+        seed=_seed(seed) if noisy else None,
+        likelihood=likelihood,
+        executor=executor,
+        chunk=chunk,
+        decisions=decisions_of(model) if decisions and likelihood == own else Decisions(),
+    )
+    device = _device(model)
+    at_work = device or torch.device("cpu")
+    parts: list[Predictive] = []
+    for block in blocks_of(inputs, shared, device, _limit(inputs, at_work)):
+        with torch.no_grad(), Using(estimator=estimator), computing_in(precision, at_work), _eval_mode(model):
+            part = _predict_block(model, block, order)
+        parts.append(part if is_in_memory(inputs) else moved(part, torch.device("cpu")))
+    return joined(parts)
 
 
-def _batches(
-    inputs: Inputs, batch_size: int, shared: Collection[int | str], device: torch.device | None
-) -> tuple[list[Inputs], list[int]]:
-    args, kwargs = arguments(inputs)
-    named: dict[int | str, Any] = dict([*enumerate(args), *kwargs.items()])
-    unknown = [name for name in shared if name not in named]
-    if unknown:
-        raise ValueError(f"shared must name inputs, got {unknown[0]!r} beside inputs {list(named)}")
-    split = {name: value for name, value in named.items() if name not in shared}
-    rows = [(name, leaf.shape[0] if leaf.dim() else 0) for name, leaf in _tensors(split)]
-    if not rows:
-        raise ValueError("inputs must hold at least one tensor with rows")
-    num_rows = rows[0][1]
-    if any(count != num_rows for _, count in rows):
-        listed = ", ".join(f"{name!r}: {count}" for name, count in rows)
-        raise ValueError(
-            f"inputs must have the same number of rows on axis 0, got {{{listed}}}; "
-            "name those without rows in shared=(...)"
-        )
-    if num_rows == 0:
-        raise ValueError("inputs must have at least one row, got none")
-    for name, leaf in _tensors(named):
-        if leaf.is_floating_point() and bool(leaf.isnan().any()):
-            bad = leaf.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist() if leaf.dim() > 1 else []
-            raise ValueError(
-                f"inputs must not hold NaN, got NaN in input {name!r}" + (f", rows {bad[:5]}" if bad else "")
-            )
+def _check(num_samples: int, estimator: str | None, batch_size: int | None, precision: str) -> None:
+    if estimator is not None and estimator not in get_args(Estimator):
+        raise ValueError(f"estimator must be 'weight', 'local', 'flipout' or None, got {estimator!r}")
+    check_num_samples(num_samples)
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    check_precision(precision)
 
-    def part(name: int | str, start: int) -> Any:
-        rows = slice(None) if name in shared else slice(start, start + batch_size)
-        return pytree.tree_map_only(Tensor, lambda leaf: leaf[rows].to(device), named[name])
 
-    starts = range(0, num_rows, batch_size)
-    parts: list[Inputs] = [
-        {name: part(name, start) for name in kwargs} if kwargs else tuple(part(i, start) for i in range(len(args)))
-        for start in starts
+def _limit(inputs: Readable, device: torch.device) -> int:
+    """Bytes of inputs to hold at a time."""
+    share = memory_budget(device) // SHARE_OF_INPUTS
+    return share if is_in_memory(inputs) else min(share, MOST_READ)
+
+
+def _predict_block(model: nn.Module, block: Block, order: _Order) -> Predictive:
+    """All draws for the rows of one block."""
+    batch_size = order.batch_size or rows_at_a_time(model, block, order.num_samples, order.seed)
+    batches, num_rows = block.batches(batch_size)
+    on_cpu = block.tensors()[0].device.type == "cpu"
+    statistics = [
+        statistics_for(order.likelihood, order.keep_samples, observation_scale(model), order.decisions) for _ in batches
     ]
-    return parts, [min(batch_size, num_rows - start) for start in starts]
-
-
-def _tensors(named: dict[int | str, Any]) -> Iterator[tuple[int | str, Tensor]]:
-    for name, value in named.items():
-        for leaf in pytree.tree_leaves(value):
-            if isinstance(leaf, Tensor):
-                yield name, leaf
+    soundness = Soundness(list(accumulate(num_rows, initial=block.first_row)))
+    draws = stream(
+        model,
+        batches,
+        order.num_samples,
+        seed=order.seed,
+        executor=order.executor,
+        chunk=order.chunk,
+        num_rows=num_rows,
+        first_row=block.first_row,
+        trial=block.rows(0, MODEST_ROWS) if on_cpu and num_rows[0] > MODEST_ROWS else None,
+    )
+    for number, outputs in draws:
+        statistics[number].update(soundness.checked(number, outputs))
+    soundness.check()
+    return joined([part.finish(order.seed) for part in statistics])
 
 
 def _device(model: nn.Module) -> torch.device | None:
@@ -175,18 +194,3 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
             else:
                 for module in training:
                     module.training = True
-
-
-def _checked(outputs: Any, first_row: int) -> Tensor:
-    if not isinstance(outputs, Tensor):
-        raise TypeError(
-            f"the network must return a tensor, or an object with .logits, to predict with, "
-            f"got {type(outputs).__name__}"
-        )
-    if not outputs.is_floating_point():
-        raise TypeError(f"the network must return floating point outputs, got {outputs.dtype}")
-    bad = outputs.isnan() | outputs.isposinf()
-    if bool(bad.any()):
-        rows = bad.any(dim=0).reshape(outputs.shape[1], -1).any(dim=1).nonzero().flatten() + first_row
-        raise ValueError(f"the network gave NaN or infinity for inputs without NaN, rows {rows.tolist()[:5]}")
-    return outputs

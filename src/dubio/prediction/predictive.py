@@ -11,7 +11,7 @@ from torch import Tensor
 from dubio import functional
 from dubio.decisions import Calibration, PredictionSets, Threshold
 
-__all__ = ["ClassPredictive", "Predictive", "RealPredictive", "joined"]
+__all__ = ["ClassPredictive", "Predictive", "RealPredictive", "joined", "moved"]
 
 BY_CLASS = ("samples", "log_probs", "uncalibrated_log_probs", "votes", "class_variance")
 """What a prediction tells of every class."""
@@ -189,10 +189,29 @@ def joined(parts: list[P]) -> P:
     for field in fields(parts[0]):
         own = [getattr(part, field.name) for part in parts]
         if isinstance(own[0], Tensor):
-            values[field.name] = torch.cat(own, dim=1 if field.name in ("samples", "sample_stds") else 0)
+            axis = 1 if field.name in ("samples", "sample_stds") else 0
+            _check_shapes([value.shape[axis + 1 :] for value in own])
+            values[field.name] = torch.cat(own, dim=axis)
         else:
             values[field.name] = own[0]
     return type(parts[0])(**values)
+
+
+def moved(part: P, device: torch.device) -> P:
+    """The same prediction on another device."""
+    own = {field.name: getattr(part, field.name) for field in fields(part)}
+    elsewhere: dict[str, Any] = {name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)}
+    return replace(part, **elsewhere)
+
+
+def _check_shapes(shapes: list[torch.Size]) -> None:
+    """Refuse what cannot be one tensor."""
+    other = next((shape for shape in shapes if shape != shapes[0]), None)
+    if other is not None:
+        raise ValueError(
+            "the network must give outputs of one shape for all batches, to predict them together, "
+            f"got {tuple(shapes[0])} and {tuple(other)} for one row; predict them apart"
+        )
 
 
 def _count(rows: Tensor) -> str:

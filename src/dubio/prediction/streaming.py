@@ -45,10 +45,10 @@ class ClassStatistics:
         if self._kept is not None:
             self._kept.append(log_probs)
         exact = log_probs.double()
-        count = len(exact)
+        count, probs = len(exact), exact.exp()
         log_sum = functional.predictive_log_probs(exact) + math.log(count)
-        entropies = functional.expected_entropy(exact) * count
-        squares = exact.exp().square().sum(dim=0)
+        entropies = functional.entropy(probs).sum(dim=0)
+        squares = probs.square().sum(dim=0)
         votes = functional.vote_shares(exact.argmax(dim=-1), exact.shape[-1]).double() * count
         energies = self._energies_of(outputs)
         if self._log_sum is None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from dubio.conversion import change_spec, drop_decisions, removed_from, spec
 from dubio.conversion.choice import Where, check_where
+from dubio.data.batches import batches_from
 from dubio.deciding.held_out import check_unjudged
 from dubio.persistence.files import file_content
 from dubio.pruning.checks import check_budget, check_what, checked_by, example_for
@@ -23,7 +24,6 @@ from dubio.pruning.values import By, LayerPruning, Pruning, PruningPoint, Remova
 from dubio.pruning.weights import prunable, scores_of, weight_counts
 from dubio.sampling import Inputs
 from dubio.sampling.settings import check_module, check_num_samples
-from dubio.training.batches import batches_from
 
 __all__ = ["prune"]
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.conversion.choice import Where
+from dubio.data.batches import batches_from
 from dubio.pruning.tracing import in_eval
 from dubio.pruning.values import By, PruningPoint, SnrDensity
 from dubio.pruning.weights import prunable, scores_of
 from dubio.sampling import Inputs, arguments
-from dubio.training.batches import batches_from
 from dubio.training.validation import validate
 
 __all__ = ["judge", "snr_density", "step_seconds", "with_threshold"]

@@ -114,17 +114,23 @@ def stream(
     executor: Executor = "auto",
     chunk: int | None = None,
     num_rows: Sequence[int] | None = None,
+    first_row: int = 0,
+    trial: Inputs | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """The same draws on several batches of rows, a few draws at a time: batch number and `(sample, batch, ...)`.
 
     Every batch meets every draw once. Draws come outermost, so that weights are drawn once however many batches there
     are, and no more than a chunk of draws of one batch is in memory. ``num_rows`` says how many rows each batch has,
-    where its first tensor does not tell.
+    where its first tensor does not tell, and ``first_row`` where the first batch stands in the whole data. Which
+    executor suits is tried on ``trial``, some of these rows, where one is given, and else on the first batch.
     """
     _check(model, num_samples, chunk, executor)
     if num_rows is None:
         num_rows = [Call(model, *arguments(batch), STATE.own.settings).rows_and_device()[0] for batch in batches]
-    first_rows = list(accumulate(num_rows, initial=0))
+    first_rows = list(accumulate(num_rows, initial=first_row))
+    if trial is not None and STATE.own.settings.mode != "off":
+        with Using(first_row=first_row, num_rows=None):
+            _choose(Call(model, *arguments(trial), settings_for_run(seed)), num_samples, executor, chunk)
     size = num_samples if STATE.own.settings.mode == "off" else None
     first_draw = 0
     while first_draw < num_samples:

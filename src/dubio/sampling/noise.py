@@ -13,6 +13,7 @@ numbers on other devices.
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -59,12 +60,13 @@ def seeded_noise(
     """
     out = torch.empty((draw.numel(), *shape), dtype=dtype, device=device)
     base = f"{int(seed)}/{key}/{call}"
+    generator = torch.Generator(device=device)  # one for all draws: seeding it anew costs less than making another
     for target, index in zip(out, draw.reshape(-1).tolist(), strict=True):
         source, mirrored = (index // 2, index % 2 == 1) if antithetic else (index, False)
         if by_row and shape:
-            _fill_rows(target, base, source, kind, first_row)
+            _fill_rows(target, generator, base, source, kind, first_row)
         else:
-            _fill(target, base, 0, source, kind)
+            _fill(target, generator, base, 0, source, kind)
         if mirrored and kind == "normal":
             target.neg_()
         elif mirrored and kind == "uniform":
@@ -99,29 +101,34 @@ def _map_draws(info: Any, in_dims: tuple[Any, ...], seed: Tensor, draw: Tensor, 
 seeded_noise.register_vmap(_map_draws)
 
 
-def _fill_rows(target: Tensor, base: str, draw: int, kind: str, first_row: int) -> None:
+def _fill_rows(target: Tensor, generator: torch.Generator, base: str, draw: int, kind: str, first_row: int) -> None:
     rows, done = target.shape[0], 0
     while done < rows:
         block, skip = divmod(first_row + done, ROWS)
         take = min(ROWS - skip, rows - done)
         if take == ROWS:
-            _fill(target[done : done + take], base, block, draw, kind)
+            _fill(target[done : done + take], generator, base, block, draw, kind)
         else:
             whole = torch.empty((ROWS, *target.shape[1:]), dtype=target.dtype, device=target.device)
-            _fill(whole, base, block, draw, kind)
+            _fill(whole, generator, base, block, draw, kind)
             target[done : done + take] = whole[skip : skip + take]
         done += take
 
 
-def _fill(target: Tensor, base: str, block: int, draw: int, kind: str) -> None:
-    digest = int.from_bytes(hashlib.blake2b(f"{base}/{block}".encode(), digest_size=8).digest(), "big")
+def _fill(target: Tensor, generator: torch.Generator, base: str, block: int, draw: int, kind: str) -> None:
+    digest = _digest(base, block)
     # The CPU generator uses the lower 32 bits of a seed only: counting draws there keeps those of one posterior apart.
     low = (digest + draw) & 0xFFFFFFFF
-    seed = ((digest >> 33) << 32) | low
-    generator = torch.Generator(device=target.device).manual_seed(seed)
+    generator.manual_seed(((digest >> 33) << 32) | low)
     if kind == "normal":
         target.normal_(generator=generator)
     elif kind == "uniform":
         target.uniform_(generator=generator)
     else:
         target.random_(2, generator=generator).mul_(2).sub_(1)
+
+
+@lru_cache(maxsize=4096)
+def _digest(base: str, block: int) -> int:
+    """64 bits that stand for a block of rows of some noise, the same for all draws."""
+    return int.from_bytes(hashlib.blake2b(f"{base}/{block}".encode(), digest_size=8).digest(), "big")

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from dubio.conversion import drop_decisions
 from dubio.data import Examples
+from dubio.data.batches import batches_from
 from dubio.likelihoods import Gaussian, likelihood_of
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
 from dubio.sampling import Precision
 from dubio.sampling.settings import check_module
-from dubio.training.batches import batches_from
 from dubio.training.optimising import parameter_groups
 from dubio.training.progress import display_for
 from dubio.training.settings import Schedule, schedule_factor

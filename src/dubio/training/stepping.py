@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 
 from dubio import functional
 from dubio.attacks import Attack
+from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, computing_in, rounding_products
 from dubio.sampling.capturing import Buffers, Captured, signature
-from dubio.training.batches import Batch
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
 from dubio.training.optimising import make_capturable, why_not_capturable

@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from dubio.data.batches import Batch, Batches
 from dubio.layers import num_trained
 from dubio.objectives import Objective
 from dubio.persistence import save
 from dubio.persistence.atomic import remove_unfinished, write_atomically
 from dubio.persistence.tensors import without_ties
-from dubio.training.batches import Batch, Batches
 from dubio.training.checkpoints import latest_checkpoint, read_checkpoint, write_checkpoint
 from dubio.training.diagnosis import warn_of_collapse, what_is_not_finite
 from dubio.training.health import BrokenLossError

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from dubio import functional
+from dubio.data.batches import Batches
 from dubio.likelihoods import Categorical, Gaussian, likelihood_of, observation_scale
 from dubio.sampling import Using, sample
-from dubio.training.batches import Batches
 
 __all__ = ["validate"]
 

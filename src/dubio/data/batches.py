@@ -1,10 +1,10 @@
-"""Training data as batches: examples in memory, tensors, a ``Dataset``, a ``DataLoader``, or any iterable of batches.
+"""Data as batches: examples in memory, tensors, a ``Dataset``, a ``DataLoader``, or any iterable of batches.
 
 What is held in memory or can be indexed is shuffled by a generator made from (seed, epoch), so that an epoch can be
 taken up again at any batch. A loader or iterable keeps its own order, and is run through to the batch wanted.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from dubio.data import Examples, Loader, epoch_order
+from dubio.data.examples import Examples
+from dubio.data.loading import Loader, epoch_order
 from dubio.sampling.noise import noise_key
 from dubio.sampling.planning import memory_budget
 
@@ -50,6 +51,10 @@ class Batches:
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         """The batches of epoch ``number``, from batch ``first`` on."""
         return map(_batch, self._items(number, first))
+
+    def inputs(self) -> Iterator[Any]:
+        """The inputs of the first epoch alone, batch by batch, whether or not there are targets beside them."""
+        return map(_inputs, self._items(0, 0))
 
 
 def batches_from(
@@ -187,3 +192,16 @@ def _batch(item: Any) -> Batch:
     if isinstance(item, tuple | list) and len(item) in (2, 3):
         return Batch(*item)
     raise TypeError(f"a batch must be (inputs, targets) or (inputs, targets, weights), got {type(item).__name__}")
+
+
+def _inputs(item: Any) -> Any:
+    if isinstance(item, Batch):
+        return item.inputs
+    if isinstance(item, Tensor | Mapping):
+        return item
+    if isinstance(item, tuple | list) and len(item) in (1, 2, 3):
+        return item[0]
+    raise TypeError(
+        "a batch must be (inputs, targets), (inputs, targets, weights) or inputs alone as a tensor or a dict, "
+        f"got {type(item).__name__}"
+    )

@@ -1,0 +1,237 @@
+"""What a prediction reads: rows, one block of them after another, each block on the network's device as a whole.
+
+Tensors are one block, cut only where they have to be moved and are more than the device should hold of them. All else
+is read through once: slices of ``Examples`` and arrays, or batches of a dataset, a loader or any iterable, which are
+joined until a block is full. So a network meets few and large batches, however small those of a loader are.
+
+Invariants: a block holds ``limit`` bytes of inputs, or a single batch where that is more, and no more is read ahead
+(``test_no_more_than_a_block_is_read_ahead``); rows come in their order and each once (``test_reading.py``).
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from dubio.data.batches import batches_from
+from dubio.data.examples import Examples, scaled
+from dubio.data.loading import Loader
+from dubio.sampling import Inputs, arguments
+
+__all__ = ["Block", "Readable", "blocks_of", "is_in_memory"]
+
+Readable = Inputs | Examples | NDArray[Any] | Dataset[Any] | Iterable[Any]
+"""What a prediction can be made of."""
+
+ROWS_READ = 256
+"""Examples of a dataset that are fetched together."""
+SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some rows of the data, as arguments of a network."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shared: Collection[int | str]
+    """Positions or names of arguments without rows."""
+    first_row: int
+    """Where its rows begin in the whole data."""
+    num_rows: int
+
+    def rows(self, start: int, stop: int) -> Inputs:
+        """The arguments with these rows alone; nothing is copied."""
+        if self.kwargs:
+            return {name: self._cut(name, value, start, stop) for name, value in self.kwargs.items()}
+        return tuple(self._cut(place, value, start, stop) for place, value in enumerate(self.args))
+
+    def batches(self, batch_size: int) -> tuple[list[Inputs], list[int]]:
+        """All rows in batches, and how many each has."""
+        starts = range(0, self.num_rows, batch_size)
+        sizes = [min(batch_size, self.num_rows - start) for start in starts]
+        return [self.rows(start, start + size) for start, size in zip(starts, sizes, strict=True)], sizes
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that have rows."""
+        return [leaf for _, leaf in _tensors(_named(self.args, self.kwargs), self.shared)]
+
+    def _cut(self, name: int | str, value: Any, start: int, stop: int) -> Any:
+        return value if name in self.shared else pytree.tree_map_only(Tensor, lambda leaf: leaf[start:stop], value)
+
+
+def is_in_memory(inputs: object) -> bool:
+    """Whether these are tensors, or arguments that hold them, and not data to read from."""
+    return isinstance(inputs, Tensor | tuple | Mapping)
+
+
+def blocks_of(
+    inputs: Readable, shared: Collection[int | str], device: torch.device | None, limit: int
+) -> Iterator[Block]:
+    """All rows of ``inputs``, a block of about ``limit`` bytes at a time, on ``device`` (None: where they are).
+
+    Args:
+        inputs: tensors, ``Examples``, an array, a ``Dataset`` or loader, or an iterable of batches.
+        shared: positions or names of arguments without rows.
+        device: where the network is.
+        limit: bytes of inputs to hold at a time.
+
+    Raises:
+        TypeError: these are no data.
+        ValueError: there are no rows, their numbers differ, the order of rows is random, or there is NaN among them.
+    """
+    first_row = 0
+    for part in _parts(inputs, shared, device, limit):
+        block = _checked(part, shared, first_row)
+        yield from _moved(block, device, limit)
+        first_row += block.num_rows
+    if first_row == 0:
+        raise ValueError("inputs must have at least one row, got none")
+
+
+def _parts(
+    inputs: Readable, shared: Collection[int | str], device: torch.device | None, limit: int
+) -> Iterator[Inputs]:
+    """The data as arguments of a network, about ``limit`` bytes each, where they are not in memory already."""
+    if isinstance(inputs, Tensor | tuple | Mapping):
+        yield inputs
+    elif isinstance(inputs, Examples):
+        for rows in _slices(inputs.inputs, limit):
+            yield scaled(_to(inputs.inputs[rows], device))  # moved as bytes
+    elif isinstance(inputs, np.ndarray):
+        for rows in _slices(inputs, limit):
+            yield _from_numpy(inputs[rows])
+    elif isinstance(inputs, Dataset | DataLoader | Loader):
+        _refuse_random_order(inputs)
+        yield from _joined(batches_from(inputs, ROWS_READ, name="inputs").inputs(), shared, limit)
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
+        yield from _joined(iter(inputs), shared, limit)
+    else:
+        raise TypeError(
+            "inputs must be a tensor, a tuple of positional arguments, a dict of keyword arguments, an array, "
+            "dubio.data.Examples, a Dataset, a DataLoader or an iterable of batches, "
+            f"got {type(inputs).__name__}"
+        )
+
+
+def _slices(rows: Any, limit: int) -> Iterator[slice]:
+    """Rows that take about ``limit`` bytes as float32."""
+    num_rows = len(rows) if rows.ndim else 0
+    step = max(1, limit // max(1, 4 * int(np.prod(rows.shape[1:]))))
+    return (slice(start, start + step) for start in range(0, num_rows, step))
+
+
+def _from_numpy(rows: NDArray[Any]) -> Tensor:
+    """Rows of an array, copied into memory; numbers in the type that networks compute with."""
+    tensor = torch.from_numpy(np.array(rows))
+    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+
+
+def _refuse_random_order(data: Any) -> None:
+    shuffled = data.shuffle if isinstance(data, Loader) else isinstance(getattr(data, "sampler", None), SHUFFLED)
+    if shuffled:
+        raise ValueError(
+            f"inputs must come in their own order, since predictions do, got a {type(data).__name__} that shuffles; "
+            "make it with shuffle=False"
+        )
+
+
+def _joined(batches: Iterator[Any], shared: Collection[int | str], limit: int) -> Iterator[Inputs]:
+    """Batches that follow each other and have the same form, joined as long as they take ``limit`` bytes at most."""
+    held: list[Inputs] = []
+    held_bytes, held_form = 0, None
+    for batch in batches:
+        form = None if shared else _form(batch)
+        size = sum(leaf.nbytes for leaf in pytree.tree_leaves(arguments(batch)) if isinstance(leaf, Tensor))
+        if held and (form is None or form != held_form or held_bytes + size > limit):
+            yield _concatenated(held)
+            held_bytes = 0
+        held.append(batch)
+        held_bytes, held_form = held_bytes + size, form
+    if held:
+        yield _concatenated(held)
+
+
+def _form(batch: Inputs) -> Any:
+    """What batches must have in common to be joined; None for one that stays by itself."""
+    leaves, spec = pytree.tree_flatten(arguments(batch))
+    if not leaves or not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
+        return None
+    if len({len(leaf) for leaf in leaves}) != 1:
+        return None
+    return spec, [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]
+
+
+def _concatenated(batches: list[Inputs]) -> Inputs:
+    """The batches as one; their list is emptied, so that they are not in memory twice while it is used."""
+    if len(batches) == 1:
+        return batches.pop()
+    joined: tuple[Any, ...] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *map(arguments, batches))
+    batches.clear()
+    args, kwargs = joined
+    return kwargs if kwargs else tuple(args)
+
+
+def _checked(inputs: Inputs, shared: Collection[int | str], first_row: int) -> Block:
+    args, kwargs = arguments(inputs)
+    named = _named(args, kwargs)
+    unknown = [name for name in shared if name not in named]
+    if unknown:
+        raise ValueError(f"shared must name inputs, got {unknown[0]!r} beside inputs {list(named)}")
+    rows = [(name, leaf.shape[0] if leaf.dim() else 0) for name, leaf in _tensors(named, shared)]
+    if not rows:
+        raise ValueError("inputs must hold at least one tensor with rows")
+    num_rows = rows[0][1]
+    if any(count != num_rows for _, count in rows):
+        listed = ", ".join(f"{name!r}: {count}" for name, count in rows)
+        raise ValueError(
+            f"inputs must have the same number of rows on axis 0, got {{{listed}}}; "
+            "name those without rows in shared=(...)"
+        )
+    if num_rows == 0:
+        raise ValueError("inputs must have at least one row, got none")
+    for name, leaf in _tensors(named, ()):
+        _refuse_nan(name, leaf, 0 if name in shared else first_row)
+    return Block(args, kwargs, shared, first_row, num_rows)
+
+
+def _refuse_nan(name: int | str, leaf: Tensor, first_row: int) -> None:
+    # A sum needs no memory and is finite, but for NaN, infinities and overflow; only then is every number looked at.
+    if not leaf.is_floating_point() or bool(leaf.sum().isfinite()) or not bool(leaf.isnan().any()):
+        return
+    bad = leaf.isnan().flatten(1).any(dim=1).nonzero().flatten() + first_row if leaf.dim() > 1 else torch.empty(0)
+    raise ValueError(
+        f"inputs must not hold NaN, got NaN in input {name!r}" + (f", rows {bad.tolist()[:5]}" if len(bad) else "")
+    )
+
+
+def _moved(block: Block, device: torch.device | None, limit: int) -> Iterator[Block]:
+    """The block on a device; in several, where that would take more than ``limit`` bytes there."""
+    size = sum(leaf.nbytes for leaf in block.tensors() if device is not None and leaf.device != device)
+    step = block.num_rows if size <= limit else max(1, limit * block.num_rows // size)
+    for start in range(0, block.num_rows, step):
+        stop = min(start + step, block.num_rows)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: _to(leaf, device), arguments(block.rows(start, stop)))
+        yield Block(args, kwargs, block.shared, block.first_row + start, stop - start)
+
+
+def _to(leaf: Tensor, device: torch.device | None) -> Tensor:
+    """A tensor on the device; out of pinned memory, without waiting for it."""
+    return leaf if device is None else leaf.to(device, non_blocking=device.type == "cuda")
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Any]:
+    return dict([*enumerate(args), *kwargs.items()])
+
+
+def _tensors(named: Mapping[int | str, Any], left_out: Collection[int | str]) -> Iterator[tuple[int | str, Tensor]]:
+    for name, value in named.items():
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, Tensor) and name not in left_out:
+                yield name, leaf
