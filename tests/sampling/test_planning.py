@@ -74,7 +74,7 @@ def test_chunks_are_cut_by_memory() -> None:
 
 
 def test_twice_the_inputs_halve_the_chunk() -> None:
-    found = Found("vmap", "", bytes_shared=0, bytes_per_draw=2**20, bytes_per_output=0, size=100, backward=False)
+    found = Found("vmap", "", lines=((0, 2**20),), bytes_per_output=0, size=100, backward=False)
 
     def chunk(size: int) -> int:
         return choose(found, Wanted(10**6, size, 1, None, limit=planning.CPU_BUDGET, strict=False)).chunk

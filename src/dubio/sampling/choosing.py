@@ -1,8 +1,11 @@
 """A plan for some draws, by arithmetic: what was found out about a network and what is wanted in, chunk and words out.
 
-With ``shared`` bytes for a run, ``each`` for a draw on top and ``kept`` for the outputs of all draws, joined,
+Where draws take ``shared + draws * each`` bytes, and the outputs of all of them, joined, ``kept``,
 
-    chunk = (limit - shared - kept) // each.
+    chunk = (limit - shared - kept) // each,
+
+and the least of these where several such lines were found (``trying``). Without a limit that someone set, the budget
+counts ``each`` alone: it is there for speed.
 
 With gradients all draws run at once, since the graph of each is kept and chunks alone would save nothing; where they do
 not fit, chunks are computed anew in the backward pass, and ``kept`` counts a second set of gradients.
@@ -80,9 +83,19 @@ class Wanted:
 class _Takes:
     """What a run takes for the inputs at hand, in bytes."""
 
-    shared: int
+    lines: tuple[tuple[int, int], ...]
     each: int
     kept: int
+    """For what all draws leave: outputs, and gradients of parameters."""
+
+    def at_once(self, draws: int) -> int:
+        """What draws take that run at the same time."""
+        return max(shared + draws * each for shared, each in self.lines)
+
+    def fitting(self, limit: int) -> int:
+        """How many draws at a time fit into a limit; fewer than one where none does."""
+        left = limit - self.kept
+        return min((left - shared) // max(each, 1) for shared, each in self.lines)
 
 
 def choose(found: Found, wanted: Wanted) -> Plan | None:
@@ -90,7 +103,7 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
     takes = _takes(found, wanted)
     gradients = wanted.gradient_bytes is not None
     careful = wanted.strict or gradients
-    at_once = wanted.num_samples * takes.each + (takes.shared if careful else 0)
+    at_once = takes.at_once(wanted.num_samples) if careful else wanted.num_samples * takes.each
     fits = wanted.limit is None or at_once <= wanted.limit
     most = min(wanted.most or wanted.num_samples, wanted.num_samples)
     recompute = gradients and not found.obstacle and (not fits or most < wanted.num_samples)
@@ -102,10 +115,10 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
         chunk = min(wanted.chunk or most, most)
     else:
         assert wanted.limit is not None
-        chunk = min(most, (wanted.limit - (takes.shared + takes.kept if careful else 0)) // max(takes.each, 1))
+        chunk = min(most, takes.fitting(wanted.limit) if careful else wanted.limit // max(takes.each, 1))
     chunk = max(1, min(chunk, wanted.num_samples))
     in_chunks = chunk < wanted.num_samples and (recompute or not gradients)
-    in_all = takes.shared + (takes.kept + chunk * takes.each if in_chunks else wanted.num_samples * takes.each)
+    in_all = takes.kept + takes.at_once(chunk) if in_chunks else takes.at_once(wanted.num_samples)
     if wanted.strict and wanted.chunk is None and wanted.limit is not None and in_all > wanted.limit:
         return None
     words = _words(found, wanted, takes, chunk, recompute)
@@ -117,7 +130,7 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
 def refusal(found: Found, wanted: Wanted) -> str:
     """Why a limit cannot be kept, and what to do."""
     takes = _takes(found, wanted)
-    one = memory_in_words(takes.shared + takes.each)
+    one = memory_in_words(takes.at_once(1))
     limit = memory_in_words(wanted.limit or 0)
     if wanted.gradient_bytes is not None and found.obstacle:
         return (
@@ -134,14 +147,13 @@ def refusal(found: Found, wanted: Wanted) -> str:
 
 def _takes(found: Found, wanted: Wanted) -> _Takes:
     scale = max(1.0, wanted.size / max(found.size, 1))
-    shared, each, output = (
-        math.ceil(scale * amount) for amount in (found.bytes_shared, found.bytes_per_draw, found.bytes_per_output)
-    )
+    lines = tuple((math.ceil(scale * shared), math.ceil(scale * each)) for shared, each in found.lines)
+    output = math.ceil(scale * found.bytes_per_output)
     if found.executor == "loop":  # every draw repeats everything
-        shared, each = 0, shared + each
+        lines = ((0, max(shared + each for shared, each in lines)),)
     # Outputs twice: as they come and joined, or joined and their gradients.
     kept = 2 * wanted.num_samples * output if wanted.joined else 0
-    return _Takes(shared, each, kept + (wanted.gradient_bytes or 0))
+    return _Takes(lines, max(each for _, each in lines), kept + (wanted.gradient_bytes or 0))
 
 
 def _words(found: Found, wanted: Wanted, takes: _Takes, chunk: int, recompute: bool) -> str:

@@ -73,6 +73,10 @@ class Footprint(TorchDispatchMode):
         super().__init__()
         self.written = 0
         self.peak = 0
+        self.operators: list[Any] = []
+        """What ran."""
+        self.course: list[int] = []
+        """How many bytes were alive after each operator."""
         self._alive = 0
         self._storages: set[int] = set()
 
@@ -86,6 +90,8 @@ class Footprint(TorchDispatchMode):
         for leaf in pytree.tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._count(leaf, before)
+        self.operators.append(func)
+        self.course.append(self._alive)
         return out
 
     def _count(self, tensor: Tensor, before: set[int]) -> None:

@@ -9,7 +9,11 @@ memory counts and gradients are wanted, each trial runs backwards as well. What 
   64-100-100-10 it is 9 ms looped and 5 ms mapped), but mapped when most work is shared, as under a Bayesian head;
 - everything else is mapped.
 
-Under a limit, two draws are not tried where they might not fit: a draw then counts as if it shared nothing.
+What more draws would take follows operator by operator: where ``a`` bytes are alive with one draw and ``b`` with two,
+``2a - b`` are shared and ``b - a`` come with each draw, and the peak of any number of draws is the largest of
+``shared + draws * each`` over all operators (``test_the_peak_of_many_draws_follows_from_two``). The two peaks alone
+would promise too little: with more draws, another operator may be the largest. Under a limit, two draws are not tried
+where they might not fit: a draw then counts as if it shared nothing.
 """
 
 import inspect
@@ -57,10 +61,8 @@ class Found:
 
     executor: Mechanism
     reason: str
-    bytes_shared: int
-    """What one run takes however many draws it maps."""
-    bytes_per_draw: int
-    """What each draw takes on top, with gradients also what its graph keeps."""
+    lines: tuple[tuple[int, int], ...]
+    """What draws take, in bytes, is the largest of ``shared + draws * each`` over these pairs."""
     bytes_per_output: int
     size: int
     """Number of elements of the inputs that were tried."""
@@ -73,14 +75,20 @@ class Found:
     gave_way_to: int | None = None
     """The limit for which two draws were not tried."""
 
+    @property
+    def bytes_per_draw(self) -> int:
+        """What a draw more takes, where there are many; with gradients also what its graph keeps."""
+        return max(each for _, each in self.lines)
+
 
 @dataclass(frozen=True)
 class _Trial:
     """What some draws took."""
 
+    footprint: Footprint
     written: int
+    """By the forward alone, as is ``forward_peak``."""
     forward_peak: int
-    peak: int
     bytes_per_output: int
     drew_weights: bool
     obstacle: str
@@ -124,30 +132,23 @@ def no_memory_left(call: Call, tried: str, said: str) -> torch.OutOfMemoryError:
 def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool) -> Found:
     rows, device = call.rows_and_device()
     limit = call.settings.memory
+    lines: tuple[tuple[int, int], ...]
     with unchanged(call.model) as moving:
         one = _try_first(call, mechanism, backward)
-        two = None if limit is not None and 2 * one.peak > limit else _try_second(call, mechanism, backward)
+        peak = one.footprint.peak
+        two = None if limit is not None and 2 * peak > limit else _try_second(call, mechanism, backward)
     if two is None:
-        repeated, forward, per_draw = 1.0, one.forward_peak, one.peak
-        share = f"a draw takes {memory_in_words(one.peak)} at {rows} rows, too much to try two at once"
+        repeated, forward, lines = 1.0, one.forward_peak, ((0, peak),)
+        share = f"a draw takes {memory_in_words(peak)} at {rows} rows, too much to try two at once"
     else:
         repeated = (two.written - one.written) / max(one.written, 1)
         forward = max(two.forward_peak - one.forward_peak, 0)
-        per_draw = max(two.peak - one.peak, 0)
-        share = (
-            f"a further draw repeats {repeated:.0%} of the work and takes {memory_in_words(per_draw)} at {rows} rows"
-        )
+        lines = _lines(one.footprint, two.footprint)
+        each = memory_in_words(max(each for _, each in lines))
+        share = f"a further draw repeats {repeated:.0%} of the work and takes {each} at {rows} rows"
+    gave_way_to = limit if two is None else None
     found = Found(
-        mechanism,
-        share,
-        max(one.peak - per_draw, 0),
-        per_draw,
-        one.bytes_per_output,
-        call.size,
-        backward,
-        tuple(moving),
-        one.obstacle,
-        limit if two is None else None,
+        mechanism, share, lines, one.bytes_per_output, call.size, backward, tuple(moving), one.obstacle, gave_way_to
     )
     large = repeated > REPEATED_WORK_TO_LOOP and forward > BYTES_PER_DRAW_TO_LOOP
     if may_loop and device.type == "cpu" and one.drew_weights and large:
@@ -160,7 +161,8 @@ def _try_looped(call: Call, backward: bool, reason: str) -> Found:
     """Raises where the inputs and not the map are at fault."""
     with unchanged(call.model) as moving:
         one = _try_first(call, "loop", backward)
-    return Found("loop", reason, 0, one.peak, one.bytes_per_output, call.size, backward, tuple(moving), one.obstacle)
+    lines = ((0, one.footprint.peak),)
+    return Found("loop", reason, lines, one.bytes_per_output, call.size, backward, tuple(moving), one.obstacle)
 
 
 def _try_first(call: Call, mechanism: Mechanism, backward: bool) -> _Trial:
@@ -199,7 +201,32 @@ def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: boo
         if backward:
             _differentiate(call, values)
     output = tensor_bytes(values) // num_samples
-    return _Trial(written, forward_peak, footprint.peak, output, drew_weights, obstacle)
+    return _Trial(footprint, written, forward_peak, output, drew_weights, obstacle)
+
+
+def _lines(one: Footprint, two: Footprint) -> tuple[tuple[int, int], ...]:
+    """Shared bytes and bytes per draw of every operator that is the largest for some number of draws."""
+    if one.operators != two.operators:  # something runs draw by draw inside: half of two peaks is a bound for each
+        each = max(two.peak - one.peak, 0)
+        return (max(one.peak - each, 0), each), (0, -(-two.peak // 2))
+    steepest: dict[int, int] = {}
+    for with_one, with_two in zip(one.course, two.course, strict=True):
+        each = max(with_two - with_one, 0)
+        steepest[each] = max(steepest.get(each, 0), with_two - 2 * each)
+    envelope: list[tuple[int, int]] = []
+    for each, shared in sorted(steepest.items()):
+        while envelope and (shared >= envelope[-1][0] or _is_below(envelope, (shared, each))):
+            envelope.pop()
+        envelope.append((shared, each))
+    return tuple(envelope) or ((0, 0),)
+
+
+def _is_below(envelope: list[tuple[int, int]], line: tuple[int, int]) -> bool:
+    """Whether the last line of an envelope is nowhere the largest once a steeper one is there."""
+    if len(envelope) < 2:
+        return False
+    (first_shared, first), (shared, each) = envelope[-2:]
+    return (first_shared - line[0]) * (each - first) <= (first_shared - shared) * (line[1] - first)
 
 
 def _detached(call: Call) -> Call:

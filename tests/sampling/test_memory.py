@@ -1,0 +1,495 @@
+"""Memory: runs stay inside a limit, grow no faster than the draws, and go on when memory runs out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio.sampling import plans, shrink_chunks
+from dubio.sampling.memory import Footprint, is_out_of_memory, memory_in_words, parse_memory
+from dubio.sampling.settings import STATE
+from dubio.sampling.trying import _lines
+from networks import mlp
+
+KIB, MIB = 2**10, 2**20
+SLACK = 64 * KIB
+"""What a run may take beyond its limit: losses, statistics and generators, however many draws there are."""
+INPUTS = torch.randn(64, 20, generator=torch.Generator().manual_seed(1))
+
+
+def network(estimator: str = "local", width: int = 100) -> nn.Module:
+    return dubio.Bayes(estimator=estimator, init_std=0.1).convert(mlp(20, width, width, 5))
+
+
+def train(model: nn.Module, num_samples: int) -> None:
+    model.zero_grad()
+    targets = torch.arange(len(INPUTS)) % 5
+    dubio.Elbo(num_data=1000)(model, INPUTS, targets, num_samples=num_samples).total.backward()
+
+
+def draw(model: nn.Module, num_samples: int) -> None:
+    with torch.no_grad():
+        dubio.sample(model, INPUTS, num_samples)
+
+
+def predict(model: nn.Module, num_samples: int) -> None:
+    dubio.predict(model, INPUTS, num_samples, keep_samples=False)
+
+
+USES: dict[str, Callable[[nn.Module, int], None]] = {"sample": draw, "predict": predict, "training": train}
+
+
+class Scarce(Footprint):
+    """A machine with little memory: raises as torch does where more would be alive at once."""
+
+    def __init__(self, capacity: int, error: type[RuntimeError] = torch.OutOfMemoryError) -> None:
+        super().__init__()
+        self.capacity, self.error, self.times = capacity, error, 0
+
+    def _count(self, tensor: Tensor, before: set[int]) -> None:
+        super()._count(tensor, before)
+        if self._alive > self.capacity:
+            self.times += 1
+            raise self.error("DefaultCPUAllocator: can't allocate memory")
+
+
+# ------------------------------------------------------------------------------------------- amounts
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("512 MiB", 512 * MIB), ("2GiB", 2**31), ("1.5 GB", 1_500_000_000), (" 10 kb ", 10_000), ("7 B", 7)],
+)
+def test_amounts_of_memory_are_read(text: str, amount: int) -> None:
+    assert parse_memory(text) == amount
+
+
+@pytest.mark.parametrize("text", ["512", "MiB", "2 apples", "-1 GB", "1e3 MB", ""])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"a number with one of B, kB, .*such as '512 MiB', got "):
+        parse_memory(text)
+    with pytest.raises(ValueError, match=r"at least 1 byte, got '0\.4 B'"):
+        parse_memory("0.4 B")
+
+
+def test_amounts_are_said_as_one_would() -> None:
+    said = [memory_in_words(amount) for amount in (12, 2048, int(12.5 * MIB), 3 * 2**30)]
+    assert said == ["12 B", "2.0 KiB", "12.5 MiB", "3.0 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "message"),
+    [
+        (0, ValueError, "limit must be at least 1 byte, got 0"),
+        (True, TypeError, "limit must be a number of bytes or a text such as '512 MiB', got True"),
+        (1.5, TypeError, r"limit must be a number of bytes or a text such as '512 MiB', got 1\.5"),
+    ],
+)
+def test_bad_limits_are_refused(
+    limit: Any, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(error, match=message):
+        dubio.memory_limit(limit)
+
+
+def test_limits_nest() -> None:
+    with dubio.memory_limit("1 MiB"):
+        with dubio.memory_limit(5), dubio.frozen(seed=1):
+            assert STATE.own.settings.memory == 5
+        assert STATE.own.settings.memory == MIB
+    assert STATE.own.settings.memory is None
+
+
+def test_the_footprint_counts_what_a_graph_keeps_and_nothing_that_was_there() -> None:
+    weights = torch.randn(1000, requires_grad=True)
+    with Footprint() as footprint:
+        kept = weights.view(10, 100).exp()  # keeps its result, though nobody else does
+        total = kept.sum()
+        del kept
+        assert footprint._alive == 4000 + 4
+        view = (weights.detach() * 2)[:10]  # a view keeps all of it
+        assert footprint._alive == 8000 + 4
+        del total, view
+    assert footprint._alive == 0
+    assert footprint.peak == 8000 + 4
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_running_out_of_memory_is_told_from_other_errors(error: Exception, is_one: bool) -> None:
+    assert is_out_of_memory(error) == is_one
+
+
+def test_torch_itself_says_so() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**60)
+    assert is_out_of_memory(raised.value)
+
+
+# ------------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.feature("A memory limit holds for sampling, predicting and training, and changes no draw")
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("estimator", ["weight", "local"])
+def test_a_run_stays_inside_its_limit(estimator: str, use: str) -> None:
+    run = USES[use]
+    with Footprint() as free:
+        run(network(estimator), 60)
+    for limit in (free.peak // 2, free.peak // 4):
+        model = network(estimator)
+        for _ in range(2):  # trying the network, and knowing it
+            with Footprint() as footprint, dubio.memory_limit(limit):
+                run(model, 60)
+            assert footprint.peak <= limit + SLACK
+        (plan,) = plans(model).values()
+        assert 1 <= plan.chunk < 60
+        assert plan.recompute == (use == "training")
+        assert footprint.peak > limit / 4 or plan.executor == "loop"  # and makes use of it
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("estimator", ["weight", "local"])
+def test_memory_grows_at_most_linearly_with_the_draws(estimator: str, use: str) -> None:
+    model = network(estimator)
+    USES[use](model, 2)  # plans
+    peaks = []
+    for num_samples in (10, 20, 40):
+        with Footprint() as footprint:
+            USES[use](model, num_samples)
+        peaks.append(footprint.peak)
+    assert peaks[1] <= 2 * peaks[0] + SLACK
+    assert peaks[2] - peaks[1] <= 2 * (peaks[1] - peaks[0]) + SLACK
+    assert peaks[2] > peaks[0]
+
+
+@pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
+def test_a_limit_changes_no_draw(estimator: str) -> None:
+    model = network(estimator)
+    with torch.no_grad():
+        free = dubio.sample(model, INPUTS, 30, seed=1)
+        chunks = set()
+        for limit in ("900 KiB", "2 MiB", "50 MiB"):
+            with dubio.memory_limit(limit):
+                torch.testing.assert_close(dubio.sample(model, INPUTS, 30, seed=1), free, rtol=0, atol=1e-6)
+            (plan,) = plans(model).values()
+            chunks.add(plan.chunk)
+    assert len(chunks) == 3
+
+
+def test_training_under_a_limit_is_training() -> None:
+    """The same losses from the same draws: those of weights do not depend on the chunk once they have a seed."""
+    inputs, targets = INPUTS, torch.arange(len(INPUTS)) % 5
+    found = []
+    for limit in ("1 GiB", "1 MiB"):
+        torch.manual_seed(0)
+        model = network("weight").double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        losses = []
+        with dubio.memory_limit(limit):
+            for seed in range(5):
+                optimizer.zero_grad()
+                loss = dubio.Elbo(num_data=64)(model, inputs.double(), targets, num_samples=8, seed=seed).total
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        (plan,) = plans(model).values()
+        found.append(losses)
+        assert plan.recompute == (limit == "1 MiB")
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+    assert found[0][-1] < found[0][0]
+
+
+def test_fit_keeps_to_a_limit() -> None:
+    model = network()
+    with dubio.memory_limit("1 MiB"):
+        dubio.fit(model, (INPUTS, torch.arange(64) % 5), epochs=1, batch_size=32, num_samples=20, progress=False)
+    plan = next(plan for situation, plan in plans(model).items() if "with gradients" in situation)
+    assert plan.recompute
+    assert 1 < plan.chunk < 20
+
+
+def test_attacks_keep_to_a_limit() -> None:
+    model, labels = network(), torch.arange(64) % 5
+    peaks = {}
+    for limit in ("100 MiB", "2 MiB"):
+        with Footprint() as footprint, dubio.memory_limit(limit):
+            dubio.attacks.pgd(model, INPUTS.sigmoid(), labels, epsilon=0.1, steps=1, num_samples=20)
+        peaks[limit] = footprint.peak
+    assert peaks["2 MiB"] <= 2 * MIB + SLACK < peaks["100 MiB"]
+
+
+def test_a_limit_for_less_than_one_draw_is_refused() -> None:
+    model = network()
+    wording = (
+        r"memory_limit must leave room for one draw, [0-9.]+ KiB at 64 rows and 25\.0 KiB for what all draws leave, "
+        r"got 100\.0 KiB; give fewer rows at a time \(batch_size\), or allow more"
+    )
+    with torch.no_grad(), dubio.memory_limit("100 KiB"):
+        with pytest.raises(ValueError, match=wording):
+            dubio.sample(model, INPUTS, 10)
+        assert dubio.sample(model, INPUTS[:4], 10).shape == (10, 4, 5)  # as advised
+        with pytest.raises(ValueError, match=wording):
+            dubio.sample(model, INPUTS, 10)
+
+
+def test_outputs_that_do_not_fit_are_refused_but_can_be_given_away_chunk_by_chunk() -> None:
+    model = dubio.Bayes(estimator="local").convert(mlp(20, 10, 100)).eval()
+    with dubio.memory_limit("1 MiB"), torch.no_grad():
+        with pytest.raises(ValueError, match=r"and 48\.8 MiB for what all draws leave, got 1\.0 MiB"):
+            dubio.sample(model, INPUTS, 1000)
+        assert dubio.predict(model, INPUTS, 1000, keep_samples=False).probs.shape == (64, 100)
+
+
+def test_a_guess_from_few_rows_does_not_decide_for_many() -> None:
+    model = network("weight", width=300)  # weights take far more than activations
+    with torch.no_grad(), dubio.memory_limit("4 MiB"):
+        dubio.sample(model, INPUTS[:1], 4)
+        dubio.sample(model, INPUTS, 4)
+    again = network("weight", width=300)
+    with torch.no_grad(), dubio.memory_limit("4 MiB"):
+        dubio.sample(again, INPUTS, 4)
+    (plan,), (expected,) = plans(model).values(), plans(again).values()
+    assert plan == expected
+
+
+def test_a_tight_limit_is_forgotten_with_what_was_not_tried_for_it() -> None:
+    model = dubio.Bayes(estimator="weight", where="4").convert(mlp(20, 300, 300, 5)).eval()
+    narrow = dubio.plan(model, INPUTS, 10, memory="200 KiB")
+    assert "a draw takes 150.0 KiB at 64 rows, too much to try two at once" in narrow.reason
+    assert narrow.chunk == 1
+    wide = dubio.plan(model, INPUTS, 10, memory="320 KiB")
+    assert "a further draw repeats" in wide.reason
+    assert wide.chunk == 10
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["forward", "and back"])
+@pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
+def test_the_peak_of_many_draws_follows_from_two(estimator: str, gradients: bool) -> None:
+    model = network(estimator)
+    plan = dubio.plan(model, INPUTS, 50, memory="1 GiB", gradients=gradients)
+    with torch.set_grad_enabled(gradients), Footprint() as footprint:
+        draws = dubio.sample(model, INPUTS, 50)
+        if gradients:
+            draws.sum().backward()
+    assert plan.bytes_in_all == pytest.approx(footprint.peak, rel=0.02)
+
+
+def test_of_lines_those_that_are_the_largest_somewhere_are_kept() -> None:
+    one, two = Footprint(), Footprint()
+    #             5n  10+n  8+2n  3+4n  9+n  0  5+3n
+    one.course = [5, 11, 10, 7, 10, 0, 8]
+    two.course = [10, 12, 12, 11, 11, 0, 11]
+    assert _lines(one, two) == ((10, 1), (8, 2), (3, 4), (0, 5))
+    two.operators = ["another"]
+    two.peak, one.peak = 12, 11
+    assert _lines(one, two) == ((10, 1), (0, 6))
+
+
+def test_draws_that_cannot_be_computed_anew_are_refused_where_their_graph_does_not_fit() -> None:
+    class Prompted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(20, 300)
+            self.prompt = [torch.zeros(20, requires_grad=True)]  # hidden from parameters()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x + self.prompt[0])
+
+    model = dubio.Bayes(init_std=0.1).convert(Prompted())
+    wording = (
+        r"room for the graph of 40 draws, .* at 64 rows, since they cannot be computed anew: it uses a tensor with a "
+        r"gradient that is neither a parameter nor an input; got 2\.0 MiB; give fewer rows or draws at a time"
+    )
+    with dubio.memory_limit("2 MiB"), pytest.raises(ValueError, match=wording):
+        dubio.sample(model, INPUTS, 40)
+    embedding = dubio.Bayes(where="1").convert(nn.Sequential(nn.Embedding(9, 20, max_norm=1.0), nn.Linear(20, 300)))
+    with dubio.memory_limit("2 MiB"), pytest.raises(ValueError, match="with max_norm rescales its rows in every"):
+        dubio.sample(embedding, torch.arange(64) % 9, 40)
+
+
+# ------------------------------------------------------------------------------------------- plans
+
+
+def test_a_plan_tells_what_sample_does() -> None:
+    model = network()
+    plan = dubio.plan(model, INPUTS, 50, memory="2 MiB")
+    seen = []
+    model[2].register_forward_hook(lambda module, args, output: seen.append(1))
+    with torch.no_grad(), dubio.memory_limit("2 MiB"), Footprint() as footprint:
+        dubio.sample(model, INPUTS, 50)
+    assert len(seen) == -(-50 // plan.chunk) > 1
+    assert plans(model) == {"training mode, without gradients": plan}
+    assert footprint.peak <= plan.bytes_in_all <= plan.limit == 2 * MIB
+    lines = str(plan).splitlines()
+    assert lines[0] == "executor  vmap"
+    assert lines[1] == f"draws     50, {plan.chunk} at a time"
+    assert lines[2].startswith(f"memory    {memory_in_words(plan.bytes_per_draw)} a draw, ")
+    assert lines[2].endswith(" in all, limit 2.0 MiB")
+    assert lines[3].startswith("why       a further draw repeats")
+
+
+def test_a_plan_with_gradients_computes_anew_where_the_graph_does_not_fit() -> None:
+    model = network()
+    free = dubio.plan(model, INPUTS, 50, gradients=True)
+    assert (free.chunk, free.recompute, free.limit) == (50, False, None)
+    assert str(free).splitlines()[1] == "draws     50, all at once"
+    plan = dubio.plan(model, INPUTS, 50, memory="2 MiB", gradients=True)
+    assert plan.recompute
+    assert plan.chunk < 50
+    assert str(plan).splitlines()[1] == f"draws     50, {plan.chunk} at a time, computed anew in the backward pass"
+    assert plan.bytes_per_draw > dubio.plan(model, INPUTS, 50, memory="2 MiB").bytes_per_draw
+
+
+def test_a_plan_of_one_draw_or_without_noise_measures_nothing() -> None:
+    model = network()
+    assert str(dubio.plan(model, INPUTS, 1)).splitlines()[2] == "memory    not measured"
+    with dubio.noise_off():
+        assert dubio.plan(model, INPUTS, 9).reason == "noise is off: all draws are one"
+
+
+def test_describe_says_how_many_draws_run_at_a_time_and_why() -> None:
+    model = network()
+    plan = dubio.plan(model, INPUTS, 50, memory="2 MiB")
+    (line,) = dubio.describe(model).executors
+    each = memory_in_words(plan.bytes_per_draw)
+    assert line.startswith("executor in training mode, without gradients: vmap; a further draw repeats ")
+    assert line.endswith(f"; {plan.chunk} draws at a time: {each} each within a limit of 2.0 MiB")
+    dubio.plan(model, INPUTS, 3)
+    (line,) = dubio.describe(model).executors
+    assert line.endswith(f"; all 3 draws at once: {each} each within a budget of 256.0 MiB")
+
+
+# ------------------------------------------------------------------------------------------- out of memory
+
+
+@pytest.mark.feature("Out of memory halves the draws at a time, goes on, and changes no frozen draw")
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+@pytest.mark.parametrize("executor", ["auto", "vmap"])
+def test_running_out_of_memory_halves_the_chunk_and_goes_on(executor: str, error: type[RuntimeError]) -> None:
+    model = network()
+    with torch.no_grad():
+        free = dubio.sample(model, INPUTS, 32, seed=1, executor=executor)
+        with Scarce(MIB, error) as scarce:
+            found = dubio.sample(model, INPUTS, 32, seed=1, executor=executor)
+            first = scarce.times
+            again = dubio.sample(model, INPUTS, 32, seed=1, executor=executor)
+    torch.testing.assert_close(found, free, rtol=0, atol=1e-6)
+    torch.testing.assert_close(again, free, rtol=0, atol=1e-6)
+    assert 1 < first == scarce.times  # what was learned is remembered
+    plan = list(plans(model).values())[-1]
+    assert plan.chunk == 32 // 2**first
+    assert (
+        dubio.describe(model)
+        .executors[-1]
+        .endswith(f"; halved {'twice' if first == 2 else f'{first} times'} after running out of memory")
+    )
+
+
+def test_a_chunk_that_was_asked_for_is_halved_as_well() -> None:
+    model = network()
+    with torch.no_grad(), Scarce(MIB):
+        draws = dubio.sample(model, INPUTS, 32, seed=1, chunk=16)
+        predictive = dubio.predict(model, INPUTS, 20, seed=1, estimator=None)
+    assert len(draws) == 32
+    assert predictive.num_samples == 20
+    assert all(plan.chunk < 16 for plan in plans(model).values())
+
+
+def test_a_network_for_whose_second_draw_there_is_no_memory_runs_one_by_one() -> None:
+    model = network(width=400)
+    plan = dubio.plan(network(width=400), INPUTS, 2)
+    with torch.no_grad(), Scarce(plan.bytes_in_all - KIB):
+        assert len(dubio.sample(model, INPUTS, 5)) == 5
+    (plan,) = plans(model).values()
+    assert "too much to try two at once" in plan.reason
+
+
+@pytest.mark.parametrize("num_samples", [1, 8])
+def test_when_nothing_smaller_is_left_the_error_says_what_helps(num_samples: int) -> None:
+    model = network()
+    wording = (
+        r"cpu ran out of memory with one draw at 64 rows, and fewer draws at a time cannot be tried; give fewer rows "
+        r"at a time \(batch_size\); it said: DefaultCPUAllocator"
+    )
+    with torch.no_grad(), Scarce(10 * KIB), pytest.raises(torch.OutOfMemoryError, match=wording):
+        dubio.sample(model, INPUTS, num_samples)
+    dubio.plan(model, INPUTS, 8)
+    if num_samples > 1:
+        with (
+            torch.no_grad(),
+            Scarce(10 * KIB),
+            pytest.raises(torch.OutOfMemoryError, match="one draw at a time at 64 rows"),
+        ):
+            dubio.sample(model, INPUTS, num_samples)
+
+
+@pytest.mark.parametrize("executor", ["auto", "vmap", "loop"])
+def test_a_forward_with_gradients_that_runs_out_of_memory_is_computed_anew(executor: str) -> None:
+    model = network()
+    parameters = list(model.parameters())
+    free = dubio.sample(model, INPUTS, 16, seed=1, executor=executor)
+    expected = torch.autograd.grad(free.square().sum(), parameters)
+    with Scarce(2 * MIB):
+        draws = dubio.sample(model, INPUTS, 16, seed=1, executor=executor)
+    torch.testing.assert_close(draws, free, rtol=0, atol=1e-6)
+    found = torch.autograd.grad(draws.square().sum(), parameters)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    plan = list(plans(model).values())[-1]
+    assert plan.recompute
+    assert "computed anew in the backward pass; halved " in plan.reason
+
+
+def test_a_step_whose_backward_ran_out_of_memory_can_be_done_again_with_smaller_chunks() -> None:
+    model = network("weight")
+    with Footprint() as free:
+        train(model, 16)
+    shrunk = 0
+    with Scarce(free.peak // 3) as scarce:
+        while True:
+            try:
+                train(model, 16)
+                break
+            except torch.OutOfMemoryError:
+                pass
+            assert shrink_chunks(model)
+            shrunk += 1
+    (plan,) = plans(model).values()
+    assert scarce.times > 0
+    assert plan.recompute
+    assert plan.chunk < 16
+
+
+def test_there_is_an_end_to_shrinking() -> None:
+    model = network()
+    assert not shrink_chunks(model)  # nothing planned
+    dubio.sample(model, INPUTS, 8)
+    with torch.no_grad():
+        dubio.sample(model, INPUTS, 8)
+    chunks = []
+    while shrink_chunks(model):
+        dubio.sample(model, INPUTS, 8)
+        chunks.append(plans(model)["training mode, with gradients"].chunk)
+    assert chunks == [4, 2, 1]
+    assert plans(model)["training mode, without gradients"].chunk == 8
+
+
+def test_other_errors_are_not_taken_for_a_want_of_memory() -> None:
+    model = network()
+    with pytest.raises(ValueError, match="20 features on its last axis"), dubio.memory_limit("1 MiB"):
+        dubio.sample(model, INPUTS[:, :3], 8)
+    assert plans(model) == {}
