@@ -1,6 +1,5 @@
 """Many draws at once are the same draws, one after another: T-18 and T-19."""
 
-
 import pytest
 import torch
 import torch.nn.functional as F

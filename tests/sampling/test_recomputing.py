@@ -1,5 +1,6 @@
 """Draws that are computed anew in the backward pass are the same draws, with the same gradients."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling import plans
+from dubio.sampling import Using, plans
 from networks import Residual, mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -156,6 +157,21 @@ def test_autocast_is_that_of_the_forward() -> None:
         found.append(torch.autograd.grad(draws.square().sum(), list(model.parameters())))
     assert not torch.equal(draws, dubio.sample(model, INPUTS.float(), 7, seed=1, executor="vmap"))
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_second_run_needs_nothing_of_the_thread_of_the_first(method: str) -> None:
+    """On a GPU the backward pass runs in a thread of its own."""
+    model = small(method)
+    parameters = list(model.parameters())
+    with dubio.memory_limit(1), dubio.antithetic(), Using(estimator="weight" if method == "local" else None):
+        loss = dubio.sample(model, INPUTS, 6, seed=1, chunk=2).square().sum()
+        expected = torch.autograd.grad(loss, parameters, retain_graph=True)
+    found: list[tuple[Tensor, ...]] = []
+    thread = threading.Thread(target=lambda: found.append(torch.autograd.grad(loss, parameters)))
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(found, [expected], rtol=0, atol=0)
 
 
 def test_a_network_may_recompute_parts_of_itself_as_well() -> None:

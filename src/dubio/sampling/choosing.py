@@ -107,10 +107,10 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
     fits = wanted.limit is None or at_once <= wanted.limit
     most = min(wanted.most or wanted.num_samples, wanted.num_samples)
     recompute = gradients and not found.obstacle and (not fits or most < wanted.num_samples)
-    if gradients and not recompute:
-        chunk = wanted.chunk or wanted.num_samples
-    elif found.executor == "loop":
+    if found.executor == "loop":
         chunk = 1
+    elif gradients and not recompute:
+        chunk = wanted.chunk or wanted.num_samples
     elif wanted.chunk is not None or fits:
         chunk = min(wanted.chunk or most, most)
     else:
@@ -161,12 +161,14 @@ def _words(found: Found, wanted: Wanted, takes: _Takes, chunk: int, recompute: b
         amount = f"all {wanted.num_samples} draws at once"
     else:
         amount = f"{chunk} draws at a time" if chunk > 1 else "one draw at a time"
+    if found.executor == "loop" and wanted.gradient_bytes is not None and not recompute:
+        amount += f", the graphs of all {wanted.num_samples} kept"
     amount += f": {memory_in_words(takes.each)} each"
     if wanted.limit is not None:
         amount += f" within a {'limit' if wanted.strict else 'budget'} of {memory_in_words(wanted.limit)}"
     if recompute:
         amount += ", computed anew in the backward pass"
-    if wanted.chunk is not None:
+    if wanted.chunk is not None and found.executor != "loop":
         amount += ", as asked for"
     if wanted.halvings:
         times = TIMES.get(wanted.halvings, f"{wanted.halvings} times")

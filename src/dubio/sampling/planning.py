@@ -116,8 +116,12 @@ def plan_for(
         return Plan("loop", 1, 1, False, 0, 0, None, "a single draw leaves no choice")
     limit = call.settings.memory
     if executor != "auto" and limit is None and _key(call, executor) not in _KNOWN.get(call.model, {}):
-        return Plan(executor, num_samples, chunk or num_samples, False, 0, 0, None, "as asked for")
+        at_a_time = 1 if executor == "loop" else chunk or num_samples
+        return Plan(executor, num_samples, at_a_time, False, 0, 0, None, "as asked for")
     known = _known(call, executor)
+    if known.plan is not None and not known.gradients and num_samples <= min(chunk or 0, known.most or num_samples):
+        # A piece of a run that was planned as a whole, which stays the plan to tell of.
+        return replace(known.plan, executor=known.found.executor, num_samples=num_samples, chunk=num_samples)
     asked = (num_samples, call.size, chunk, joined, limit)
     if known.plan is None or known.asked != asked:
         wanted = _wanted(call, known, num_samples, chunk, joined)

@@ -58,7 +58,8 @@ class Beginning:
         self._training = [module.training for module in model.modules()]
         self._devices = _cuda_devices(model)
         self._generators = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]
-        self._tensors = [(_holder(model, *place), place[1]) for place in moving]
+        places = [(_tensors_on(model.get_submodule(path)), name) for path, name in moving]
+        self._tensors = [(tensors[name][0], name) for tensors, name in places if name in tensors]
         self._values = [holder[name].detach().clone() for holder, name in self._tensors]
 
     def put_back(self) -> None:
@@ -91,10 +92,6 @@ class Beginning:
 
 def _cuda_devices(model: nn.Module) -> list[int]:
     return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-
-
-def _holder(model: nn.Module, path: str, name: str) -> dict[str, Any]:
-    return _tensors_on(model.get_submodule(path))[name][0]
 
 
 def _tensors_on(module: nn.Module) -> dict[str, tuple[dict[str, Any], Tensor]]:
