@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import dubio
 from dubio.sampling import plans, shrink_chunks
 from dubio.sampling.memory import Footprint, is_out_of_memory, memory_in_words, parse_memory
+from dubio.sampling.planning import CPU_BUDGET, memory_budget
 from dubio.sampling.settings import STATE
 from dubio.sampling.trying import _lines
 from networks import mlp
@@ -235,6 +236,13 @@ def test_fit_keeps_to_a_limit() -> None:
     assert 1 < plan.chunk < 20
 
 
+def test_the_budget_is_the_limit_in_force() -> None:
+    device = torch.device("cpu")
+    assert memory_budget(device) == CPU_BUDGET
+    with dubio.memory_limit("1 MiB"):
+        assert memory_budget(device) == MIB
+
+
 def test_attacks_keep_to_a_limit() -> None:
     model, labels = network(), torch.arange(64) % 5
     peaks = {}
@@ -365,6 +373,9 @@ def test_a_plan_with_gradients_computes_anew_where_the_graph_does_not_fit() -> N
     assert plan.chunk < 50
     assert str(plan).splitlines()[1] == f"draws     50, {plan.chunk} at a time, computed anew in the backward pass"
     assert plan.bytes_per_draw > dubio.plan(model, INPUTS, 50, memory="2 MiB").bytes_per_draw
+    assert plan == dubio.plan(
+        network(), INPUTS, 50, memory="2 MiB", gradients=True
+    )  # what was found before is no matter
 
 
 def test_a_plan_of_one_draw_or_without_noise_measures_nothing() -> None:
@@ -487,6 +498,14 @@ def test_a_forward_with_gradients_that_runs_out_of_memory_is_computed_anew(execu
     plan = list(plans(model).values())[-1]
     assert plan.recompute
     assert "computed anew in the backward pass; halved " in plan.reason
+
+
+def test_chunks_that_were_done_before_memory_ran_out_keep_no_graph_either() -> None:
+    model = network()
+    with Scarce(2 * MIB) as scarce:
+        draws = dubio.sample(model, INPUTS, 32, seed=1, chunk=8)
+        assert scarce._alive < 3 * draws.nbytes
+    assert scarce.times > 0
 
 
 def test_a_step_whose_backward_ran_out_of_memory_can_be_done_again_with_smaller_chunks() -> None:

@@ -1,7 +1,8 @@
 """Memory: amounts in words and in bytes, what operators take of it, and whether it ran out.
 
 Invariant: a storage counts from the operator that makes it until nothing refers to it any more, views and what a graph
-keeps included (``test_the_footprint_counts_what_a_graph_keeps``); what was there before does not count.
+keeps included, and what was there before does not count
+(``test_the_footprint_counts_what_a_graph_keeps_and_nothing_that_was_there``).
 """
 
 import gc
