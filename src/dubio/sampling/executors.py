@@ -6,7 +6,7 @@ it is the reference, what export uses, and the fallback for networks that cannot
 
 Invariants: under frozen noise both agree, for any chunk size (``tests/sampling/test_agreement.py``); in training mode,
 batch statistics are pooled over the draws of a chunk by ``vmap`` and taken per draw by ``loop``, the one documented
-exception. Running out of memory halves the chunk and changes no frozen draw (``tests/sampling/test_memory.py``).
+exception. Running out of memory halves the chunk and changes no frozen draw (``tests/sampling/test_out_of_memory.py``).
 """
 
 from collections.abc import Collection, Iterator, Sequence
