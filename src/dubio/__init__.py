@@ -45,7 +45,18 @@ try:
     from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
-    from dubio.sampling import ExecutorWarning, antithetic, checkpoint, fresh, frozen, noise_off, sample
+    from dubio.sampling import (
+        ExecutorWarning,
+        Plan,
+        antithetic,
+        checkpoint,
+        fresh,
+        frozen,
+        memory_limit,
+        noise_off,
+        plan,
+        sample,
+    )
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, TensorBoard, fit
     from dubio.version import VERSION
 finally:
@@ -99,6 +110,7 @@ __all__ = [
     "Interrupted",
     "Loss",
     "Normal",
+    "Plan",
     "Pni",
     "PredictionSets",
     "Predictive",
@@ -134,10 +146,12 @@ __all__ = [
     "fresh",
     "frozen",
     "load",
+    "memory_limit",
     "models",
     "noise_off",
     "parameter_names",
     "pictures",
+    "plan",
     "predict",
     "prune",
     "pruning",

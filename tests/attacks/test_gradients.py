@@ -224,7 +224,7 @@ def test_large_data_is_cut_by_memory_and_told_once(monkeypatch: pytest.MonkeyPat
         "_perturb",
         lambda self, victim, rows, *rest: (pieces.append(len(rows)), perturb(self, victim, rows, *rest))[1],
     )
-    monkeypatch.setattr(victims, "memory_budget", lambda device: 10_000)
+    monkeypatch.setattr(victims, "memory_budget", lambda device: 3_000)
     cut = attacks.Pgd(steps=2, seed=1)(plain_net(), inputs, labels)
     assert 1 < len(pieces) < 30
     assert sum(pieces) == 30

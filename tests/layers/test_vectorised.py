@@ -1,7 +1,5 @@
 """Many draws at once are the same draws, one after another: T-18 and T-19."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,6 @@ from torch import nn
 
 import dubio
 from dubio import functional, sampling
-from dubio.sampling.drawing import Call
 from networks import Attention, Residual, Tied, mlp
 
 ESTIMATORS = ["weight", "local", "flipout"]
@@ -153,18 +150,14 @@ def test_t19_memory_kept_for_the_backward_pass_grows_linearly_in_draws(executor,
 
 
 def test_t19_planned_chunks_shrink_in_proportion_to_the_memory_of_a_draw():
-    def rows(number: int) -> Call:
-        return Call(nn.Identity(), (torch.randn(number, 64),), {}, sampling.Settings())
-
-    def plan(width: int) -> sampling.Plan:
+    def plan(width: int, rows: int) -> sampling.Plan:
         model = dubio.Bayes(estimator="local").convert(mlp(64, width, 10))
-        dubio.sample(model, torch.randn(128, 64), 2)
-        return next(iter(sampling.plans(model).values()))
+        return dubio.plan(model, torch.randn(rows, 64), 10**6)
 
-    narrow, wide = plan(200), plan(800)
+    narrow, wide = plan(200, 128), plan(800, 128)
 
     # Noise, deviation and output of the hidden layer, at least, in float32.
     assert narrow.bytes_per_draw > 3 * 4 * 128 * 200
     assert wide.bytes_per_draw == pytest.approx(4 * narrow.bytes_per_draw, rel=0.2)
-    assert wide.chunk(rows(128)) == pytest.approx(narrow.chunk(rows(128)) / 4, rel=0.2)
-    assert wide.chunk(rows(256)) == math.floor(wide.chunk(rows(128)) / 2)
+    assert wide.chunk == pytest.approx(narrow.chunk / 4, rel=0.2)
+    assert plan(800, 256).chunk == pytest.approx(wide.chunk / 2, rel=0.02)

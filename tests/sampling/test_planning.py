@@ -8,8 +8,8 @@ from torch import nn
 
 import dubio
 from dubio.sampling import planning
-from dubio.sampling.drawing import Call
-from dubio.sampling.planning import Plan
+from dubio.sampling.choosing import Wanted, choose
+from dubio.sampling.trying import Found
 from networks import InPlace, Residual, mlp
 
 
@@ -19,7 +19,7 @@ def test_trying_changes_neither_statistics_nor_generators() -> None:
     state = {name: buffer.clone() for name, buffer in model.named_buffers()}
     generator = torch.get_rng_state()
     call = dubio.sampling.drawing.Call(model, (inputs,), {}, dubio.sampling.Settings())
-    planning.plan_for(call)
+    planning.plan_for(call, 2)
     assert torch.equal(generator, torch.get_rng_state())
     torch.testing.assert_close(dict(model.named_buffers()), state, rtol=0, atol=0)
 
@@ -66,22 +66,21 @@ def test_chunks_are_cut_by_memory() -> None:
     model[2].register_forward_hook(lambda module, args, output: seen.append(1))
     with torch.no_grad():
         dubio.sample(model, inputs, 4)
-        (plan,) = dubio.sampling.plans(model).values()
         seen.clear()
         dubio.sample(model, inputs, 1000)
-    chunk = plan.chunk(Call(model, (inputs,), {}, dubio.sampling.Settings()))
-    assert len(seen) == -(-1000 // chunk) > 1
-    assert chunk * plan.bytes_per_draw <= planning.CPU_BUDGET
+        (plan,) = dubio.sampling.plans(model).values()
+    assert len(seen) == -(-1000 // plan.chunk) > 1
+    assert plan.chunk * plan.bytes_per_draw <= planning.CPU_BUDGET
 
 
 def test_twice_the_inputs_halve_the_chunk() -> None:
-    plan = Plan("vmap", bytes_per_draw=2**20, size=100, reason="")
+    found = Found("vmap", "", lines=((0, 2**20),), bytes_per_output=0, size=100, backward=False)
 
-    def chunk(*shape: int) -> int:
-        return plan.chunk(Call(nn.Identity(), (torch.zeros(1).expand(shape),), {}, dubio.sampling.Settings()))
+    def chunk(size: int) -> int:
+        return choose(found, Wanted(10**6, size, 1, None, limit=planning.CPU_BUDGET, strict=False)).chunk
 
     assert chunk(100) == 256
-    assert chunk(100, 2) == 128
+    assert chunk(200) == 128
     assert chunk(10) == 256
     assert chunk(10**9) == 1
 
@@ -89,10 +88,10 @@ def test_twice_the_inputs_halve_the_chunk() -> None:
 def test_plans_go_with_their_network() -> None:
     model = dubio.Bayes().convert(mlp(5, 7, 4))
     dubio.sample(model, torch.randn(6, 5), 3)
-    before = len(planning._PLANS)
+    before = len(planning._KNOWN)
     del model
     gc.collect()
-    assert len(planning._PLANS) < before
+    assert len(planning._KNOWN) < before
 
 
 @pytest.mark.parametrize("grad", [True, False])

@@ -6,6 +6,7 @@ and an executor gives many draws as one leading axis, ``sample``.
 
 from dubio.sampling.drawing import Draws, Inputs, Perturbations, arguments
 from dubio.sampling.executors import run, sample, stream
+from dubio.sampling.memory import parse_memory
 from dubio.sampling.passes import (
     Pass,
     attach,
@@ -16,7 +17,7 @@ from dubio.sampling.passes import (
     joined_pass,
     name_sources,
 )
-from dubio.sampling.planning import ExecutorWarning, LoopOnlyError, Plan, plans
+from dubio.sampling.planning import ExecutorWarning, LoopOnlyError, Plan, plan, plans, shrink_chunks
 from dubio.sampling.precision import Precision, check_precision, computing_in, rounding_products
 from dubio.sampling.settings import (
     Estimator,
@@ -25,6 +26,7 @@ from dubio.sampling.settings import (
     antithetic,
     fresh,
     frozen,
+    memory_limit,
     noise_off,
     seed_tensor,
 )
@@ -53,12 +55,16 @@ __all__ = [
     "fresh",
     "frozen",
     "joined_pass",
+    "memory_limit",
     "name_sources",
     "noise_off",
+    "parse_memory",
+    "plan",
     "plans",
     "rounding_products",
     "run",
     "sample",
     "seed_tensor",
+    "shrink_chunks",
     "stream",
 ]

@@ -5,24 +5,26 @@ where noise has entered: what comes before the first stochastic layer runs once.
 it is the reference, what export uses, and the fallback for networks that cannot be mapped.
 
 Invariants: under frozen noise both agree, for any chunk size (``tests/sampling/test_agreement.py``); in training mode,
-batch statistics are pooled over draws by ``vmap`` and taken per draw by ``loop``, the one documented exception.
+batch statistics are pooled over the draws of a chunk by ``vmap`` and taken per draw by ``loop``, the one documented
+exception. Running out of memory halves the chunk and changes no frozen draw (``tests/sampling/test_out_of_memory.py``).
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dubio.sampling.drawing import Call, Draws, Inputs, Perturbations, arguments, join, loop_draws, map_draws, repeat
+from dubio.sampling.memory import is_out_of_memory
 from dubio.sampling.passes import name_sources
-from dubio.sampling.planning import plan_for, remember_failure
+from dubio.sampling.planning import Plan, plan_for, remember_failure, remember_out_of_memory
+from dubio.sampling.recomputing import recomputed
 from dubio.sampling.settings import STATE, Using, check_module, check_num_samples, settings_for_run
+from dubio.sampling.trying import Executor
 
 __all__ = ["Executor", "run", "sample", "stream"]
-
-Executor = Literal["auto", "vmap", "loop"]
 
 
 def sample(
@@ -90,19 +92,56 @@ def run(
 def _run(
     call: Call, draws: Tensor, executor: Executor, chunk: int | None, drawn: Sequence[Perturbations] | None
 ) -> Draws:
-    mechanism, size = _choose(call, len(draws), executor, chunk)
-    failure = None
-    if mechanism != "loop":
+    if torch.compiler.is_compiling():
+        mechanism, size = _choose(call, len(draws), executor, chunk)
+        looped = mechanism == "loop"
+        return loop_draws(call, draws, drawn) if looped else join([map_draws(call, part) for part in draws.split(size)])
+    if plan_for(call, len(draws), executor, chunk).executor == "loop":
+        return _in_chunks(call, draws, executor, chunk, drawn)
+    try:
+        return _in_chunks(call, draws, executor, chunk, None)
+    except (RuntimeError, ValueError, TypeError) as error:
+        if executor == "vmap" or is_out_of_memory(error):
+            raise
+        failure = error
+    looped_draws = _in_chunks(call, draws, "loop", chunk, drawn)
+    # Only now: had the loop failed too, the inputs and not the map would be at fault.
+    remember_failure(call, failure)
+    return looped_draws
+
+
+def _in_chunks(
+    call: Call, draws: Tensor, executor: Executor, chunk: int | None, drawn: Sequence[Perturbations] | None
+) -> Draws:
+    """Run draws by their plan; what runs out of memory runs again in smaller chunks."""
+    parts: list[Draws] = []
+    done = 0
+    while done < len(draws):
+        plan = plan_for(call, len(draws), executor, chunk)
+        size = len(draws) if plan.executor == "loop" and not plan.recompute else plan.chunk
         try:
-            return join([map_draws(call, part, mechanism == "vmap inputs") for part in draws.split(size)])
-        except (RuntimeError, ValueError, TypeError) as error:
-            if executor == "vmap" or torch.compiler.is_compiling() or isinstance(error, torch.OutOfMemoryError):
+            parts.append(_carry_out(call, plan, draws[done : done + size], drawn))
+            done += size
+            continue
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
-            failure = error
-    looped = loop_draws(call, draws, drawn)
-    if failure is not None:  # only now: had the loop failed too, the inputs and not the map would be at fault
-        remember_failure(call, failure)
-    return looped
+            said = str(error)
+        # Outside of the handler, where nothing refers to the failed run any more.
+        remember_out_of_memory(call, executor, plan, said)
+        if torch.is_grad_enabled() and not plan.recompute:  # the graph of what is done takes the memory
+            parts, done = [], 0
+    return join(parts)
+
+
+def _carry_out(call: Call, plan: Plan, draws: Tensor, drawn: Sequence[Perturbations] | None) -> Draws:
+    def run_draws(call: Call) -> Draws:
+        if plan.executor == "loop":
+            return loop_draws(call, draws, drawn if not plan.recompute else None)
+        return map_draws(call, draws, plan.executor == "vmap inputs")
+
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # by someone's vmap or grad around us
+    return recomputed(call, run_draws, plan.moving) if plan.recompute and not transformed else run_draws(call)
 
 
 def stream(
@@ -167,19 +206,18 @@ def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str)
 
 
 def _choose(call: Call, num_samples: int, executor: Executor, chunk: int | None) -> tuple[str, int]:
-    """Mechanism and chunk size."""
-    # vmap over drawn convolution weights would fix the batch size. The flag itself is asked, since before torch 2.12
-    # ``is_exporting()`` is true in everything that is compiled.
-    if torch.compiler._is_exporting_flag:
+    """Mechanism and chunk size of draws whose outputs are given away chunk by chunk."""
+    if _is_exporting():
         return "loop", 1
-    if executor != "auto":
-        return executor, chunk or num_samples
     if torch.compiler.is_compiling():
-        return "vmap", chunk or num_samples
-    if num_samples == 1:
-        return "loop", 1
-    plan = plan_for(call)
-    if chunk is None:
-        # With a graph to keep, chunks would save no memory.
-        chunk = num_samples if torch.is_grad_enabled() else plan.chunk(call)
-    return plan.executor, min(chunk, num_samples)
+        return ("vmap" if executor == "auto" else executor), chunk or num_samples
+    plan = plan_for(call, num_samples, executor, chunk, joined=False)
+    return plan.executor, plan.chunk
+
+
+def _is_exporting() -> bool:
+    """Whether draws must be looped, since vmap over drawn convolution weights would fix the batch size.
+
+    The flag itself is asked: before torch 2.12, ``is_exporting()`` is true in everything that is compiled.
+    """
+    return torch.compiler._is_exporting_flag

@@ -1,32 +1,39 @@
-"""Which executor runs a network, and how many draws at a time: found by trying it once, then remembered.
+"""How many draws run at a time, and how: network, batch, draws and memory in, a plan out.
 
-The first time a network meets several draws, it is mapped over one and over two of them, with everything it could
-change put back afterwards. Whether that works, how much of the work a further draw repeats and how much memory it
-takes decides:
+The first time a network meets several draws it is tried (``trying``), and what was found is remembered in a weak
+dictionary beside the networks, never on them. A plan then is arithmetic (``choosing``).
 
-- a network that cannot be mapped runs looped; the module at fault and torch's reason are kept for ``describe``;
-- on a CPU, weight sampling runs looped when a draw repeats more than half of the work and takes more than the cache
-  holds (784-1200-1200-10, batch 128, ten draws, two cores: a training step takes 402 ms looped and 784 ms mapped; at
-  64-100-100-10 it is 9 ms looped and 5 ms mapped), but mapped when most work is shared, as under a Bayesian head;
-- everything else is mapped, as many draws at a time as the memory budget allows.
+- Without gradients, draws run in chunks that fit. Without a limit, a chunk may take what the caches of a CPU make use
+  of, or a quarter of the free memory of a GPU.
+- With gradients, all draws run at once where they fit into the limit (on a GPU: half of its free memory; on a CPU
+  without a limit: always). Where they do not, chunks are computed anew in the backward pass (``recomputing``).
+- A chunk that runs out of memory is halved, and the plan remembers that.
 
-Plans are kept in a weak dictionary beside the networks, never on them.
+Invariants: no plan changes a draw (``test_a_limit_changes_no_draw``); a run stays inside its limit, or is refused
+before it starts (``tests/sampling/test_memory.py``).
 """
 
-import inspect
-import warnings
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
-from dubio.sampling.drawing import Call, Perturbations, map_draws, one_draw
+from dubio.sampling.choosing import Plan, Wanted, choose, refusal
+from dubio.sampling.drawing import Call, Inputs, arguments
+from dubio.sampling.memory import Footprint, free_memory, tensor_bytes
+from dubio.sampling.restoring import unchanged
+from dubio.sampling.settings import STATE, check_module, check_num_samples, memory_limit
+from dubio.sampling.trying import (
+    Executor,
+    ExecutorWarning,
+    Found,
+    LoopOnlyError,
+    cannot_be_mapped,
+    no_memory_left,
+    try_out,
+)
 
 __all__ = [
     "CPU_BUDGET",
@@ -35,9 +42,12 @@ __all__ = [
     "LoopOnlyError",
     "Plan",
     "memory_budget",
+    "plan",
     "plan_for",
     "plans",
     "remember_failure",
+    "remember_out_of_memory",
+    "shrink_chunks",
     "unchanged",
 ]
 
@@ -45,224 +55,191 @@ CPU_BUDGET = 256 * 2**20
 """Bytes that one chunk of draws may take on a CPU; beyond the cache, larger chunks gain nothing there."""
 CUDA_SHARE = 0.25
 """Share of the free device memory that one chunk of draws may take."""
-REPEATED_WORK_TO_LOOP = 0.5
-BYTES_PER_DRAW_TO_LOOP = 6 * 2**20
+CUDA_SHARE_WITH_GRAPH = 0.5
+"""Share of the free device memory that the graph of all draws may take before it is computed anew instead."""
 
 
-Mechanism = Literal["vmap", "vmap inputs", "loop"]
+@dataclass
+class _Known:
+    """What is known of a network in one situation."""
+
+    found: Found
+    gradients: bool
+    most: int | None = None
+    """Draws at a time, where more have run out of memory."""
+    halvings: int = 0
+    plan: Plan | None = None
+    asked: tuple[object, ...] = ()
+    """What the plan was made for."""
+
+    def halve(self, tried: Plan) -> None:
+        """Take half as many draws at a time as a plan that ran out of memory."""
+        at_once = tried.num_samples if self.gradients and not tried.recompute else tried.chunk
+        self.most = max(1, at_once // 2)
+        self.halvings += 1
+        self.asked = ()
 
 
-class ExecutorWarning(UserWarning):
-    """A network runs looped because it cannot be mapped."""
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str, _Known]] = weakref.WeakKeyDictionary()
 
 
-class LoopOnlyError(RuntimeError):
-    """Raised by a layer that is meant to be looped: it needs no warning."""
+def plan(
+    model: nn.Module, inputs: Inputs, num_samples: int, *, memory: int | str | None = None, gradients: bool = False
+) -> Plan:
+    """How ``dubio.sample`` would run: executor, draws at a time, memory, and why.
+
+    Args:
+        model: a converted network, or any ``nn.Module``.
+        inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        num_samples: how many draws.
+        memory: bytes, or a text such as ``"2 GiB"``, as in ``dubio.memory_limit``; by default the limit in force.
+        gradients: whether the draws are to be differentiated.
+
+    >>> print(dubio.plan(model, inputs, num_samples=1000, memory="512 MiB"))
+    """
+    check_module(model)
+    check_num_samples(num_samples)
+    with nullcontext() if memory is None else memory_limit(memory), torch.set_grad_enabled(gradients):
+        if STATE.own.settings.mode == "off":
+            return Plan("loop", num_samples, num_samples, False, 0, 0, None, "noise is off: all draws are one")
+        return plan_for(Call(model, *arguments(inputs), STATE.own.settings), num_samples)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What runs, and why."""
+def plan_for(
+    call: Call, num_samples: int, executor: Executor = "auto", chunk: int | None = None, *, joined: bool = True
+) -> Plan:
+    """The plan for these draws under the settings of the call; the network is tried on first use.
 
-    executor: Mechanism
-    bytes_per_draw: int
-    size: int
-    """Number of elements of the inputs that it was made with."""
-    reason: str
-
-    def chunk(self, call: Call) -> int:
-        """How many draws fit into the memory budget, for inputs of this size."""
-        if self.bytes_per_draw == 0:
-            return 2**31
-        per_draw = self.bytes_per_draw * max(1.0, call.size / max(self.size, 1))
-        return max(1, int(memory_budget(call.rows_and_device()[1]) / per_draw))
-
-
-_PLANS: weakref.WeakKeyDictionary[nn.Module, dict[str, Plan]] = weakref.WeakKeyDictionary()
+    ``joined`` says whether the outputs of all draws end up in one tensor, or are given away chunk by chunk.
+    """
+    if num_samples == 1:
+        return Plan("loop", 1, 1, False, 0, 0, None, "a single draw leaves no choice")
+    limit = call.settings.memory
+    if executor != "auto" and limit is None and _key(call, executor) not in _KNOWN.get(call.model, {}):
+        at_a_time = 1 if executor == "loop" else chunk or num_samples
+        return Plan(executor, num_samples, at_a_time, False, 0, 0, None, "as asked for")
+    known = _known(call, executor)
+    if known.plan is not None and not known.gradients and num_samples <= min(chunk or 0, known.most or num_samples):
+        # A piece of a run that was planned as a whole, which stays the plan to tell of.
+        return replace(known.plan, executor=known.found.executor, num_samples=num_samples, chunk=num_samples)
+    asked = (num_samples, call.size, chunk, joined, limit)
+    if known.plan is None or known.asked != asked:
+        wanted = _wanted(call, known, num_samples, chunk, joined)
+        known.plan, known.asked = _choose(call, known, executor, wanted), asked
+    return known.plan
 
 
 def plans(model: nn.Module) -> dict[str, Plan]:
-    """The plans made for a network so far, by what they were made for."""
-    return dict(_PLANS.get(model, {}))
+    """The latest plan of a network in each situation, by what it was made for."""
+    return {situation: known.plan for situation, known in _KNOWN.get(model, {}).items() if known.plan is not None}
 
 
-def plan_for(call: Call) -> Plan:
-    """The plan for this network under these settings, made on first use."""
-    known = _PLANS.setdefault(call.model, {})
-    key = _key(call)
-    if key not in known:
-        known[key] = _make_plan(call)
-    return known[key]
+def shrink_chunks(model: nn.Module) -> bool:
+    """Halve the chunks of a network in every situation with gradients: for a backward pass that ran out of memory.
+
+    Returns whether there was anything left to halve; a step that is done again then takes less. Call it where nothing
+    refers to the failed step any more: it gives its memory back.
+    """
+    shrunk = False
+    for known in _KNOWN.get(model, {}).values():
+        if known.gradients and known.plan is not None and _can_shrink(known.plan, known):
+            known.halve(known.plan)
+            shrunk = True
+    free_memory()
+    return shrunk
 
 
 def remember_failure(call: Call, error: Exception) -> None:
     """A mapped run failed where the trial had not: loop from now on."""
-    _PLANS.setdefault(call.model, {})[_key(call)] = _looped_plan(call, error)
+    known = _known(call, "auto")
+    known.found, known.asked = cannot_be_mapped(call, known.found, error), ()
+    if known.plan is not None:
+        known.plan = replace(known.plan, executor="loop", chunk=1, reason=known.found.reason)
 
 
-def memory_budget(device: torch.device) -> int:
-    """Bytes that one chunk of draws may take on ``device``."""
+def remember_out_of_memory(call: Call, executor: Executor, tried: Plan, said: str) -> None:
+    """Halve the chunk of a plan that ran out of memory; raises where there is nothing left to halve."""
+    if tried.num_samples == 1:
+        raise no_memory_left(call, "one draw", said)
+    known = _known(call, executor)
+    if not _can_shrink(tried, known):
+        obstacle = known.found.obstacle if known.gradients else ""
+        draws = f"{tried.num_samples} draws that cannot be computed anew ({obstacle})"
+        raise no_memory_left(call, draws if obstacle else "one draw at a time", said)
+    known.halve(tried)
+    free_memory()
+
+
+def memory_budget(device: torch.device, share: float = CUDA_SHARE) -> int:
+    """Bytes that one chunk of draws may take on ``device``: the limit in force, or a share of what is there."""
+    if STATE.own.settings.memory is not None:
+        return STATE.own.settings.memory
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(CUDA_SHARE * (torch.cuda.mem_get_info(device)[0] + cached))
+        return int(share * (torch.cuda.mem_get_info(device)[0] + cached))
     return CPU_BUDGET
 
 
-class Footprint(TorchDispatchMode):
-    """Counts the bytes that operators write, and the most that were alive at once. Works below vmap, on real shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = 0
-        self.peak = 0
-        self._alive = 0
-        self._storages: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self._count(leaf)
-        return out
-
-    def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address == 0 or address in self._storages:
-            return
-        size = storage.nbytes()
-        self.written += size
-        self._alive += size
-        self.peak = max(self.peak, self._alive)
-        self._storages.add(address)
-        weakref.finalize(tensor, self._release, address, size)
-
-    def _release(self, address: int, size: int) -> None:
-        self._storages.discard(address)
-        self._alive -= size
+def _known(call: Call, executor: Executor) -> _Known:
+    """What is known of the network in the situation at hand; found out where nothing is."""
+    entries = _KNOWN.setdefault(call.model, {})
+    key, gradients = _key(call, executor), torch.is_grad_enabled()
+    limit = call.settings.memory
+    backward = gradients and (limit is not None or call.rows_and_device()[1].type == "cuda")
+    if key not in entries:
+        entries[key] = _Known(try_out(call, executor, backward), gradients)
+    found = entries[key].found
+    gave_way = found.gave_way_to is not None and (limit is None or limit > found.gave_way_to)
+    if gave_way or (backward and not found.backward):
+        entries[key].found = try_out(call, executor, backward or found.backward)
+    return entries[key]
 
 
-def _make_plan(call: Call) -> Plan:
+def _wanted(call: Call, known: _Known, num_samples: int, chunk: int | None, joined: bool) -> Wanted:
     rows, device = call.rows_and_device()
-    failure: Exception | None = None
-    trials: tuple[tuple[Mechanism, bool], ...] = (("vmap", False), ("vmap inputs", True))
-    for executor, map_inputs in trials:
-        try:
-            with unchanged(call.model):
-                one, two, weights_drawn = _try(call, map_inputs)
-        except (RuntimeError, ValueError, TypeError) as error:
-            failure = failure or error
-            continue
-        repeated = (two.written - one.written) / max(one.written, 1)
-        per_draw = max(two.peak - one.peak, 0)
-        share = f"a further draw repeats {repeated:.0%} of the work and takes {per_draw / 2**20:.1f} MiB at {rows} rows"
-        large = repeated > REPEATED_WORK_TO_LOOP and per_draw > BYTES_PER_DRAW_TO_LOOP
-        if device.type == "cpu" and weights_drawn and large:
-            return Plan(
-                "loop", per_draw, call.size, f"weights of this size are drawn faster one by one on a CPU; {share}"
-            )
-        return Plan(executor, per_draw, call.size, share)
-    with unchanged(call.model):
-        one_draw(call)  # raises where the inputs and not the map are at fault
-    assert failure is not None
-    return _looped_plan(call, failure)
+    limit: int | None = call.settings.memory
+    if limit is None and (device.type == "cuda" or not known.gradients):
+        limit = memory_budget(device, CUDA_SHARE_WITH_GRAPH if known.gradients else CUDA_SHARE)
+    parameters = [parameter for parameter in call.model.parameters() if parameter.requires_grad]
+    return Wanted(
+        num_samples,
+        call.size,
+        rows,
+        tensor_bytes(parameters) if known.gradients else None,
+        limit,
+        call.settings.memory is not None,
+        chunk,
+        joined,
+        known.most,
+        known.halvings,
+    )
 
 
-def _looped_plan(call: Call, error: Exception) -> Plan:
-    reason = f"{_culprit(call.model, error)} cannot be mapped: {_first_sentence(error)}"
-    if not isinstance(error, LoopOnlyError):
-        message = f"draws run one after another, since {reason}"
-        warnings.warn(message, ExecutorWarning, stacklevel=_levels_to_the_user())
-    return Plan("loop", 0, 0, reason)
+def _choose(call: Call, known: _Known, executor: Executor, wanted: Wanted) -> Plan:
+    chosen = choose(known.found, wanted)
+    larger, others = wanted.size > known.found.size, wanted.size != known.found.size
+    tight = chosen is None or (larger and chosen.chunk < wanted.num_samples)
+    if wanted.strict and others and tight:  # a guess from smaller inputs is not good enough, nor one that refuses
+        known.found = try_out(call, executor, known.found.backward)
+        chosen = choose(known.found, wanted)
+    if chosen is None:
+        raise ValueError(refusal(known.found, wanted))
+    return chosen
 
 
-def _levels_to_the_user() -> int:
-    """How far up the stack the first line outside this package is."""
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "dubio":
-        level, frame = level + 1, frame.f_back
-    return level
+def _can_shrink(tried: Plan, known: _Known) -> bool:
+    if known.gradients and (known.found.obstacle or not tried.recompute):
+        return not known.found.obstacle
+    return tried.chunk > 1 and tried.executor != "loop"
 
 
-def _try(call: Call, map_inputs: bool) -> tuple[Footprint, Footprint, bool]:
-    drawn: Perturbations = {}
-    footprints = []
-    for num_samples in (1, 2):
-        drawn.clear()
-        with Footprint() as footprint:
-            map_draws(call, torch.arange(num_samples), map_inputs, drawn)
-        footprints.append(footprint)
-    return footprints[0], footprints[1], bool(drawn)
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back what a run may change: buffers, tensors kept as attributes, rows that an embedding rescales, generators.
-
-    Raises where a module keeps a mapped tensor, which would be dead once the map is over.
-    """
-    before = [(module, _tensors_on(module)) for module in model.modules()]
-    values = [
-        {name: tensor.clone() for name, tensor in module._buffers.items() if tensor is not None} for module, _ in before
-    ]
-    rescaled = [
-        (parameter, parameter.detach().clone())
-        for module in model.modules()
-        if getattr(module, "max_norm", None) is not None
-        for parameter in module.parameters()
-    ]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    keeper = None
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            for (module, tensors), saved in zip(before, values, strict=True):
-                if any(torch._C._functorch.is_batchedtensor(tensor) for _, tensor in _tensors_on(module).values()):
-                    keeper = keeper or module
-                for name, (holder, tensor) in tensors.items():
-                    holder[name] = tensor
-                with torch.no_grad():
-                    for name, value in saved.items():
-                        module._buffers[name].copy_(value)  # type: ignore[union-attr]
-            with torch.no_grad():
-                for parameter, value in rescaled:
-                    parameter.copy_(value)
-    if keeper is not None:
-        raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
-
-
-def _tensors_on(module: nn.Module) -> dict[str, tuple[dict[str, Any], Tensor]]:
-    """Buffers of a module and tensors among its attributes, with what holds each."""
-    holders: tuple[dict[str, Any], ...] = (module.__dict__, module._buffers)
-    return {name: (holder, value) for holder in holders for name, value in holder.items() if isinstance(value, Tensor)}
-
-
-def _culprit(model: nn.Module, error: Exception) -> str:
-    """The innermost module of the network that the error passed through."""
-    names = {id(module): name for name, module in model.named_modules()}
-    culprit, trace = type(model).__name__, error.__traceback__
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
-        if isinstance(module, nn.Module) and names.get(id(module)):
-            culprit = f"{names[id(module)]} ({type(module).__name__})"
-        trace = trace.tb_next
-    return culprit
-
-
-def _first_sentence(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
-
-
-def _key(call: Call) -> str:
+def _key(call: Call, executor: Executor) -> str:
     device = call.rows_and_device()[1].type
     parts = [
         *([] if device == "cpu" else [f"on {device}"]),
         "training mode" if call.model.training else "eval mode",
         "with gradients" if torch.is_grad_enabled() else "without gradients",
         *([f"estimator {call.settings.estimator}"] if call.settings.estimator else []),
+        *([] if executor == "auto" else [f"executor {executor}"]),
     ]
     return ", ".join(parts)

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from dubio.sampling.memory import parse_memory
+
 if TYPE_CHECKING:
     from dubio.sampling.passes import Pass
 
@@ -34,6 +36,7 @@ __all__ = [
     "check_num_samples",
     "fresh",
     "frozen",
+    "memory_limit",
     "noise_off",
     "seed_tensor",
     "settings_for_run",
@@ -57,6 +60,8 @@ class Settings:
     """Where the rows at hand stand in the whole data: frozen noise of activations belongs to a row, not to a batch."""
     num_rows: int | None = None
     """How many rows are at hand, where known: a layer that sees a multiple of them has folded positions into rows."""
+    memory: int | None = None
+    """Bytes that a run of several draws may take beyond the network and its inputs, where limited."""
 
 
 class _Own:
@@ -120,6 +125,24 @@ def noise_off() -> Using:
 def antithetic() -> Using:
     """Draws 2i and 2i + 1 mirror each other: their noise has opposite signs, so that odd errors cancel in the mean."""
     return Using(antithetic=True)
+
+
+def memory_limit(limit: int | str) -> Using:
+    """What a run of several draws may take beyond the network and its inputs: bytes, or a text such as ``"2 GiB"``.
+
+    Draws run in chunks that fit; with gradients, chunks are computed anew in the backward pass where the graph of all
+    draws would not fit. No draw changes by it. Where not even one draw fits, it is refused.
+
+    >>> with dubio.memory_limit("512 MiB"):
+    ...     draws = dubio.sample(model, inputs, num_samples=1000)
+    """
+    if isinstance(limit, str):
+        return Using(memory=parse_memory(limit))
+    if isinstance(limit, bool) or not hasattr(limit, "__index__"):
+        raise TypeError(f"limit must be a number of bytes or a text such as '512 MiB', got {limit!r}")
+    if operator.index(limit) < 1:
+        raise ValueError(f"limit must be at least 1 byte, got {limit}")
+    return Using(memory=operator.index(limit))
 
 
 def settings_for_run(seed: int | Tensor | None) -> Settings:

@@ -1,0 +1,176 @@
+"""A plan for some draws, by arithmetic: what was found out about a network and what is wanted in, chunk and words out.
+
+Where draws take ``shared + draws * each`` bytes, and the outputs of all of them, joined, ``kept``,
+
+    chunk = (limit - shared - kept) // each,
+
+and the least of these where several such lines were found (``trying``). Without a limit that someone set, the budget
+counts ``each`` alone: it is there for speed.
+
+With gradients all draws run at once, since the graph of each is kept and chunks alone would save nothing; where they do
+not fit, chunks are computed anew in the backward pass, and ``kept`` counts a second set of gradients.
+"""
+
+import math
+from dataclasses import dataclass
+
+from dubio.sampling.memory import memory_in_words
+from dubio.sampling.trying import Found, Mechanism
+
+__all__ = ["Plan", "Wanted", "choose", "refusal"]
+
+TIMES = {1: "once", 2: "twice"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How so many draws run, what that takes, and why."""
+
+    executor: Mechanism
+    num_samples: int
+    chunk: int
+    """Draws at a time."""
+    recompute: bool
+    """Whether chunks are computed anew in the backward pass."""
+    bytes_per_draw: int
+    """What a draw takes; 0 where nothing was measured."""
+    bytes_in_all: int
+    """The most that is alive at once, the outputs of all draws included."""
+    limit: int | None
+    """What a run may take, where anything limits it."""
+    reason: str
+    moving: tuple[tuple[str, str], ...] = ()
+    """Tensors that a forward changes: name of the module, name of the tensor."""
+
+    def __str__(self) -> str:
+        at_a_time = "all at once" if self.chunk >= self.num_samples else f"{self.chunk} at a time"
+        again = ", computed anew in the backward pass" if self.recompute else ""
+        each, in_all = memory_in_words(self.bytes_per_draw), memory_in_words(self.bytes_in_all)
+        limit = "no limit" if self.limit is None else f"limit {memory_in_words(self.limit)}"
+        return "\n".join(
+            [
+                f"executor  {self.executor}",
+                f"draws     {self.num_samples}, {at_a_time}{again}",
+                f"memory    {each} a draw, {in_all} in all, {limit}" if self.bytes_in_all else "memory    not measured",
+                f"why       {self.reason}",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a plan is asked for."""
+
+    num_samples: int
+    size: int
+    """Number of elements of the inputs."""
+    rows: int
+    gradient_bytes: int | None
+    """What the gradients of all parameters take; None without gradients."""
+    limit: int | None
+    strict: bool
+    """Whether the limit was set by someone, and is kept or refused."""
+    chunk: int | None = None
+    """Draws at a time, where asked for."""
+    joined: bool = True
+    """Whether the outputs of all draws end up in one tensor."""
+    most: int | None = None
+    """Draws at a time, where more ran out of memory."""
+    halvings: int = 0
+
+
+@dataclass(frozen=True)
+class _Takes:
+    """What a run takes for the inputs at hand, in bytes."""
+
+    lines: tuple[tuple[int, int], ...]
+    each: int
+    kept: int
+    """For what all draws leave: outputs, and gradients of parameters."""
+
+    def at_once(self, draws: int) -> int:
+        """What draws take that run at the same time."""
+        return max(shared + draws * each for shared, each in self.lines)
+
+    def fitting(self, limit: int) -> int:
+        """How many draws at a time fit into a limit; fewer than one where none does."""
+        left = limit - self.kept
+        return min((left - shared) // max(each, 1) for shared, each in self.lines)
+
+
+def choose(found: Found, wanted: Wanted) -> Plan | None:
+    """The plan; None where a strict limit cannot be kept."""
+    takes = _takes(found, wanted)
+    gradients = wanted.gradient_bytes is not None
+    careful = wanted.strict or gradients
+    at_once = takes.at_once(wanted.num_samples) if careful else wanted.num_samples * takes.each
+    fits = wanted.limit is None or at_once <= wanted.limit
+    most = min(wanted.most or wanted.num_samples, wanted.num_samples)
+    recompute = gradients and not found.obstacle and (not fits or most < wanted.num_samples)
+    if found.executor == "loop":
+        chunk = 1
+    elif gradients and not recompute:
+        chunk = wanted.chunk or wanted.num_samples
+    elif wanted.chunk is not None or fits:
+        chunk = min(wanted.chunk or most, most)
+    else:
+        assert wanted.limit is not None
+        chunk = min(most, takes.fitting(wanted.limit) if careful else wanted.limit // max(takes.each, 1))
+    chunk = max(1, min(chunk, wanted.num_samples))
+    in_chunks = chunk < wanted.num_samples and (recompute or not gradients)
+    in_all = takes.kept + takes.at_once(chunk) if in_chunks else takes.at_once(wanted.num_samples)
+    if wanted.strict and wanted.chunk is None and wanted.limit is not None and in_all > wanted.limit:
+        return None
+    words = _words(found, wanted, takes, chunk, recompute)
+    return Plan(
+        found.executor, wanted.num_samples, chunk, recompute, takes.each, in_all, wanted.limit, words, found.moving
+    )
+
+
+def refusal(found: Found, wanted: Wanted) -> str:
+    """Why a limit cannot be kept, and what to do."""
+    takes = _takes(found, wanted)
+    one = memory_in_words(takes.at_once(1))
+    limit = memory_in_words(wanted.limit or 0)
+    if wanted.gradient_bytes is not None and found.obstacle:
+        return (
+            f"memory_limit must leave room for the graph of {wanted.num_samples} draws, {one} each at {wanted.rows} "
+            f"rows, since they cannot be computed anew: {found.obstacle}; got {limit}; give fewer rows or draws at a "
+            "time, or allow more"
+        )
+    kept = f" and {memory_in_words(takes.kept)} for what all draws leave" if takes.kept else ""
+    return (
+        f"memory_limit must leave room for one draw, {one} at {wanted.rows} rows{kept}, got {limit}; "
+        "give fewer rows at a time (batch_size), or allow more"
+    )
+
+
+def _takes(found: Found, wanted: Wanted) -> _Takes:
+    scale = max(1.0, wanted.size / max(found.size, 1))
+    lines = tuple((math.ceil(scale * shared), math.ceil(scale * each)) for shared, each in found.lines)
+    output = math.ceil(scale * found.bytes_per_output)
+    if found.executor == "loop":  # every draw repeats everything
+        lines = ((0, max(shared + each for shared, each in lines)),)
+    # Outputs twice: as they come and joined, or joined and their gradients.
+    kept = 2 * wanted.num_samples * output if wanted.joined else 0
+    return _Takes(lines, max(each for _, each in lines), kept + (wanted.gradient_bytes or 0))
+
+
+def _words(found: Found, wanted: Wanted, takes: _Takes, chunk: int, recompute: bool) -> str:
+    if chunk >= wanted.num_samples:
+        amount = f"all {wanted.num_samples} draws at once"
+    else:
+        amount = f"{chunk} draws at a time" if chunk > 1 else "one draw at a time"
+    if found.executor == "loop" and wanted.gradient_bytes is not None and not recompute:
+        amount += f", the graphs of all {wanted.num_samples} kept"
+    amount += f": {memory_in_words(takes.each)} each"
+    if wanted.limit is not None:
+        amount += f" within a {'limit' if wanted.strict else 'budget'} of {memory_in_words(wanted.limit)}"
+    if recompute:
+        amount += ", computed anew in the backward pass"
+    if wanted.chunk is not None and found.executor != "loop":
+        amount += ", as asked for"
+    if wanted.halvings:
+        times = TIMES.get(wanted.halvings, f"{wanted.halvings} times")
+        amount += f"; halved {times} after running out of memory"
+    return f"{found.reason}; {amount}"
