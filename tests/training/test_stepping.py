@@ -171,6 +171,72 @@ def test_sums_count_examples_and_metrics() -> None:
     assert sums.tolist() == pytest.approx([12 * value for value in expected], rel=1e-6)
 
 
+# Memory
+
+
+class Crowded(nn.Linear):
+    """A layer that finds no memory for more than some draws at a time, or in a backward pass."""
+
+    most, in_backward = 2, False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return crowded(super().forward(input), self.most, self.in_backward)
+
+
+@torch.library.custom_op("dubio_tests::crowded", mutates_args=())
+def crowded(input: Tensor, most: int, in_backward: bool) -> Tensor:
+    if not in_backward and len(input) > most * len(INPUTS):
+        raise torch.OutOfMemoryError("no memory for so many draws")
+    return input.clone()
+
+
+def _mapped(info: Any, dims: Any, input: Tensor, most: int, in_backward: bool) -> tuple[Tensor, int]:
+    rows = input.movedim(dims[0], 0)
+    return crowded(rows.flatten(0, 1), most, in_backward).unflatten(0, rows.shape[:2]), 0
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    if ctx.in_backward and gradient.numel() > ctx.most * ctx.size:
+        raise torch.OutOfMemoryError("no memory for so many gradients")
+    return gradient, None, None
+
+
+def _keep(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.most, ctx.in_backward, ctx.size = inputs[1], inputs[2], len(INPUTS) * 3
+
+
+crowded.register_vmap(_mapped)
+crowded.register_autograd(_backward, setup_context=_keep)
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_step_that_runs_out_of_memory_is_taken_with_fewer_draws_at_a_time(in_backward: bool) -> None:
+    torch.manual_seed(0)
+    last = Crowded(8, 3)
+    last.in_backward = in_backward
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), last)
+    model = dubio.Bayes(where="0").convert(net).train()
+    step = Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=8)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    loss = step(INPUTS, TARGETS)
+    assert loss.log_probs.shape[0] == 8
+    assert any(not torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
+    assert "after running out of memory" in str(dubio.describe(model))
+
+
+def test_a_memory_limit_leaves_the_compiler_out_where_all_draws_do_not_fit(traced: None) -> None:
+    models = [make() for _ in range(2)]
+    with dubio.memory_limit("12 KiB"):
+        small = Step(models[0], dubio.Elbo(40), torch.optim.SGD(models[0].parameters(), lr=0.1), num_samples=20)
+        small._compile = True
+        small(INPUTS, TARGETS)
+    assert small.how == "eager, since the memory limit leaves no room for all draws at once"
+    with dubio.memory_limit("1 GiB"):
+        large = Step(models[1], dubio.Elbo(40), torch.optim.SGD(models[1].parameters(), lr=0.1), fast=True)
+        large(INPUTS, TARGETS)
+    assert large.how == "compiled"
+
+
 # The trial on a CPU
 
 

@@ -1,6 +1,7 @@
 """The commands of ``dubio``: those about data and training are here, the others in files of their own."""
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -180,6 +181,9 @@ def train(
         bool | None,
         typer.Option("--fast/--eager", help="Insist on a compiled step, or on a plain one (default: what suits)."),
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What a step's draws may take: '2 GiB' (default: what there is).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, with the options it had.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -213,10 +217,12 @@ def train(
         order = Order(fields=fields, **given)
     make_method(order.method, order.fields)  # refuses bad options before any data are read
     splits = load_splits(order)
+    limit = nullcontext() if memory is None else dubio.memory_limit(memory)
     try:
-        trained, run = train_order(
-            order, splits, folder, resume, device_for(device), fast="auto" if fast is None else fast
-        )
+        with limit:
+            trained, run = train_order(
+                order, splits, folder, resume, device_for(device), fast="auto" if fast is None else fast
+            )
     except dubio.Interrupted:
         again = ["dubio", "train", name, "--resume", *([] if runs == Path("runs") else ["--runs", str(runs)])]
         raise dubio.Interrupted(f"{folder} is saved; go on with: {shlex.join(again)}") from None

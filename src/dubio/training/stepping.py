@@ -21,8 +21,10 @@ from dubio import functional
 from dubio.attacks import Attack
 from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
-from dubio.sampling import Precision, check_precision, computing_in, rounding_products
+from dubio.sampling import Precision, check_precision, computing_in, plan, rounding_products, shrink_chunks
 from dubio.sampling.capturing import Buffers, Captured, signature
+from dubio.sampling.memory import free_memory, is_out_of_memory
+from dubio.sampling.settings import STATE
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
 from dubio.training.optimising import make_capturable, why_not_capturable
@@ -171,9 +173,21 @@ class Step:
         return self.learn(Batch(inputs, targets, weight), Place(batch_index, num_batches, epoch)).loss
 
     def learn(self, batch: Batch, place: Place, complete: bool = True) -> Learned:
-        """Take a batch in; where it completes a step, update the parameters."""
-        with rounding_products(self.precision):
-            return self._learn(batch, place, complete)
+        """Take a batch in; where it completes a step, update the parameters.
+
+        A step that runs out of memory is taken again with fewer draws at a time.
+        """
+        self._check_memory(batch)
+        while True:
+            waiting = self.num_rows
+            try:
+                with rounding_products(self.precision):
+                    return self._learn(batch, place, complete)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or waiting or not self._can_take_less():
+                    raise
+            # Outside of the handler, where nothing refers to the failed step any more.
+            self._take_less()
 
     def _learn(self, batch: Batch, place: Place, complete: bool) -> Learned:
         if complete and self.num_rows == 0 and self._capture:
@@ -186,6 +200,33 @@ class Step:
         if complete:
             self._update()
         return learned
+
+    def _check_memory(self, batch: Batch) -> None:
+        """Leave the compiler out of it where a limit wants fewer draws at a time: compiled, they run all at once."""
+        limited = STATE.own.settings.memory is not None and self.num_samples > 1
+        if not (limited and self._compile) or self._compiled_for is not None:
+            return
+        planned = plan(self.model, batch.inputs, self.num_samples, gradients=True)
+        if planned.chunk < self.num_samples or planned.recompute:
+            if self.fast is True:
+                raise ValueError(f"fast must be 'auto' or False under this memory limit: {planned.reason}")
+            self._fall_back("eager", "the memory limit leaves no room for all draws at once")
+
+    def _can_take_less(self) -> bool:
+        """Whether a step that ran out of memory may be taken again in another way."""
+        return self.fast is not True if self._compile else self.num_samples > 1
+
+    def _take_less(self) -> None:
+        self.num_rows = 0
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._compile:
+            self._fall_back("eager", "all draws at once ran out of memory")
+            free_memory()
+        elif not shrink_chunks(self.model):
+            raise torch.OutOfMemoryError(
+                "a step of training ran out of memory with one draw at a time; try a smaller batch_size, or more of "
+                "accumulate"
+            )
 
     def check(self, batch: Batch) -> None:
         """Raise where some step since the last look had a loss that is not finite; waits for the device."""
@@ -232,9 +273,9 @@ class Step:
             with warnings.catch_warnings():  # what the compiler says of itself is nothing that a user could act on
                 warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
                 return self._loss_through(self._through, batch, self._in_tensors(place))
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             found = self._loss_through(_as_it_is, batch, place)  # raises what is the batch's own fault
             if self.fast is True:
                 raise
@@ -285,10 +326,8 @@ class Step:
         assert self._captured is not None
         try:
             return Learned(*self._captured())
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
-            if self.fast is True:
+            if self.fast is True or is_out_of_memory(error):
                 raise
             self._fall_back("compiled", f"its recording failed: {_first_line(error)}")
             return None
