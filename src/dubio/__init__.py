@@ -13,7 +13,7 @@ from dubio.later import import_later
 _collecting = gc.isenabled()
 gc.disable()  # a collection in the midst of imports takes a tenth of a second and finds nothing
 try:
-    from dubio import attacks, data, flows, models, sampling
+    from dubio import data, flows, models, sampling
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -41,7 +41,7 @@ try:
         Vib,
         Wasserstein,
     )
-    from dubio.objectives import Adversarial, Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
+    from dubio.objectives import Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
     from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
@@ -57,30 +57,34 @@ try:
         plan,
         sample,
     )
-    from dubio.training import Callback, CollapseWarning, Interrupted, Run, TensorBoard, fit
     from dubio.version import VERSION
 finally:
     if _collecting:
         gc.enable()
 
 if TYPE_CHECKING:
-    from dubio import pictures, pruning
+    from dubio import attacks, pictures, pruning
     from dubio.auditing import Audit, audit
     from dubio.deciding import abstain, calibrate, conformal
     from dubio.evaluation import Evaluation, evaluate
+    from dubio.objectives import Adversarial
     from dubio.pruning import Pruning, prune
+    from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, TensorBoard, fit
 
 __version__ = VERSION
 
 LATER = {
+    "attacks": (),
     "auditing": ("Audit", "audit"),
     "deciding": ("abstain", "calibrate", "conformal"),
     "evaluation": ("Evaluation", "evaluate"),
+    "objectives": ("Adversarial",),
     "pictures": (),
     "pruning": ("Pruning", "prune"),
     "reporting": (),
+    "training": ("Callback", "CollapseWarning", "Interrupted", "Run", "Step", "TensorBoard", "fit"),
 }
-"""What judges, decides and draws is imported when it is first asked for: training needs none of it."""
+"""What trains, judges, decides and draws is imported when it is first asked for."""
 
 __all__ = [
     "Adversarial",
@@ -120,6 +124,7 @@ __all__ = [
     "ScaleMixture",
     "SeSnn",
     "Spec",
+    "Step",
     "Temperature",
     "TensorBoard",
     "Threshold",

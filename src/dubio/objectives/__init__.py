@@ -1,6 +1,11 @@
-"""What training minimises: frozen values that are called with a network and a batch."""
+"""What training minimises: frozen values that are called with a network and a batch.
 
-from dubio.objectives.adversarial import Adversarial
+``Adversarial`` brings in the attacks, and is imported when it is first asked for.
+"""
+
+from typing import TYPE_CHECKING
+
+from dubio.later import import_later
 from dubio.objectives.alpha import Alpha
 from dubio.objectives.bootstrapping import BootstrapHard, BootstrapSoft
 from dubio.objectives.elbo import Elbo
@@ -8,4 +13,9 @@ from dubio.objectives.ensemble import EnsembleLoss
 from dubio.objectives.loss import Loss
 from dubio.objectives.objective import Objective
 
+if TYPE_CHECKING:
+    from dubio.objectives.adversarial import Adversarial
+
 __all__ = ["Adversarial", "Alpha", "BootstrapHard", "BootstrapSoft", "Elbo", "EnsembleLoss", "Loss", "Objective"]
+
+__getattr__ = import_later(__name__, {"adversarial": ("Adversarial",)})

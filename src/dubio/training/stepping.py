@@ -11,14 +11,13 @@ numbers within the tolerance of floats; with ``fallback_random`` also where nois
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio import functional
-from dubio.attacks import Attack
 from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, computing_in, plan, rounding_products, shrink_chunks
@@ -29,6 +28,9 @@ from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
 from dubio.training.optimising import make_capturable, why_not_capturable
 from dubio.training.trial import Trial
+
+if TYPE_CHECKING:
+    from dubio.attacks import Attack
 
 __all__ = ["Fast", "Learned", "Place", "Step"]
 
@@ -44,7 +46,7 @@ class Attacking(Protocol):
     """An objective that attacks the inputs first: a part of the step that a compiler cannot follow as a whole."""
 
     @property
-    def attack(self) -> Attack:
+    def attack(self) -> "Attack":
         """How it does."""
 
     def attack_inputs(self, model: nn.Module, inputs: Any, targets: Tensor, through: Any) -> Tensor:
