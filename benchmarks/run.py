@@ -1,7 +1,8 @@
 """Measure dubio on this machine.
 
 ``python benchmarks/run.py [PART ...] [--output FILE]`` prints tables and, with ``--output``, writes
-the records as JSON.
+the records as JSON. The part ``peers`` compares with other libraries: where they are not on the path, it runs in an
+environment of their own (``scripts/peers.py`` makes it).
 """
 
 import argparse

@@ -1,0 +1,66 @@
+"""dubio: a converted network, ``Step`` to train it and ``predict``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio.sampling.precision import Precision, computing_in
+from peers.contestants import ROWS_AT_A_TIME, Kind, adam
+from peers.nets import Net
+
+DIVERGENCE = "closed form, once a step; summed over weights, divided by the size of the data"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """An estimator in a precision, captured or compiled where ``fast`` says so."""
+
+    estimator: Literal["local", "weight"]
+    precision: Precision = "fp32"
+    fast: bool | Literal["auto"] = "auto"
+    library: str = "dubio"
+    divergence: str = DIVERGENCE
+    kind: Kind = "dubio"
+
+    @property
+    def name(self) -> str:
+        return f"dubio {self.estimator}{', compiled' if self.fast is True else ''}"
+
+    @property
+    def runs(self) -> str:
+        how = {True: "compiled", False: "eager", "auto": "captured in a CUDA graph"}[self.fast]
+        return f"Bayes(estimator={self.estimator!r}); Step, {how}; predict without keeping draws"
+
+    def training_step(self, net: Net, num_samples: int, device: torch.device) -> Callable[[], object]:
+        method = dubio.Bayes(estimator=self.estimator)
+        model = self._model(net, device)
+        optimizer, objective = adam(model, device), method.objective(net.num_data)
+        inputs, targets = net.batch_of_data(device)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            with computing_in(self.precision, device):
+                loss = objective(model, inputs, targets, num_samples).total
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    def prediction(self, net: Net, num_samples: int, images: Tensor) -> Callable[[], Tensor]:
+        model = self._model(net, images.device)
+        rows = ROWS_AT_A_TIME[images.device.type]
+
+        def predict() -> Tensor:
+            with computing_in(self.precision, images.device):
+                found = dubio.predict(model, images, num_samples, keep_samples=False, batch_size=rows)
+            return found.mean if net.regression else found.probs
+
+        return predict
+
+    def _model(self, net: Net, device: torch.device) -> nn.Module:
+        torch.manual_seed(0)
+        return dubio.Bayes(estimator=self.estimator).convert(net.plain(), net.likelihood()).to(device)
