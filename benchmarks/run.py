@@ -7,9 +7,15 @@ environment of their own (``scripts/peers.py`` makes it).
 
 import argparse
 import json
+import os
 import platform
 import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import attacking
 import audits
@@ -23,8 +29,9 @@ import torch
 
 import dubio
 import methods
+import peers
 
-PARTS = {
+PARTS: dict[str, Callable[[torch.device], Any]] = {
     "engine": engine.measure,
     "loading": loading.measure,
     "attacking": attacking.measure,
@@ -36,30 +43,53 @@ PARTS = {
     "audits": audits.measure,
     "audits_mnist": audits.measure_mnist,
     "autoattack": audits.measure_autoattack,
+    "peers": peers.measure,
 }
-ALONE = [part for part in PARTS if part not in ("fitting", "audits_mnist", "autoattack")]
+ALONE = [part for part in PARTS if part not in ("fitting", "audits_mnist", "autoattack", "peers")]
 """Those that need nothing beside what is installed: no data, no GPU, no other library."""
+OTHERS = ("bayesian_torch", "torch_uncertainty", "torchbayesian", "blitz")
+INSIDE = "DUBIO_INSIDE_PEERS"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all but the last two by default"
+        "parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all but the last three by default"
     )
     parser.add_argument("--output", type=Path, help="write the records here as JSON")
+    parser.add_argument("--nets", type=_names, default=(), help="of peers: networks, with commas between")
+    parser.add_argument("--draws", type=_numbers, default=(), help="of peers: numbers of draws, with commas between")
+    parser.add_argument("--tiny", action="store_true", help="of peers: small networks, only to see that all run")
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown:
         parser.error(f"PART must be one of {', '.join(PARTS)}, got {unknown[0]}")
+    strange = [net for net in options.nets if net not in (peers.TINY if options.tiny else peers.NETS)]
+    if strange:
+        parser.error(f"--nets must be among {', '.join(peers.TINY if options.tiny else peers.NETS)}, got {strange[0]}")
+    if "peers" in options.parts and not os.environ.get(INSIDE) and not all(find_spec(other) for other in OTHERS):
+        script = Path(__file__).resolve().parent.parent / "scripts" / "peers.py"
+        return subprocess.run([sys.executable, str(script), *sys.argv[1:]]).returncode
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"dubio {dubio.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {hardware}")
     commit = current_commit()  # before the records are made, not after
-    records = {part: PARTS[part](device) for part in options.parts or ALONE}
+    beside = partial(peers.measure, nets=options.nets, draws=options.draws, tiny=options.tiny)
+    parts = PARTS | {"peers": beside}
+    records = {part: parts[part](device) for part in options.parts or ALONE}
     if options.output:
         versions = {"dubio": dubio.__version__, "torch": torch.__version__, "python": platform.python_version()}
         record = {"commit": commit, "hardware": hardware, "versions": versions, "records": records}
         options.output.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 def current_commit() -> str | None:
@@ -73,4 +103,4 @@ def current_commit() -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
