@@ -26,9 +26,9 @@ class Entry:
 
 
 def entries(net: Net, device: torch.device, draws: Sequence[int]) -> list[Entry]:
-    """All that take part, peers first. What differs only in precision trains with 1, 10 and 100 draws only."""
+    """All that take part: libraries, references, libraries in bf16 with ten draws, and dubio."""
     every = tuple(draws)
-    some = tuple(number for number in draws if number in MAIN_DRAWS) or every
+    ten = tuple(number for number in draws if number == 10)
     whole: Precision = "tf32" if device.type == "cuda" else "fp32"
     plain, mapped = references.contestants()
     libraries = peers()
@@ -36,26 +36,35 @@ def entries(net: Net, device: torch.device, draws: Sequence[int]) -> list[Entry]
     found += [Entry(replace(plain, precision=whole), every[:1], predicts=False)]
     if "resnet" not in net.name:
         found += [Entry(replace(mapped, precision=whole), every)]
-    half = [Entry(replace(peer, precision="bf16"), tuple(n for n in some if n == 10)) for peer in libraries]
-    if device.type == "cuda":
-        ours = [
-            Entry(Ours("local", "tf32"), every),
-            Entry(Ours("local", "bf16"), some),
-            Entry(Ours("local", "fp32"), some, predicts=False),
-            Entry(Ours("weight", "tf32"), every if net.name == "784-1200-1200-10" else some, predicts=False),
-            Entry(Ours("weight", "bf16"), some, predicts=False),
-        ]
-        return [*found, *half, *ours]
-    ours = [
-        Entry(Ours("local", fast=False), every),
-        Entry(Ours("weight", fast=False), every, predicts=False),
-        Entry(Ours("local", fast=True), some, predicts=False),
-        Entry(Ours("weight", fast=True), some, predicts=False),
+    if device.type == "cuda" or has_bf16():
+        found += [Entry(replace(peer, precision="bf16"), ten) for peer in libraries]
+    return [*found, *(_on_gpu if device.type == "cuda" else _on_cpu)(every)]
+
+
+def _on_gpu(draws: tuple[int, ...]) -> list[Entry]:
+    """Both estimators; what differs only in precision trains with 1, 10 and 100 draws."""
+    some = tuple(number for number in draws if number in MAIN_DRAWS)
+    return [
+        Entry(Ours("local", "tf32"), draws),
+        Entry(Ours("weight", "tf32"), draws, predicts=False),
+        Entry(Ours("local", "bf16"), some),
+        Entry(Ours("weight", "bf16"), some, predicts=False),
+        Entry(Ours("local", "fp32"), some, predicts=False),
+    ]
+
+
+def _on_cpu(draws: tuple[int, ...]) -> list[Entry]:
+    """Both estimators, eager; compiled with ten draws."""
+    ten = tuple(number for number in draws if number == 10)
+    found = [
+        Entry(Ours("local", fast=False), draws),
+        Entry(Ours("weight", fast=False), draws, predicts=False),
+        Entry(Ours("local", fast=True), ten, predicts=False),
+        Entry(Ours("weight", fast=True), ten, predicts=False),
     ]
     if not has_bf16():
-        return [*found, *ours]
-    ours += [Entry(Ours("local", "bf16", fast=False), some), Entry(Ours("local", "bf16", fast=True), some, False)]
-    return [*found, *half, *ours]
+        return found
+    return [*found, Entry(Ours("local", "bf16", False), draws), Entry(Ours("local", "bf16", True), ten, False)]
 
 
 def peers() -> list[Peer]:

@@ -26,7 +26,8 @@ class Net:
     outputs: int
     batch: int
     num_data: int
-    num_images: int
+    num_images: dict[str, int]
+    """How many inputs are predicted, by device."""
 
     @property
     def regression(self) -> bool:
@@ -47,7 +48,8 @@ class Net:
         return inputs.to(device), torch.randint(self.outputs, (self.batch,), generator=generator).to(device)
 
     def images(self, device: torch.device) -> Tensor:
-        return torch.rand(self.num_images, *self.inputs, generator=torch.Generator().manual_seed(1)).to(device)
+        count = self.num_images[device.type]
+        return torch.rand(count, *self.inputs, generator=torch.Generator().manual_seed(1)).to(device)
 
     def criterion(self) -> nn.Module:
         """Mean negative log-likelihood of outputs, as libraries take it."""
@@ -58,23 +60,23 @@ class Net:
         return outputs if self.regression else outputs.float().softmax(dim=-1)
 
 
-def _mlp(widths: str, num_data: int, num_images: int) -> Net:
+def _mlp(widths: str, num_data: int) -> Net:
     first, *_, last = (int(width) for width in widths.split("-"))
-    return Net(widths, f"mlp:{widths}", (first,), last, 128, num_data, num_images)
+    return Net(widths, f"mlp:{widths}", (first,), last, 128, num_data, {"cuda": 10_000, "cpu": 2_000})
 
 
 NETS = {
     net.name: net
     for net in (
-        _mlp("1-400-400-1", 1_000, 10_000),
-        _mlp("784-800-800-10", 60_000, 10_000),
-        _mlp("784-1200-1200-10", 60_000, 10_000),
-        Net("resnet18", "resnet18:cifar:3x32x32-10", (3, 32, 32), 10, 64, 50_000, 1_000),
+        _mlp("1-400-400-1", 1_000),
+        _mlp("784-800-800-10", 60_000),
+        _mlp("784-1200-1200-10", 60_000),
+        Net("resnet18", "resnet18:cifar:3x32x32-10", (3, 32, 32), 10, 64, 50_000, {"cuda": 1_000, "cpu": 64}),
     )
 }
 TINY = {
-    "8-16-1": Net("8-16-1", "mlp:8-16-1", (8,), 1, 4, 100, 6),
-    "8-16-3": Net("8-16-3", "mlp:8-16-3", (8,), 3, 4, 100, 6),
+    "8-16-1": Net("8-16-1", "mlp:8-16-1", (8,), 1, 4, 100, {"cuda": 6, "cpu": 6}),
+    "8-16-3": Net("8-16-3", "mlp:8-16-3", (8,), 3, 4, 100, {"cuda": 6, "cpu": 6}),
 }
 
 
