@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,10 @@ def _steps(
         rows[label] = {"net": net.name, "contestant": label, "num_samples": num_samples}
         began = time.perf_counter()
         try:
-            works[label], peak = built_and_peak(
-                lambda one=one: one.training_step(net, num_samples, device), device, getattr(one, "fast", False) is not True
-            )
+            build = partial(one.training_step, net, num_samples, device)
+            works[label], peak = built_and_peak(build, device, is_compiled=bool(getattr(one, "fast", False)))
             rows[label] |= {"peak_mib": peak, "seconds_to_build": time.perf_counter() - began}
+            rows[label] |= {"how": getattr(works[label], "how", "eager")}
         except Exception as error:
             rows[label] |= {"error": _first_line(error)}
     times = alternating_times_ms(works, device, seconds * STEP_SECONDS[device.type], WARM_UPS)
@@ -116,7 +117,7 @@ def _finished(
             row |= {"milliseconds": statistics.median(own), "fastest": own[0], "repetitions": len(own)}
             peak = row.get("peak_mib")
             memory = "" if peak is None else f"   {peak:9.1f} MiB"
-            print(f"  {label:<34} {row['milliseconds']:10.3f} ms{memory}", flush=True)
+            print(f"  {label:<34} {row['milliseconds']:10.3f} ms{memory}   {row.get('how', '')}", flush=True)
         else:
             print(f"  {label:<34} {row['error']}", flush=True)
     works.clear()

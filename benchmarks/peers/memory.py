@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work, from the building of its network to the end of its second run.
+"""Peak memory of a piece of work, from the building of its network to the end of its first runs.
 
 On a GPU it is what torch's allocator counts. On a CPU operators report what they write, which compiled code does not:
 there is no figure for it.
@@ -14,24 +14,25 @@ MEBIBYTE = 2.0**20
 
 
 def built_and_peak(
-    build: Callable[[], Callable[[], object]], device: torch.device, counted: bool
+    build: Callable[[], Callable[[], object]], device: torch.device, is_compiled: bool
 ) -> tuple[Callable[[], object], float | None]:
-    """The work, run twice, and its peak in MiB; None where it is not counted."""
+    """The work and its peak in MiB; None where it cannot be counted. Two runs, five of what is compiled or captured."""
+    runs = 5 if is_compiled else 2
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        work = _run_twice(build())
+        work = _run(build(), runs)
         torch.cuda.synchronize(device)
         return work, (torch.cuda.max_memory_allocated(device) - before) / MEBIBYTE
-    if not counted:
-        return _run_twice(build()), None
+    if is_compiled:
+        return _run(build(), runs), None
     with Footprint() as footprint:
-        _run_twice(build())
+        _run(build(), runs)
     return build(), footprint.peak / MEBIBYTE
 
 
-def _run_twice(work: Callable[[], object]) -> Callable[[], object]:
-    work()
-    work()
+def _run(work: Callable[[], object], times: int) -> Callable[[], object]:
+    for _ in range(times):
+        work()
     return work

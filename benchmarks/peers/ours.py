@@ -9,10 +9,28 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.sampling.precision import Precision, computing_in
+from dubio.training import Step
 from peers.contestants import ROWS_AT_A_TIME, Kind, adam
 from peers.nets import Net
 
 DIVERGENCE = "closed form, once a step; summed over weights, divided by the size of the data"
+
+
+@dataclass(frozen=True)
+class OurStep:
+    """A step on one batch, again and again."""
+
+    step: Step
+    inputs: Tensor
+    targets: Tensor
+
+    def __call__(self) -> object:
+        return self.step(self.inputs, self.targets)
+
+    @property
+    def how(self) -> str:
+        """What became of it: captured, compiled or eager, and why."""
+        return self.step.how
 
 
 @dataclass(frozen=True)
@@ -32,23 +50,16 @@ class Ours:
 
     @property
     def runs(self) -> str:
-        how = {True: "compiled", False: "eager", "auto": "captured in a CUDA graph"}[self.fast]
+        how = {True: "compiled", False: "eager", "auto": "compiled and captured in a CUDA graph"}[self.fast]
         return f"Bayes(estimator={self.estimator!r}); Step, {how}; predict without keeping draws"
 
     def training_step(self, net: Net, num_samples: int, device: torch.device) -> Callable[[], object]:
-        method = dubio.Bayes(estimator=self.estimator)
         model = self._model(net, device)
-        optimizer, objective = adam(model, device), method.objective(net.num_data)
-        inputs, targets = net.batch_of_data(device)
-
-        def step() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            with computing_in(self.precision, device):
-                loss = objective(model, inputs, targets, num_samples).total
-            loss.backward()
-            optimizer.step()
-
-        return step
+        objective = dubio.Bayes(estimator=self.estimator).objective(net.num_data)
+        step = Step(
+            model, objective, adam(model, device), num_samples=num_samples, precision=self.precision, fast=self.fast
+        )
+        return OurStep(step, *net.batch_of_data(device))
 
     def prediction(self, net: Net, num_samples: int, images: Tensor) -> Callable[[], Tensor]:
         model = self._model(net, images.device)
