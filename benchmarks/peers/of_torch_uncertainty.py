@@ -75,7 +75,9 @@ def _make(net: Net) -> Parts:
     criterion = net.criterion()
 
     def loss(inputs: Tensor, targets: Tensor, num_samples: int) -> Tensor:
-        elbo: Tensor = ELBOLoss(model, criterion, kl_weight=1.0 / net.num_data, num_samples=num_samples)(inputs, targets)
+        elbo: Tensor = ELBOLoss(model, criterion, kl_weight=1.0 / net.num_data, num_samples=num_samples)(
+            inputs, targets
+        )
         return elbo.squeeze()
 
     def outputs(images: Tensor, num_samples: int) -> Tensor:
