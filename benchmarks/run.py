@@ -2,7 +2,7 @@
 
 ``python benchmarks/run.py [PART ...] [--output FILE]`` prints tables and, with ``--output``, writes
 the records as JSON. The part ``peers`` compares with other libraries: where they are not on the path, it runs in an
-environment of their own (``scripts/peers.py`` makes it).
+environment of their own (``scripts/peer_environment.py`` makes it).
 """
 
 import argparse
@@ -25,11 +25,11 @@ import fitting
 import glow
 import loading
 import noise
+import peers
 import torch
 
 import dubio
 import methods
-import peers
 
 PARTS: dict[str, Callable[[torch.device], Any]] = {
     "engine": engine.measure,
@@ -68,7 +68,7 @@ def main() -> int:
     if strange:
         parser.error(f"--nets must be among {', '.join(peers.TINY if options.tiny else peers.NETS)}, got {strange[0]}")
     if "peers" in options.parts and not os.environ.get(INSIDE) and not all(find_spec(other) for other in OTHERS):
-        script = Path(__file__).resolve().parent.parent / "scripts" / "peers.py"
+        script = Path(__file__).resolve().parent.parent / "scripts" / "peer_environment.py"
         return subprocess.run([sys.executable, str(script), *sys.argv[1:]]).returncode
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

@@ -18,7 +18,7 @@ PUBLISHED = {
     "1-400-400-1": {"one after another": 0.070, "vmap": 0.010, "vmap, local": 0.007},
     "784-800-800-10": {"one after another": 8.8, "vmap": 4.1, "vmap, local": 0.8},
 }
-"""Seconds that a further draw adds to an epoch on an A100, as the project report that this work starts from has them."""
+"""Seconds that a further draw adds to an epoch on an A100, from the project report that this work starts from."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PeerTable:
     """What is shown of a record."""
 
     headings: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     about: str
 
 

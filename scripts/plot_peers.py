@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 def usual_precision(record: dict[str, Any]) -> str:
     """The precision that most steps were measured in."""
     counts = Counter(record["contestants"][row["contestant"]]["precision"] for row in record["steps"])
-    return counts.most_common(1)[0][0]
+    return str(counts.most_common(1)[0][0])
 
 
 def curves(record: dict[str, Any], net: str, precision: str) -> dict[str, tuple[list[int], list[float]]]:
@@ -71,6 +71,10 @@ def draw(record: dict[str, Any], precision: str, title: str, path: Path) -> None
             style = {"color": f"C{names.index(name) % 10}", "linestyle": STYLES[kinds[name]], "marker": "."}
             axis.loglog(numbers, times, label=name, linewidth=2.5 if kinds[name] == "dubio" else 1.2, **style)
         axis.set(title=net, xlabel="draws S", ylabel="milliseconds for a training step")
+        axis.set_xticks(record["settings"]["draws"])
+        axis.minorticks_off()
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False)

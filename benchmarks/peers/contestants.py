@@ -64,6 +64,7 @@ class Peer:
     kind: Kind = "peer"
 
     def training_step(self, net: Net, num_samples: int, device: torch.device) -> Callable[[], object]:
+        """A step with its documented loss, the forward part under autocast where the precision is bf16."""
         parts = self._parts(net, device)
         optimizer = adam(parts.model, device)
         inputs, targets = net.batch_of_data(device)
@@ -79,6 +80,7 @@ class Peer:
         return step
 
     def prediction(self, net: Net, num_samples: int, images: Tensor) -> Callable[[], Tensor]:
+        """The mean over draws of what the network predicts, without gradients, in eval mode."""
         parts = self._parts(net, images.device)
         parts.model.eval()
         rows = ROWS_AT_A_TIME[images.device.type]

@@ -31,6 +31,7 @@ class Net:
 
     @property
     def regression(self) -> bool:
+        """Whether it learns a curve and not classes."""
         return self.outputs == 1
 
     def plain(self) -> nn.Module:
@@ -38,9 +39,11 @@ class Net:
         return dubio.models.build(self.architecture)
 
     def likelihood(self) -> dubio.Categorical | dubio.Gaussian:
+        """What its outputs mean, for dubio."""
         return dubio.Gaussian(std=OUTPUT_STD) if self.regression else dubio.Categorical()
 
     def batch_of_data(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of one training batch."""
         generator = torch.Generator().manual_seed(0)
         inputs = torch.rand(self.batch, *self.inputs, generator=generator)
         if self.regression:
@@ -48,6 +51,7 @@ class Net:
         return inputs.to(device), torch.randint(self.outputs, (self.batch,), generator=generator).to(device)
 
     def images(self, device: torch.device) -> Tensor:
+        """Inputs to predict for."""
         count = self.num_images[device.type]
         return torch.rand(count, *self.inputs, generator=torch.Generator().manual_seed(1)).to(device)
 

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-import torch
 from torch import Tensor, nn
 
 from peers.contestants import Parts, Peer

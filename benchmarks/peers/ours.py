@@ -25,6 +25,7 @@ class OurStep:
     targets: Tensor
 
     def __call__(self) -> object:
+        """Learn from the batch once."""
         return self.step(self.inputs, self.targets)
 
     @property
@@ -46,14 +47,17 @@ class Ours:
 
     @property
     def name(self) -> str:
+        """The estimator, and whether it is compiled."""
         return f"dubio {self.estimator}{', compiled' if self.fast is True else ''}"
 
     @property
     def runs(self) -> str:
+        """What a step and a prediction run, in words."""
         how = {True: "compiled", False: "eager", "auto": "compiled and captured in a CUDA graph"}[self.fast]
         return f"Bayes(estimator={self.estimator!r}); Step, {how}; predict without keeping draws"
 
     def training_step(self, net: Net, num_samples: int, device: torch.device) -> Callable[[], object]:
+        """A ``Step`` that learns from one batch again and again."""
         model = self._model(net, device)
         objective = dubio.Bayes(estimator=self.estimator).objective(net.num_data)
         step = Step(
@@ -62,6 +66,7 @@ class Ours:
         return OurStep(step, *net.batch_of_data(device))
 
     def prediction(self, net: Net, num_samples: int, images: Tensor) -> Callable[[], Tensor]:
+        """``dubio.predict`` without keeping draws, whose draws are one function for all inputs."""
         model = self._model(net, images.device)
         rows = ROWS_AT_A_TIME[images.device.type]
 

@@ -1,7 +1,7 @@
-"""Run ``benchmarks/run.py`` where the libraries that it compares with are, or fetch them for a machine without a network.
+"""Run ``benchmarks/run.py`` beside the libraries that it compares with, or fetch them for a machine without a network.
 
-    python scripts/peers.py peers --output FILE     make .venv-peers and measure in it
-    python scripts/peers.py --unpack FOLDER         put their wheels, unpacked, into a folder for PYTHONPATH
+    python scripts/peer_environment.py peers --output FILE     make .venv-peers and measure in it
+    python scripts/peer_environment.py --unpack FOLDER         put their wheels, unpacked, into a folder for PYTHONPATH
 
 ``.venv-peers`` borrows torch from the environment that runs this script. Where it cannot be made, dubio is measured
 alone, and the record says of every other library that it was not there.
