@@ -13,6 +13,7 @@ __all__ = ["MAIN_NET", "PEER_TABLES", "PeerTable", "fastest_peer", "missing"]
 
 Row = dict[str, Any]
 MAIN_NET = "784-1200-1200-10"
+GRADIENT_TOLERANCE = 1e-3
 SAME, EITHER = "of the fastest peer in the same precision", "in any precision"
 PUBLISHED = {
     "1-400-400-1": {"one after another": 0.070, "vmap": 0.010, "vmap, local": 0.007},
@@ -81,8 +82,9 @@ def memory(record: Row, choice: str) -> PeerTable:
         for label in _labels(record, own)
         if any((_find(own, label, number) or {}).get("peak_mib") is not None for number in draws)
     ]
-    about = "Peak from the building of the network on: parameters, gradients and the optimiser's state are in it."
-    return PeerTable(("MiB", *(f"S = {number}" for number in draws)), rows, f"{_about(record, choice)} {about}")
+    return PeerTable(
+        ("MiB", *(f"S = {number}" for number in draws)), rows, f"{choice}, batch of {_batch(record, choice)}."
+    )
 
 
 def epochs(record: Row, choice: str) -> PeerTable:
@@ -109,10 +111,17 @@ def contestants(record: Row, choice: str) -> PeerTable:
     for one in record["contestants"].values():
         seen.setdefault(one["name"], one)
     rows = [
-        (name, f"{one['library']} {one['version'] or '(not there)'}", one["runs"], one["divergence"])
+        (
+            name,
+            f"{one['library']} {one['version'] or '(not there)'}",
+            one["runs"],
+            one["divergence"],
+            _gradients(one.get("gradient_error")),
+        )
         for name, one in seen.items()
     ]
-    return PeerTable(("name", "version", "what runs", "divergence"), rows, "All with the same fused Adam.")
+    headings = ("name", "version", "what runs", "divergence", "gradient of two draws is the mean of theirs")
+    return PeerTable(headings, rows, "All with the same fused Adam.")
 
 
 PEER_TABLES: dict[str, Callable[[Row, str], PeerTable]] = {
@@ -159,6 +168,12 @@ def _ratios(record: Row, rows: Sequence[Row], row: Row | None, num_samples: int 
     best = (fastest_peer(record, rows, num_samples, choice) for choice in (precision, None))
     same, either = ("-" if peer is None else f"{peer / row['milliseconds']:.2f}" for peer in best)
     return same, either
+
+
+def _gradients(error: float | str | None) -> str:
+    if error is None or isinstance(error, str):
+        return error or "-"
+    return "yes" if error < GRADIENT_TOLERANCE else f"no, it is off by {error:.0%}"
 
 
 def _cell(row: Row | None, column: str) -> str:

@@ -20,8 +20,9 @@ import torch
 from timing import alternating_times_ms
 
 from peers import of_torch_uncertainty
-from peers.contestants import LEARNING_RATE, ROWS_AT_A_TIME, Contestant, version_of
+from peers.contestants import LEARNING_RATE, ROWS_AT_A_TIME, Contestant, Peer, version_of
 from peers.entries import DRAWS, PREDICTION_DRAWS, Entry, entries
+from peers.gradients import gradient_error
 from peers.line import fitted
 from peers.memory import built_and_peak
 from peers.nets import NETS, TINY, Net
@@ -48,7 +49,8 @@ def measure(
         warnings.simplefilter("ignore")  # the peers' own
         for net in chosen:
             taking_part = entries(net, device, numbers)
-            record["contestants"] |= {_label(entry.contestant): _described(entry.contestant) for entry in taking_part}
+            for one in (entry.contestant for entry in taking_part):
+                record["contestants"].setdefault(_label(one), _described(one))
             steps = [row for n in numbers for row in _steps(net, taking_part, n, device, seconds)]
             record["steps"] += steps
             record["slopes"] += _slopes(net, steps)
@@ -154,6 +156,11 @@ def _described(contestant: Contestant) -> dict[str, Any]:
     if contestant.library == "torch-uncertainty" and described["version"]:
         whole = of_torch_uncertainty.imported_whole()
         described["runs"] += "" if whole else "; imported without its packages' __init__, which need what is not here"
+    if isinstance(contestant, Peer) and contestant.kind == "peer":
+        try:
+            described["gradient_error"] = gradient_error(contestant)
+        except Exception as error:
+            described["gradient_error"] = _first_line(error)
     return described
 
 

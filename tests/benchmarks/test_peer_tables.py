@@ -19,7 +19,7 @@ def test_speeds_are_told_beside_the_fastest_peer_in_the_same_precision_and_in_an
     assert rows["slow, tf32"] == ("4", "40", "4", "1.00", "0.50")
     assert rows["dubio, tf32"] == ("0.25", "0.5", "0.0278", "80.00", "40.00")
     assert rows["dubio, bf16"] == ("-", "0.25", "-", "80.00", "80.00")
-    assert rows["plain, tf32"] == ("0.1", "-", "-", "-", "-")
+    assert rows["plain, tf32"] == ("0.1", "0.1", "-", "400.00", "200.00")
     assert found.headings[1:3] == ("S = 1", "S = 10")
     assert found.about.startswith(f"{NET}, batch of 128, 5 warm-ups, ")
 
@@ -52,7 +52,10 @@ def test_predictions_memory_epochs_and_contestants_are_shown(record: dict[str, A
     assert ("dubio, tf32", "40", "-") in shown["peer-memory"].rows
     assert "dubio, bf16" not in [row[0] for row in shown["peer-memory"].rows]
     assert ("784-800-800-10", "published, vmap", "4.1", "-") in shown["peer-epochs"].rows
-    assert ("broken", "broken (not there)", "broken runs", "closed form") in shown["peer-contestants"].rows
+    rows = {row[0]: row[1:] for row in shown["peer-contestants"].rows}
+    assert rows["broken"] == ("broken (not there)", "broken runs", "closed form", "ImportError: no")
+    assert rows["slow"] == ("slow 1.0", "slow runs", "closed form", "no, it is off by 25%")
+    assert rows["dubio"][-1] == "-"
     record["settings"]["nets"]["784-800-800-10"] = {"batch": 128, "num_data": 60_000}
     record["slopes"][0]["net"] = "784-800-800-10"
     epochs = peer_tables.PEER_TABLES["peer-epochs"](record, "")
@@ -92,6 +95,7 @@ def test_a_picture_is_drawn_of_what_has_two_points(
 
     assert plot_peers.curves(record, NET, "tf32") == {
         "slow": ([1, 10], [4.0, 40.0]),
+        "plain": ([1, 10], [0.1, 0.1]),
         "dubio": ([1, 10], [0.25, 0.5]),
     }
     stored, picture = tmp_path / "record.json", tmp_path / "steps.svg"

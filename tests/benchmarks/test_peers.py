@@ -162,6 +162,35 @@ def test_peak_memory_is_at_most_linear_in_draws(estimator: Any, cpu: torch.devic
     assert peaks[64] - peaks[32] <= 1.05 * 2 * (peaks[32] - peaks[16])
 
 
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_noise_that_is_written_over_before_the_backward_pass_is_noticed(overwrites: bool) -> None:
+    from peers.contestants import Parts, Peer
+    from peers.gradients import gradient_error
+
+    class Noisy(nn.Module):
+        """Noise on the outputs, in a buffer of its own or not."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(8, 3), nn.Parameter(torch.ones(3))
+            self.noise = torch.zeros(3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            noise = self.noise.data.normal_() if overwrites else torch.randn(3)
+            return self.linear(inputs) + self.scale * noise
+
+    def make(net: Any) -> Parts:
+        model, criterion = Noisy(), net.criterion()
+
+        def loss(inputs: torch.Tensor, targets: torch.Tensor, num_samples: int) -> torch.Tensor:
+            return torch.stack([criterion(model(inputs), targets) for _ in range(num_samples)]).mean()
+
+        return Parts(model, loss, lambda images, num_samples: model(images).unsqueeze(0))
+
+    error = gradient_error(Peer("noisy", "none", "a loop", "none", make))
+    assert error > 0.01 if overwrites else error < 1e-5
+
+
 def test_layers_of_a_library_take_the_place_of_plain_ones() -> None:
     from peers.nets import NETS, with_layers
 
