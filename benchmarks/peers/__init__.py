@@ -21,7 +21,7 @@ from timing import alternating_times_ms
 
 from peers import of_torch_uncertainty
 from peers.contestants import LEARNING_RATE, ROWS_AT_A_TIME, Contestant, Peer, version_of
-from peers.entries import DRAWS, PREDICTION_DRAWS, Entry, entries
+from peers.entries import PREDICTION_DRAWS, Entry, default_draws, entries
 from peers.gradients import gradient_error
 from peers.line import fitted
 from peers.memory import built_and_peak
@@ -41,17 +41,17 @@ def measure(
     """The records of all networks named, or of those that suit the device; ``tiny`` only tries that everything runs."""
     known = TINY if tiny else NETS
     chosen = [known[name] for name in nets or default_nets(device, tiny)]
-    numbers = tuple(draws or ((1, 2) if tiny else DRAWS[device.type]))
     seconds = 0.0 if tiny else 1.0
+    numbers = {net.name: tuple(draws or ((1, 2) if tiny else default_draws(net, device))) for net in chosen}
     record: dict[str, Any] = {"settings": _settings(device, chosen, numbers, tiny), "contestants": {}}
     record |= {"steps": [], "slopes": [], "predictions": []}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the peers' own
         for net in chosen:
-            taking_part = entries(net, device, numbers)
+            taking_part = entries(net, device, numbers[net.name])
             for one in (entry.contestant for entry in taking_part):
                 record["contestants"].setdefault(_label(one), _described(one))
-            steps = [row for n in numbers for row in _steps(net, taking_part, n, device, seconds)]
+            steps = [row for n in numbers[net.name] for row in _steps(net, taking_part, n, device, seconds)]
             record["steps"] += steps
             record["slopes"] += _slopes(net, steps)
             record["predictions"] += _predictions(net, taking_part, 2 if tiny else None, device, seconds)
@@ -164,14 +164,16 @@ def _described(contestant: Contestant) -> dict[str, Any]:
     return described
 
 
-def _settings(device: torch.device, nets: Sequence[Net], draws: Sequence[int], tiny: bool) -> dict[str, Any]:
+def _settings(
+    device: torch.device, nets: Sequence[Net], draws: dict[str, tuple[int, ...]], tiny: bool
+) -> dict[str, Any]:
     return {
         "device": device.type,
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "load_before": os.getloadavg()[0],
         "nets": {net.name: {"batch": net.batch, "num_data": net.num_data} for net in nets},
-        "draws": list(draws),
+        "draws": sorted({number for numbers in draws.values() for number in numbers}),
         "warm_ups": WARM_UPS,
         "warm_ups_of_slow_predictions": 1,
         "rows_at_a_time": ROWS_AT_A_TIME[device.type],
