@@ -1,8 +1,10 @@
 """dubio: a converted network, ``Step`` to train it and ``predict``."""
 
+import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -68,11 +70,14 @@ class Ours:
     def prediction(self, net: Net, num_samples: int, images: Tensor) -> Callable[[], Tensor]:
         """``dubio.predict`` without keeping draws, whose draws are one function for all inputs."""
         model = self._model(net, images.device)
-        rows = ROWS_AT_A_TIME[images.device.type]
+        # Where predict knows precisions it sizes batches by memory, too.
+        knows = "precision" in inspect.signature(dubio.predict).parameters
+        options: dict[str, Any] = {"batch_size": ROWS_AT_A_TIME[images.device.type]}
+        options = {"precision": self.precision} if knows else options
 
         def predict() -> Tensor:
-            with computing_in(self.precision, images.device):
-                found = dubio.predict(model, images, num_samples, keep_samples=False, batch_size=rows)
+            with nullcontext() if knows else computing_in(self.precision, images.device):
+                found = dubio.predict(model, images, num_samples, keep_samples=False, **options)
             return found.mean if net.regression else found.probs
 
         return predict
