@@ -71,7 +71,7 @@ def draw(record: dict[str, Any], precision: str, title: str, path: Path) -> None
             style = {"color": f"C{names.index(name) % 10}", "linestyle": STYLES[kinds[name]], "marker": "."}
             axis.loglog(numbers, times, label=name, linewidth=2.5 if kinds[name] == "dubio" else 1.2, **style)
         axis.set(title=net, xlabel="draws S", ylabel="milliseconds for a training step")
-        axis.set_xticks(record["settings"]["draws"])
+        axis.set_xticks(record["settings"]["nets"][net]["draws"])
         axis.minorticks_off()
         for side in (axis.xaxis, axis.yaxis):
             side.set_major_formatter("{x:g}")

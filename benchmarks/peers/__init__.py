@@ -36,25 +36,42 @@ SLOW_SECONDS = 1.0
 
 
 def measure(
-    device: torch.device, nets: Sequence[str] = (), draws: Sequence[int] = (), tiny: bool = False
+    device: torch.device,
+    nets: Sequence[str] = (),
+    draws: Sequence[int] = (),
+    tiny: bool = False,
+    earlier: dict[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """The records of all networks named, or of those that suit the device; ``tiny`` only tries that everything runs."""
+    """The records of some networks.
+
+    Args:
+        device: where everyone runs.
+        nets: names of networks; by default those that suit the device.
+        draws: numbers of draws; by default those that suit the device and the network.
+        tiny: take small networks and repeat little, to see that everything runs.
+        earlier: a record of other networks, which stay in this one.
+        keep: called with the record after each network, so that what is finished is not lost.
+    """
     known = TINY if tiny else NETS
     chosen = [known[name] for name in nets or default_nets(device, tiny)]
     seconds = 0.0 if tiny else 1.0
-    numbers = {net.name: tuple(draws or ((1, 2) if tiny else default_draws(net, device))) for net in chosen}
-    record: dict[str, Any] = {"settings": _settings(device, chosen, numbers, tiny), "contestants": {}}
-    record |= {"steps": [], "slopes": [], "predictions": []}
+    record = _without(earlier, [net.name for net in chosen]) if earlier else _empty(device, tiny)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the peers' own
         for net in chosen:
-            taking_part = entries(net, device, numbers[net.name])
+            numbers = tuple(draws or ((1, 2) if tiny else default_draws(net, device)))
+            taking_part = entries(net, device, numbers)
             for one in (entry.contestant for entry in taking_part):
                 record["contestants"].setdefault(_label(one), _described(one))
-            steps = [row for n in numbers[net.name] for row in _steps(net, taking_part, n, device, seconds)]
+            steps = [row for n in numbers for row in _steps(net, taking_part, n, device, seconds)]
             record["steps"] += steps
             record["slopes"] += _slopes(net, steps)
             record["predictions"] += _predictions(net, taking_part, 2 if tiny else None, device, seconds)
+            sizes = {"batch": net.batch, "num_data": net.num_data, "draws": list(numbers)}
+            record["settings"]["nets"][net.name] = {**sizes, "load_after": os.getloadavg()[0]}
+            if keep is not None:
+                keep(record)
     return record
 
 
@@ -80,7 +97,8 @@ def _steps(
             rows[label] |= {"how": getattr(works[label], "how", "eager")}
         except Exception as error:
             rows[label] |= {"error": _first_line(error)}
-    times = alternating_times_ms(works, device, seconds * STEP_SECONDS[device.type], WARM_UPS)
+    warm_ups = WARM_UPS if device.type == "cpu" else WARM_UPS - 2  # two were run as memory was measured
+    times = alternating_times_ms(works, device, seconds * STEP_SECONDS[device.type], warm_ups)
     return _finished(rows, works, times, f"{net.name}, a step with {num_samples} draws")
 
 
@@ -164,22 +182,29 @@ def _described(contestant: Contestant) -> dict[str, Any]:
     return described
 
 
-def _settings(
-    device: torch.device, nets: Sequence[Net], draws: dict[str, tuple[int, ...]], tiny: bool
-) -> dict[str, Any]:
-    return {
+def _empty(device: torch.device, tiny: bool) -> dict[str, Any]:
+    settings = {
         "device": device.type,
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "load_before": os.getloadavg()[0],
-        "nets": {net.name: {"batch": net.batch, "num_data": net.num_data} for net in nets},
-        "draws": sorted({number for numbers in draws.values() for number in numbers}),
+        "nets": {},
         "warm_ups": WARM_UPS,
         "warm_ups_of_slow_predictions": 1,
         "rows_at_a_time": ROWS_AT_A_TIME[device.type],
         "optimizer": f"fused Adam, learning rate {LEARNING_RATE:g}",
         "tiny": tiny,
     }
+    return {"settings": settings, "contestants": {}, "steps": [], "slopes": [], "predictions": []}
+
+
+def _without(record: dict[str, Any], nets: Sequence[str]) -> dict[str, Any]:
+    """A record less what it has of some networks."""
+    kept = {
+        name: [row for row in record[name] if row["net"] not in nets] for name in ("steps", "slopes", "predictions")
+    }
+    sizes = {name: own for name, own in record["settings"]["nets"].items() if name not in nets}
+    return {**record, **kept, "settings": {**record["settings"], "nets": sizes}}
 
 
 def _processor() -> str | None:

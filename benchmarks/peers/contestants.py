@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from dubio.sampling.precision import Precision, computing_in
+from dubio.sampling.precision import Precision, computing_in, rounding_products
 from peers.nets import Net
 
 LEARNING_RATE = 1e-3
@@ -70,9 +70,9 @@ class Peer:
         inputs, targets = net.batch_of_data(device)
 
         def step() -> None:
-            with computing_in(_products(self.precision), device):  # the backward pass too
+            with rounding_products(self.precision):
                 optimizer.zero_grad(set_to_none=True)
-                with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                with computing_in(self.precision, device):
                     loss = parts.loss(inputs, targets, num_samples)
                 loss.backward()
                 optimizer.step()
@@ -111,8 +111,3 @@ def version_of(library: str) -> str | None:
         return version(library)
     except PackageNotFoundError:
         return None
-
-
-def _products(precision: Precision) -> Precision:
-    """How products outside of autocast are computed: the backward pass of a network that ran under it, for one."""
-    return "tf32" if precision == "bf16" else precision
