@@ -8,6 +8,7 @@ record, with the first line of its error.
 import gc
 import os
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -142,7 +143,8 @@ def _finished(
             print(f"  {label:<34} {row['error']}", flush=True)
     works.clear()
     gc.collect()
-    torch._dynamo.reset()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return list(rows.values())

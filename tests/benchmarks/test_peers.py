@@ -106,7 +106,7 @@ def test_a_record_of_another_commit_is_not_added_to(tmp_path: Path) -> None:
     assert run.earlier_record(path, about) is None
     path.write_text(json.dumps({**about, "records": {"peers": {"steps": []}}}))
     assert run.earlier_record(path, about) == {"steps": []}
-    with pytest.raises(SystemExit, match="--add needs a record of the same commit: .* has 'one', this is 'two'"):
+    with pytest.raises(SystemExit, match=r"--add needs a record of the same commit: .* has 'one', this is 'two'"):
         run.earlier_record(path, {**about, "commit": "two"})
 
 
