@@ -231,6 +231,15 @@ def beside_peers(kind: str, choice: str) -> str:
     return f"{_markdown(found.headings, found.rows)}\n\n{found.about} {_source(name, stored)}"
 
 
+def peer_picture(choice: str) -> str:
+    """The picture of steps over draws on a machine, where it was drawn."""
+    picture = f"images/peers_{choice}.png"
+    if not (PAGES / picture).is_file():
+        record = f"benchmarks/results/peers_{choice}.json"
+        return f"Not drawn yet: `python scripts/plot_peers.py {record} docs/{picture}` does it."
+    return f"![Time of a training step over the number of draws, for every library]({picture})"
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "fields": fields,
     "digits": digits,
@@ -241,6 +250,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "audits": audits,
     "autoattack": autoattack,
     **{kind: partial(beside_peers, kind) for kind in PEER_TABLES},
+    "peer-picture": peer_picture,
 }
 
 

@@ -87,6 +87,19 @@ def test_a_page_holds_a_table_of_a_record_or_says_that_there_is_none(
     assert "Not measured yet: resnet18" in figures.table("peer-steps:cpu/resnet18", "page.md")
 
 
+def test_a_picture_is_shown_where_it_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import figures
+
+    monkeypatch.setattr(figures, "PAGES", tmp_path)
+    told = figures.table("peer-picture:cpu", "page.md")
+    assert told.startswith(
+        "Not drawn yet: `python scripts/plot_peers.py benchmarks/results/peers_cpu.json docs/images/"
+    )
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "peers_cpu.png").touch()
+    assert figures.table("peer-picture:cpu", "page.md").endswith("](images/peers_cpu.png)")
+
+
 def test_a_picture_is_drawn_of_what_has_two_points(
     record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
