@@ -94,7 +94,7 @@ def earlier_record(path: Path | None, about: dict[str, Any]) -> dict[str, Any] |
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; all but the last three by default"
+        "parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; by default {', '.join(ALONE)}"
     )
     parser.add_argument("--output", type=Path, help="write the records here as JSON")
     parser.add_argument("--nets", type=_names, default=(), help="of peers: networks, with commas between")

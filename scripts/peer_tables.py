@@ -70,7 +70,7 @@ def predictions(record: Row, choice: str) -> PeerTable:
             rows.append((what, row["contestant"], _cell(row, "milliseconds"), *_ratios(record, own, row)))
     headings = ("prediction", "by", "milliseconds", f"speed over that {SAME}", EITHER)
     rows_at_a_time = record["settings"]["rows_at_a_time"]
-    return PeerTable(headings, rows, f"In batches of at most {rows_at_a_time:,}.")
+    return PeerTable(headings, rows, f"Batches of {rows_at_a_time:,} at most; dubio sizes its own.")
 
 
 def memory(record: Row, choice: str) -> PeerTable:

@@ -17,7 +17,7 @@ from peers.nets import Net
 
 LEARNING_RATE = 1e-3
 ROWS_AT_A_TIME = {"cpu": 1_000, "cuda": 10_000}
-"""Rows for each forward pass of a prediction; the larger, the rarer a peer draws its weights."""
+"""Rows for each forward pass of a peer's prediction; the larger, the rarer a peer draws its weights."""
 
 Kind = Literal["dubio", "peer", "reference"]
 

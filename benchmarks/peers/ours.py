@@ -1,18 +1,16 @@
 """dubio: a converted network, ``Step`` to train it and ``predict``."""
 
-import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling.precision import Precision, computing_in
+from dubio.sampling.precision import Precision
 from dubio.training import Step
-from peers.contestants import ROWS_AT_A_TIME, Kind, adam
+from peers.contestants import Kind, adam
 from peers.nets import Net
 
 DIVERGENCE = "closed form, once a step; summed over weights, divided by the size of the data"
@@ -70,14 +68,9 @@ class Ours:
     def prediction(self, net: Net, num_samples: int, images: Tensor) -> Callable[[], Tensor]:
         """``dubio.predict`` without keeping draws, whose draws are one function for all inputs."""
         model = self._model(net, images.device)
-        # Where predict knows precisions it sizes batches by memory, too.
-        knows = "precision" in inspect.signature(dubio.predict).parameters
-        options: dict[str, Any] = {"batch_size": ROWS_AT_A_TIME[images.device.type]}
-        options = {"precision": self.precision} if knows else options
 
         def predict() -> Tensor:
-            with nullcontext() if knows else computing_in(self.precision, images.device):
-                found = dubio.predict(model, images, num_samples, keep_samples=False, **options)
+            found = dubio.predict(model, images, num_samples, keep_samples=False, precision=self.precision)
             return found.mean if net.regression else found.probs
 
         return predict
