@@ -36,7 +36,7 @@ check: $(STAMP) ## run all that CI runs after set-up: style, types, imports, sta
 		echo "== $$stage passed in $$(( $$(date +%s) - start )) s"; \
 	done
 
-bench: $(STAMP) ## measure speed (ARGS="loading attacking" for some parts)
+bench: $(STAMP) ## measure speed (ARGS="loading attacking" for some parts, ARGS=peers beside other libraries)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/run.py $(ARGS)
 
 faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test catches it
@@ -50,7 +50,7 @@ table: $(STAMP) ## write the status table of README.md and the tables of docs/ a
 	$(BIN)/python scripts/figures.py
 
 clean: ## remove .venv, caches and build output
-	rm -rf $(VENV) .venv-oracles build dist src/*.egg-info
+	rm -rf $(VENV) .venv-oracles .venv-peers build dist src/*.egg-info
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

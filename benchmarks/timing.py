@@ -1,4 +1,4 @@
-"""Time of a piece of work: the median over repetitions, after two warm-ups."""
+"""Time of pieces of work: medians over repetitions, after warm-ups."""
 
 import statistics
 import time
@@ -33,3 +33,37 @@ def alternating_medians_ms(
             if repetition >= warm_ups:
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(own) * 1e3 for name, own in times.items()}
+
+
+def alternating_times_ms(
+    works: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    seconds: float,
+    warm_ups: int = 5,
+    at_least: int = 3,
+    at_most: int = 100,
+) -> dict[str, list[float]]:
+    """Times of pieces of work that take turns; each leaves once its repetitions took ``seconds``."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for work in list(works.values()) * warm_ups:
+        _timed_ms(work, device)
+    while True:
+        going = [
+            name
+            for name, own in times.items()
+            if len(own) < at_least or (sum(own) < seconds * 1e3 and len(own) < at_most)
+        ]
+        if not going:
+            return times
+        for name in going:
+            times[name].append(_timed_ms(works[name], device))
+
+
+def _timed_ms(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) * 1e3

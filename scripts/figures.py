@@ -1,4 +1,4 @@
-"""Write the tables in the pages under docs/ from stored records and from the methods themselves.
+"""Write the tables in README.md and the pages under docs/ from stored records and from the methods themselves.
 
 A page says which table it wants between two markers,
 
@@ -17,8 +17,11 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+
+from peer_tables import MAIN_NET, PEER_TABLES, missing
 
 from dubio.auditing import CHECKS
 from dubio.cli.fields import fields_of, spell
@@ -44,7 +47,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
     check = parser.parse_args().check
 
-    pages = {path: path.read_text(encoding="utf-8") for path in sorted(PAGES.rglob("*.md"))}
+    paths = sorted({*PAGES.rglob("*.md"), *ROOT.glob("README.md")})
+    pages = {path: path.read_text(encoding="utf-8") for path in paths}
     filled = {path: fill(text, str(path.relative_to(ROOT))) for path, text in pages.items()}
     changed = [path for path in pages if pages[path] != filled[path]]
     names = ", ".join(str(path.relative_to(ROOT)) for path in changed)
@@ -213,6 +217,29 @@ def autoattack(choice: str) -> str:
     return f"{_markdown(('network', 'status', 'C12'), rows)}\n\n{about} {_source('autoattack', stored)}"
 
 
+def beside_peers(kind: str, choice: str) -> str:
+    """A table of dubio beside other libraries; of ``MACHINE`` or ``MACHINE/NETWORK``. Records not made yet are told."""
+    machine, _, net = choice.partition("/")
+    name = f"peers_{machine}"
+    place = f"benchmarks/results/{name}.json"
+    stored = _load(name) if (RESULTS / f"{name}.json").is_file() else None
+    record = None if stored is None else stored["records"]["peers"]
+    gap = missing(record, place, net or (MAIN_NET if kind == "peer-summary" else ""))
+    if gap or stored is None or record is None:
+        return gap
+    found = PEER_TABLES[kind](record, net)
+    return f"{_markdown(found.headings, found.rows)}\n\n{found.about} {_source(name, stored)}"
+
+
+def peer_picture(choice: str) -> str:
+    """The picture of steps over draws on a machine, where it was drawn."""
+    picture = f"images/peers_{choice}.png"
+    if not (PAGES / picture).is_file():
+        record = f"benchmarks/results/peers_{choice}.json"
+        return f"Not drawn yet: `python scripts/plot_peers.py {record} docs/{picture}` does it."
+    return f"![Time of a training step over the number of draws, for every library]({picture})"
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "fields": fields,
     "digits": digits,
@@ -222,6 +249,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "checks": checks,
     "audits": audits,
     "autoattack": autoattack,
+    **{kind: partial(beside_peers, kind) for kind in PEER_TABLES},
+    "peer-picture": peer_picture,
 }
 
 

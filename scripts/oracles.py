@@ -11,7 +11,6 @@ Exit status: 0 none is weaker, or the environment could not be made (one line sa
 import os
 import subprocess
 import sys
-import sysconfig
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from environments import ROOT, make_environment, reason
+
 ENVIRONMENT = ROOT / ".venv-oracles"
 PACKAGES = (
     *("foolbox", "eagerpy", "GitPython", "gitdb", "smmap"),
@@ -39,10 +39,9 @@ def main() -> int:
     if os.environ.get(INSIDE):
         return max(compare(), compare_audits())
     try:
-        python = _environment()
+        python = make_environment(ENVIRONMENT, PACKAGES, "torch, foolbox, pyautoattack")
     except (OSError, subprocess.SubprocessError) as error:
-        output = getattr(error, "stdout", None) or str(error)
-        print(f"oracles: skipped, since their environment could not be made: {output.strip().splitlines()[-1]}")
+        print(f"oracles: skipped, since their environment could not be made: {reason(error)}")
         return 0
     settings = os.environ | {INSIDE: "1", "PYTHONPATH": str(ROOT / "src")}
     return subprocess.run([str(python), str(Path(__file__).resolve())], env=settings).returncode
@@ -207,31 +206,6 @@ def _auto_attack(bench: _Bench, name: str, norm: str, **options: Any) -> Callabl
         return made.perturb(bench.inputs, bench.labels)
 
     return bench.in_balls(perturbed, norm)
-
-
-def _environment() -> Path:
-    """The interpreter of the environment, made where it is missing or was made for other versions."""
-    python, stamp = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "installed"
-    borrowed = sysconfig.get_path("purelib")
-    constraints = ROOT / "constraints.txt"
-    wanted = "\n".join([sys.version, borrowed, *PACKAGES, constraints.read_text(encoding="utf-8")])
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
-        return python
-    _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(ENVIRONMENT))
-    install = ("install", "--quiet", "--no-deps", "--constraint", str(constraints), *PACKAGES)
-    _run(sys.executable, "-m", "pip", "--python", str(python), *install)
-    own = next((ENVIRONMENT / "lib").glob("python*/site-packages"))
-    (own / "borrowed.pth").write_text(f"{borrowed}\n", encoding="utf-8")
-    _run(str(python), "-c", "import torch, foolbox, pyautoattack")
-    stamp.write_text(wanted, encoding="utf-8")
-    return python
-
-
-def _run(*command: str) -> None:
-    subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ def test_links_lead_to_files(page: Path) -> None:
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The script that writes tables, with pages and records of its own."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
     spec = importlib.util.spec_from_file_location("figures", ROOT / "scripts" / "figures.py")
     assert spec is not None
     assert spec.loader is not None
