@@ -2,12 +2,13 @@
 
 from dubio.training.diagnosis import CollapseWarning
 from dubio.training.fitting import fit
-from dubio.training.processes import LostProcessError, Processes
+from dubio.training.processes import ALONE, LostProcessError, Processes, is_raised_by_all
 from dubio.training.stepping import Fast, Step
 from dubio.training.tensorboard import TensorBoard
 from dubio.training.values import Callback, Interrupted, Run
 
 __all__ = [
+    "ALONE",
     "Callback",
     "CollapseWarning",
     "Fast",
@@ -18,4 +19,5 @@ __all__ = [
     "Step",
     "TensorBoard",
     "fit",
+    "is_raised_by_all",
 ]
