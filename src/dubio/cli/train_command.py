@@ -1,6 +1,7 @@
 """``dubio train``: one process, or several under ``torchrun``, of which the first alone writes and tells."""
 
 import shlex
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def train_run(
         except Interrupted:
             raise Interrupted(f"{folder} is saved; {again}") from None
         except LostProcessError as error:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others; this one is about to tell why
             raise LostProcessError(f"{error}; {again}") from None
         processes.by_writer(lambda: _tell(folder, trained, run, splits))
 

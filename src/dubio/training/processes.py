@@ -105,7 +105,10 @@ class Processes:
             return rows
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         present = [parameter.grad is not None for parameter in trained]
-        counts = torch.tensor([rows, *present], dtype=torch.float64, device=self.device)
+        counts = torch.ones(1 + len(present), dtype=torch.float64, device=self.device)
+        counts[0].fill_(rows)  # filled there: what is copied to a GPU waits for it
+        for place in (place for place, here in enumerate(present, start=1) if not here):
+            counts[place].fill_(0)
         self._sum(counts)
         if not all(present):  # asked only then: a GPU would have to be waited for
             for parameter, elsewhere in zip(trained, counts[1:].tolist(), strict=True):
@@ -229,8 +232,8 @@ def _from_environment(name: str, default: int) -> int:
 def _own_gpu(device: torch.device) -> torch.device:
     """The GPU of this process, where none was chosen: one for each process of a machine."""
     number = device.index
-    if number is None:
-        number = _from_environment("LOCAL_RANK", torch.cuda.current_device())
+    if number is None:  # asked last: the answer takes memory on the GPU
+        number = _from_environment("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else torch.cuda.current_device()
     if number >= torch.cuda.device_count():
         raise ValueError(
             f"device must be another GPU for each process of a machine, got cuda:{number} where there are "
