@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 import dubio
 from dubio.attacks import Fgsm
 from dubio.data import CropAndFlip, Examples, Loader
+from dubio.data.batches import Batch, batches_from
+from dubio.data.sharing import shared_batches
 from dubio.objectives import Adversarial
 from dubio.training import LostProcessError, Processes, Step, checkpoints, processes, trainer
-from dubio.training.batches import Batch, batches_from
 from dubio.training.stepping import Place
 from networks import Residual, mlp
 from several_processes import in_processes, values
@@ -68,21 +69,22 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 HELD_OUT = (INPUTS[:25], TARGETS[:25])
 HELD_IMAGES = (IMAGES[:25].float() / 255, TARGETS[:25])
+ATTACK = Fgsm(epsilon=0.1, bounds=(-9.0, 9.0), noise="off")
+GEOMETRIC = dubio.Elbo(kl_weighting="geometric")
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "tensors and validation": lambda: train(make(), held_out=HELD_OUT),
-    "three batches a step": lambda: train(make(), accumulate=3, clip_norm=0.5),
-    "geometric weights": lambda: train(make(), objective=dubio.Elbo(kl_weighting="geometric"), accumulate=2),
-    "weighted examples": lambda: train(make(), Examples(INPUTS, TARGETS, CLASSES), sample_weight=WEIGHTS),
-    "a dataset, in order": lambda: train(make(), TensorDataset(INPUTS, TARGETS), batch_size=20),
+    "validation and patience": lambda: train(
+        make(), held_out=(INPUTS, (TARGETS + 1) % 4), epochs=9, patience=1, lr=0.03
+    ),
+    "geometric weights": lambda: train(make(), objective=GEOMETRIC, accumulate=3, clip_norm=0.5),
+    "weighted examples": lambda: train(make(), Examples(INPUTS, TARGETS, CLASSES), sample_weight=WEIGHTS, epochs=1),
+    "a dataset": lambda: train(make(), TensorDataset(INPUTS, TARGETS), batch_size=20),
     "augmented images": lambda: train(
         make_residual(norm=False),
-        Loader(Examples(IMAGES, TARGETS, CLASSES), 10, augment=CropAndFlip(1)),
+        Loader(Examples(IMAGES, TARGETS, CLASSES), 20, augment=CropAndFlip(1)),
         Examples(IMAGES[:25], TARGETS[:25], CLASSES),
+        epochs=1,
     ),
-    "attacked": lambda: train(
-        make(), objective=Adversarial(attack=Fgsm(epsilon=0.1, bounds=(-9.0, 9.0), noise="off")), epochs=1
-    ),
-    "patience": lambda: train(make(), held_out=(INPUTS, (TARGETS + 1) % 4), epochs=20, patience=2, lr=0.02),
+    "attacked": lambda: train(make(), objective=Adversarial(attack=ATTACK), epochs=1, batch_size=20),
 }
 
 
@@ -99,7 +101,7 @@ def test_noise_off_two_processes_train_as_one(tmp_path: Path) -> None:
     for name in CASES:
         assert_close(first[name], alone[name], name)
         assert_same(second[name], first[name])
-    assert alone["patience"]["early"]
+    assert alone["validation and patience"]["early"]
 
 
 def test_noise_off_three_processes_train_as_one(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_the_divergence_counts_once(tmp_path: Path, weighting: Any, num_rows: in
             data = (INPUTS[:num_rows], TARGETS[:num_rows], torch.zeros(num_rows))
             step = Step(model, objective, torch.optim.SGD(model.parameters(), 1.0), processes=joined)
             before = [parameter.detach().clone() for parameter in model.parameters()]
-            for batch in batches_from(data, 4, name="train", processes=joined).epoch(0):
+            for batch in shared_batches(data, 4, name="train", rank=rank, num_ranks=2).epoch(0):
                 step.learn(batch, Place(1, 5, 0.0, batch.num_parts))
             return [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
 
@@ -206,7 +208,7 @@ def kept(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.feature("A run of several processes that was interrupted resumes bit for bit")
-@pytest.mark.parametrize("step", [3, 9])
+@pytest.mark.parametrize("step", [3, pytest.param(9, marks=pytest.mark.slow)])
 def test_an_interrupted_run_of_two_processes_resumes_exactly(tmp_path: Path, step: int) -> None:
     """With batch statistics, which each process gathers from its own rows, and noise of its own."""
     data = (IMAGES.float() / 255, TARGETS)
@@ -240,7 +242,7 @@ class Deadly(Dataset[tuple[Tensor, Tensor]]):
 
 
 @pytest.mark.feature("A process that dies ends the run with a clear error, and nothing checkpointed is lost")
-@pytest.mark.parametrize("dies", [0, 1])
+@pytest.mark.parametrize("dies", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_process_that_dies_ends_the_run_and_loses_nothing(tmp_path: Path, dies: int) -> None:
     def go(name: str, deadly: int | None = None, **options: Any) -> Callable[[int], dict[str, Any]]:
         return lambda rank: train(make(), Deadly(deadly, 30), HELD_OUT, folder=tmp_path / name, **options)
@@ -355,7 +357,7 @@ def test_a_distributed_sampler_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def _first_row(loader: DataLoader[Any], rank: int, epoch: int) -> Tensor:
-    batches = batches_from(loader, 10, name="train", processes=Processes(rank, 2, CPU))
+    batches = shared_batches(loader, 10, name="train", rank=rank, num_ranks=2)
     batch = next(batches.epoch(epoch))
     assert batch.num_parts == 2
     return batch.inputs[0]
@@ -374,23 +376,23 @@ def _first_row(loader: DataLoader[Any], rank: int, epoch: int) -> Tensor:
         (
             Loader(Examples(INPUTS, TARGETS, CLASSES), rank=2, num_ranks=3),
             10,
-            "must have rank=1 and num_ranks=2 here, or neither, got rank=2 and num_ranks=3",
+            "must have rank=1 and num_ranks=2 in this process, or neither, got rank=2 and num_ranks=3",
         ),
         (
             DataLoader(TensorDataset(INPUTS), sampler=DistributedSampler(TensorDataset(INPUTS), 3, 0)),
             10,
-            "the DistributedSampler of train must have rank=1 and num_replicas=2 here, got rank=0 and num_replicas=3",
+            "must have rank=1 and num_replicas=2 in this process, got rank=0 and num_replicas=3",
         ),
     ],
 )
 def test_data_that_cannot_be_shared_are_refused(data: Any, batch_size: int, told: str) -> None:
     with pytest.raises((TypeError, ValueError), match=told):
-        batches_from(data, batch_size, name="train", processes=Processes(1, 2, CPU))
+        shared_batches(data, batch_size, name="train", rank=1, num_ranks=2)
 
 
 def test_a_loader_that_deals_out_rows_itself_is_used_as_it_is() -> None:
     loader = Loader(Examples(INPUTS, TARGETS, CLASSES), 10, rank=1, num_ranks=2)
-    batches = list(batches_from(loader, 10, name="train", processes=Processes(1, 2, CPU)).epoch(0))
+    batches = list(shared_batches(loader, 10, name="train", rank=1, num_ranks=2).epoch(0))
     assert [len(batch.targets) for batch in batches] == [10, 10]
     assert {batch.num_parts for batch in batches} == {2}
 
@@ -398,8 +400,7 @@ def test_a_loader_that_deals_out_rows_itself_is_used_as_it_is() -> None:
 def test_processes_share_every_row_of_every_batch() -> None:
     def parts(data: Any) -> list[list[Batch]]:
         return [
-            list(batches_from(data, 10, name="train", seed=0, processes=Processes(rank, 3, CPU)).epoch(2))
-            for rank in range(3)
+            list(shared_batches(data, 10, name="train", seed=0, rank=rank, num_ranks=3).epoch(2)) for rank in range(3)
         ]
 
     whole = [batch.inputs for batch in batches_from((INPUTS, TARGETS), 10, name="train", seed=0).epoch(2)]
@@ -433,12 +434,7 @@ def test_statistics_are_averaged_and_what_is_equal_stays_as_it_is(tmp_path: Path
         assert buffers["count"] == 7
 
 
-@pytest.mark.parametrize("bucket", [1, 4, 2**25])
-def test_gradients_are_summed_wherever_some_process_has_one(
-    tmp_path: Path, bucket: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "BUCKET", bucket)
-
+def test_gradients_are_summed_wherever_some_process_has_one(tmp_path: Path) -> None:
     def task(rank: int) -> tuple[float, list[Tensor | None]]:
         shared, second, unused, double = (nn.Parameter(torch.zeros(2, 3)) for _ in range(4))
         double.data = double.data.double()

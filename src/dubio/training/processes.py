@@ -1,7 +1,7 @@
 """Several processes that train one network together; one process alone notices nothing of it.
 
 Each process has a copy of the network, its rows of every batch, and noise of its own. After the backward pass the
-gradients are summed over the processes in flat buckets, each weighted by the rows it comes from, and divided by all
+gradients are summed over the processes in one flat row, each weighted by the rows it comes from, and divided by all
 rows. So parts of unequal size are exact, a process without rows adds nothing, and a divergence, which each process
 adds to the mean over its rows, counts once.
 
@@ -32,8 +32,6 @@ __all__ = ["ALONE", "LostProcessError", "Processes", "is_raised_by_all"]
 T = TypeVar("T")
 WAIT = timedelta(minutes=30)
 """How long processes wait for one that neither answers nor ends: the first may be busy with a callback."""
-BUCKET = 2**25
-"""Numbers that are summed in one go; each takes memory once more while it travels."""
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 NOTE = "raised in every process"
 
@@ -104,22 +102,23 @@ class Processes:
         if self.count == 1:
             return rows
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        present = [parameter.grad is not None for parameter in trained]
-        counts = torch.ones(1 + len(present), dtype=torch.float64, device=self.device)
+        counts = torch.ones(1 + len(trained), dtype=torch.float64, device=self.device)
         counts[0].fill_(rows)  # filled there: what is copied to a GPU waits for it
-        for place in (place for place, here in enumerate(present, start=1) if not here):
-            counts[place].fill_(0)
+        for place, parameter in enumerate(trained, start=1):
+            if parameter.grad is None:
+                counts[place].fill_(0)
+        flats = [(same, _flat(same)) for same in _by_dtype(trained)]  # all memory is taken before anything is sent
         self._sum(counts)
-        if not all(present):  # asked only then: a GPU would have to be waited for
-            for parameter, elsewhere in zip(trained, counts[1:].tolist(), strict=True):
-                if parameter.grad is None and elsewhere:
-                    parameter.grad = torch.zeros_like(parameter)
-        for bucket in _buckets([parameter.grad for parameter in trained if parameter.grad is not None]):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+        known = {id(parameter) for parameter in trained if parameter.grad is not None}
+        if len(known) < len(trained):  # asked only then: a GPU would have to be waited for
+            known = {id(parameter) for parameter, some in zip(trained, counts[1:].tolist(), strict=True) if some}
+        for same, flat in flats:
             self._sum(flat)
-            parts = flat.split([gradient.numel() for gradient in bucket])
-            for gradient, part in zip(bucket, parts, strict=True):
-                gradient.copy_(part.view(gradient.shape))
+            for parameter, part in zip(same, flat.split([each.numel() for each in same]), strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.copy_(part.view(parameter.shape))
+                elif id(parameter) in known:
+                    parameter.grad = part.view(parameter.shape)
         return counts[0]
 
     def any(self, flag: bool) -> bool:
@@ -284,15 +283,12 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one type together, so many numbers at a time."""
-    for dtype in {tensor.dtype: None for tensor in tensors}:
-        bucket: list[Tensor] = []
-        size = 0
-        for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
-            if bucket and size + tensor.numel() > BUCKET:
-                yield bucket
-                bucket, size = [], 0
-            bucket.append(tensor)
-            size += tensor.numel()
-        yield bucket
+def _by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    kinds = {parameter.dtype: None for parameter in parameters}
+    return [[parameter for parameter in parameters if parameter.dtype == kind] for kind in kinds]
+
+
+def _flat(parameters: list[nn.Parameter]) -> Tensor:
+    """The gradients of some parameters in one row, with zeros where there are none."""
+    gradients = (torch.zeros_like(each) if each.grad is None else each.grad for each in parameters)
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])
