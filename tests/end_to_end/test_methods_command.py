@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.cli import app, commands
+from dubio.cli import app, train_command
 from dubio.cli.fields import fields_of, make_method
 from dubio.cli.ordering import Order
 from dubio.flows import NormalPlanar1d
@@ -197,7 +197,7 @@ def test_the_help_of_train_has_an_example_of_each_method_at_its_defaults(
         orders.append(order)
         raise ValueError("enough is known")
 
-    monkeypatch.setattr(commands, "load_splits", note)
+    monkeypatch.setattr(train_command, "load_splits", note)
     assert "enough is known" in invoke(*shlex.split(line.partition("Example:  dubio ")[2]), "--runs", tmp_path).stderr
     [order] = orders
     assert order.fields

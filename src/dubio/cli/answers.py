@@ -5,16 +5,17 @@ Exit codes: 0 fine, 1 a gate failed, 2 bad arguments (or files, or data), 3 inte
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from dubio.training import Interrupted
+from dubio.training import Interrupted, LostProcessError, Processes, is_raised_by_all
 
-__all__ = ["Answering"]
+__all__ = ["Answering", "told_once"]
 
 BAD_ARGUMENTS = 2
 RESUMABLE = 3
@@ -48,7 +49,7 @@ class Answering(TyperGroup):
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
-            except Interrupted as interrupted:
+            except (Interrupted, LostProcessError) as interrupted:
                 _say("interrupted", interrupted)
                 raise typer.Exit(RESUMABLE) from None
             except BrokenPipeError:  # the reader has gone; typer ends quietly
@@ -58,6 +59,21 @@ class Answering(TyperGroup):
                     raise
                 _say("error", error)
                 raise typer.Exit(BAD_ARGUMENTS) from None
+
+
+@contextmanager
+def told_once(processes: Processes) -> Iterator[None]:
+    """What all processes raise alike is told by the first; the others leave quietly, with the same exit code."""
+    try:
+        yield
+    except Interrupted:
+        if processes.is_writer:
+            raise
+        raise typer.Exit(RESUMABLE) from None
+    except REFUSALS as error:
+        if processes.is_writer or not is_raised_by_all(error):
+            raise
+        raise typer.Exit(BAD_ARGUMENTS) from None
 
 
 def _say(kind: str, message: object) -> None:

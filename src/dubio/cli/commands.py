@@ -1,7 +1,5 @@
 """The commands of ``dubio``: those about data and training are here, the others in files of their own."""
 
-import shlex
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,27 +17,16 @@ from dubio.cli.attacking import tabulate as tabulate_attacks
 from dubio.cli.audit_command import audit_run
 from dubio.cli.data_command import show_data
 from dubio.cli.decide_command import abstain, calibrate, conformal
-from dubio.cli.evaluate_command import evaluate_run, headline
-from dubio.cli.fields import Fields, TakingFields, make_method
-from dubio.cli.folders import (
-    CONFIG,
-    check_name,
-    check_resumable,
-    find_run,
-    folder_of,
-    list_runs,
-    load_model,
-    network_of,
-)
+from dubio.cli.evaluate_command import evaluate_run
+from dubio.cli.fields import Fields, TakingFields
+from dubio.cli.folders import check_name, folder_of, list_runs, load_model, network_of
 from dubio.cli.methods_command import examples, show_method, show_methods
-from dubio.cli.ordering import Order, load_splits, read_order, train_order
 from dubio.cli.picturing import picture
 from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
 from dubio.cli.prune_command import prune
 from dubio.cli.report_command import compare, report
 from dubio.cli.showing import show_demo
-from dubio.evaluation import evaluate
-from dubio.layers import num_members
+from dubio.cli.train_command import train_run
 from dubio.methods import METHODS
 from dubio.models import sizes_of
 from dubio.sampling import Precision
@@ -61,6 +48,9 @@ dubio methods NAME lists a method's own options, which stand among those below.
 
 Ctrl-C loses nothing: the run is saved, and --resume goes on; with --epochs it
 trains longer.
+
+Several processes train together under torchrun and share every batch:
+torchrun --nproc-per-node 2 -m dubio train first
 
 {examples("first")}
 
@@ -189,7 +179,6 @@ def train(
 ) -> None:
     """Train a network; ``TRAIN`` is what its help says."""
     check_name(name)
-    folder = runs / name
     given: dict[str, Any] = {
         "data": data,
         "data_dir": None if data_dir is None else str(data_dir),
@@ -207,30 +196,7 @@ def train(
         "precision": precision,
     }
     given = {option: value for option, value in given.items() if value is not None}
-    if resume:
-        known = folder if folder.is_dir() else find_run(name, runs)
-        check_resumable(known)
-        order = read_order(known, fields, **given)
-    elif (folder / CONFIG).exists():
-        raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
-    else:
-        order = Order(fields=fields, **given)
-    make_method(order.method, order.fields)  # refuses bad options before any data are read
-    splits = load_splits(order)
-    limit = nullcontext() if memory is None else dubio.memory_limit(memory)
-    try:
-        with limit:
-            trained, run = train_order(
-                order, splits, folder, resume, device_for(device), fast="auto" if fast is None else fast
-            )
-    except dubio.Interrupted:
-        again = ["dubio", "train", name, "--resume", *([] if runs == Path("runs") else ["--runs", str(runs)])]
-        raise dubio.Interrupted(f"{folder} is saved; go on with: {shlex.join(again)}") from None
-    typer.echo(f"{folder}: best epoch {run.best_epoch} of {len(run.history)}, {run.seconds:.1f} s")
-    if splits.test is not None:
-        found = evaluate(trained, splits.test, num_resamples=0, double=False)
-        asked = f"{found.num_samples} {'members' if num_members(trained) else 'draws'}"
-        typer.echo(f"test {headline(found)}  ({len(splits.test)} examples, {asked})")
+    train_run(name, runs, fields, given, resume, device_for(device), "auto" if fast is None else fast, memory)
 
 
 @app.command("runs")

@@ -20,7 +20,7 @@ from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
 from dubio.persistence.command_log import forget_commands
 from dubio.sampling import Precision
-from dubio.training import Callback, Fast, Run, fit
+from dubio.training import ALONE, Callback, Fast, Processes, Run, fit
 
 __all__ = ["Order", "build_for", "in_rows", "load_splits", "read_order", "train_order"]
 
@@ -85,8 +85,9 @@ def train_order(
     fast: Fast = "auto",
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
+    processes: Processes = ALONE,
 ) -> tuple[nn.Module, Run]:
-    """Build, convert, train and save a network."""
+    """Build, convert, train and save a network; of several processes the first alone writes."""
     method = make_method(order.method, order.fields)
     assert splits.train is not None
     if order.augment and splits.train.inputs.dim() != 4:
@@ -94,7 +95,7 @@ def train_order(
     net, likelihood = build_for(order, splits.train)
     model = method.convert(net, likelihood)
     if not resume:
-        _write_order(order, folder)
+        processes.by_writer(lambda: _write_order(order, folder))
     try:
         run = fit(
             model,
@@ -116,14 +117,15 @@ def train_order(
             progress=progress,
         )
     except Exception:
-        if not (folder / "config.json").exists():  # refused before it began: leave no trace of it
+        if (
+            processes.is_writer and not (folder / "config.json").exists()
+        ):  # refused before it began: leave no trace of it
             (folder / FILE).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
     model.cpu()
-    save(model, folder / "model.safetensors")
-    forget_commands(folder)
+    processes.by_writer(lambda: _save_model(model, folder))
     return model, run
 
 
@@ -171,6 +173,11 @@ class _Keeper:
 
     def on_end(self, run: Run) -> None:
         pass
+
+
+def _save_model(model: nn.Module, folder: Path) -> None:
+    save(model, folder / "model.safetensors")
+    forget_commands(folder)
 
 
 def _write_order(order: Order, folder: Path) -> None:

@@ -30,13 +30,15 @@ class Batch:
     inputs: Any
     targets: Tensor
     weight: Tensor | None = None
+    num_parts: int = 1
+    """How many processes have rows of this batch, each a part."""
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device."""
         inputs, targets, weight = pytree.tree_map_only(
             Tensor, lambda leaf: leaf.to(device), (self.inputs, self.targets, self.weight)
         )
-        return Batch(inputs, targets, weight)
+        return Batch(inputs, targets, weight, self.num_parts)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,22 @@
 
 from dubio.training.diagnosis import CollapseWarning
 from dubio.training.fitting import fit
+from dubio.training.processes import ALONE, LostProcessError, Processes, is_raised_by_all
 from dubio.training.stepping import Fast, Step
 from dubio.training.tensorboard import TensorBoard
 from dubio.training.values import Callback, Interrupted, Run
 
-__all__ = ["Callback", "CollapseWarning", "Fast", "Interrupted", "Run", "Step", "TensorBoard", "fit"]
+__all__ = [
+    "ALONE",
+    "Callback",
+    "CollapseWarning",
+    "Fast",
+    "Interrupted",
+    "LostProcessError",
+    "Processes",
+    "Run",
+    "Step",
+    "TensorBoard",
+    "fit",
+    "is_raised_by_all",
+]

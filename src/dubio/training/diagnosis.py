@@ -41,7 +41,7 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
             "the divergence has won over the data. Try a wider prior, fewer weights, more data, Elbo(beta=0.1) or "
             "Elbo(warmup=...)",
             CollapseWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from dubio.conversion import drop_decisions
 from dubio.data import Examples
 from dubio.data.batches import batches_from
+from dubio.data.sharing import shared_batches
 from dubio.likelihoods import Gaussian, likelihood_of
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
 from dubio.sampling import Precision
 from dubio.sampling.settings import check_module
 from dubio.training.optimising import parameter_groups
+from dubio.training.processes import Processes
 from dubio.training.progress import display_for
 from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.stepping import Fast, Step
@@ -63,7 +65,7 @@ def fit(
     fast: Fast = "auto",
     progress: bool = True,
 ) -> Run:
-    """Train a network in place.
+    """Train a network in place; under ``torchrun``, by several processes together.
 
     Args:
         model: a converted network.
@@ -72,7 +74,7 @@ def fit(
         validation: the same, or None; with it the best epoch's weights are kept.
         objective: what is minimised; by default the method's. Its ``num_data`` is filled in.
         epochs: how often the data are run through; None, here and below, means the method's default.
-        batch_size: examples in a batch, where the data do not come in batches.
+        batch_size: examples in a batch, where the data do not come in batches; several processes share each batch.
         lr: learning rate.
         noise_lr: that of the noise's own parameters; by default it moves with ``lr``.
         optimizer: makes an optimiser from parameter groups, each with its learning rate; Adam by default.
@@ -85,7 +87,8 @@ def fit(
         monitor: the metric that improves: ``"val_nll"``, ``"val_accuracy"``, ``"loss"`` or ``"nll"``.
         num_data: number of training examples, where the data cannot tell.
         sample_weight: one weight per training example, or one for each example and draw.
-        callbacks: objects with ``on_step``, ``on_epoch`` and ``on_end``, such as ``dubio.TensorBoard(folder)``.
+        callbacks: objects with ``on_step``, ``on_epoch`` and ``on_end``, such as ``dubio.TensorBoard(folder)``; called
+            in the first process alone.
         folder: where the run is kept: configuration, metrics, checkpoint, best weights.
         resume: go on from the folder's checkpoint.
         seed: order of the data, and noise.
@@ -126,6 +129,8 @@ def fit(
         precision=precision,
     )
     where = torch.device(device) if device is not None else next(model.parameters()).device
+    processes = Processes.here(where)
+    where = processes.device
     model.to(where)
     if isinstance(method, Ensemble):
         if plan.num_samples % method.members:
@@ -137,7 +142,16 @@ def fit(
         if counts is not None:
             counts = counts.repeat(1, plan.num_samples // method.members)
             sample_weight = counts if sample_weight is None else counts * sample_weight.cpu().unsqueeze(1)
-    batches = batches_from(train, batch_size, name="train", seed=seed, sample_weight=sample_weight, device=where)
+    batches = shared_batches(
+        train,
+        batch_size,
+        name="train",
+        rank=processes.rank,
+        num_ranks=processes.count,
+        seed=seed,
+        sample_weight=sample_weight,
+        device=where,
+    )
     held_out = None
     if validation is not None:
         at_once = max(batch_size, ROWS_ON_A_GPU) if where.type == "cuda" else batch_size
@@ -158,6 +172,7 @@ def fit(
         precision=precision,
         fast=fast,
         num_steps=None if batches.num_batches is None else plan.epochs * batches.num_batches // accumulate,
+        processes=processes,
     )
     trainer = Trainer(
         model,
@@ -167,15 +182,20 @@ def fit(
         made,
         schedule,
         plan,
-        tuple(callbacks),
+        tuple(callbacks) if processes.is_writer else (),
         Path(folder) if folder else None,
         where,
         step,
+        processes,
     )
     drop_decisions(model, "training")
-    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _signals() as interrupted:
-        torch.manual_seed(seed)
-        with display_for(progress, plan.epochs, batches.num_batches) as display:
+    with (
+        processes.joined(),
+        torch.random.fork_rng(devices=[where] if where.type == "cuda" else []),
+        _signals() as interrupted,
+    ):
+        torch.manual_seed(processes.own_seed(seed))
+        with display_for(progress and processes.is_writer, plan.epochs, batches.num_batches) as display:
             return trainer.run(resume, interrupted, display)
 
 

@@ -1,5 +1,6 @@
 """Where a run stands: everything that, put back, makes it go on as if it had never stopped."""
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 
 from dubio.persistence.tensors import with_ties, without_ties
 from dubio.training.optimising import load_keeping_the_way
+from dubio.training.processes import Processes
 
-__all__ = ["Standing", "pack", "unpack"]
+__all__ = ["Standing", "own_state", "pack", "unpack"]
 
 
 @dataclass
@@ -31,17 +33,32 @@ class Standing:
     """Whether steps are compiled, once a trial on a CPU has decided it."""
 
 
+def own_state(model: nn.Module, processes: Processes) -> dict[str, Tensor]:
+    """What only this process knows: its generators, and buffers that are not those of the first process."""
+    own = {"random/cpu": torch.get_rng_state()}
+    if processes.count == 1 and torch.cuda.is_available():
+        return own | {f"random/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    if processes.device.type == "cuda":  # the GPU of this process alone
+        own["random/cuda"] = torch.cuda.get_rng_state(processes.device)
+    return own | {f"buffers/{name}": buffer.cpu() for name, buffer in processes.own_buffers(model).items()}
+
+
 def pack(
-    model: nn.Module, optimizer: torch.optim.Optimizer, standing: Standing, best: dict[str, Tensor] | None
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    standing: Standing,
+    best: dict[str, Tensor] | None,
+    own_states: list[dict[str, Tensor]],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and plain values of a run."""
+    """Tensors and plain values of a run; ``own_states`` are those of its processes, in their order."""
     packed = optimizer.state_dict()
     weights, tied = without_ties(model.state_dict())
     tensors = {f"model/{name}": tensor for name, tensor in weights.items()}
     tensors |= {f"best/{name}": tensor for name, tensor in (best or {}).items()}
-    tensors["random/cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors |= {f"random/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    for rank, own in enumerate(own_states):
+        for name, tensor in own.items():
+            kind, _, rest = name.partition("/")
+            tensors[f"{kind}/rank{rank}/{rest}" if rank else name] = tensor
     plain: dict[str, dict[str, Any]] = {}
     for place, values in packed["state"].items():
         for name, value in values.items():
@@ -58,9 +75,13 @@ def pack(
 
 
 def unpack(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], state: dict[str, Any]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+    processes: Processes,
 ) -> tuple[Standing, dict[str, Tensor] | None]:
-    """Put a run's tensors and values back."""
+    """Put a run's tensors and values back, and of those that belong to one process its own."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
@@ -73,8 +94,23 @@ def unpack(
         place, _, key = name.partition("/")
         slots.setdefault(int(place), {})[key] = tensor
     load_keeping_the_way(optimizer, {"state": slots, "param_groups": state["optimizer"]["param_groups"]})
-    random = parts["random"]
-    torch.set_rng_state(random.pop("cpu"))
-    if random and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([random[f"cuda{i}"] for i in range(len(random))])
+    _restore_own(model, _of_rank(parts["random"], processes), _of_rank(parts.get("buffers", {}), processes))
     return Standing(**state["standing"]), parts.get("best")
+
+
+def _of_rank(tensors: dict[str, Tensor], processes: Processes) -> dict[str, Tensor]:
+    """The tensors of this process; those of the first have no rank before their names."""
+    if processes.rank == 0:
+        return {name: tensor for name, tensor in tensors.items() if not re.match(r"rank\d+/", name)}
+    prefix = f"rank{processes.rank}/"
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _restore_own(model: nn.Module, random: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+    torch.set_rng_state(random.pop("cpu"))
+    if "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"])
+    elif random and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([random[f"cuda{i}"] for i in range(len(random))])
+    for name, value in buffers.items():
+        model.get_buffer(name).copy_(value)

@@ -8,6 +8,7 @@ Invariants (``tests/training/test_stepping.py``, and ``test_captured.py`` on a G
 numbers within the tolerance of floats; with ``fallback_random`` also where noise is drawn, from the same generator.
 """
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from dubio.sampling.settings import STATE
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
 from dubio.training.optimising import make_capturable, why_not_capturable
+from dubio.training.processes import ALONE, Processes
 from dubio.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class Place(NamedTuple):
     batch_index: int | Tensor | None = None
     num_batches: int | None = None
     epoch: float | Tensor | None = None
+    num_parts: int = 1
 
 
 class Learned(NamedTuple):
@@ -88,6 +91,7 @@ class Step:
         fast: ``True`` compiles, and on a GPU records; ``False`` does neither; ``"auto"`` does on a GPU, and on a CPU
             where a trial shows it to be worth it, and falls back where it cannot be done.
         num_steps: how many steps there will be, for that trial; without it there is none.
+        processes: those that share every step. With several it is neither recorded nor tried compiled.
     """
 
     def __init__(
@@ -101,12 +105,15 @@ class Step:
         precision: Precision = "fp32",
         fast: Fast = "auto",
         num_steps: int | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         check_precision(precision)
         if fast not in (True, False, "auto"):
             raise ValueError(f"fast must be True, False or 'auto', got {fast!r}")
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.num_samples, self.clip_norm, self.precision, self.fast = num_samples, clip_norm, precision, fast
+        self.processes = processes
+        self._takes_parts = "num_parts" in inspect.signature(objective).parameters
         self.device = next(model.parameters()).device
         self.names: tuple[str, ...] = ()
         """Metrics that ``Learned.sums`` holds after the number of examples."""
@@ -116,7 +123,8 @@ class Step:
         """Why the step is not as fast as it might be, where something stood in the way."""
         on_gpu = self.device.type == "cuda"
         self._compile = self._starts_compiled()
-        self._trial = Trial(num_steps) if fast == "auto" and not on_gpu and num_steps else None
+        on_trial = fast == "auto" and not on_gpu and processes.count == 1
+        self._trial = Trial(num_steps) if on_trial and num_steps else None
         self._settled: bool | None = None
         self._told = False
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -179,7 +187,8 @@ class Step:
 
         A step that runs out of memory is taken again with fewer draws at a time.
         """
-        self._check_memory(batch)
+        if len(batch.targets):
+            self._check_memory(batch)
         while True:
             waiting = self.num_rows
             try:
@@ -244,19 +253,27 @@ class Step:
         """Backward of the loss times its rows: batches of one step count by them, and the sum is divided once."""
         if self.num_rows == 0:
             self.optimizer.zero_grad(set_to_none=True)
+        rows = len(batch.targets)
+        if rows == 0:  # other processes have all rows of this batch
+            return self._nothing_learned()
         loss, sums = self._loss(batch, place)
         if self.device.type == "cpu" and not bool(torch.isfinite(loss.total)):
             raise BrokenLossError(loss.total.item(), culprit_of(self.model, batch.inputs, loss), self._health.num_steps)
-        rows = len(batch.targets)
         (loss.total * rows).backward()
         self.num_rows += rows
         self._health.watch(loss.total)
         return Learned(_without_graph(loss), sums)
 
+    def _nothing_learned(self) -> Learned:
+        nothing = torch.zeros((), device=self.device)
+        self._health.watch(nothing)
+        return Learned(Loss(nothing, nothing, {}, None), nothing.double().expand(1 + len(self.names)))
+
     def _update(self) -> None:
+        rows = self.processes.sum_gradients(self.model.parameters(), self.num_rows)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                parameter.grad /= self.num_rows
+                parameter.grad /= rows
         self.num_rows = 0
         self._clip_and_step()
 
@@ -290,6 +307,7 @@ class Step:
             if isinstance(self.objective, Attacking):
                 attacked = self.objective.attack_inputs(self.model, batch.inputs, batch.targets, through)
             compute = through(_compute)
+            place = place if self._takes_parts else place._replace(num_parts=1)
             given = (batch.inputs, batch.targets, batch.weight)
             found = compute(self.objective, self.model, *given, self.num_samples, *place, attacked)
         total, nll, terms, log_probs, sums = found
@@ -304,7 +322,7 @@ class Step:
             value if value is None or isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
             for value in changing
         )
-        return Place(index, place.num_batches, epoch)
+        return Place(index, place.num_batches, epoch, place.num_parts)
 
     def _through(self, function: F) -> F:
         if function not in self._compiled:
@@ -361,6 +379,8 @@ class Step:
 
     def _why_not_captured(self) -> str:
         self.why = why_not_capturable(self.optimizer)
+        if self.processes.count > 1:
+            self.why = "several processes share it"
         if isinstance(self.objective, Attacking) and not self.objective.attack.is_capturable:
             self.why = f"{type(self.objective.attack).__name__} asks for values while it runs, or has a seed of its own"
         if self.why and self.fast is True:
@@ -393,10 +413,13 @@ def _compute(
     batch_index: Tensor | int | None,
     num_batches: int | None,
     epoch: Tensor | float | None,
+    num_parts: int,
     attacked: Tensor | None,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None, Tensor]:
     """Loss and metrics of a batch, as plain tensors."""
-    more = {} if attacked is None else {"attacked": attacked}
+    more: dict[str, Any] = {} if attacked is None else {"attacked": attacked}
+    if num_parts > 1:
+        more["num_parts"] = num_parts
     loss = objective(
         model,
         inputs,

@@ -1,7 +1,8 @@
 """The run itself: steps, epochs, checkpoints, and where it stands.
 
 Invariants (``tests/training``): with a folder, a run that was killed at any point and resumed ends bit for bit as one
-that was not (on a CPU); a checkpoint is whole or not there; ``metrics.jsonl`` holds every epoch once.
+that was not (on a CPU); a checkpoint is whole or not there; ``metrics.jsonl`` holds every epoch once. Of several
+processes the first alone writes, all decide from the same numbers, and none goes on without the others.
 """
 
 import dataclasses
@@ -27,15 +28,18 @@ from dubio.training.checkpoints import latest_checkpoint, read_checkpoint, write
 from dubio.training.diagnosis import warn_of_collapse, what_is_not_finite
 from dubio.training.health import BrokenLossError
 from dubio.training.optimising import set_learning_rates
+from dubio.training.processes import LostProcessError, Processes
 from dubio.training.progress import Display
 from dubio.training.settings import Schedule, schedule_factor
-from dubio.training.state import Standing, pack, unpack
+from dubio.training.state import Standing, own_state, pack, unpack
 from dubio.training.stepping import Place, Step
 from dubio.training.validation import validate
 from dubio.training.values import Callback, Interrupted, Plan, Run
 
 __all__ = ["Trainer"]
 
+ASK_EVERY = 20
+"""Steps on a GPU between two questions whether some process was told to stop: the answer holds up what is queued."""
 FREE = ("epochs", "num_parameters")
 """What of a configuration may be another when a run is resumed; the second was not always written."""
 LOOK_EVERY = 0.25
@@ -57,6 +61,7 @@ class Trainer:
     folder: Path | None
     device: torch.device
     step: Step
+    processes: Processes
     _num_classes: int | None = None
     _sums: Tensor | None = None
     """Sums over the examples since they were last gathered, on the device."""
@@ -67,7 +72,23 @@ class Trainer:
 
     def run(self, resume: bool, interrupted: threading.Event, display: Display) -> Run:
         """All epochs, from the start or from the checkpoint."""
+        self.processes.broadcast(self.model)
         standing, best, history = self._start(resume)
+        try:
+            return self._run(standing, best, history, interrupted, display)
+        except LostProcessError as error:
+            raise LostProcessError(
+                f"training ended at step {standing.step + 1} of epoch {standing.epoch + 1}: {error}{self._kept()}"
+            ) from error
+
+    def _run(
+        self,
+        standing: Standing,
+        best: dict[str, Tensor] | None,
+        history: list[dict[str, float]],
+        interrupted: threading.Event,
+        display: Display,
+    ) -> Run:
         self._first_step = standing.step
         self.step.settle(standing.compiled)
         self.model.train()
@@ -75,7 +96,7 @@ class Trainer:
         while standing.epoch < self.plan.epochs and not self._out_of_patience(standing):
             for batch, last in self._batches_of(standing):
                 self._learn_from(batch, last, standing, display)
-                if interrupted.is_set() and self.step.num_rows == 0:  # between two steps
+                if self.step.num_rows == 0 and self._is_told_to_stop(interrupted, standing):  # between two steps
                     standing.seconds = time.perf_counter() - began
                     self._stop(standing, best)
             standing.seconds = time.perf_counter() - began
@@ -94,6 +115,17 @@ class Trainer:
             if resume:
                 raise ValueError("resume needs the folder of the run to go on with")
             return Standing(), None, []
+        checkpoint = self.processes.by_writer(lambda: self._open(resume))
+        if checkpoint is None:
+            return Standing(), None, []
+        standing, best = self.processes.together(
+            lambda: unpack(self.model, self.optimizer, *read_checkpoint(checkpoint), self.processes)
+        )
+        return standing, best, self.processes.by_writer(lambda: self._cut_metrics(standing.epoch))
+
+    def _open(self, resume: bool) -> Path | None:
+        """Prepare the folder; the checkpoint to go on from, where there is one."""
+        assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.folder)
         config = self._config()
@@ -106,18 +138,20 @@ class Trainer:
                 f"folder {self.folder} holds a run already; pass resume=True to go on, or another folder"
             )
         write_atomically(known, (json.dumps(config, indent=1) + "\n").encode())
-        metrics = self.folder / "metrics.jsonl"
         if checkpoint is None:
-            write_atomically(metrics, b"")
-            return Standing(), None, []
-        standing, best = unpack(self.model, self.optimizer, *read_checkpoint(checkpoint))
-        # What was written after the checkpoint will be written again.
-        lines = metrics.read_text().splitlines()[: standing.epoch] if metrics.is_file() else []
-        if len(lines) < standing.epoch:
-            raise ValueError(f"cannot resume: {metrics} must hold {standing.epoch} epochs, got {len(lines)}")
+            write_atomically(self.folder / "metrics.jsonl", b"")
+        return checkpoint
+
+    def _cut_metrics(self, num_epochs: int) -> list[dict[str, float]]:
+        """The metrics of epochs that are over. What was written after the checkpoint will be written again."""
+        assert self.folder is not None
+        metrics = self.folder / "metrics.jsonl"
+        lines = metrics.read_text().splitlines()[:num_epochs] if metrics.is_file() else []
+        if len(lines) < num_epochs:
+            raise ValueError(f"cannot resume: {metrics} must hold {num_epochs} epochs, got {len(lines)}")
         history = [json.loads(line) for line in lines]
         write_atomically(metrics, "".join(json.dumps(line) + "\n" for line in history).encode())
-        return standing, best, history
+        return history
 
     def _batches_of(self, standing: Standing) -> Iterator[tuple[Batch, bool]]:
         """The batches of the epoch that are left, and whether each is the last.
@@ -138,12 +172,13 @@ class Trainer:
             done = self._epochs_done(standing) / self.plan.epochs
             set_learning_rates(self.optimizer, schedule_factor(self.schedule, done))
         complete = (standing.batch + 1) % self.plan.accumulate == 0 or last
-        place = Place(standing.batch, self.batches.num_batches, self._epochs_done(standing))
+        place = Place(standing.batch, self.batches.num_batches, self._epochs_done(standing), batch.num_parts)
         try:
             loss, sums = self.step.learn(batch, place, complete)
             standing.batch += 1
             standing.step += complete
-            self._sums = sums.clone() if self._sums is None else self._sums.add_(sums)
+            if len(batch.targets):
+                self._sums = sums.clone() if self._sums is None else self._sums.add_(sums)
             if last or self._is_time_to_look():
                 self.step.check(batch)
                 display.batch(standing.epoch, standing.batch, loss.total.item())
@@ -170,16 +205,24 @@ class Trainer:
         self._looked = now
         return True
 
+    def _is_told_to_stop(self, interrupted: threading.Event, standing: Standing) -> bool:
+        """Whether this process was interrupted, or some other: then all stop at the same step."""
+        if self.processes.count > 1 and self.device.type == "cuda" and standing.step % ASK_EVERY:
+            return False
+        return self.processes.any(interrupted.is_set())
+
     def _epochs_done(self, standing: Standing) -> float:
         """How many epochs are over; whole ones alone where nobody knows how many batches an epoch has."""
         return standing.epoch + (standing.batch / self.batches.num_batches if self.batches.num_batches else 0.0)
 
     def _gather_sums(self, standing: Standing) -> None:
-        """Take the sums over, from the device to where they are kept."""
-        if self._sums is None:
-            return
-        for name, value in zip(("examples", *self.step.names), self._sums.tolist(), strict=True):
-            standing.sums[name] = standing.sums.get(name, 0.0) + value
+        """Take the sums over, from the devices of all processes to where they are kept."""
+        own: dict[str, float] = {}
+        if self._sums is not None:
+            own = dict(zip(("examples", *self.step.names), self._sums.tolist(), strict=True))
+        for sums in self.processes.gather(own):
+            for name, value in sums.items():
+                standing.sums[name] = standing.sums.get(name, 0.0) + value
         self._sums = None
 
     def _finish_epoch(self, standing: Standing) -> dict[str, float]:
@@ -195,12 +238,16 @@ class Trainer:
             "step": standing.step,
             **{name: value / examples for name, value in sums.items()},
         }
+        self.processes.average_buffers(self.model)
         if self.held_out is not None:
-            metrics |= validate(self.model, self.held_out, self.plan.seed, self.device)
+            metrics |= validate(self.model, self.held_out, self.plan.seed, self.device, processes=self.processes)
+        self.processes.together(lambda: self._check_finite(metrics))
+        return {**metrics, "seconds": round(standing.seconds, 3)}
+
+    def _check_finite(self, metrics: dict[str, float]) -> None:
         broken = what_is_not_finite(self.model, metrics)
         if broken:
-            raise FloatingPointError(f"{broken} after epoch {standing.epoch}{self._kept()}")
-        return {**metrics, "seconds": round(standing.seconds, 3)}
+            raise FloatingPointError(f"{broken} after epoch {int(metrics['epoch'])}{self._kept()}")
 
     def _improved(self, metrics: dict[str, float], standing: Standing) -> bool:
         value = metrics[self.plan.monitor]
@@ -214,20 +261,29 @@ class Trainer:
         return self.plan.patience is not None and standing.epoch - standing.best_epoch >= self.plan.patience
 
     def _keep(self, metrics: dict[str, float], standing: Standing, best: dict[str, Tensor] | None) -> None:
-        if self.folder is None:
-            return
+        if self.folder is not None:
+            self.processes.by_writer(lambda: self._append(metrics))
+            self._save(standing, best)
+
+    def _append(self, metrics: dict[str, float]) -> None:
+        assert self.folder is not None
         try:
             with (self.folder / "metrics.jsonl").open("a") as lines:
                 lines.write(json.dumps(metrics) + "\n")
         except OSError as error:
             raise OSError(f"cannot write to {self.folder / 'metrics.jsonl'}: {error}{self._kept()}") from error
-        self._save(standing, best)
 
     def _save(self, standing: Standing, best: dict[str, Tensor] | None) -> None:
         assert self.folder is not None
         self._gather_sums(standing)
         standing.compiled = self.step.settled
-        write_checkpoint(self.folder / "checkpoint", standing.step, *pack(self.model, self.optimizer, standing, best))
+        own_states = self.processes.gather(own_state(self.model, self.processes))
+        checkpoint = self.folder / "checkpoint"
+        self.processes.by_writer(
+            lambda: write_checkpoint(
+                checkpoint, standing.step, *pack(self.model, self.optimizer, standing, best, own_states)
+            )
+        )
 
     def _stop(self, standing: Standing, best: dict[str, Tensor] | None) -> None:
         if self.folder is None:
@@ -238,12 +294,14 @@ class Trainer:
         )
 
     def _end(self, standing: Standing, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> Run:
-        warn_of_collapse(self.model, history[-1], self._num_classes)  # before the best weights hide it
+        if self.processes.is_writer:
+            warn_of_collapse(self.model, history[-1], self._num_classes)  # before the best weights hide it
         if best is not None:
             self.model.load_state_dict(best)
         self.model.eval()
         if self.folder is not None:
-            self._write_model(self.folder / "model.safetensors")
+            file = self.folder / "model.safetensors"
+            self.processes.by_writer(lambda: self._write_model(file))
         run = Run(
             tuple(history),
             standing.best_epoch if best is not None else standing.epoch,
@@ -281,11 +339,13 @@ class Trainer:
             "num_data": self.batches.num_data,
             "parameters": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()},
             "num_parameters": num_trained(self.model),
+            "num_processes": self.processes.count,
             **dataclasses.asdict(self.plan),
         }
 
 
 def _check_same(known: dict[str, Any], now: dict[str, Any]) -> None:
+    known = {"num_processes": 1, **known}  # older ones do not say
     differing = [name for name in {**known, **now} if known.get(name) != now.get(name) and name not in FREE]
     if differing:
         listed = "; ".join(_difference(name, known.get(name), now.get(name)) for name in sorted(differing))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import islice
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from dubio import functional
 from dubio.data.batches import Batches
 from dubio.likelihoods import Categorical, Gaussian, likelihood_of, observation_scale
 from dubio.sampling import Using, sample
+from dubio.training.processes import ALONE, Processes
 
 __all__ = ["validate"]
 
@@ -18,15 +20,23 @@ VALIDATION_SAMPLES = 10
 
 @torch.no_grad()
 def validate(
-    model: nn.Module, held_out: Batches, seed: int, device: torch.device, num_samples: int = VALIDATION_SAMPLES
+    model: nn.Module,
+    held_out: Batches,
+    seed: int,
+    device: torch.device,
+    num_samples: int = VALIDATION_SAMPLES,
+    processes: Processes = ALONE,
 ) -> dict[str, float]:
-    """Negative log-likelihood of the mean prediction (E-14), and accuracy, from the same draws in every epoch."""
+    """Negative log-likelihood of the mean prediction (E-14), and accuracy, from the same draws in every epoch.
+
+    Several processes judge batches in turn, and all get the numbers that one process would get.
+    """
     likelihood = likelihood_of(model)
     if isinstance(likelihood, Categorical):  # weights and smoothing belong to training
         likelihood = dataclasses.replace(likelihood, class_weight=None, label_smoothing=0.0)
     sums = {"nll": 0.0, "right": 0.0, "examples": 0.0}
     model.eval()
-    for batch in held_out.epoch(0):
+    for batch in islice(held_out.epoch(0), processes.rank, None, processes.count):
         batch = batch.to(device)
         with Using(estimator="weight"):
             outputs = sample(model, batch.inputs, num_samples, seed=seed)
@@ -37,6 +47,8 @@ def validate(
             labels = functional.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
             sums["right"] += (labels == batch.targets).float().mean().item() * len(batch.targets)
     model.train()
+    parts = processes.gather(sums)
+    sums = {name: sum(part[name] for part in parts) for name in sums}
     if sums["examples"] == 0.0:
         raise ValueError("validation must hold at least one example, got none")
     metrics = {"val_nll": sums["nll"] / sums["examples"]}

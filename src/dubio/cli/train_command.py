@@ -1,0 +1,84 @@
+"""``dubio train``: one process, or several under ``torchrun``, of which the first alone writes and tells."""
+
+import shlex
+import signal
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from torch import nn
+
+from dubio.cli.answers import told_once
+from dubio.cli.evaluate_command import headline
+from dubio.cli.fields import make_method
+from dubio.cli.folders import CONFIG, check_resumable, find_run
+from dubio.cli.ordering import Order, load_splits, read_order, train_order
+from dubio.data import Splits
+from dubio.evaluation import evaluate
+from dubio.layers import num_members
+from dubio.sampling import memory_limit
+from dubio.training import Fast, Interrupted, LostProcessError, Processes, Run
+
+__all__ = ["train_run"]
+
+
+def train_run(
+    name: str,
+    runs: Path,
+    fields: dict[str, str | bool],
+    given: dict[str, Any],
+    resume: bool,
+    device: str,
+    fast: Fast,
+    memory: str | None,
+) -> None:
+    """Train the network that is asked for, or go on, and tell how it does on the test part."""
+    folder = runs / name
+    with Processes.here(torch.device(device)).joined() as processes, told_once(processes):
+        order = processes.by_writer(lambda: _order(name, runs, fields, given, resume))
+        splits = processes.together(lambda: load_splits(order))
+        again = f"go on with: {_resuming(name, runs, processes)}"
+        try:
+            with nullcontext() if memory is None else memory_limit(memory):
+                trained, run = train_order(
+                    order, splits, folder, resume, str(processes.device), fast=fast, processes=processes
+                )
+        except Interrupted:
+            raise Interrupted(f"{folder} is saved; {again}") from None
+        except LostProcessError as error:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others; this one is about to tell why
+            raise LostProcessError(f"{error}; {again}") from None
+        processes.by_writer(lambda: _tell(folder, trained, run, splits))
+
+
+def _order(name: str, runs: Path, fields: dict[str, str | bool], given: dict[str, Any], resume: bool) -> Order:
+    """What is asked for, and for a run that is resumed what it was asked for before."""
+    folder = runs / name
+    if resume:
+        known = folder if folder.is_dir() else find_run(name, runs)
+        check_resumable(known)
+        order = read_order(known, fields, **given)
+    elif (folder / CONFIG).exists():
+        raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
+    else:
+        order = Order(fields=fields, **given)
+    make_method(order.method, order.fields)  # refuses bad options before any data are read
+    return order
+
+
+def _resuming(name: str, runs: Path, processes: Processes) -> str:
+    """The command that goes on with a run, with as many processes."""
+    launcher = ["dubio"]
+    if processes.count > 1:
+        launcher = ["torchrun", "--nproc-per-node", str(processes.count), "-m", "dubio"]
+    return shlex.join([*launcher, "train", name, "--resume", *([] if runs == Path("runs") else ["--runs", str(runs)])])
+
+
+def _tell(folder: Path, trained: nn.Module, run: Run, splits: Splits) -> None:
+    typer.echo(f"{folder}: best epoch {run.best_epoch} of {len(run.history)}, {run.seconds:.1f} s")
+    if splits.test is not None:
+        found = evaluate(trained, splits.test, num_resamples=0, double=False)
+        asked = f"{found.num_samples} {'members' if num_members(trained) else 'draws'}"
+        typer.echo(f"test {headline(found)}  ({len(splits.test)} examples, {asked})")

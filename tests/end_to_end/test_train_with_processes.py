@@ -1,0 +1,117 @@
+"""``dubio train`` by several processes: the first one tells, all leave with the same code, and nothing is lost."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import dubio
+from dubio.cli import app
+from several_processes import values
+
+pytest.importorskip("sklearn")
+
+TRAIN = ("train", "first", "--model", "mlp:64-10", "--device", "cpu")
+
+
+def run_in_two(folder: Path, *args: str) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of ``dubio`` in each of two processes."""
+
+    def task(rank: int) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, [*args, "--runs", str(folder / "runs")])
+        return done.exit_code, done.stdout, done.stderr
+
+    return values(folder, task)
+
+
+def test_the_first_process_tells_and_all_leave_with_its_code(tmp_path: Path) -> None:
+    (code, told, progress), other = run_in_two(tmp_path, *TRAIN, "--epochs", "1")
+    assert code == 0
+    assert "best epoch 1 of 1" in told
+    assert "test accuracy" in told
+    assert progress.count("epoch 1/1") == 1
+    assert other == (0, "", "")
+    taken, quiet = run_in_two(tmp_path, *TRAIN)
+    folder = tmp_path / "runs" / "first"
+    assert taken == (
+        2,
+        "",
+        f"error: {folder} holds a run already; add --resume to go on with it, or choose another name\n",
+    )
+    assert quiet == (2, "", "")
+    ((code, _, refused), quiet) = run_in_two(tmp_path, *TRAIN, "--resume", "--lr", "0.5")
+    assert (code, quiet) == (2, (2, "", ""))
+    assert refused.startswith("error: cannot resume with another configuration: lr was ")
+    alone = CliRunner().invoke(app, ["train", "first", "--resume", "--epochs", "2", "--runs", str(tmp_path / "runs")])
+    assert alone.exit_code == 2
+    assert "num_processes was 2, is 1" in alone.stderr
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Launches, which do not outlive the test."""
+    launched: list[subprocess.Popen[str]] = []
+    yield launched
+    for process in launched:
+        process.kill()
+        process.wait()
+
+
+def launch(folder: Path, *args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dubio"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(dubio.__file__).parents[1])}
+    return subprocess.Popen([*command, *args], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_epochs(folder: Path, more_than: int, process: subprocess.Popen[str]) -> int:
+    """How many epochs are over, once there are more than so many."""
+    metrics = folder / "runs" / "first" / "metrics.jsonl"
+    while True:
+        done = len(metrics.read_text().splitlines()) if metrics.is_file() else 0
+        if done > more_than or process.poll() is not None:
+            return done
+        time.sleep(0.05)
+
+
+def worker(process: subprocess.Popen[str], rank: int) -> int:
+    """The process that torchrun has given a rank."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            is_child = f"PPid:\t{process.pid}\n" in status.read_text()
+            if is_child and f"RANK={rank}" in status.with_name("environ").read_text().split("\0"):
+                return int(status.parent.name)
+    raise AssertionError(f"torchrun has started no process of rank {rank}")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="finds processes under /proc")
+@pytest.mark.feature("torchrun -m dubio train: a killed process or Ctrl-C ends all, and --resume goes on")
+def test_a_launch_survives_kills_and_interrupts(tmp_path: Path, torchrun: list[subprocess.Popen[str]]) -> None:
+    torchrun.append(launch(tmp_path, *TRAIN, "--epochs", "100000"))
+    done = wait_for_epochs(tmp_path, 1, torchrun[0])
+    os.kill(worker(torchrun[0], 1), signal.SIGKILL)
+    _, told = torchrun[0].communicate(timeout=60)
+    assert torchrun[0].returncode == 1
+    assert "another process ended, or cannot be reached (" in told
+    checkpoint = Path("runs", "first", "checkpoint", "step-")
+    assert f"; the last good checkpoint is kept in {checkpoint}" in told
+    assert "; go on with: torchrun --nproc-per-node 2 -m dubio train first --resume\n" in told
+
+    torchrun.append(launch(tmp_path, "train", "first", "--resume", "--device", "cpu"))
+    wait_for_epochs(tmp_path, done + 2, torchrun[1])
+    torchrun[1].send_signal(signal.SIGINT)
+    _, told = torchrun[1].communicate(timeout=60)
+    assert (
+        "interrupted: runs/first is saved; go on with: torchrun --nproc-per-node 2 -m dubio train first --resume\n"
+        in told
+    )
+    assert told.count("interrupted: ") == 1
+    assert len(list((tmp_path / "runs" / "first" / "checkpoint").iterdir())) == 1
+    assert not list(tmp_path.rglob(".unfinished*"))

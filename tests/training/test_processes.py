@@ -1,0 +1,503 @@
+"""Several processes train as one does; none writes but the first, none goes on alone, and no work is lost."""
+
+import json
+import math
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+import dubio
+from dubio.attacks import Fgsm
+from dubio.data import CropAndFlip, Examples, Loader
+from dubio.data.batches import Batch, batches_from
+from dubio.data.sharing import shared_batches
+from dubio.objectives import Adversarial
+from dubio.training import LostProcessError, Processes, Step, checkpoints, processes, trainer
+from dubio.training.stepping import Place
+from networks import Residual, mlp
+from several_processes import in_processes, values
+
+INPUTS = torch.randn(41, 5, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.randint(4, (41,), generator=torch.Generator().manual_seed(2))
+WEIGHTS = torch.rand(41, generator=torch.Generator().manual_seed(3))
+IMAGES = torch.randint(256, (41, 3, 6, 6), generator=torch.Generator().manual_seed(4)).to(torch.uint8)
+CLASSES = ("a", "b", "c", "d")
+CPU = torch.device("cpu")
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return dubio.Bayes(init_std=0.1).convert(mlp(5, 7, 4))
+
+
+def make_residual(norm: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return dubio.Bayes(init_std=0.1).convert(Residual(norm))
+
+
+def train(model: nn.Module, data: Any = None, held_out: Any = None, **options: Any) -> dict[str, Any]:
+    """Train, and give the parameters and the metrics, but for the time it took."""
+    arguments = {"epochs": 2, "batch_size": 10, "num_samples": 2, "progress": False, **options}
+    run = dubio.fit(model, (INPUTS, TARGETS) if data is None else data, held_out, **arguments)
+    history = [{name: value for name, value in line.items() if name != "seconds"} for line in run.history]
+    return {"state": model.state_dict(), "history": history, "best": run.best_epoch, "early": run.stopped_early}
+
+
+def assert_close(found: dict[str, Any], wanted: dict[str, Any], case: str = "") -> None:
+    for name, tensor in wanted["state"].items():
+        torch.testing.assert_close(
+            found["state"][name], tensor, atol=1e-6, rtol=0.0, msg=lambda told: f"{case}: {told}"
+        )
+    assert [line.keys() for line in found["history"]] == [line.keys() for line in wanted["history"]]
+    for line, other in zip(found["history"], wanted["history"], strict=True):
+        assert all(math.isclose(line[name], other[name], rel_tol=1e-5, abs_tol=1e-6) for name in line), case
+    assert (found["best"], found["early"]) == (wanted["best"], wanted["early"])
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found["history"] == wanted["history"]
+    assert all(torch.equal(found["state"][name], tensor) for name, tensor in wanted["state"].items())
+
+
+HELD_OUT = (INPUTS[:25], TARGETS[:25])
+HELD_IMAGES = (IMAGES[:25].float() / 255, TARGETS[:25])
+ATTACK = Fgsm(epsilon=0.1, bounds=(-9.0, 9.0), noise="off")
+GEOMETRIC = dubio.Elbo(kl_weighting="geometric")
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "validation and patience": lambda: train(
+        make(), held_out=(INPUTS, (TARGETS + 1) % 4), epochs=9, patience=1, lr=0.03
+    ),
+    "geometric weights": lambda: train(make(), objective=GEOMETRIC, accumulate=3, clip_norm=0.5),
+    "weighted examples": lambda: train(make(), Examples(INPUTS, TARGETS, CLASSES), sample_weight=WEIGHTS, epochs=1),
+    "a dataset": lambda: train(make(), TensorDataset(INPUTS, TARGETS), batch_size=20),
+    "augmented images": lambda: train(
+        make_residual(norm=False),
+        Loader(Examples(IMAGES, TARGETS, CLASSES), 20, augment=CropAndFlip(1)),
+        Examples(IMAGES[:25], TARGETS[:25], CLASSES),
+        epochs=1,
+    ),
+    "attacked": lambda: train(make(), objective=Adversarial(attack=ATTACK), epochs=1, batch_size=20),
+}
+
+
+@pytest.mark.feature("Several processes without noise train as one does, with the same batches (1e-6)")
+def test_noise_off_two_processes_train_as_one(tmp_path: Path) -> None:
+    """41 examples in batches of 10: the last batch has one row, and the second process none."""
+
+    def all_cases(rank: int = 0) -> dict[str, Any]:
+        with dubio.noise_off():
+            return {name: case() for name, case in CASES.items()}
+
+    first, second = values(tmp_path, all_cases)
+    alone = all_cases()
+    for name in CASES:
+        assert_close(first[name], alone[name], name)
+        assert_same(second[name], first[name])
+    assert alone["validation and patience"]["early"]
+
+
+def test_noise_off_three_processes_train_as_one(tmp_path: Path) -> None:
+    with dubio.noise_off():
+        for found in values(tmp_path, lambda rank: CASES["geometric weights"](), count=3):
+            assert_close(found, CASES["geometric weights"]())
+
+
+class Recording:
+    """An objective of one's own, which knows nothing of processes and remembers what it found."""
+
+    def __init__(self, inner: dubio.Elbo) -> None:
+        self.inner, self.found = inner, []
+
+    @property
+    def num_data(self) -> int | None:
+        return self.inner.num_data
+
+    def with_num_data(self, num_data: int) -> "Recording":
+        self.inner = self.inner.with_num_data(num_data)
+        return self
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        targets: Tensor,
+        num_samples: int = 1,
+        *,
+        sample_weight: Tensor | None = None,
+        batch_index: int | None = None,
+        num_batches: int | None = None,
+        epoch: float | None = None,
+    ) -> dubio.Loss:
+        loss = self.inner(model, inputs, targets, num_samples, sample_weight=sample_weight)
+        self.found.append(loss.nll.item())
+        return loss
+
+
+@pytest.mark.feature("Each process draws noise of its own, and all keep the same parameters")
+def test_processes_draw_differently_and_keep_the_same_parameters(tmp_path: Path) -> None:
+    same_rows = (INPUTS[:1].expand(40, 5), TARGETS[:1].expand(40))
+
+    def task(rank: int) -> tuple[float, dict[str, Any]]:
+        objective = Recording(dubio.Elbo())
+        found = train(make(), same_rows, objective=objective)
+        return objective.found[0], found
+
+    (nll, first), (other_nll, second) = values(tmp_path, task)
+    assert_same(second, first)
+    assert nll != other_nll  # the same rows and the same network: the draws differ
+    seeds = [Processes(rank, 3, CPU).own_seed(7) for rank in range(3)]
+    assert seeds[0] == 7  # the first process draws as one process does
+    assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "geometric"])
+@pytest.mark.parametrize("num_rows", [1, 3, 4])
+def test_the_divergence_counts_once(tmp_path: Path, weighting: Any, num_rows: int) -> None:
+    """Examples that weigh nothing leave the divergence alone: a step of size 1 is its gradient."""
+    objective = dubio.Elbo(num_data=20, kl_weighting=weighting)
+
+    def task(rank: int) -> list[Tensor]:
+        with Processes.here(CPU).joined() as joined:
+            model = make()
+            data = (INPUTS[:num_rows], TARGETS[:num_rows], torch.zeros(num_rows))
+            step = Step(model, objective, torch.optim.SGD(model.parameters(), 1.0), processes=joined)
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            for batch in shared_batches(data, 4, name="train", rank=rank, num_ranks=2).epoch(0):
+                step.learn(batch, Place(1, 5, 0.0, batch.num_parts))
+            return [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
+
+    model = make()
+    share = num_rows / 20 if weighting == "uniform" else 2.0**-2 / (1.0 - 2.0**-5)
+    (dubio.divergence(model) * share / num_rows).backward()
+    for moved in values(tmp_path, task):
+        for found, parameter in zip(moved, model.parameters(), strict=True):
+            torch.testing.assert_close(found, parameter.grad, atol=1e-6, rtol=1e-5)
+
+
+class StopAfter:
+    """Tells this process to stop at a step, as a signal would; the others are not told."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, step: int, loss: dubio.Loss) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_epoch(self, metrics: dict[str, float]) -> None: ...
+
+    def on_end(self, run: dubio.Run) -> None: ...
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """What a finished run left."""
+    from safetensors.torch import load_file
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, len(lines) + 1))  # every epoch once
+    assert not list(folder.rglob(".*"))  # nothing half-written
+    return {"state": load_file(folder / "model.safetensors"), "history": [{**line, "seconds": 0} for line in lines]}
+
+
+@pytest.mark.feature("A run of several processes that was interrupted resumes bit for bit")
+@pytest.mark.parametrize("step", [3, pytest.param(9, marks=pytest.mark.slow)])
+def test_an_interrupted_run_of_two_processes_resumes_exactly(tmp_path: Path, step: int) -> None:
+    """With batch statistics, which each process gathers from its own rows, and noise of its own."""
+    data = (IMAGES.float() / 255, TARGETS)
+
+    def go(name: str, **options: Any) -> Callable[[int], dict[str, Any]]:
+        return lambda rank: train(make_residual(), data, HELD_IMAGES, folder=tmp_path / name, **options)
+
+    whole = values(tmp_path, go("whole"))
+    cut = in_processes(tmp_path, go("cut", callbacks=[StopAfter(step)]))
+    told = f"Interrupted: training was interrupted at step {step}; go on with resume=True, folder={tmp_path / 'cut'}"
+    assert [ended.error for ended in cut] == [told, told]
+    for found, wanted in zip(values(tmp_path, go("cut", resume=True)), whole, strict=True):
+        assert_same(found, wanted)
+    assert_same(kept(tmp_path / "cut"), kept(tmp_path / "whole"))
+
+
+class Deadly(Dataset[tuple[Tensor, Tensor]]):
+    """Examples, of which fetching so many ends the process at once."""
+
+    def __init__(self, deadly_rank: int | None, num_fetched: int) -> None:
+        self.rank, self.left = deadly_rank, num_fetched
+
+    def __len__(self) -> int:
+        return len(TARGETS)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        self.left -= 1
+        if self.left == 0 and os.environ.get("RANK") == str(self.rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return INPUTS[row], TARGETS[row]
+
+
+@pytest.mark.feature("A process that dies ends the run with a clear error, and nothing checkpointed is lost")
+@pytest.mark.parametrize("dies", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_process_that_dies_ends_the_run_and_loses_nothing(tmp_path: Path, dies: int) -> None:
+    def go(name: str, deadly: int | None = None, **options: Any) -> Callable[[int], dict[str, Any]]:
+        return lambda rank: train(make(), Deadly(deadly, 30), HELD_OUT, folder=tmp_path / name, **options)
+
+    values(tmp_path, go("whole"))
+    ended = in_processes(tmp_path, go("cut", dies))  # in the second epoch
+    assert ended[dies].signal == signal.SIGKILL
+    told = ended[1 - dies].error
+    assert re.match(r"LostProcessError: training ended at step [78] ", told)
+    assert " of epoch 2: another process ended, or cannot be reached (" in told
+    checkpoint = tmp_path / "cut" / "checkpoint" / "step-0000000005"
+    assert told.endswith(f"; the last good checkpoint is kept in {checkpoint}")
+    assert [path.name for path in checkpoint.parent.iterdir()] == [checkpoint.name]
+    values(tmp_path, go("cut", resume=True))
+    assert_same(kept(tmp_path / "cut"), kept(tmp_path / "whole"))
+
+
+def test_the_first_process_alone_writes_and_calls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(StopAfter):
+        def on_step(self, step: int, loss: dubio.Loss) -> None:
+            calls.append(step)
+
+    calls: list[int] = []
+    write = checkpoints.write_checkpoint
+    monkeypatch.setattr(trainer, "write_checkpoint", lambda *args: (calls.append(-1), write(*args)))
+
+    def task(rank: int) -> list[int]:
+        train(make(), callbacks=[Counting(0)], folder=tmp_path / "run", progress=True)
+        return calls
+
+    first, second = values(tmp_path, task)
+    assert first == [*range(1, 6), -1, *range(6, 11), -1]
+    assert second == []
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["num_processes"] == 2
+
+
+def test_what_one_process_refuses_all_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def go(rank: int, **options: Any) -> dict[str, Any]:
+        return train(make(), folder=tmp_path / "run", **options)
+
+    def errors(**options: Any) -> list[str]:
+        return [ended.error for ended in in_processes(tmp_path, lambda rank: go(rank, **options))]
+
+    values(tmp_path, go)
+    taken, also_taken = errors()
+    assert taken == also_taken
+    assert taken.startswith(f"FileExistsError: folder {tmp_path / 'run'} holds a run already; pass resume=True")
+    with pytest.raises(ValueError, match=r"another configuration: num_processes was 2, is 1$"):
+        go(0, resume=True)
+    monkeypatch.setattr(trainer, "write_checkpoint", lambda *args: os.open(tmp_path / "no" / "such", os.O_WRONLY))
+    full, also_full = errors(resume=True, epochs=3)
+    assert full == also_full
+    assert full.startswith("FileNotFoundError: [Errno 2] No such file or directory")
+
+
+def test_a_folder_of_before_counts_as_that_of_one_process(tmp_path: Path) -> None:
+    train(make(), folder=tmp_path, epochs=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("num_processes") == 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert len(train(make(), folder=tmp_path, epochs=2, resume=True)["history"]) == 2
+
+
+def test_a_loss_that_is_no_number_is_told_by_the_process_that_met_it(tmp_path: Path) -> None:
+    def task(rank: int) -> dict[str, Any]:
+        return train(make(), Loader(Examples(INPUTS * (1 if rank == 0 else 1e38), TARGETS, CLASSES), 10))
+
+    first, second = in_processes(tmp_path, task)
+    assert second.error.startswith("FloatingPointError: loss is ")
+    assert first.error.startswith("LostProcessError: training ended at step 1 of epoch 1: another process ended")
+
+
+def test_networks_that_differ_are_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    models = [mlp(5, 7, 4), mlp(5, 8, 4)]
+    first, second = in_processes(tmp_path, lambda rank: dubio.fit(models[rank], (INPUTS, TARGETS), progress=False))
+    told = "ValueError: every process must train the same network: 0.weight is "
+    assert first.error == f"{told}(7, 5) in process 0 and (8, 5) in process 1"
+    assert second.error == f"{told}(8, 5) in process 1 and (7, 5) in process 0"
+
+
+def test_networks_begin_as_that_of_the_first_process(tmp_path: Path) -> None:
+    def task(rank: int) -> dict[str, Tensor]:
+        torch.manual_seed(rank)
+        model = Residual()
+        with Processes.here(CPU).joined() as joined:
+            joined.broadcast(model)
+        return model.state_dict()
+
+    first, second = values(tmp_path, task)
+    torch.manual_seed(0)
+    for name, tensor in Residual().state_dict().items():
+        assert torch.equal(first[name], tensor)
+        assert torch.equal(second[name], tensor)
+
+
+def test_a_distributed_sampler_is_used_as_it_is(tmp_path: Path) -> None:
+    def loader(rank: int, count: int = 2) -> DataLoader[Any]:
+        sampler = DistributedSampler(TensorDataset(INPUTS, TARGETS), count, rank, seed=5)
+        return DataLoader(sampler.dataset, 9, sampler=sampler)
+
+    def go(rank: int, name: str, **options: Any) -> dict[str, Any]:
+        return train(make(), loader(rank), folder=tmp_path / name, **options)
+
+    whole = values(tmp_path, lambda rank: go(rank, "whole"))
+    in_processes(tmp_path, lambda rank: go(rank, "cut", callbacks=[StopAfter(4)]))
+    for found, wanted in zip(values(tmp_path, lambda rank: go(rank, "cut", resume=True)), whole, strict=True):
+        assert_same(found, wanted)
+    assert json.loads((tmp_path / "cut" / "config.json").read_text())["num_data"] == 41
+    orders = values(tmp_path, lambda rank: [_first_row(loader(rank), rank, epoch) for epoch in range(2)])
+    assert len({tuple(row.tolist()) for rows in orders for row in rows}) == 4  # other rows in each process and epoch
+
+
+def _first_row(loader: DataLoader[Any], rank: int, epoch: int) -> Tensor:
+    batches = shared_batches(loader, 10, name="train", rank=rank, num_ranks=2)
+    batch = next(batches.epoch(epoch))
+    assert batch.num_parts == 2
+    return batch.inputs[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "batch_size", "told"),
+    [
+        (
+            DataLoader(TensorDataset(INPUTS, TARGETS)),
+            10,
+            "a Dataset or a DataLoader with a DistributedSampler for several",
+        ),
+        ([(INPUTS, TARGETS)], 10, "which share every batch, got list"),
+        ((INPUTS, TARGETS), 1, "batch_size must be at least the number of processes that share a batch, 2, got 1"),
+        (
+            Loader(Examples(INPUTS, TARGETS, CLASSES), rank=2, num_ranks=3),
+            10,
+            "must have rank=1 and num_ranks=2 in this process, or neither, got rank=2 and num_ranks=3",
+        ),
+        (
+            DataLoader(TensorDataset(INPUTS), sampler=DistributedSampler(TensorDataset(INPUTS), 3, 0)),
+            10,
+            "must have rank=1 and num_replicas=2 in this process, got rank=0 and num_replicas=3",
+        ),
+    ],
+)
+def test_data_that_cannot_be_shared_are_refused(data: Any, batch_size: int, told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        shared_batches(data, batch_size, name="train", rank=1, num_ranks=2)
+
+
+def test_a_loader_that_deals_out_rows_itself_is_used_as_it_is() -> None:
+    loader = Loader(Examples(INPUTS, TARGETS, CLASSES), 10, rank=1, num_ranks=2)
+    batches = list(shared_batches(loader, 10, name="train", rank=1, num_ranks=2).epoch(0))
+    assert [len(batch.targets) for batch in batches] == [10, 10]
+    assert {batch.num_parts for batch in batches} == {2}
+
+
+def test_processes_share_every_row_of_every_batch() -> None:
+    def parts(data: Any) -> list[list[Batch]]:
+        return [
+            list(shared_batches(data, 10, name="train", seed=0, rank=rank, num_ranks=3).epoch(2)) for rank in range(3)
+        ]
+
+    whole = [batch.inputs for batch in batches_from((INPUTS, TARGETS), 10, name="train", seed=0).epoch(2)]
+    for data in ((INPUTS, TARGETS), Examples(INPUTS, TARGETS, CLASSES), TensorDataset(INPUTS, TARGETS)):
+        for joint, *own in zip(whole, *parts(data), strict=True):
+            assert sum(len(part.targets) for part in own) == len(joint)
+            for rank, part in enumerate(own):
+                if len(part.targets):
+                    assert torch.equal(part.inputs, joint[rank::3])
+                assert part.num_parts == min(3, len(joint))
+
+
+def test_statistics_are_averaged_and_what_is_equal_stays_as_it_is(tmp_path: Path) -> None:
+    constant = torch.tensor([0.1, math.inf, -math.inf, 1e-45])
+
+    def task(rank: int) -> tuple[dict[str, Tensor], list[str]]:
+        module = nn.Module()
+        module.register_buffer("constant", constant.clone())
+        module.register_buffer("mean", torch.tensor([1.0, 2.0]) * rank)
+        module.register_buffer("count", torch.tensor(7 - rank))
+        with Processes.here(CPU).joined() as joined:
+            own = sorted(joined.own_buffers(module))
+            joined.average_buffers(module)
+        return dict(module.named_buffers()), own
+
+    found = values(tmp_path, task, count=3)
+    assert [own for _, own in found] == [[], ["count", "mean"], ["count", "mean"]]
+    for buffers, _ in found:
+        assert torch.equal(buffers["constant"], constant)
+        torch.testing.assert_close(buffers["mean"], torch.tensor([1.0, 2.0]))
+        assert buffers["count"] == 7
+
+
+def test_gradients_are_summed_wherever_some_process_has_one(tmp_path: Path) -> None:
+    def task(rank: int) -> tuple[float, list[Tensor | None]]:
+        shared, second, unused, double = (nn.Parameter(torch.zeros(2, 3)) for _ in range(4))
+        double.data = double.data.double()
+        shared.grad = torch.full((2, 3), 1.0 + rank)
+        double.grad = torch.full((2, 3), 0.1 * (1 + rank), dtype=torch.float64)
+        second.grad = torch.arange(6.0).view(2, 3).t().contiguous().t() if rank else None
+        with Processes.here(CPU).joined() as joined:
+            rows = joined.sum_gradients([shared, second, unused, double], 3 + rank)
+        return float(rows), [parameter.grad for parameter in (shared, second, unused, double)]
+
+    for rows, (shared, second, unused, double) in values(tmp_path, task):
+        assert rows == 7
+        assert torch.equal(shared, torch.full((2, 3), 3.0))
+        assert torch.equal(second, torch.arange(6.0).view(2, 3))
+        assert unused is None
+        torch.testing.assert_close(double, torch.full((2, 3), 0.3, dtype=torch.float64))
+
+
+def test_one_process_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(processes.dist, "init_process_group", lambda *args, **options: pytest.fail("joined"))
+    monkeypatch.setattr(processes.dist, "all_reduce", lambda *args, **options: pytest.fail("talked"))
+    assert len(train(make())["history"]) == 2
+
+
+def test_processes_that_cannot_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"WORLD_SIZE is set but MASTER_ADDR and MASTER_PORT not; start .* torchrun"):
+        train(make())
+    with pytest.raises(ValueError, match="device must be cpu or cuda for several processes, got mps"):
+        Processes.here(torch.device("mps"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert Processes.here(torch.device("cuda")).device == torch.device("cuda:0")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(
+        ValueError, match=r"another GPU for each process of a machine, got cuda:1 where there are 1; start"
+    ):
+        Processes.here(torch.device("cuda"))
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ValueError, match=r"WORLD_SIZE in the environment must be a whole number, .* got 'two'"):
+        Processes.here(CPU)
+
+
+def test_an_error_that_cannot_be_sent_is_told_all_the_same(tmp_path: Path) -> None:
+    class OddError(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} and {two}")
+
+    def task(rank: int) -> None:
+        def fail() -> None:
+            if rank == 1:
+                raise OddError(1, 2)
+
+        with Processes.here(CPU).joined() as joined:
+            joined.together(fail)
+
+    assert [ended.error for ended in in_processes(tmp_path, task)] == [
+        "RuntimeError: OddError: 1 and 2",
+        "OddError: 1 and 2",
+    ]
+
+
+def test_a_lost_process_is_a_runtime_error() -> None:
+    assert issubclass(LostProcessError, RuntimeError)
