@@ -17,6 +17,8 @@ torch.set_num_threads(1)
 # Compiled code of its own for each worker: two that write the same file at once may load half of it.
 _compiled = tempfile.TemporaryDirectory(prefix="dubio-inductor-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled.name
+# Compiled code without vector instructions: a third less to compile, and no search for those that the machine has.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 _checked = jaxtyping.jaxtyped
 
@@ -67,16 +69,27 @@ def _has_shapes(function: Callable[..., Any]) -> bool:
     return False
 
 
-# Where there is no such device, torch keeps each seed for it, with the stack of whoever set it: most of what seeding costs.
+# For a device that is not there torch keeps every seed, with the stack of whoever set it: most of what seeding costs.
 for _device in (torch.cuda, torch.xpu, torch.mtia):
     if not _device.is_available():
         _device.manual_seed_all = lambda seed: None
 jaxtyping.jaxtyped = _checked_unless_compiling
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with tests that have a time limit of their own: one that takes long and comes last keeps a core idle."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that train or attack at length: as a user runs it, in half the time. Others check the shapes."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture
