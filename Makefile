@@ -11,7 +11,8 @@ CHECKS := lint types imports status test slow examples
 
 # One thread per worker, and threads that sleep while they wait: workers do not compete for cores.
 TESTENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
-PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
+# A worker that has nothing left takes tests from another one.
+PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -71,9 +72,8 @@ status: $(STAMP)
 	$(BIN)/python scripts/figures.py --check
 
 examples: $(STAMP)
-	@for example in $(wildcard examples/*.py); do \
-		echo "$$example"; DUBIO_TINY=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python $$example || exit 1; \
-	done
+	@printf '%s\n' $(wildcard examples/*.py) | DUBIO_TINY=1 $(TESTENV) xargs -P 2 -I{} \
+		sh -c 'output=$$($(BIN)/python {} 2>&1); code=$$?; echo "{}"; echo "$$output"; [ $$code -eq 0 ] || exit 255'
 
 # The stamp is written last, so an installation that fails leaves none. Where Python comes without ensurepip, the
 # pip that is there installs another one into the environment.

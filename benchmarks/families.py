@@ -36,9 +36,9 @@ def logits(device: torch.device) -> dict[str, Any]:
     return {"what": "sliced Wasserstein logits", "milliseconds": milliseconds}
 
 
-def head(device: torch.device, repetitions: int = 7) -> dict[str, Any]:
-    """A training step of ResNet-18 at 32 x 32, batch 64, with and without the head."""
-    images, labels = torch.rand(64, 3, 32, 32, device=device), torch.randint(10, (64,), device=device)
+def head(device: torch.device, repetitions: int = 7, batch: int = 64) -> dict[str, Any]:
+    """A training step of ResNet-18 at 32 x 32, with and without the head."""
+    images, labels = torch.rand(batch, 3, 32, 32, device=device), torch.randint(10, (batch,), device=device)
 
     def step_of(method: Any) -> Callable[[], None]:
         torch.manual_seed(0)

@@ -23,14 +23,17 @@ TEST_DRAWS = 100
 ALPHAS, ALPHA_DRAWS, ALPHA_SEEDS = (0.0, 0.5, 1.0), 10, (0, 1, 2, 3, 4)
 
 
-def train(method: Method, seed: int, num_samples: int | None = None) -> tuple[nn.Module, float]:
+def train(
+    method: Method, seed: int, num_samples: int | None = None, epochs: int | None = None
+) -> tuple[nn.Module, float]:
     """A network for digits, and the seconds that its training took."""
     digits = dubio.data.load("digits")
     assert digits.train is not None
     torch.manual_seed(seed)
     model = method.convert(dubio.models.build(MODEL, inputs=digits.train.shape, num_classes=10))
     began = time.perf_counter()
-    dubio.fit(model, digits.train, digits.validation, num_samples=num_samples, seed=seed, progress=False)
+    options: Any = {"num_samples": num_samples, "epochs": epochs, "seed": seed, "progress": False}
+    dubio.fit(model, digits.train, digits.validation, **options)
     return model, time.perf_counter() - began
 
 

@@ -5,10 +5,15 @@ its tests fails, and has *survived* when all of them pass. Anything else is an e
 result: text that does not occur exactly once, tests that cannot be collected, a replacement that does not
 even compile or import.
 
+A test process starts as a copy of one that has loaded torch and all else that is foreign, which would take most of the
+time; dubio and its tests are loaded anew, from the copy of the tree.
+
 Exit status: 0 all caught, 1 some survived, 2 the faults or their tests are not in order.
 """
 
 import argparse
+import importlib.util
+import multiprocessing
 import os
 import re
 import shutil
@@ -28,8 +33,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src", "dubio")
 LIST = Path("tests", "faults.toml")
 LEFT_BEHIND = (".git", ".venv*", "__pycache__", "*_cache", ".hypothesis", "*.egg-info", "build", "dist")
+LOADED_BEFORE = ["torch._dynamo", "beartype", "numpy", "safetensors.torch", "scipy.stats", "rich", "typer", "pytest"]
 KEYS = {"file": str, "find": str, "replace": str, "claim": str, "tests": list}
 SECONDS_PER_FAULT = 900
+FOREIGN = 70  # the exit status of a test process that would not test the copy of the tree
 
 
 @dataclass(frozen=True)
@@ -70,10 +77,10 @@ def main() -> int:
     for fault in faults:
         _planted(fault, ROOT)
 
+    _prepare()
     with tempfile.TemporaryDirectory(prefix="dubio-faults-") as folder:
         num_workers = min(options.workers, len(faults))
         trees = [_copy(Path(folder, f"tree{index}")) for index in range(num_workers)]
-        print(f"dubio is imported from {_origin(trees[0])}", flush=True)
         if not options.passing:
             _check_sound(faults, trees[0], num_workers)
         outcomes = _try_all(faults, trees)
@@ -152,51 +159,52 @@ def _copy(tree: Path) -> Path:
     return tree
 
 
-def _environment(tree: Path) -> dict[str, str]:
-    """Return the environment in which the copy wins over an installed dubio.
-
-    No bytecode is written: Python matches it to its source by size and whole seconds, too coarse for files
-    that change this fast.
-    """
-    return os.environ | {
-        "PYTHONPATH": str(tree / "src"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
+def _prepare() -> None:
+    """Have processes start as copies of one that has loaded what is foreign, with one thread each."""
+    os.environ.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"})
+    multiprocessing.set_start_method("forkserver")
+    multiprocessing.set_forkserver_preload(LOADED_BEFORE)
 
 
-def _origin(tree: Path) -> Path:
-    """Return where the tests in this tree get dubio from; refuse anything but the tree itself."""
-    command = [sys.executable, "-c", "import dubio; print(dubio.__file__)"]
-    answer = subprocess.run(command, cwd=tree, env=_environment(tree), stdout=subprocess.PIPE, text=True, check=True)
-    origin = Path(answer.stdout.strip())
-    if not origin.is_relative_to(tree):
-        _refuse(f"the tests would import dubio from {origin}, not from the copy in {tree}")
-    return origin
+def _pytest(tree: Path, *arguments: str) -> tuple[int, str]:
+    """Run pytest in this tree; return its exit status and what it wrote."""
+    output = tree.with_suffix(".out")
+    process = multiprocessing.Process(target=_be_pytest, args=(tree, arguments, output))
+    process.start()
+    process.join(SECONDS_PER_FAULT)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise TimeoutError
+    return process.exitcode, output.read_text(encoding="utf-8", errors="replace")
 
 
-def _pytest(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(
-        command,
-        cwd=tree,
-        env=_environment(tree),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS_PER_FAULT,
-    )
+def _be_pytest(tree: Path, arguments: Sequence[str], output: Path) -> None:
+    """Become ``python -m pytest`` in this tree, where the copy of dubio wins over an installed one."""
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(tree)
+    os.environ.update({"PYTHONPATH": str(tree / "src"), "TMPDIR": str(tree.parent)})
+    tempfile.tempdir = None  # asked for anew
+    sys.path[:0] = [str(tree / "src"), str(tree)]
+    found = importlib.util.find_spec("dubio")
+    if "dubio" in sys.modules or found is None or not Path(str(found.origin)).is_relative_to(tree):
+        print(f"the tests would import dubio from {found and found.origin}, not from the copy in {tree}", flush=True)
+        raise SystemExit(FOREIGN)
+    import pytest
+
+    raise SystemExit(int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments])))
 
 
 def _check_sound(faults: Sequence[Fault], tree: Path, num_workers: int) -> None:
     """Run all named tests without a fault: a test that fails anyway catches nothing."""
     tests = sorted({test for fault in faults for test in fault.tests})
     print(f"running the named tests ({len(tests)}) without a fault ...", flush=True)
-    result = _pytest(tree, "-n", str(num_workers), *tests)
-    if result.returncode != 0:
-        print(result.stdout)
-        _refuse(f"the named tests must pass without a fault; pytest ended with {result.returncode}")
+    status, output = _pytest(tree, "-n", str(num_workers), *tests)
+    if status != 0:
+        print(output)
+        _refuse(f"the named tests must pass without a fault; pytest ended with {status}")
 
 
 def _try_all(faults: Sequence[Fault], trees: Sequence[Path]) -> list[Outcome]:
@@ -223,17 +231,22 @@ def _try_all(faults: Sequence[Fault], trees: Sequence[Path]) -> list[Outcome]:
 
 def _try(fault: Fault, tree: Path) -> Outcome:
     path = tree / PACKAGE / fault.file
-    whole = path.read_text(encoding="utf-8")
+    whole, written = path.read_text(encoding="utf-8"), int(path.stat().st_mtime)
     start = time.monotonic()
     try:
-        path.write_text(_planted(fault, tree), encoding="utf-8")
-        result = _pytest(tree, "-x", "-n", "0", *fault.tests)
-        verdict, detail = _judge(result.returncode, result.stdout)
-    except subprocess.TimeoutExpired:
+        # Python matches bytecode to its source by size and whole seconds: each fault has a second of its own.
+        _write(path, _planted(fault, tree), written + fault.number)
+        verdict, detail = _judge(*_pytest(tree, "-x", "-n", "0", *fault.tests))
+    except TimeoutError:
         verdict, detail = "error", f"its tests took longer than {SECONDS_PER_FAULT} s"
     finally:
-        path.write_text(whole, encoding="utf-8")
+        _write(path, whole, written)
     return Outcome(fault, verdict, detail, time.monotonic() - start)
+
+
+def _write(path: Path, text: str, second: int) -> None:
+    path.write_text(text, encoding="utf-8")
+    os.utime(path, (second, second))
 
 
 def _judge(status: int, output: str) -> tuple[str, str]:

@@ -1,9 +1,11 @@
 """One thread and one seed for every test, and shape checks that step aside for the compiler."""
 
+import dataclasses
 import functools
 import inspect
 import os
 import tempfile
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,39 +17,79 @@ torch.set_num_threads(1)
 # Compiled code of its own for each worker: two that write the same file at once may load half of it.
 _compiled = tempfile.TemporaryDirectory(prefix="dubio-inductor-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled.name
+# Compiled code without vector instructions: a third less to compile, and no search for those that the machine has.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 _checked = jaxtyping.jaxtyped
 
 
 def _checked_unless_compiling(target: Any = None, *, typechecker: Any) -> Any:
-    """Decorate as ``jaxtyping.jaxtyped`` does, but show the compiler the bare function: it cannot trace a check."""
+    """Decorate as ``jaxtyping.jaxtyped`` does, but show the compiler the bare function: it cannot trace a check.
+
+    A check is made at the first call of its function: most functions are not called by most tests.
+    """
     if target is None:
         return functools.partial(_checked_unless_compiling, typechecker=typechecker)
     if inspect.isclass(target):
-        bare = target.__init__
-        if _checked(target, typechecker=typechecker).__init__ is not bare:  # a dataclass
-            target.__init__ = _either(bare, target.__init__)
+        if dataclasses.is_dataclass(target):
+            target.__init__ = _checked_when_called(target.__init__, typechecker)
         return target
-    checked = _checked(target, typechecker=typechecker)
-    return _either(target, checked) if inspect.isfunction(target) else checked
+    if inspect.isfunction(target):
+        return _checked_when_called(target, typechecker)
+    return _checked(target, typechecker=typechecker)
 
 
-def _either(bare: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
+def _checked_when_called(bare: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
+    checked: Callable[..., Any] | None = None
+
     @functools.wraps(bare)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        nonlocal checked
+        if torch.compiler.is_compiling() or jaxtyping.config.jaxtyping_disable:
             return bare(*args, **kwargs)
+        if checked is None:
+            checked = _checked(bare, typechecker=typechecker) if _has_shapes(bare) else typechecker(bare)
         return checked(*args, **kwargs)
 
     return call
 
 
+def _has_shapes(function: Callable[..., Any]) -> bool:
+    """Whether a signature names axes, or classes by their names, which jaxtyping looks up.
+
+    One that does neither needs no record of axes, which costs more than the check.
+    """
+    hints = list(function.__annotations__.values())
+    while hints:
+        hint = hints.pop()
+        if isinstance(hint, str | typing.ForwardRef) or getattr(hint, "__module__", "").startswith("jaxtyping"):
+            return True
+        if typing.get_origin(hint) is not typing.Literal:
+            hints.extend(hint if isinstance(hint, list) else typing.get_args(hint))
+    return False
+
+
+# For a device that is not there torch keeps every seed, with the stack of whoever set it: most of what seeding costs.
+for _device in (torch.cuda, torch.xpu, torch.mtia):
+    if not _device.is_available():
+        _device.manual_seed_all = lambda seed: None
 jaxtyping.jaxtyped = _checked_unless_compiling
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with tests that have a time limit of their own: one that takes long and comes last keeps a core idle."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that train or attack at length: as a user runs it, in half the time. Others check the shapes."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

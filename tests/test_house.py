@@ -8,7 +8,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jaxtyping
 import pytest
+import torch
+from beartype.roar import BeartypeCallHintParamViolation
 
 import dubio
 
@@ -98,3 +101,15 @@ def test_no_file_is_named_after_nothing() -> None:
     names = {path.stem.lower().strip("_") for path in SOURCE.rglob("*.py")}
     assert len(names) > 20
     assert not names & {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+def test_signatures_are_checked_while_tests_run() -> None:
+    """Axes by jaxtyping, all else by beartype, values that are made as well as functions that are called."""
+    with pytest.raises(jaxtyping.TypeCheckError, match="entropy"):
+        dubio.functional.entropy(torch.tensor([1, 0]))
+    with pytest.raises(jaxtyping.TypeCheckError, match="attack_loss"):
+        dubio.functional.attack_loss(torch.rand(3, 2), torch.zeros(4, dtype=torch.long), "margin")
+    with pytest.raises(BeartypeCallHintParamViolation, match="num_removed"):
+        dubio.functional.num_removed("ten", 0.5)
+    with pytest.raises(BeartypeCallHintParamViolation, match="std"):
+        dubio.priors.Normal(std="wide")

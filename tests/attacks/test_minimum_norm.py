@@ -74,6 +74,7 @@ def test_t61_two_classes_match_the_closed_form(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_t61_two_classes_match_the_closed_form_with_the_published_settings(name: str) -> None:
     assert_nearest(DEFAULTS[name], rows=8)

@@ -69,6 +69,7 @@ def test_square_compares_under_the_same_draws(digits: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_minimum_norm_on_digits(digits: Any) -> None:
     inputs, labels = digits.inputs[:100], digits.labels[:100]
     result = attacks.MinimumNorm(seed=0)(digits.net, inputs, labels)

@@ -1,12 +1,17 @@
 """Controls: networks whose robustness, little or much, is real must be called valid."""
 
+from dataclasses import replace
+
 import jaxtyping
 import pytest
 from torch import nn
 
 import dubio
 from audit_cases import EPSILON, trained
-from dubio.auditing import Audit
+from dubio.auditing import BUDGETS, Audit, Budget
+
+HALF = replace(BUDGETS["quick"], num_images=200, square_steps=40)
+"""Half the images: every check stays, with its limit, and an error that is larger by a factor of 1.4."""
 
 
 @pytest.fixture(autouse=True)
@@ -14,8 +19,8 @@ def _as_a_user_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
-def audited(model: nn.Module, digits: dubio.data.Examples) -> Audit:
-    return dubio.audit(model, digits, epsilon=EPSILON, progress=False)
+def audited(model: nn.Module, digits: dubio.data.Examples, budget: Budget = BUDGETS["quick"]) -> Audit:
+    return dubio.audit(model, digits, epsilon=EPSILON, budget=budget, progress=False)
 
 
 @pytest.mark.feature("dubio.audit calls undefended and adversarially trained networks VALID")
@@ -40,7 +45,7 @@ def test_an_adversarially_trained_network_is_valid_and_stronger(plain: nn.Module
 
 @pytest.mark.slow
 def test_an_adversarially_trained_bayesian_network_is_valid(digits: dubio.data.Examples) -> None:
-    found = audited(trained(dubio.Bayes(), adversarial=True), digits)
+    found = audited(trained(dubio.Bayes(), adversarial=True), digits, HALF)
     assert found.status == "VALID", [check.words for check in found.failed]
     assert found.headline.accuracy > 0.6
     assert found.r_retry.value < found.r_1.value < found.clean.value

@@ -30,21 +30,20 @@ from dubio.sampling import Estimator, Using, arguments, current_pass, plans
 ESTIMATORS: tuple[Estimator, ...] = ("weight", "local", "flipout")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 ROWS = 3
-# Inductor takes seconds: one network of each kind. Convolutions meet it in test_layers_contract.py.
+# Inductor takes seconds: networks whose graphs have little in common. Convolutions meet it in test_layers_contract.py.
+INDUCTOR = ("attention", "embedding bag, mean", "tied weights")
+# One network of each other kind: inductor's decompositions and its split into two passes, but no code.
 KINDS = (
     "linear",
     "lstm cell",
-    "attention",
     "embedding, padding",
-    "embedding bag, mean",
     "bilinear",
     "prelu",
     "layer and rms norm, random",
     "weight norm",
     "own parameters and children",
-    "tied weights",
 )
-# Whole networks of such kinds: their graphs are traced with gradients, and not made into code.
+# Whole networks of such kinds: their graphs are traced with gradients.
 WHOLE = (
     "transposed conv2d, groups, dilation",
     "encoder layer, norm first, gelu, random norms",
@@ -53,6 +52,9 @@ WHOLE = (
     "u-net",
 )
 OTHERS = (
+    "lstm",
+    "gru, 2 layers, both directions",
+    "fixed lstm behind noise",
     "self-attention, padding, boolean mask",
     "transformer",
     "batch, group and instance norm",
@@ -63,8 +65,12 @@ OTHERS = (
     "output with logits",
     "transformers-style",
 )
-# ONNX, and exports without noise and with fresh noise: every kind, every interface, and all that is refused somewhere.
-EXPORTED = [name for name, row in MODULES.items() if name in (*KINDS, *WHOLE, *OTHERS) or row.refused]
+# ONNX, and exports without noise and with fresh noise: every kind, every interface, and all that is refused there.
+EXPORTED = [
+    name
+    for name, row in MODULES.items()
+    if name in (*INDUCTOR, *KINDS, *WHOLE, *OTHERS) or {"export", "onnx"} & row.refused.keys()
+]
 
 torchs_own_map = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 pytestmark = [
@@ -187,7 +193,7 @@ def test_the_table_holds_every_kind() -> None:
     others = (nn.EmbeddingBag, nn.Bilinear, nn.PReLU, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d)
     wholes = (nn.TransformerEncoder, nn.TransformerDecoderLayer, nn.Transformer, nn.ParameterList, nn.ParameterDict)
     assert {*others, *wholes} <= kinds
-    assert {*KINDS, *WHOLE, *OTHERS} <= set(MODULES)
+    assert {*INDUCTOR, *KINDS, *WHOLE, *OTHERS} <= set(MODULES)
 
 
 # -------------------------------------------------------------------------------------------------- (a) exactness
@@ -581,7 +587,12 @@ def test_compiled_networks_equal_eager_ones(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize(
-    ("name", "backend"), [*((name, "inductor") for name in KINDS), *((name, "aot_eager") for name in WHOLE)]
+    ("name", "backend"),
+    [
+        *((name, "inductor") for name in INDUCTOR),
+        *((name, "aot_eager_decomp_partition") for name in KINDS),
+        *((name, "aot_eager") for name in WHOLE),
+    ],
 )
 def test_compiled_networks_equal_eager_ones_with_gradients_and_stay_fresh(name: str, backend: str) -> None:
     model, inputs = convert(name), inputs_for(name)

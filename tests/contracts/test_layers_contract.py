@@ -57,6 +57,8 @@ COMPILED: dict[str, Estimator] = {
     "transposed 2d, groups, dilation": "flipout",
     "transposed 3d": "weight",
 }
+# Inductor itself makes code of one layer for each estimator; the others meet its decompositions and its two passes.
+INDUCTOR = ("linear", "conv2d", "transposed 2d")
 KINDS: dict[str, Estimator] = {
     "linear": "weight",
     "conv1d": "local",
@@ -104,6 +106,7 @@ def test_the_table_holds_every_bayesian_layer() -> None:
     assert {type(plain(layer)) for layer in LAYERS} == set(BAYESIAN)
     assert {type(plain(layer)) for layer in COMPILED} == set(BAYESIAN)
     assert {type(plain(layer)) for layer in KINDS} == set(BAYESIAN)
+    assert {KINDS[layer] for layer in INDUCTOR} == set(ESTIMATORS)
 
 
 @holds
@@ -286,10 +289,11 @@ def test_compiled_layers_equal_eager_ones_and_stay_fresh(layer: str, estimator: 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize(("layer", "estimator"), KINDS.items())
 def test_inductor_equals_eager_and_stays_fresh(layer: str, estimator: Estimator) -> None:
-    compiled_equals_eager(layer, estimator, "inductor", atol=1e-5)
+    backend = "inductor" if layer in INDUCTOR else "aot_eager_decomp_partition"
+    compiled_equals_eager(layer, estimator, backend, atol=1e-5)
 
 
 @holds

@@ -40,6 +40,14 @@ FREEZING = [name for name, row in METHOD_TABLE.items() if row.frozen_export]
 TRAINED = [name for name, row in METHOD_TABLE.items() if row.objective]
 # The compiler and the exporter take their time: a few pairs in the fast tests, which meet every kind of noise.
 COMPILED = {("input noise, mixture per position", "mlp"), ("flow", "cnn")}
+INDUCTOR = {"bayes", "dropout", "ensemble"}
+# One objective of each family, and variants whose loss has other terms.
+OBJECTIVES = [name for name in TRAINED if "," not in name] + [
+    "dropout, alpha",
+    "input noise, bound",
+    "flow, summed, entropy",
+    "se-snn, wasserstein",
+]
 EXPORTED = {("input noise, bound", "cnn"), ("flow, glow", "mlp"), ("wasserstein", "mlp"), ("ensemble", "mlp")}
 # ONNX is written from what the exporter gives: every family with noise, and without it one of each kind of noise off.
 ONNX = [(method, "fresh") for method in METHOD_TABLE if "," not in method] + [("bayes", "off"), ("wasserstein", "off")]
@@ -67,12 +75,12 @@ def pairs(methods: Collection[str], networks: Collection[str], fast: Collection[
 def few_pairs(methods: Collection[str], fast: Collection[tuple[str, str]]) -> Any:
     """Pairs for the compiler and the exporter, which take seconds: what matters is the method, not the network.
 
-    A family meets convolutions and a network with batch norm and dropout, a variant one network.
+    A family meets a network with convolutions, batch norm and dropout, a variant one of its own.
     """
     chosen = set(fast)
     for method in methods:
-        networks = ("cnn", "residual, dropout") if "," not in method else (METHOD_TABLE[method].fast or ("mlp",))[-1:]
-        chosen |= {(method, network) for network in networks}
+        network = "residual, dropout" if "," not in method else (METHOD_TABLE[method].fast or ("mlp",))[-1]
+        chosen.add((method, network))
     return pytest.mark.parametrize(
         ("method", "network"),
         [
@@ -86,7 +94,6 @@ def few_pairs(methods: Collection[str], fast: Collection[tuple[str, str]]) -> An
 
 every_method = pytest.mark.parametrize("method", METHOD_TABLE)
 every_family = pytest.mark.parametrize("method", [name for name in METHOD_TABLE if "," not in name])
-every_trained_method = pytest.mark.parametrize("method", TRAINED)
 every_pair = pairs(METHOD_TABLE, NETWORKS, FAST)
 every_trained_pair = pairs(TRAINED, NETWORKS, FAST)
 every_pair_with_a_source = pairs(FROM_SOURCE, NETWORKS, FAST)
@@ -523,18 +530,23 @@ def test_compiled_networks_equal_eager_ones_and_stay_fresh(method: str, network:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning")  # by torch's diagonals
 @every_family
 def test_inductor_equals_eager_and_stays_fresh(method: str) -> None:
-    """Variants meet ``aot_eager`` above, which traces the same graph."""
+    """Inductor makes code of noise on weights, of masks and of members; of the others, its decompositions.
+
+    Variants meet ``aot_eager`` above, which traces the same graph.
+    """
+    backend = "inductor" if method in INDUCTOR else "aot_eager_decomp_partition"
     convolutions = row_of(method).made == "in place" and method not in ("se-snn", "vib", "deterministic")
-    compiled_equals_eager(method, "cnn" if convolutions else "mlp", "inductor", atol=1e-5)
+    network = "cnn" if convolutions and method not in INDUCTOR else "mlp"  # layers meet it in test_layers_contract.py
+    compiled_equals_eager(method, network, backend, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiler")
-@every_trained_method
+@pytest.mark.parametrize("method", OBJECTIVES)
 def test_a_compiled_objective_equals_the_eager_one(method: str) -> None:
     model, inputs = shaken(convert(method, "cnn")), inputs_for("cnn")
     objective = row_of(method).method.objective(NUM_DATA)

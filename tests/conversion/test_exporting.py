@@ -236,7 +236,7 @@ def test_double_precision_stays() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", ["off", "fresh", "frozen"])
+@pytest.mark.parametrize("noise", ["off", "fresh"])  # frozen draws of such networks: tests/contracts
 @pytest.mark.parametrize(
     ("make", "inputs"),
     [
@@ -256,8 +256,6 @@ def test_onnx_of_recurrent_and_attention_networks(make: Any, inputs: Any, noise:
         outputs = run(exported, *own)
         if noise == "off":
             assert_close(outputs, mean(model, own))
-        elif noise == "frozen":
-            assert_close(outputs, draws(model, own, 2))
         else:
             assert (outputs - run(exported, *own)).abs().max() > 0.01
             assert (outputs[0] - outputs[1]).abs().max() > 0.01

@@ -30,6 +30,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.feature("Of noise added to a network, an attack on one draw shows less than on fifty, and transfer more")
 def test_one_draw_flatters_added_noise_and_transfer_tells(
     example: ModuleType, capsys: pytest.CaptureFixture[str]

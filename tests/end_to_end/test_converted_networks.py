@@ -197,9 +197,15 @@ def test_functional_dropout_is_named_and_stays_the_networks_own() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "noise"),
-    [*((name, "frozen") for name in TASKS), ("u-net", "off"), ("two-layer bidirectional lstm", "off")],
+    [
+        (name, noise)
+        for name in ("two-layer bidirectional lstm", "u-net", "language model, tied")
+        for noise in ("frozen", "off")
+        if (name, noise) != ("language model, tied", "off")
+    ],
 )
 def test_onnxruntime_gives_what_the_network_gives(name: str, noise: Any, tmp_path: Path) -> None:
+    """Files with several draws; one draw of every kind of network meets ONNX in ``tests/contracts``."""
     task = TASKS[name]
     _, model = convert(name)
     inputs, _ = task.data(5)

@@ -28,6 +28,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.feature("Regression bands are at least three times as wide far from the data as among them")
 @pytest.mark.parametrize("seed", [0])
 def test_bands_are_three_times_as_wide_far_from_the_data(

@@ -362,6 +362,7 @@ def test_examples_are_learned_from_as_their_tensors_are() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.feature("Bayes with its own defaults reaches 0.93 on the embedded digits")
 def test_bayes_learns_digits_with_its_own_defaults() -> None:
     from sklearn.datasets import load_digits
