@@ -12,27 +12,32 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from dubio import functional
 from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, computing_in, plan, rounding_products, shrink_chunks
 from dubio.sampling.capturing import Buffers, Captured, signature
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.settings import STATE
+from dubio.training.computing import (
+    Attacking,
+    Place,
+    as_it_is,
+    compute,
+    first_line,
+    images_channels_last,
+    to_channels_last,
+    without_graph,
+)
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
 from dubio.training.optimising import make_capturable, why_not_capturable
 from dubio.training.processes import ALONE, Processes
 from dubio.training.trial import Trial
-
-if TYPE_CHECKING:
-    from dubio.attacks import Attack
 
 __all__ = ["Fast", "Learned", "Place", "Step"]
 
@@ -41,27 +46,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 BACKEND = "inductor"
 """What compiles."""
-
-
-@runtime_checkable
-class Attacking(Protocol):
-    """An objective that attacks the inputs first: a part of the step that a compiler cannot follow as a whole."""
-
-    @property
-    def attack(self) -> "Attack":
-        """How it does."""
-
-    def attack_inputs(self, model: nn.Module, inputs: Any, targets: Tensor, through: Any) -> Tensor:
-        """The inputs, attacked."""
-
-
-class Place(NamedTuple):
-    """Where in a run a batch stands; what an objective may ask for."""
-
-    batch_index: int | Tensor | None = None
-    num_batches: int | None = None
-    epoch: float | Tensor | None = None
-    num_parts: int = 1
 
 
 class Learned(NamedTuple):
@@ -135,7 +119,7 @@ class Step:
         if self._capture:
             make_capturable(optimizer, self.device)
         if on_gpu and self._compile:
-            _to_channels_last(model)
+            to_channels_last(model)
         self._health = Health(self.device, optimizer)
 
     @property
@@ -262,7 +246,7 @@ class Step:
         (loss.total * rows).backward()
         self.num_rows += rows
         self._health.watch(loss.total)
-        return Learned(_without_graph(loss), sums)
+        return Learned(without_graph(loss), sums)
 
     def _nothing_learned(self) -> Learned:
         nothing = torch.zeros((), device=self.device)
@@ -287,7 +271,7 @@ class Step:
         shapes = signature((batch.inputs, batch.targets, batch.weight))
         self._compiled_for = self._compiled_for or shapes
         if not self._compile or shapes != self._compiled_for:  # each further shape would be compiled anew
-            return self._loss_through(_as_it_is, batch, place)
+            return self._loss_through(as_it_is, batch, place)
         try:
             with warnings.catch_warnings():  # what the compiler says of itself is nothing that a user could act on
                 warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
@@ -295,10 +279,10 @@ class Step:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            found = self._loss_through(_as_it_is, batch, place)  # raises what is the batch's own fault
+            found = self._loss_through(as_it_is, batch, place)  # raises what is the batch's own fault
             if self.fast is True:
                 raise
-            self._fall_back("eager", f"the compiler gave up: {_first_line(error)}")
+            self._fall_back("eager", f"the compiler gave up: {first_line(error)}")
             return found
 
     def _loss_through(self, through: Callable[[Any], Any], batch: Batch, place: Place) -> tuple[Loss, Tensor]:
@@ -306,10 +290,10 @@ class Step:
             attacked = None
             if isinstance(self.objective, Attacking):
                 attacked = self.objective.attack_inputs(self.model, batch.inputs, batch.targets, through)
-            compute = through(_compute)
+            computed = through(compute)
             place = place if self._takes_parts else place._replace(num_parts=1)
             given = (batch.inputs, batch.targets, batch.weight)
-            found = compute(self.objective, self.model, *given, self.num_samples, *place, attacked)
+            found = computed(self.objective, self.model, *given, self.num_samples, *place, attacked)
         total, nll, terms, log_probs, sums = found
         self.names = ("loss", "nll", *terms, *(() if log_probs is None else ("accuracy",)))
         return Loss(total, nll, terms, log_probs), sums
@@ -338,7 +322,7 @@ class Step:
         """The whole step from its recording; None where the batch has another shape, or recording fails."""
         values = (batch.inputs, batch.targets, batch.weight, self._in_tensors(place))
         if self._buffers is None:
-            self._buffers = Buffers(_channels_last(values))
+            self._buffers = Buffers(images_channels_last(values))
             self._captured = Captured(self._whole_step, self.device)
         elif signature(values) != self._buffers.signature:
             return None
@@ -349,7 +333,7 @@ class Step:
         except RuntimeError as error:
             if self.fast is True or is_out_of_memory(error):
                 raise
-            self._fall_back("compiled", f"its recording failed: {_first_line(error)}")
+            self._fall_back("compiled", f"its recording failed: {first_line(error)}")
             return None
 
     def _whole_step(self) -> tuple[Loss, Tensor]:
@@ -360,7 +344,7 @@ class Step:
         loss.total.backward()
         self._health.watch(loss.total)
         self._clip_and_step()
-        return _without_graph(loss), sums
+        return without_graph(loss), sums
 
     def _learn_on_trial(self, trial: Trial, batch: Batch, place: Place) -> Learned:
         """A step like any other, timed; after enough of them the faster way is kept."""
@@ -369,7 +353,7 @@ class Step:
         learned = self._add_gradients(batch, place)
         self._update()
         trial.note(time.perf_counter() - began)
-        if self._compile != trial.compiled_next and self.why:  # the compiler gave up
+        if self.why:  # the compiler gave up
             trial.choice = False
         self.settle(trial.choice)
         return learned
@@ -391,70 +375,3 @@ class Step:
         self._capture, self.why = False, why
         self._compile = way == "compiled"
         self._buffers = self._captured = None
-
-
-def _without_graph(loss: Loss) -> Loss:
-    """A loss that keeps nothing alive."""
-    terms = {name: term.detach() for name, term in loss.terms.items()}
-    return Loss(loss.total.detach(), loss.nll.detach(), terms, loss.log_probs)
-
-
-def _as_it_is(function: F) -> F:
-    return function
-
-
-def _compute(
-    objective: Any,
-    model: nn.Module,
-    inputs: Any,
-    targets: Tensor,
-    weight: Tensor | None,
-    num_samples: int,
-    batch_index: Tensor | int | None,
-    num_batches: int | None,
-    epoch: Tensor | float | None,
-    num_parts: int,
-    attacked: Tensor | None,
-) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None, Tensor]:
-    """Loss and metrics of a batch, as plain tensors."""
-    more: dict[str, Any] = {} if attacked is None else {"attacked": attacked}
-    if num_parts > 1:
-        more["num_parts"] = num_parts
-    loss = objective(
-        model,
-        inputs,
-        targets,
-        num_samples,
-        sample_weight=weight,
-        batch_index=batch_index,
-        num_batches=num_batches,
-        epoch=epoch,
-        **more,
-    )
-    values = [loss.total, loss.nll, *loss.terms.values()]
-    if loss.log_probs is not None:
-        labels = functional.predictive_log_probs(loss.log_probs).argmax(dim=-1)
-        values.append((labels == targets).float().mean())
-    ones = torch.ones_like(values[0])
-    metrics = torch.stack([ones, *values]).detach().double()
-    return loss.total, loss.nll, loss.terms, loss.log_probs, metrics * len(targets)
-
-
-def _to_channels_last(model: nn.Module) -> None:
-    """Lay out the weights of two-dimensional convolutions as GPUs like them best."""
-    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _channels_last(values: Any) -> Any:
-    """Images laid out likewise."""
-    return pytree.tree_map_only(
-        Tensor,
-        lambda leaf: leaf.to(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf,
-        values,
-    )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
