@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.attacks import Apgd, Pgd
+from dubio.sampling.capturing import Captured
 from dubio.training.stepping import Step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -187,3 +188,67 @@ def test_lower_precision_changes_little(precision: Any) -> None:
         torch.manual_seed(2)
         losses[kind] = sum(float(step(inputs, targets).total) for _ in range(6)) / 6
     assert losses[precision] == pytest.approx(losses["fp32"], rel=2e-2)
+
+
+def test_a_recording_that_fails_leaves_generator_and_stream_as_they_were() -> None:
+    device = torch.device("cuda", 0)
+    stream = torch.cuda.current_stream()
+
+    def asks() -> float:
+        return torch.randn(3, device=device).sum().item()
+
+    captured = Captured(asks, device, warm_ups=1)
+    captured()
+    with pytest.raises(RuntimeError):
+        captured()
+    assert torch.cuda.current_stream() == stream
+    assert torch.isfinite(torch.randn(4, device=device)).all()
+    again = Captured(lambda: torch.randn(4, device=device), device, warm_ups=1)
+    draws = [again().clone() for _ in range(3)]
+    assert not torch.equal(draws[1], draws[2])
+
+
+def wide() -> nn.Module:
+    net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3))
+    return dubio.Bayes(estimator="local").convert(net).cuda().train()
+
+
+def peak_of_a_step(num_samples: int) -> int:
+    """Most bytes that a step takes beyond what is there already, once everything is warm."""
+    model = wide()
+    step = Step(
+        model, dubio.Elbo(100), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=num_samples, fast=False
+    )
+    inputs, targets = torch.rand(512, 64, device="cuda"), torch.randint(3, (512,), device="cuda")
+    for _ in range(2):
+        step(inputs, targets)
+    model.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step(inputs, targets)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_steps_keep_within_a_memory_limit_and_grow_linearly_without() -> None:
+    without = {number: peak_of_a_step(number) for number in (8, 16, 32)}
+    assert without[32] - without[16] <= 2.1 * (without[16] - without[8])
+    limit = without[32] // 3
+    with dubio.memory_limit(limit):
+        assert peak_of_a_step(32) <= 1.1 * limit + 3 * 4 * 600_000  # and the gradients of the parameters
+
+
+def test_a_step_goes_on_with_fewer_draws_where_a_gpu_runs_out_of_memory() -> None:
+    model = wide()
+    step = Step(model, dubio.Elbo(100), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=256, fast=False)
+    inputs, targets = torch.rand(512, 64, device="cuda"), torch.randint(3, (512,), device="cuda")
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    taken = torch.cuda.memory_allocated()
+    torch.cuda.set_per_process_memory_fraction((taken + 2**30) / total)  # 256 draws want more than two
+    try:
+        losses = [float(step(inputs, targets).total) for _ in range(3)]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(loss < 1e9 for loss in losses)
+    assert "running out of memory" in str(dubio.describe(model))
