@@ -207,4 +207,7 @@ def _batch(record: Row, net: str) -> int:
 
 def _about(record: Row, net: str) -> str:
     settings = record["settings"]
-    return f"{net}, batch of {_batch(record, net)}, {settings['warm_ups']} warm-ups, medians of runs that take turns."
+    about = f"{net}, batch of {_batch(record, net)}, {settings['warm_ups']} warm-ups, medians of runs that take turns."
+    load = settings["nets"][net].get("load_after")
+    busy = settings.get("device") == "cpu" and load is not None
+    return f"{about} The load average was {settings['load_before']:.1f} before and {load:.1f} after." if busy else about

@@ -21,7 +21,11 @@ def test_speeds_are_told_beside_the_fastest_peer_in_the_same_precision_and_in_an
     assert rows["dubio, bf16"] == ("-", "0.25", "-", "80.00", "80.00")
     assert rows["plain, tf32"] == ("0.1", "0.1", "-", "400.00", "200.00")
     assert found.headings[1:3] == ("S = 1", "S = 10")
-    assert found.about.startswith(f"{NET}, batch of 128, 5 warm-ups, ")
+    assert found.about == f"{NET}, batch of 128, 5 warm-ups, medians of runs that take turns."
+    record["settings"] |= {"device": "cpu", "load_before": 0.5}
+    record["settings"]["nets"][NET]["load_after"] = 6.25
+    about = peer_tables.PEER_TABLES["peer-steps"](record, NET).about
+    assert about.endswith(" The load average was 0.5 before and 6.2 after.")
 
 
 def test_what_failed_is_in_the_table_and_never_the_fastest(record: dict[str, Any]) -> None:
