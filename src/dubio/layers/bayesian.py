@@ -39,6 +39,10 @@ __all__ = [
 ]
 
 
+ALIGNED_UNITS = 8
+"""Products of a GPU are fast where widths are a multiple of this: ten classes are compiled as sixteen."""
+
+
 class BayesianLayer(Drawn, ABC):
     """What the Bayesian layers share: the estimators."""
 
@@ -137,7 +141,14 @@ class Linear(BayesianLayer, nn.Linear):
     dubio_plain_class = nn.Linear
 
     def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return F.linear(input, cast(Tensor, weight), bias)
+        weight = cast(Tensor, weight)
+        units = weight.shape[-2]
+        missing = -units % ALIGNED_UNITS
+        if not (missing and input.is_cuda and torch.compiler.is_compiling()):
+            return F.linear(input, weight, bias)
+        weight = F.pad(weight, (0, 0, 0, missing))
+        bias = None if bias is None else F.pad(bias, (0, missing))
+        return F.linear(input, weight, bias)[..., :units]
 
     def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
         return input.shape, output.shape

@@ -1,5 +1,8 @@
 """Whether every loss so far was finite: kept on the device, so that no step has to wait for an answer."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,18 +35,22 @@ class Health:
         """Steps with a finite loss."""
         return int(self._steps)
 
-    def watch(self, total: Tensor) -> None:
-        """Take note of a loss."""
-        if not self._on_gpu:
+    def watch(self, total: Tensor, through: Callable[[Any], Any]) -> None:
+        """Take note of a loss; ``through`` says how that is run, such as compiled."""
+        if self._on_gpu:
+            through(_take_note)(total.detach(), self._value, self._broken, self._steps)
+        else:
             self._steps += 1
-            return
-        total = total.detach()
-        self._value.copy_(torch.where(self._broken > 0, self._value, total.float()))
-        self._broken.copy_(torch.where(torch.isfinite(self._value), 0.0, 1.0))
-        self._steps.add_(1 - self._broken.long())
 
     def first_broken(self) -> tuple[float, int] | None:
         """The first loss that is not finite, and how many were before it."""
         if not self._on_gpu or not bool(self._broken):
             return None
         return self._value.item(), self.num_steps
+
+
+def _take_note(total: Tensor, value: Tensor, broken: Tensor, steps: Tensor) -> None:
+    """Keep the first loss that is not finite, and count those before it."""
+    value.copy_(torch.where(broken > 0, value, total.float()))
+    broken.copy_(torch.where(torch.isfinite(value), 0.0, 1.0))
+    steps.add_(1 - broken.long())

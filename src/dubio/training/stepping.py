@@ -245,12 +245,12 @@ class Step:
             raise BrokenLossError(loss.total.item(), culprit_of(self.model, batch.inputs, loss), self._health.num_steps)
         (loss.total * rows).backward()
         self.num_rows += rows
-        self._health.watch(loss.total)
+        self._health.watch(loss.total, as_it_is)
         return Learned(without_graph(loss), sums)
 
     def _nothing_learned(self) -> Learned:
         nothing = torch.zeros((), device=self.device)
-        self._health.watch(nothing)
+        self._health.watch(nothing, as_it_is)
         return Learned(Loss(nothing, nothing, {}, None), nothing.double().expand(1 + len(self.names)))
 
     def _update(self) -> None:
@@ -342,7 +342,7 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         loss, sums = self._loss(Batch(inputs, targets, weight), Place(*place))
         loss.total.backward()
-        self._health.watch(loss.total)
+        self._health.watch(loss.total, self._through if self._compile else as_it_is)
         self._clip_and_step()
         return without_graph(loss), sums
 
