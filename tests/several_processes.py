@@ -1,6 +1,7 @@
 """Run a function in several processes that know of each other as ``torchrun`` lets them know."""
 
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -25,8 +26,17 @@ class Ended:
 def in_processes(folder: Path, task: Callable[[int], Any], count: int = 2) -> list[Ended]:
     """What became of ``task(rank)`` in each of the processes, which are forked: nothing is imported anew."""
     port = _free_port()
-    children = [_fork(folder, task, rank, count, port) for rank in range(count)]
-    return [_ended(folder, rank, os.waitpid(child, 0)[1]) for rank, child in enumerate(children)]
+    left = [_fork(folder, task, rank, count, port) for rank in range(count)]
+    statuses = []
+    try:
+        while left:
+            statuses.append(os.waitpid(left[0], 0)[1])
+            del left[0]
+    finally:
+        for child in left:  # the test ran out of time
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return [_ended(folder, rank, status) for rank, status in enumerate(statuses)]
 
 
 def values(folder: Path, task: Callable[[int], Any], count: int = 2) -> list[Any]:

@@ -20,8 +20,9 @@ from dubio.data import CropAndFlip, Examples, Loader
 from dubio.data.batches import Batch, batches_from
 from dubio.data.sharing import shared_batches
 from dubio.objectives import Adversarial
-from dubio.training import LostProcessError, Processes, Step, checkpoints, processes, trainer
+from dubio.training import ALONE, LostProcessError, Processes, Step, checkpoints, processes, trainer
 from dubio.training.stepping import Place
+from dubio.training.validation import validate
 from networks import Residual, mlp
 from several_processes import in_processes, values
 
@@ -108,6 +109,21 @@ def test_noise_off_three_processes_train_as_one(tmp_path: Path) -> None:
     with dubio.noise_off():
         for found in values(tmp_path, lambda rank: CASES["geometric weights"](), count=3):
             assert_close(found, CASES["geometric weights"]())
+
+
+def test_held_out_data_are_judged_by_all_processes_together(tmp_path: Path) -> None:
+    def task(rank: int) -> dict[str, float]:
+        with Processes.here(CPU).joined() as joined:
+            return judge(joined)
+
+    def judge(joined: Processes) -> dict[str, float]:
+        held_out = batches_from((INPUTS, TARGETS), 12, name="validation")
+        return validate(make(), held_out, seed=3, device=CPU, processes=joined)
+
+    alone = judge(ALONE)
+    for count in (2, 5):  # four batches: the fifth process has none
+        for found in values(tmp_path, task, count):
+            assert found == pytest.approx(alone, rel=1e-12)
 
 
 class Recording:

@@ -117,9 +117,8 @@ def train_order(
             progress=progress,
         )
     except Exception:
-        if (
-            processes.is_writer and not (folder / "config.json").exists()
-        ):  # refused before it began: leave no trace of it
+        # Refused before it began: leave no trace of it.
+        if processes.is_writer and not (folder / "config.json").exists():
             (folder / FILE).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 folder.rmdir()
