@@ -113,7 +113,8 @@ def plan_for(
     ``joined`` says whether the outputs of all draws end up in one tensor, or are given away chunk by chunk.
     """
     if num_samples == 1:
-        return Plan("loop", 1, 1, False, 0, 0, None, "a single draw leaves no choice")
+        mechanism = "loop" if executor == "auto" else executor
+        return Plan(mechanism, 1, 1, False, 0, 0, None, "a single draw leaves no choice")
     limit = call.settings.memory
     if executor != "auto" and limit is None and _key(call, executor) not in _KNOWN.get(call.model, {}):
         at_a_time = 1 if executor == "loop" else chunk or num_samples
