@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+TURN_MS = 20.0
+"""How long a turn on a GPU should take."""
+
 
 def median_ms(work: Callable[[], object], device: torch.device, repetitions: int = 7) -> float:
     times = []
@@ -43,27 +46,40 @@ def alternating_times_ms(
     at_least: int = 3,
     at_most: int = 100,
 ) -> dict[str, list[float]]:
-    """Times of pieces of work that take turns; each leaves once its repetitions took ``seconds``."""
+    """Times of pieces of work that take turns; each leaves once its repetitions took ``seconds``.
+
+    On a GPU a turn is several repetitions in a row, as training makes them, and their mean is one time: the device is
+    waited for once a turn, not after every step.
+    """
     times: dict[str, list[float]] = {name: [] for name in works}
     for work in list(works.values()) * warm_ups:
         _timed_ms(work, device)
+    in_a_row = {name: _turn_length(work, device) for name, work in works.items()}
     while True:
         going = [
             name
             for name, own in times.items()
-            if len(own) < at_least or (sum(own) < seconds * 1e3 and len(own) < at_most)
+            if len(own) < at_least or (sum(own) * in_a_row[name] < seconds * 1e3 and len(own) < at_most)
         ]
         if not going:
             return times
         for name in going:
-            times[name].append(_timed_ms(works[name], device))
+            times[name].append(_timed_ms(works[name], device, in_a_row[name]))
 
 
-def _timed_ms(work: Callable[[], object], device: torch.device) -> float:
+def _turn_length(work: Callable[[], object], device: torch.device) -> int:
+    """Repetitions that fill a turn of a GPU; elsewhere nothing runs ahead, and each is a turn."""
+    if device.type != "cuda":
+        return 1
+    return max(1, round(TURN_MS / _timed_ms(work, device)))
+
+
+def _timed_ms(work: Callable[[], object], device: torch.device, times: int = 1) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
-    work()
+    for _ in range(times):
+        work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) * 1e3
+    return (time.perf_counter() - start) * 1e3 / times
