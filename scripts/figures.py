@@ -168,6 +168,19 @@ def glow(choice: str) -> str:
     return f"{_markdown(headings, rows)}\n\n{about} {_source('glow', stored)}"
 
 
+def epochs(choice: str) -> str:
+    """What an epoch takes through ``dubio.fit``, on the machine that is named."""
+    name = f"fitting_{choice}"
+    stored = _load(name)
+    rows = [
+        (record["what"], f"{record['seconds']:.2f} s", f"{record['capture_seconds']:.0f} s", record["data"])
+        for record in stored["records"]["fitting"]
+    ]
+    headings = ("training by `dubio.fit`", "an epoch", "to compile and record, once", "data")
+    about = "Medians from the third epoch on; random images of the same number and size take the same time."
+    return f"{_markdown(headings, rows)}\n\n{about} {_source(name, stored)}"
+
+
 def checks(choice: str) -> str:
     """The checks of an audit, in the order of their numbers."""
     rows = [
@@ -246,6 +259,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "alpha": alpha,
     "steps": steps,
     "glow": glow,
+    "epochs": epochs,
     "checks": checks,
     "audits": audits,
     "autoattack": autoattack,

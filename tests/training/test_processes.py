@@ -340,6 +340,17 @@ def test_networks_that_differ_are_refused(tmp_path: Path) -> None:
     assert second.error == f"{told}(8, 5) in process 1 and (7, 5) in process 0"
 
 
+def test_processes_that_would_train_in_different_ways_are_refused(tmp_path: Path) -> None:
+    def task(rank: int) -> None:
+        torch.manual_seed(0)
+        dubio.fit(mlp(5, 7, 4), (INPUTS, TARGETS), batch_size=10 + rank, progress=False)
+
+    first, second = in_processes(tmp_path, task)
+    told = "ValueError: every process must train alike: batch_size is"
+    assert first.error == f"{told} 10 in process 0 and 11 in process 1"
+    assert second.error == f"{told} 11 in process 1 and 10 in process 0"
+
+
 def test_networks_begin_as_that_of_the_first_process(tmp_path: Path) -> None:
     def task(rank: int) -> dict[str, Tensor]:
         torch.manual_seed(rank)

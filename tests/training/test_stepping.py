@@ -12,7 +12,8 @@ import dubio
 from dubio.attacks import Apgd, Pgd
 from dubio.training import stepping
 from dubio.training.health import BrokenLossError
-from dubio.training.optimising import load_keeping_the_way, make_capturable, set_learning_rates
+from dubio.training.optimising import load_keeping_the_way, make_capturable, match_layouts, set_learning_rates
+from dubio.training.shapes import MOST_CHANGES, OTHERS_TO_CHANGE, Shapes
 from dubio.training.stepping import Place, Step
 from dubio.training.trial import TRIALS, Trial
 from networks import mlp
@@ -171,6 +172,65 @@ def test_sums_count_examples_and_metrics() -> None:
     assert sums.tolist() == pytest.approx([12 * value for value in expected], rel=1e-6)
 
 
+def test_another_shape_is_compiled_for_when_it_comes_again_and_again() -> None:
+    shapes = Shapes()
+    assert shapes.notice(("short",))  # a run taken up just before the last batch of an epoch
+    assert [shapes.notice(("full",)) for _ in range(OTHERS_TO_CHANGE)] == [False] * (OTHERS_TO_CHANGE - 1) + [True]
+    assert shapes.chosen == ("full",)
+    for _ in range(10):  # now and then a short one changes nothing
+        assert not shapes.notice(("short",))
+        assert not shapes.notice(("full",))
+    changes = sum(shapes.notice((number // OTHERS_TO_CHANGE,)) for number in range(100))
+    assert changes == MOST_CHANGES - 1  # data of ever other shapes are not compiled for each of them
+
+
+def test_many_networks_are_compiled_in_one_process(traced: None) -> None:
+    kept = []
+    for _ in range(10):  # more than torch compiles one function for
+        step = steps_of(make(), dubio.Elbo(40), fast=True)
+        step(INPUTS, TARGETS)
+        kept.append(step)
+    assert {step.how for step in kept} == {"compiled"}
+
+
+class Failing(torch.optim.SGD):
+    """Changes the parameters, and finds no memory then."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        raise torch.OutOfMemoryError("no memory for the rest of the update")
+
+
+def test_an_update_that_runs_out_of_memory_is_not_made_twice() -> None:
+    model = make()
+    twin = copy.deepcopy(model)
+    torch.manual_seed(3)
+    with pytest.raises(torch.OutOfMemoryError, match="the rest of the update"):
+        Step(model, dubio.Elbo(40), Failing(model.parameters(), lr=0.1), num_samples=2)(INPUTS, TARGETS)
+    torch.manual_seed(3)
+    Step(twin, dubio.Elbo(40), torch.optim.SGD(twin.parameters(), lr=0.1), num_samples=2)(INPUTS, TARGETS)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_inputs_that_cannot_be_attacked_are_refused_in_words() -> None:
+    step = steps_of(make(), dubio.Adversarial(dubio.Elbo(40), ATTACK))
+    with pytest.raises(TypeError, match="inputs must be one tensor to be attacked, got tuple"):
+        step((INPUTS,), TARGETS)
+
+
+def test_what_an_optimiser_keeps_is_laid_out_like_its_parameters() -> None:
+    weight = nn.Parameter(torch.randn(4, 3, 2, 2))
+    optimizer = torch.optim.Adam([weight])
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    kept = optimizer.state[weight]["exp_avg"].clone()
+    weight.data = weight.data.to(memory_format=torch.channels_last)
+    match_layouts(optimizer)
+    assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+    assert torch.equal(optimizer.state[weight]["exp_avg"], kept)
+
+
 # Memory
 
 
@@ -232,6 +292,8 @@ def test_a_memory_limit_leaves_the_compiler_out_where_all_draws_do_not_fit(trace
         small(INPUTS, TARGETS)
     assert small.how == "eager, since the memory limit leaves no room for all draws at once"
     with dubio.memory_limit("1 GiB"):
+        trying = Step(models[0], dubio.Elbo(40), torch.optim.SGD(models[0].parameters(), lr=0.1), num_steps=10**9)
+        assert trying._trial is None  # what a trial would choose might not fit
         large = Step(models[1], dubio.Elbo(40), torch.optim.SGD(models[1].parameters(), lr=0.1), fast=True)
         large(INPUTS, TARGETS)
     assert large.how == "compiled"

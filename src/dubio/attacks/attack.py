@@ -20,14 +20,13 @@ from dubio.attacks.recording import Recorder
 from dubio.attacks.victims import (
     Model,
     Noise,
-    Through,
     Victim,
-    as_it_is,
     check_classifier,
     seeded_generator,
     untouched,
 )
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
+from dubio.sampling.capturing import Through, as_it_is
 from dubio.sampling.settings import check_num_samples, seed_tensor
 
 __all__ = ["Attack", "Attacked", "Perturbed", "check_count", "stronger"]
@@ -156,10 +155,12 @@ class Attack:
             self._check_call(model, inputs, targets)
         with torch.inference_mode(False), untouched(model), seeded_generator(self.seed, inputs.device), torch.no_grad():
             victim = replace(self.victim(model), through=through, seeded=self.seed is not None)
-            pieces = zip(
-                *(part.detach().split(self.batch_size or len(inputs)) for part in (inputs, targets)), strict=True
-            )
-            return torch.cat([self._moved(victim, some, labels.long()) for some, labels in pieces])
+            rows, moved = self.batch_size or len(inputs), []
+            for first in range(0, len(inputs), rows):
+                piece = slice(first, first + rows)
+                part = replace(victim, first_row=first)
+                moved.append(self._moved(part, inputs[piece].detach(), targets[piece].long()))
+            return torch.cat(moved)
 
     def _run(
         self, model: Model, inputs: Tensor, targets: Tensor, first_row: int = 0, *, progress: bool = False

@@ -11,7 +11,7 @@ changes no attack on a network without noise (``test_the_batch_size_does_not_mat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeVar, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,6 +23,7 @@ from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.layers import num_members
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, sample, seed_tensor
+from dubio.sampling.capturing import Through, as_it_is
 from dubio.sampling.executors import Executor
 from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
 from dubio.sampling.planning import Footprint, memory_budget
@@ -30,10 +31,8 @@ from dubio.sampling.planning import Footprint, memory_budget
 __all__ = [
     "Model",
     "Noise",
-    "Through",
     "Victim",
     "View",
-    "as_it_is",
     "check_classifier",
     "seeded_generator",
     "untouched",
@@ -41,17 +40,9 @@ __all__ = [
 
 Model = nn.Module | Callable[[Tensor], Tensor]
 Noise = Literal["fresh", "frozen", "off"]
-F = TypeVar("F", bound=Callable[..., object])
-Through = Callable[[F], F]
-"""How a function of a network and tensors is run: as it is, or compiled."""
 
 ROWS_TO_TRY = 8
 KEY = noise_key("attacks")
-
-
-def as_it_is(function: F) -> F:
-    """Run a function as it is."""
-    return function
 
 
 class View(NamedTuple):

@@ -194,9 +194,11 @@ def train(
         "samples": samples,
         "seed": seed,
         "precision": precision,
+        "fast": fast,
+        "memory": memory,
     }
     given = {option: value for option, value in given.items() if value is not None}
-    train_run(name, runs, fields, given, resume, device_for(device), "auto" if fast is None else fast, memory)
+    train_run(name, runs, fields, given, resume, device_for(device))
 
 
 @app.command("runs")

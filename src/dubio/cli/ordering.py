@@ -47,6 +47,9 @@ class Order:
     samples: int | None = None
     seed: int = 0
     precision: Precision = "fp32"
+    fast: Fast = "auto"
+    memory: str | None = None
+    """What the draws of a step may take, as in ``2 GiB``."""
 
 
 def load_splits(order: Order) -> Splits:
@@ -82,7 +85,6 @@ def train_order(
     resume: bool = False,
     device: str | None = None,
     *,
-    fast: Fast = "auto",
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     processes: Processes = ALONE,
@@ -113,7 +115,7 @@ def train_order(
             seed=order.seed,
             device=device,
             precision=order.precision,
-            fast=fast,
+            fast=order.fast,
             progress=progress,
         )
     except Exception:

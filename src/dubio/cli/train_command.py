@@ -19,7 +19,7 @@ from dubio.data import Splits
 from dubio.evaluation import evaluate
 from dubio.layers import num_members
 from dubio.sampling import memory_limit
-from dubio.training import Fast, Interrupted, LostProcessError, Processes, Run
+from dubio.training import Interrupted, LostProcessError, Processes, Run
 
 __all__ = ["train_run"]
 
@@ -31,8 +31,6 @@ def train_run(
     given: dict[str, Any],
     resume: bool,
     device: str,
-    fast: Fast,
-    memory: str | None,
 ) -> None:
     """Train the network that is asked for, or go on, and tell how it does on the test part."""
     folder = runs / name
@@ -41,10 +39,8 @@ def train_run(
         splits = processes.together(lambda: load_splits(order))
         again = f"go on with: {_resuming(name, runs, processes)}"
         try:
-            with nullcontext() if memory is None else memory_limit(memory):
-                trained, run = train_order(
-                    order, splits, folder, resume, str(processes.device), fast=fast, processes=processes
-                )
+            with nullcontext() if order.memory is None else memory_limit(order.memory):
+                trained, run = train_order(order, splits, folder, resume, str(processes.device), processes=processes)
         except Interrupted:
             raise Interrupted(f"{folder} is saved; {again}") from None
         except LostProcessError as error:

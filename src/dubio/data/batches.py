@@ -70,8 +70,9 @@ def batches_from(
 ) -> Batches:
     """Batches from any kind of data; ``name`` is what error messages call it. Without a seed, nothing is shuffled."""
     if isinstance(data, Examples):
+        place = device if device is None or _fits(data.inputs, device) else None
         loader = Loader(
-            data, batch_size, shuffle=seed is not None, seed=seed or 0, sample_weight=sample_weight, device=device
+            data, batch_size, shuffle=seed is not None, seed=seed or 0, sample_weight=sample_weight, device=place
         )
         return Batches(len(data), len(loader), loader.epoch)
     if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor | np.ndarray):
@@ -112,12 +113,15 @@ def _from_tensors(data: Any, batch_size: int, name: str, seed: int | None) -> Ba
 
 def _on_device(data: Any, device: torch.device | None) -> Any:
     """Tensors where they are needed, once and for all, where a GPU has room for them."""
-    if device is None or device.type != "cuda":
-        return data
-    size = sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor))
-    if size > memory_budget(device):
+    if device is None or device.type != "cuda" or not _fits(data, device):
         return data
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), data)
+
+
+def _fits(data: Any, device: torch.device) -> bool:
+    """Whether a device has room for all data at once; a CPU has them already."""
+    size = sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor))
+    return device.type == "cpu" or size <= memory_budget(device)
 
 
 def _from_dataset(data: Any, batch_size: int, name: str, seed: int | None) -> Batches:

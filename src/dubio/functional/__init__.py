@@ -93,7 +93,7 @@ from dubio.functional.flows import (
     planar_inverse,
     planar_step,
 )
-from dubio.functional.free_energy import kl_share, minibatch_cost, weighted_divergence
+from dubio.functional.free_energy import kl_share, minibatch_cost, warmup_share, weighted_divergence
 from dubio.functional.gaussian_activations import (
     activation_std,
     bottleneck_std,
@@ -318,6 +318,7 @@ __all__ = [
     "vote_shares",
     "wasserstein_1d",
     "weight_penalty",
+    "warmup_share",
     "weighted_divergence",
     "with_contrast",
     "with_momentum",

@@ -11,7 +11,7 @@ from typing import Literal, overload
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["KlWeighting", "kl_share", "minibatch_cost", "weighted_divergence"]
+__all__ = ["KlWeighting", "kl_share", "minibatch_cost", "warmup_share", "weighted_divergence"]
 
 KlWeighting = Literal["uniform", "geometric", "none"]
 
@@ -59,6 +59,13 @@ def minibatch_cost(
     """The batch's cost per example: the mean over draws of each draw's own cost, plus the divergence's part (E-5)."""
     batch_size = nll_per_example.shape[1]
     return nll_per_example.mean() + beta * share / batch_size * divergence
+
+
+def warmup_share(epoch: float | Tensor, warmup: int) -> float | Tensor:
+    """How much of the divergence counts after so many epochs: it grows evenly from nothing over ``warmup`` of them."""
+    if warmup == 0:
+        return 1.0
+    return (epoch / warmup).clamp(max=1.0) if isinstance(epoch, Tensor) else min(1.0, epoch / warmup)
 
 
 def weighted_divergence(

@@ -81,7 +81,8 @@ class BayesianLayer(Drawn, ABC):
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
         dtype = torch.promote_types(input.dtype, torch.float32)
         factors = _factors_dtype(input.device, dtype)
-        # Squares under- and overflow in float16: they, their sums and roots are computed in float32 at least.
+        # Squares under- and overflow in float16: they and roots are computed in float32 at least, and their products in
+        # nothing that has a smaller range.
         with torch.autocast(input.device.type, enabled=False):
             square = input.to(dtype).square().to(factors)
             weight, bias = (self._variance(name, dtype, factors) for name in ("weight", "bias"))

@@ -16,10 +16,11 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from dubio.attacks import Attack, Pgd
-from dubio.attacks.victims import Through, as_it_is, untouched
+from dubio.attacks.victims import untouched
 from dubio.objectives.elbo import Elbo
 from dubio.objectives.loss import Loss
 from dubio.sampling import Inputs
+from dubio.sampling.capturing import Through, as_it_is
 from dubio.sampling.executors import Executor
 
 __all__ = ["Adversarial"]
@@ -80,8 +81,6 @@ class Adversarial:
 
         ``attacked`` are the inputs as ``attack_inputs`` moved them, where that is done already.
         """
-        if not isinstance(inputs, Tensor):
-            raise TypeError(f"inputs must be one tensor to be attacked, got {type(inputs).__name__}")
         if attacked is None:
             attacked = self.attack_inputs(model, inputs, targets)
 
@@ -112,11 +111,13 @@ class Adversarial:
     def attack_inputs(
         self,
         model: nn.Module,
-        inputs: Float[Tensor, "batch ..."],
+        inputs: Inputs,
         targets: Int[Tensor, " batch"],
         through: Through[Callable[..., object]] = as_it_is,
     ) -> Float[Tensor, "batch ..."]:
         """The inputs as the attack moves them; ``through`` says how looks at the network are run."""
+        if not isinstance(inputs, Tensor):
+            raise TypeError(f"inputs must be one tensor to be attacked, got {type(inputs).__name__}")
         if self.label == "own":
             with untouched(model):
                 targets = replace(self.attack.victim(model), through=through).labels(inputs)

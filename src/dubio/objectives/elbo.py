@@ -143,9 +143,7 @@ class Elbo:
             return self.beta
         if epoch is None:
             raise ValueError("a warm-up needs the epoch in the call")
-        if isinstance(epoch, Tensor):
-            return self.beta * (epoch / self.warmup).clamp(max=1.0)
-        return self.beta * min(1.0, epoch / self.warmup)
+        return self.beta * functional.warmup_share(epoch, self.warmup)
 
     def _weighted(
         self, losses: Float[Tensor, "sample batch"], weight: Tensor | None

@@ -14,11 +14,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["WARM_UPS", "Buffers", "Captured", "signature"]
+__all__ = ["WARM_UPS", "Buffers", "Captured", "Through", "as_it_is", "signature"]
 
 WARM_UPS = 3
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Through = Callable[[F], F]
+"""How a function of a network and tensors is run: as it is, or compiled."""
+
+
+def as_it_is(function: F) -> F:
+    """Run a function as it is."""
+    return function
 
 
 class Buffers:
@@ -82,26 +90,28 @@ class Captured(Generic[T]):
         return result
 
     def _on_a_side_stream(self) -> T:
-        present = torch.cuda.current_stream(self._device)
-        side = torch.cuda.Stream(self._device)
-        side.wait_stream(present)
-        with torch.cuda.stream(side):
-            result = self._work()
-        present.wait_stream(side)
+        with torch.cuda.device(self._device):
+            present, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(present)
+            with torch.cuda.stream(side):
+                result = self._work()
+            present.wait_stream(side)
         return result
 
     def _record(self) -> T:
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream(self._device)
-        generator = torch.cuda.default_generators[self._device.index or 0]
-        before = generator.clone_state()
-        try:
-            # Other threads may use the device meanwhile: those of a loader that pins memory, for one.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._result = self._work()
-        except BaseException:  # torch leaves its generator and its stream as they were in the middle of it
-            torch.cuda.set_stream(stream)
-            generator.graphsafe_set_state(before)
-            raise
+        with torch.cuda.device(self._device):
+            graph = torch.cuda.CUDAGraph()
+            stream = torch.cuda.current_stream()
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            before = generator.clone_state()
+            try:
+                # A stream of this device: torch's own belongs to the first one that recorded anything. Other threads
+                # may use the device meanwhile: those of a loader that pins memory, for one.
+                with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+                    self._result = self._work()
+            except BaseException:  # torch leaves its generator and its stream as they were in the middle of it
+                torch.cuda.set_stream(stream)
+                generator.graphsafe_set_state(before)
+                raise
         self._graph = graph
         return self._result

@@ -1,7 +1,7 @@
 """What is computed in a step of training, apart from how: the loss of a batch, its metrics, the layout of images."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Attacking",
     "Place",
-    "as_it_is",
+    "compiled",
     "compute",
     "first_line",
     "images_channels_last",
     "to_channels_last",
     "without_graph",
 ]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @runtime_checkable
@@ -52,11 +50,6 @@ def without_graph(loss: Loss) -> Loss:
     """A loss that keeps nothing alive."""
     terms = {name: term.detach() for name, term in loss.terms.items()}
     return Loss(loss.total.detach(), loss.nll.detach(), terms, loss.log_probs)
-
-
-def as_it_is(function: F) -> F:
-    """Run a function as it is."""
-    return function
 
 
 def compute(
@@ -109,6 +102,17 @@ def images_channels_last(values: Any) -> Any:
         lambda leaf: leaf.to(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf,
         values,
     )
+
+
+def compiled(function: Any, backend: str, device: torch.device) -> Any:
+    """A function compiled for the shapes it is first called with."""
+    # On a CPU, compiled random numbers are slower than torch's own, and other ones.
+    own_numbers = backend == "inductor" and device.type == "cpu"
+    options: Any = {"fallback_random": True} if own_numbers else None
+    # Of a copy: torch compiles a function for few networks only, and counts them over the whole process.
+    copy = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    copy.__kwdefaults__, copy.__defaults__ = function.__kwdefaults__, function.__defaults__
+    return torch.compile(copy, dynamic=False, fullgraph=True, backend=backend, options=options)
 
 
 def first_line(error: Exception) -> str:

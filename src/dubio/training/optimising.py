@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from dubio.layers import noise_parameters
 
-__all__ = ["load_keeping_the_way", "make_capturable", "parameter_groups", "set_learning_rates", "why_not_capturable"]
+__all__ = [
+    "load_keeping_the_way",
+    "make_capturable",
+    "match_layouts",
+    "parameter_groups",
+    "set_learning_rates",
+    "why_not_capturable",
+]
 
 WAYS = ("foreach", "fused", "capturable")
 """Options of an optimiser that belong to the device and not to the run."""
@@ -50,9 +57,18 @@ def load_keeping_the_way(optimizer: torch.optim.Optimizer, state: dict[str, Any]
         group.update(way)
         if isinstance(rate, Tensor):  # the one that a recording reads
             group["lr"] = rate.fill_(group["lr"])
+    match_layouts(optimizer)
     for parameter, values in optimizer.state.items():
         if isinstance(values.get("step"), Tensor) and _is_fused(optimizer):
             values["step"] = values["step"].to(parameter.device)
+
+
+def match_layouts(optimizer: torch.optim.Optimizer) -> None:
+    """Lay out what an optimiser keeps for each parameter as the parameter is: fused updates want nothing else."""
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def why_not_capturable(optimizer: torch.optim.Optimizer) -> str:

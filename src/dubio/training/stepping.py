@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, computing_in, plan, rounding_products, shrink_chunks
-from dubio.sampling.capturing import Buffers, Captured, signature
+from dubio.sampling.capturing import Buffers, Captured, as_it_is, signature
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.settings import STATE
 from dubio.training.computing import (
     Attacking,
     Place,
-    as_it_is,
+    compiled,
     compute,
     first_line,
     images_channels_last,
@@ -35,8 +35,9 @@ from dubio.training.computing import (
 )
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
-from dubio.training.optimising import make_capturable, why_not_capturable
-from dubio.training.processes import ALONE, Processes
+from dubio.training.optimising import make_capturable, match_layouts, why_not_capturable
+from dubio.training.processes import ALONE, LostProcessError, Processes
+from dubio.training.shapes import Shapes
 from dubio.training.trial import Trial
 
 __all__ = ["Fast", "Learned", "Place", "Step"]
@@ -46,6 +47,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 BACKEND = "inductor"
 """What compiles."""
+LOOK_EVERY = 0.25
+"""Seconds between two looks at a GPU: each waits until it has caught up."""
 
 
 class Learned(NamedTuple):
@@ -59,7 +62,9 @@ class Learned(NamedTuple):
 class Step:
     """A step of training, as fast as it can be made.
 
-    ``step(inputs, targets)`` learns from a batch and gives its ``Loss``, whose tensors the next step may overwrite.
+    ``step(inputs, targets)`` learns from a batch and gives its ``Loss``, whose tensors the next step may overwrite. A
+    recording sees learning rates that are set later, other modes of noise, and ``model.eval()``; for other options of
+    the optimiser, or parameters that are frozen later, make a new step.
 
     >>> step = dubio.Step(model, method.objective(len(data)), torch.optim.Adam(model.parameters()), num_samples=10)
     >>> for inputs, targets in batches:
@@ -92,7 +97,7 @@ class Step:
         processes: Processes = ALONE,
     ) -> None:
         check_precision(precision)
-        if fast not in (True, False, "auto"):
+        if not isinstance(fast, bool) and fast != "auto":
             raise ValueError(f"fast must be True, False or 'auto', got {fast!r}")
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.num_samples, self.clip_norm, self.precision, self.fast = num_samples, clip_norm, precision, fast
@@ -107,25 +112,35 @@ class Step:
         """Why the step is not as fast as it might be, where something stood in the way."""
         on_gpu = self.device.type == "cuda"
         self._compile = self._starts_compiled()
-        on_trial = fast == "auto" and not on_gpu and processes.count == 1
+        limited = STATE.own.settings.memory is not None  # compiled, all draws run at once
+        on_trial = fast == "auto" and not on_gpu and processes.count == 1 and not limited
         self._trial = Trial(num_steps) if on_trial and num_steps else None
         self._settled: bool | None = None
         self._told = False
+        self._proved = False
+        """Whether a step of this kind, backward pass included, was ever finished."""
+        self._updating = False
+        """Whether the parameters of the present step are being changed: there is no way back then."""
+        self._shapes = Shapes()
+        self._looked = time.perf_counter()
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._compiled_for: tuple[Any, ...] | None = None
         self._captured: Captured[tuple[Loss, Tensor]] | None = None
         self._buffers: Buffers | None = None
+        self._circumstances: tuple[Any, ...] = ()
+        self._rates: list[Tensor] = []
         self._capture = on_gpu and self._compile and not self._why_not_captured()
         if self._capture:
             make_capturable(optimizer, self.device)
         if on_gpu and self._compile:
             to_channels_last(model)
+            match_layouts(optimizer)
         self._health = Health(self.device, optimizer)
 
     @property
     def how(self) -> str:
         """How steps run: ``captured``, ``compiled`` or ``eager``, and why where something stood in the way."""
-        way = "captured" if self._capture else "compiled" if self._compile else "eager"
+        recorded = self._captured is not None and self._captured.is_ready
+        way = "captured" if recorded else "compiled" if self._compile else "eager"
         return f"{way}, since {self.why}" if self.why else way
 
     @property
@@ -163,28 +178,46 @@ class Step:
         num_batches: int | None = None,
         epoch: float | None = None,
     ) -> Loss:
-        """Learn from one batch."""
-        return self.learn(Batch(inputs, targets, weight), Place(batch_index, num_batches, epoch)).loss
+        """Learn from one batch. On a GPU a loss that is not finite is told within ``LOOK_EVERY`` seconds of it."""
+        batch = Batch(inputs, targets, weight)
+        loss = self.learn(batch, Place(batch_index, num_batches, epoch)).loss
+        if time.perf_counter() - self._looked > LOOK_EVERY:
+            self._looked = time.perf_counter()
+            self.check(batch)
+        return loss
+
+    def close(self) -> None:
+        """Let go of what was compiled and recorded; ``how`` and ``capture_seconds`` are then those of a new step."""
+        self._buffers = self._captured = None
+        self._compiled.clear()
 
     def learn(self, batch: Batch, place: Place, complete: bool = True) -> Learned:
         """Take a batch in; where it completes a step, update the parameters.
 
-        A step that runs out of memory is taken again with fewer draws at a time.
+        A step that runs out of memory before its update is taken again with fewer draws at a time, and one whose
+        compiled code fails is taken again eagerly.
         """
         if len(batch.targets):
             self._check_memory(batch)
         while True:
-            waiting = self.num_rows
+            waiting, self._updating = self.num_rows, False
             try:
                 with rounding_products(self.precision):
-                    return self._learn(batch, place, complete)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or waiting or not self._can_take_less():
+                    learned = self._learn(batch, place, complete)
+                self._proved = True
+                return learned
+            except Exception as error:
+                if waiting or self._updating or not self._can_try_again(error):
                     raise
+                said = "" if is_out_of_memory(error) else first_line(error)
             # Outside of the handler, where nothing refers to the failed step any more.
-            self._take_less()
+            self._try_again(said)
 
     def _learn(self, batch: Batch, place: Place, complete: bool) -> Learned:
+        if not complete and self._capture:
+            self._fall_back("compiled", "several batches make up a step")
+        if len(batch.targets) and self._shapes.notice(signature((batch.inputs, batch.targets, batch.weight))):
+            self.close()
         if complete and self.num_rows == 0 and self._capture:
             learned = self._learn_captured(batch, place)
             if learned is not None:
@@ -199,7 +232,7 @@ class Step:
     def _check_memory(self, batch: Batch) -> None:
         """Leave the compiler out of it where a limit wants fewer draws at a time: compiled, they run all at once."""
         limited = STATE.own.settings.memory is not None and self.num_samples > 1
-        if not (limited and self._compile) or self._compiled_for is not None:
+        if not (limited and self._compile) or self._shapes.chosen is not None:
             return
         planned = plan(self.model, batch.inputs, self.num_samples, gradients=True)
         if planned.chunk < self.num_samples or planned.recompute:
@@ -207,15 +240,18 @@ class Step:
                 raise ValueError(f"fast must be 'auto' or False under this memory limit: {planned.reason}")
             self._fall_back("eager", "the memory limit leaves no room for all draws at once")
 
-    def _can_take_less(self) -> bool:
-        """Whether a step that ran out of memory may be taken again in another way."""
-        return self.fast is not True if self._compile else self.num_samples > 1
+    def _can_try_again(self, error: Exception) -> bool:
+        """Whether a step that failed may be taken again in another way."""
+        if is_out_of_memory(error):
+            return self.fast is not True if self._compile else self.num_samples > 1
+        mine = isinstance(error, BrokenLossError | LostProcessError)
+        return self._compile and not self._proved and self.fast is not True and not mine
 
-    def _take_less(self) -> None:
+    def _try_again(self, said: str) -> None:
         self.num_rows = 0
         self.optimizer.zero_grad(set_to_none=True)
         if self._compile:
-            self._fall_back("eager", "all draws at once ran out of memory")
+            self._fall_back("eager", f"the compiler gave up: {said}" if said else "all draws at once ran out of memory")
             free_memory()
         elif not shrink_chunks(self.model):
             raise torch.OutOfMemoryError(
@@ -241,7 +277,7 @@ class Step:
         if rows == 0:  # other processes have all rows of this batch
             return self._nothing_learned()
         loss, sums = self._loss(batch, place)
-        if self.device.type == "cpu" and not bool(torch.isfinite(loss.total)):
+        if self.device.type != "cuda" and not bool(torch.isfinite(loss.total)):
             raise BrokenLossError(loss.total.item(), culprit_of(self.model, batch.inputs, loss), self._health.num_steps)
         (loss.total * rows).backward()
         self.num_rows += rows
@@ -262,6 +298,7 @@ class Step:
         self._clip_and_step()
 
     def _clip_and_step(self) -> None:
+        self._updating = True
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.optimizer.step()
@@ -269,8 +306,7 @@ class Step:
     def _loss(self, batch: Batch, place: Place) -> tuple[Loss, Tensor]:
         """The loss and its sums, compiled where that works."""
         shapes = signature((batch.inputs, batch.targets, batch.weight))
-        self._compiled_for = self._compiled_for or shapes
-        if not self._compile or shapes != self._compiled_for:  # each further shape would be compiled anew
+        if not self._compile or shapes != self._shapes.chosen:  # each further shape would be compiled anew
             return self._loss_through(as_it_is, batch, place)
         try:
             with warnings.catch_warnings():  # what the compiler says of itself is nothing that a user could act on
@@ -310,22 +346,23 @@ class Step:
 
     def _through(self, function: F) -> F:
         if function not in self._compiled:
-            # On a CPU, compiled random numbers are slower than torch's own, and other ones.
-            own_numbers = BACKEND == "inductor" and self.device.type == "cpu"
-            options: Any = {"fallback_random": True} if own_numbers else None
-            self._compiled[function] = torch.compile(
-                function, dynamic=False, fullgraph=True, backend=BACKEND, options=options
-            )
+            self._compiled[function] = compiled(function, BACKEND, self.device)
         return cast(F, self._compiled[function])
 
     def _learn_captured(self, batch: Batch, place: Place) -> Learned | None:
         """The whole step from its recording; None where the batch has another shape, or recording fails."""
         values = (batch.inputs, batch.targets, batch.weight, self._in_tensors(place))
+        if signature(values[:3]) != self._shapes.chosen:
+            return None
         if self._buffers is None:
             self._buffers = Buffers(images_channels_last(values))
             self._captured = Captured(self._whole_step, self.device)
-        elif signature(values) != self._buffers.signature:
+            self._circumstances, self._rates = self._present(), [g["lr"] for g in self.optimizer.param_groups]
+        elif signature(values) != self._buffers.signature or self._present() != self._circumstances:
             return None
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            if group["lr"] is not rate:  # somebody has set another: the recording reads the one it knows
+                group["lr"] = rate.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else rate.fill_(group["lr"])
         self._buffers.copy(values)
         assert self._captured is not None
         try:
@@ -335,6 +372,12 @@ class Step:
                 raise
             self._fall_back("compiled", f"its recording failed: {first_line(error)}")
             return None
+
+    def _present(self) -> tuple[Any, ...]:
+        """What a recording depends on beside its tensors; while it is other than then, steps run as they are."""
+        settings = STATE.own.settings
+        noise = (settings.mode, settings.seed is None, settings.antithetic, settings.estimator, settings.memory)
+        return (*noise, self.model.training, self.clip_norm, self.num_samples)
 
     def _whole_step(self) -> tuple[Loss, Tensor]:
         assert self._buffers is not None

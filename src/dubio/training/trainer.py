@@ -32,7 +32,7 @@ from dubio.training.processes import LostProcessError, Processes
 from dubio.training.progress import Display
 from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.state import Standing, own_state, pack, unpack
-from dubio.training.stepping import Place, Step
+from dubio.training.stepping import LOOK_EVERY, Place, Step
 from dubio.training.validation import validate
 from dubio.training.values import Callback, Interrupted, Plan, Run
 
@@ -42,8 +42,6 @@ ASK_EVERY = 20
 """Steps on a GPU between two questions whether some process was told to stop: the answer holds up what is queued."""
 FREE = ("epochs", "num_parameters")
 """What of a configuration may be another when a run is resumed; the second was not always written."""
-LOOK_EVERY = 0.25
-"""Seconds between two looks at a GPU: each waits until it has caught up."""
 
 
 @dataclass
@@ -73,6 +71,7 @@ class Trainer:
     def run(self, resume: bool, interrupted: threading.Event, display: Display) -> Run:
         """All epochs, from the start or from the checkpoint."""
         self.processes.broadcast(self.model)
+        self._check_agreement()
         standing, best, history = self._start(resume)
         try:
             return self._run(standing, best, history, interrupted, display)
@@ -95,8 +94,8 @@ class Trainer:
         began = time.perf_counter() - standing.seconds
         while standing.epoch < self.plan.epochs and not self._out_of_patience(standing):
             for batch, last in self._batches_of(standing):
-                self._learn_from(batch, last, standing, display)
-                if self.step.num_rows == 0 and self._is_told_to_stop(interrupted, standing):  # between two steps
+                complete = self._learn_from(batch, last, standing, display)
+                if complete and self._is_told_to_stop(interrupted, standing):  # between two steps
                     standing.seconds = time.perf_counter() - began
                     self._stop(standing, best)
             standing.seconds = time.perf_counter() - began
@@ -166,7 +165,8 @@ class Trainer:
             for number, batch in enumerate(batches, start=standing.batch + 1):
                 yield batch, number == self.batches.num_batches
 
-    def _learn_from(self, batch: Batch, last: bool, standing: Standing, display: Display) -> None:
+    def _learn_from(self, batch: Batch, last: bool, standing: Standing, display: Display) -> bool:
+        """Take a batch in; whether it completed a step."""
         batch = batch.to(self.device)
         if self.step.num_rows == 0:
             done = self._epochs_done(standing) / self.plan.epochs
@@ -192,10 +192,28 @@ class Trainer:
         if complete:
             for callback in self.callbacks:
                 callback.on_step(standing.step, loss)
+        return complete
 
     def _explained(self, error: BrokenLossError, standing: Standing) -> FloatingPointError:
-        place = f"step {self._first_step + error.num_steps + 1} of epoch {standing.epoch + 1}"
+        step = standing.step + 1
+        if self.device.type == "cuda" and self.plan.accumulate == 1:  # noticed some steps after it came
+            step = self._first_step + error.num_steps + 1
+        place = f"step {step} of epoch {standing.epoch + 1}"
         return FloatingPointError(f"loss is {error.value} at {place}, from {error.culprit}{self._kept()}")
+
+    def _check_agreement(self) -> None:
+        """Refuse processes that would train in different ways: they would wait for each other in vain."""
+        if self.processes.count == 1:
+            return
+        own = {**self._config(), "num_batches": self.batches.num_batches}
+        for rank, other in enumerate(self.processes.gather(own)):
+            differing = [name for name in own if own[name] != other.get(name)]
+            if differing:
+                name = differing[0]
+                raise ValueError(
+                    f"every process must train alike: {name} is {own[name]!r} in process {self.processes.rank} and "
+                    f"{other.get(name)!r} in process {rank}"
+                )
 
     def _is_time_to_look(self) -> bool:
         """Whether to ask the device how it goes: always on a CPU, which has no queue to wait for."""
@@ -299,6 +317,8 @@ class Trainer:
         if best is not None:
             self.model.load_state_dict(best)
         self.model.eval()
+        how, capture_seconds = self.step.how, self.step.capture_seconds
+        self.step.close()
         if self.folder is not None:
             file = self.folder / "model.safetensors"
             self.processes.by_writer(lambda: self._write_model(file))
@@ -308,8 +328,8 @@ class Trainer:
             standing.epoch < self.plan.epochs,
             standing.seconds,
             self.folder,
-            self.step.how,
-            self.step.capture_seconds,
+            how,
+            capture_seconds,
         )
         for callback in self.callbacks:
             callback.on_end(run)

@@ -20,7 +20,7 @@ class Callback(Protocol):
     """What ``fit`` calls as it goes; each returns nothing."""
 
     def on_step(self, step: int, loss: Loss) -> None:
-        """After every optimiser step."""
+        """After every optimiser step, whose tensors the next one may overwrite: copy what is kept."""
 
     def on_epoch(self, metrics: dict[str, float]) -> None:
         """After every epoch."""
