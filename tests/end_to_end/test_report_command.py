@@ -86,6 +86,21 @@ def test_the_commands_of_a_report_make_the_same_run_again(runs: Path, tmp_path: 
     assert after["clean"] == before["clean"]
 
 
+@pytest.mark.parametrize("speed", ["--eager", "--fast"])
+def test_the_commands_of_a_report_tell_precision_speed_and_memory(
+    speed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dubio.training.stepping.BACKEND", "eager")
+    options = ["--precision", "bf16", speed, "--memory", "1 GiB"]
+    small = ["--model", "mlp:64-8-10", "--epochs", "1", "--runs", tmp_path]
+    assert invoke("train", "one", *options, *small).exit_code == 0
+    command = train_command(read_run(tmp_path / "one"))
+    assert command is not None
+    for option in ("--precision bf16", speed, "--memory '1 GiB'"):
+        assert option in command
+    assert invoke("train", "one", "--resume", "--epochs", "2", "--runs", tmp_path).exit_code == 0
+
+
 def test_bad_names_and_places_are_refused(runs: Path, tmp_path: Path) -> None:
     assert_refused(invoke("report", "plane", "--runs", runs), "there is no run 'plane'", "did you mean 'plain'?")
     assert_refused(invoke("compare", "plain", "plain", "--runs", runs), "each run may be named once")

@@ -20,7 +20,7 @@ from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
 from dubio.persistence.command_log import forget_commands
 from dubio.sampling import Precision
-from dubio.training import ALONE, Callback, Fast, Processes, Run, fit
+from dubio.training import ALONE, Callback, Processes, Run, fit
 
 __all__ = ["Order", "build_for", "in_rows", "load_splits", "read_order", "train_order"]
 
@@ -47,7 +47,8 @@ class Order:
     samples: int | None = None
     seed: int = 0
     precision: Precision = "fp32"
-    fast: Fast = "auto"
+    fast: bool | None = None
+    """Whether to insist on a compiled step, or on a plain one; None is what suits."""
     memory: str | None = None
     """What the draws of a step may take, as in ``2 GiB``."""
 
@@ -115,7 +116,7 @@ def train_order(
             seed=order.seed,
             device=device,
             precision=order.precision,
-            fast=order.fast,
+            fast="auto" if order.fast is None else order.fast,
             progress=progress,
         )
     except Exception:

@@ -10,7 +10,7 @@ from dubio.reporting.values import Commands, Section
 
 __all__ = ["attack_command", "decision_commands", "prune_commands", "reproduction", "train_command"]
 
-DEFAULTS = {"data": "digits", "model": "fc:100-100", "schedule": "constant", "batch_size": 128}
+DEFAULTS = {"data": "digits", "model": "fc:100-100", "schedule": "constant", "batch_size": 128, "precision": "fp32"}
 ATTACK_OPTIONS = {
     "norm": "norm",
     "steps": "steps",
@@ -41,6 +41,8 @@ def train_command(record: RunRecord) -> str | None:
     if not record.order:
         return None
     own = {name: value for name, value in record.order.items() if name not in ("fields", "seed", "method")}
+    if own.pop("fast", None) is not None:
+        own["fast" if record.order["fast"] else "eager"] = True
     given = {name: value for name, value in own.items() if value not in (None, False, DEFAULTS.get(name))}
     fields = record.order.get("fields") or {}
     chosen: dict[str, Any] = {"method": record.method, **given, **fields, "seed": record.order.get("seed", 0)}
