@@ -25,6 +25,7 @@ from dubio.cli.picturing import picture
 from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
 from dubio.cli.prune_command import prune
 from dubio.cli.report_command import compare, report
+from dubio.cli.reproduce_command import reproduce_experiment
 from dubio.cli.showing import show_demo
 from dubio.cli.train_command import train_run
 from dubio.methods import METHODS
@@ -338,6 +339,7 @@ app.command()(prune)
 app.command()(report)
 app.command()(compare)
 app.command("audit")(audit_run)
+app.command("reproduce")(reproduce_experiment)
 
 
 @app.command()

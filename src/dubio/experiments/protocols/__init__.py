@@ -1,0 +1,13 @@
+"""How experiments are made, by name: functions of settings, a seed and a device that give numbers."""
+
+from collections.abc import Callable
+
+from dubio.experiments.protocols.regression import regression
+from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.results import Measured
+
+__all__ = ["PROTOCOLS", "Protocol", "Trial"]
+
+Protocol = Callable[[Trial], dict[str, Measured]]
+
+PROTOCOLS: dict[str, Protocol] = {"regression": regression}

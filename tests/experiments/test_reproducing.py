@@ -1,0 +1,129 @@
+"""Experiments: specs are whole and fixed, every cell and seed has a record, what is there is not made again."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dubio.cli import app
+from dubio.experiments import Cell, Measured, Result, Spec, load_spec, reproduce, spec_names
+from dubio.experiments.protocols import PROTOCOLS, Trial
+from dubio.experiments.running import result_file
+
+SPEC = Spec(
+    "counting",
+    "How often it was asked",
+    "nobody",
+    "counting",
+    {"drawn": "a random number", "doubled": "twice the setting"},
+    (0, 1),
+    (Cell("one", {"number": 1.0}, {"doubled": 2.5}), Cell("two", {"number": 2.0})),
+    {"number": 0.0},
+    {"number": 9.0},
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """A protocol that remembers its trials."""
+    trials: list[Trial] = []
+
+    def counting(trial: Trial) -> dict[str, Measured]:
+        trials.append(trial)
+        return {"drawn": Measured(float(torch.rand(()))), "doubled": Measured(2.0 * trial.settings["number"], 0.1, 7)}
+
+    monkeypatch.setitem(PROTOCOLS, "counting", counting)
+    return trials
+
+
+@pytest.mark.parametrize("name", spec_names())
+def test_every_spec_can_be_read_and_has_a_protocol(name: str) -> None:
+    spec = load_spec(name)
+    assert spec.name == name
+    assert spec.protocol in PROTOCOLS
+    assert {*spec.tiny} <= {key for cell in spec.cells for key in spec.settings_of(cell)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", spec_names())
+def test_every_spec_runs_tiny(name: str, tmp_path: Path) -> None:
+    spec = load_spec(name)
+    results = reproduce(spec, tmp_path, tiny=True)
+    assert [result.cell for result in results] == [cell.name for cell in spec.cells]
+    assert all({*spec.metrics} <= {*result.metrics} for result in results)
+
+
+def test_every_cell_and_seed_has_a_record(asked: list[Trial], tmp_path: Path) -> None:
+    results = reproduce(SPEC, tmp_path)
+    assert [(result.cell, result.seed) for result in results] == [("one", 0), ("one", 1), ("two", 0), ("two", 1)]
+    assert [trial.settings["number"] for trial in asked] == [1.0, 1.0, 2.0, 2.0]
+    kept = Result.load(result_file(tmp_path, SPEC, SPEC.cells[0], 1))
+    assert kept == results[1]
+    assert (kept.metrics["doubled"], kept.published, kept.attempts) == (Measured(2.0, 0.1, 7), {"doubled": 2.5}, 1)
+    assert kept.spec_digest == SPEC.digest
+    assert kept.versions["torch"] == torch.__version__
+
+
+def test_a_seed_gives_the_same_number_again_and_leaves_the_generator_alone(asked: list[Trial], tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    first, second = (reproduce(SPEC, tmp_path / str(number)) for number in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    drawn = [result.metrics["drawn"].value for result in first]
+    assert drawn == [result.metrics["drawn"].value for result in second]
+    assert drawn[0] != drawn[1]
+
+
+def test_what_has_a_record_is_not_run_again_until_the_spec_changes(asked: list[Trial], tmp_path: Path) -> None:
+    told: list[str] = []
+    first = reproduce(SPEC, tmp_path)
+    result_file(tmp_path, SPEC, SPEC.cells[1], 1).unlink()  # as if interrupted before the last
+    assert reproduce(SPEC, tmp_path, tell=told.append)[:3] == first[:3]
+    assert len(asked) == 5
+    assert told[0] == "counting, one, seed 0: there already"
+    changed = dataclasses.replace(SPEC, settings={"number": 0.0, "epochs": 3})
+    assert changed.digest != SPEC.digest
+    again = reproduce(changed, tmp_path)
+    assert len(asked) == 9
+    assert [result.attempts for result in again] == [2, 2, 2, 2]
+
+
+def test_tiny_runs_have_a_place_and_settings_of_their_own(asked: list[Trial], tmp_path: Path) -> None:
+    results = reproduce(SPEC, tmp_path, tiny=True)
+    assert [(result.seed, result.settings["number"], result.tiny) for result in results] == [(0, 9.0, True)] * 2
+    assert result_file(tmp_path, SPEC, SPEC.cells[0], 0, tiny=True).parent == tmp_path / "tiny" / "counting"
+    assert dataclasses.replace(SPEC, tiny={}).digest == SPEC.digest
+    assert not (tmp_path / "counting").exists()
+
+
+def test_specs_that_are_not_whole_are_refused(asked: list[Trial], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must have cells, each with a name of its own, got \['one', 'one'\]"):
+        dataclasses.replace(SPEC, cells=(SPEC.cells[0], SPEC.cells[0]))
+    with pytest.raises(ValueError, match="must say in words what speed of three is"):
+        dataclasses.replace(SPEC, cells=(Cell("three", {}, {"speed": 1.0}),))
+    with pytest.raises(ValueError, match="must have one seed or more"):
+        dataclasses.replace(SPEC, seeds=())
+    with pytest.raises(ValueError, match="an experiment must be one of bbb-regression.*got 'bbb'"):
+        load_spec("bbb")
+    with pytest.raises(ValueError, match="protocol of counting must be one of .*, got 'magic'"):
+        reproduce(dataclasses.replace(SPEC, protocol="magic"), tmp_path)
+    with pytest.raises(ValueError, match="protocol counting must measure lost, which counting promises"):
+        reproduce(dataclasses.replace(SPEC, metrics={"lost": "nothing", **SPEC.metrics}), tmp_path)
+
+
+def test_the_command_lists_runs_and_refuses(tmp_path: Path) -> None:
+    runner = CliRunner()
+    listed = runner.invoke(app, ["reproduce", "--list"])
+    assert listed.exit_code == 0
+    assert "bbb-regression" in listed.output
+    found = runner.invoke(app, ["reproduce", "bbb-regression", "--tiny", "--out", str(tmp_path), "--device", "cpu"])
+    assert found.exit_code == 0, found.output
+    assert "ratio" in found.output
+    record = json.loads((tmp_path / "tiny" / "bbb-regression" / "local-0.json").read_text())
+    assert record["format"] == "dubio-result-1"
+    for words in (["reproduce"], ["reproduce", "bbb-regression", "--all"], ["reproduce", "bbb"]):
+        refused = runner.invoke(app, words)
+        assert refused.exit_code == 2, words
+        assert "bbb-regression" in refused.output
