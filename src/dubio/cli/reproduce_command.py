@@ -40,10 +40,12 @@ def reproduce_experiment(
         raise ValueError(f"name one of {', '.join(spec_names())}, or add --all, got {name or 'neither'}")
     for each in spec_names() if everything else [str(name)]:
         spec = load_spec(each)
-        results = reproduce(
-            spec, out, tiny=tiny, device=device_for(device), tell=lambda text: typer.echo(text, err=True)
-        )
+        results = reproduce(spec, out, tiny=tiny, device=device_for(device), tell=_tell)
         Console().print(_tabulate(spec, results))
+
+
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _list() -> None:
