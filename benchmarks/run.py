@@ -30,6 +30,7 @@ import torch
 
 import dubio
 import methods
+from dubio.version import commit_here, hardware_of, versions
 
 PARTS: dict[str, Callable[[torch.device], Any]] = {
     "engine": engine.measure,
@@ -57,10 +58,9 @@ def main() -> int:
         script = Path(__file__).resolve().parent.parent / "scripts" / "peer_environment.py"
         return subprocess.run([sys.executable, str(script), *sys.argv[1:]]).returncode
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    hardware = hardware_of(device)
     print(f"dubio {dubio.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {hardware}")
-    versions = {"dubio": dubio.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    about = {"commit": current_commit(), "hardware": hardware, "versions": versions}  # before records are made
+    about = {"commit": commit_here(), "hardware": hardware, "versions": versions()}  # before records are made
 
     def write(records: dict[str, Any]) -> None:
         if options.output:
@@ -118,16 +118,6 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
-
-
-def current_commit() -> str | None:
-    """The commit that is measured, marked where files differ from it; None outside a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        found = subprocess.run(command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
 
 
 if __name__ == "__main__":

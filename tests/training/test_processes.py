@@ -25,6 +25,7 @@ from dubio.training.stepping import Place
 from dubio.training.validation import validate
 from networks import Residual, mlp
 from several_processes import in_processes, values
+from stopping import StopAfter
 
 INPUTS = torch.randn(41, 5, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randint(4, (41,), generator=torch.Generator().manual_seed(2))
@@ -196,21 +197,6 @@ def test_the_divergence_counts_once(tmp_path: Path, weighting: Any, num_rows: in
     for moved in values(tmp_path, task):
         for found, parameter in zip(moved, model.parameters(), strict=True):
             torch.testing.assert_close(found, parameter.grad, atol=1e-6, rtol=1e-5)
-
-
-class StopAfter:
-    """Tells this process to stop at a step, as a signal would; the others are not told."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, step: int, loss: dubio.Loss) -> None:
-        if step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def on_epoch(self, metrics: dict[str, float]) -> None: ...
-
-    def on_end(self, run: dubio.Run) -> None: ...
 
 
 def kept(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import dubio
 from dubio.training import checkpoints, trainer
 from networks import Residual, mlp
+from stopping import StopAfter
 
 INPUTS = torch.randn(70, 5, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randint(4, (70,), generator=torch.Generator().manual_seed(2))
@@ -50,21 +51,6 @@ def assert_same(folder: Path, other: Path) -> None:
     assert metrics == other_metrics
     assert weights.keys() == other_weights.keys()
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
-
-
-class StopAfter:
-    """Ends the process's training at a step, as a signal would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, step: int, loss: dubio.Loss) -> None:
-        if step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def on_epoch(self, metrics: dict[str, float]) -> None: ...
-
-    def on_end(self, run: dubio.Run) -> None: ...
 
 
 @pytest.mark.feature("An interrupted run saves itself and resumes bit for bit")

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from dubio.experiments.protocols import PROTOCOLS, Trial
-from dubio.experiments.results import Result, commit_here, hardware_of
+from dubio.experiments.results import Result
 from dubio.experiments.spec import Cell, Spec
-from dubio.version import versions
+from dubio.version import commit_here, hardware_of, versions
 
 __all__ = ["reproduce", "result_file"]
 
