@@ -6,10 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from dubio.cli import app
-from dubio.experiments import Cell, Measured, Result, Spec, load_spec, reproduce, spec_names
+from dubio.experiments import (
+    Cell,
+    Curve,
+    Findings,
+    Measured,
+    Result,
+    Spec,
+    load_spec,
+    reproduce,
+    spec_names,
+    tabulate,
+)
 from dubio.experiments.protocols import PROTOCOLS, Trial
 from dubio.experiments.running import result_file
 
@@ -22,7 +34,7 @@ SPEC = Spec(
     (0, 1),
     (Cell("one", {"number": 1.0}, {"doubled": 2.5}), Cell("two", {"number": 2.0})),
     {"number": 0.0},
-    {"number": 9.0},
+    tiny={"number": 9.0},
 )
 
 
@@ -31,9 +43,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     """A protocol that remembers its trials."""
     trials: list[Trial] = []
 
-    def counting(trial: Trial) -> dict[str, Measured]:
+    def counting(trial: Trial) -> Findings:
         trials.append(trial)
-        return {"drawn": Measured(float(torch.rand(()))), "doubled": Measured(2.0 * trial.settings["number"], 0.1, 7)}
+        drawn, doubled = Measured(float(torch.rand(()))), Measured(2.0 * trial.settings["number"], 0.1, 7)
+        return Findings({"drawn": drawn, "doubled": doubled})
 
     monkeypatch.setitem(PROTOCOLS, "counting", counting)
     return trials
@@ -51,7 +64,7 @@ def test_every_spec_can_be_read_and_has_a_protocol(name: str) -> None:
 @pytest.mark.parametrize("name", spec_names())
 def test_every_spec_runs_tiny(name: str, tmp_path: Path) -> None:
     spec = load_spec(name)
-    results = reproduce(spec, tmp_path, tiny=True)
+    results = reproduce(spec, tmp_path, variant="tiny")
     assert [result.cell for result in results] == [cell.name for cell in spec.cells]
     assert all({*spec.metrics} <= {*result.metrics} for result in results)
 
@@ -91,11 +104,84 @@ def test_what_has_a_record_is_not_run_again_until_the_spec_changes(asked: list[T
 
 
 def test_tiny_runs_have_a_place_and_settings_of_their_own(asked: list[Trial], tmp_path: Path) -> None:
-    results = reproduce(SPEC, tmp_path, tiny=True)
-    assert [(result.seed, result.settings["number"], result.tiny) for result in results] == [(0, 9.0, True)] * 2
-    assert result_file(tmp_path, SPEC, SPEC.cells[0], 0, tiny=True).parent == tmp_path / "tiny" / "counting"
+    results = reproduce(SPEC, tmp_path, variant="tiny")
+    assert [(result.seed, result.settings["number"], result.variant) for result in results] == [(0, 9.0, "tiny")] * 2
+    assert result_file(tmp_path, SPEC, SPEC.cells[0], 0, variant="tiny").parent == tmp_path / "tiny" / "counting"
     assert dataclasses.replace(SPEC, tiny={}).digest == SPEC.digest
     assert not (tmp_path / "counting").exists()
+
+
+def test_some_cells_and_seeds_can_be_run_alone(asked: list[Trial], tmp_path: Path) -> None:
+    results = reproduce(SPEC, tmp_path, cells="t*", seeds=[1])
+    assert [(result.cell, result.seed) for result in results] == [("two", 1)]
+    with pytest.raises(ValueError, match="cells must match one of one, two, got 'three'"):
+        reproduce(SPEC, tmp_path, cells="three")
+    with pytest.raises(ValueError, match="seeds must be some of 0, 1, got 2"):
+        reproduce(SPEC, tmp_path, seeds=[0, 2])
+
+
+def test_runs_on_digits_have_a_place_of_their_own_and_tiny_runs_build_on_them(
+    asked: list[Trial], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="counting cannot be run on digits"):
+        reproduce(SPEC, tmp_path, variant="digits")
+    spec = dataclasses.replace(SPEC, digits={"number": 5.0, "data": "digits"})
+    assert [result.settings["number"] for result in reproduce(spec, tmp_path, variant="digits")] == [5.0] * 4
+    assert (tmp_path / "digits" / "counting" / "one-0.json").is_file()
+    assert spec.settings_of(spec.cells[0], "tiny") == {"number": 9.0, "data": "digits"}
+    assert spec.digest == SPEC.digest
+
+
+def test_what_trials_share_is_made_once(tmp_path: Path) -> None:
+    def trial(seed: int) -> Trial:
+        return Trial({}, seed, torch.device("cpu"), tmp_path / "shared", tmp_path / "pictures" / "cell")
+
+    made: list[int] = []
+
+    def train(net: nn.Linear) -> None:
+        made.append(1)
+        nn.init.constant_(net.weight, float(len(made)))
+
+    nets = [trial(seed).trained({"seed": seed % 2}, lambda: nn.Linear(2, 2), train) for seed in range(4)]
+    assert len(made) == 2
+    assert [net.weight[0, 0].item() for net in nets] == [1.0, 2.0, 1.0, 2.0]
+    assert not nets[0].training
+    assert trial(0).picture("images") == tmp_path / "pictures" / "cell-images.png"
+    assert (tmp_path / "pictures").is_dir()
+
+
+@pytest.mark.slow
+def test_several_processes_find_what_one_finds(tmp_path: Path) -> None:
+    spec = load_spec("bbb-regression")
+    alone, together = (
+        reproduce(spec, tmp_path / str(workers), variant="tiny", seeds=[0, 1], workers=workers) for workers in (1, 2)
+    )
+    assert [(one.cell, one.seed, one.metrics) for one in alone] == [
+        (one.cell, one.seed, one.metrics) for one in together
+    ]
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        reproduce(spec, tmp_path, workers=0)
+
+
+def test_findings_are_joined_and_nothing_is_found_twice() -> None:
+    ours = Findings({"a": Measured(1.0)}, notes={"verdict": "fine"})
+    joined = ours | Findings({"b": Measured(2.0)}, {"line": Curve((0.0,), (1.0,))})
+    assert (*joined.metrics, *joined.curves, *joined.notes) == ("a", "b", "line", "verdict")
+    with pytest.raises(ValueError, match="a was found twice"):
+        joined | ours
+    with pytest.raises(ValueError, match="must have the same length, got 2 and 1"):
+        Curve((0.0, 1.0), (1.0,))
+
+
+def test_a_table_has_means_over_seeds_and_what_was_published(asked: list[Trial], tmp_path: Path) -> None:
+    rows = tabulate(SPEC, reproduce(SPEC, tmp_path))
+    assert [(row.cell, row.metric) for row in rows] == [
+        *(("one", "drawn"), ("one", "doubled"), ("two", "drawn"), ("two", "doubled")),
+    ]
+    assert (rows[1].ours, rows[1].difference, rows[1].num_seeds) == ("2 +- 0", "-0.5", 2)
+    assert (rows[3].published, rows[3].difference) == (None, "-")
+    alone = tabulate(SPEC, reproduce(SPEC, tmp_path, cells="one", seeds=[0]))
+    assert [row.ours for row in alone][1] == "2 +- 0.1"
 
 
 def test_specs_that_are_not_whole_are_refused(asked: list[Trial], tmp_path: Path) -> None:

@@ -155,3 +155,18 @@ def test_inputs_of_the_wrong_shape_are_refused(net, shape, message):
     # Without the check, a wrong shape could still broadcast against the noise.
     with pytest.raises(ValueError, match=message):
         dubio.Bayes().convert(net)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_in_bf16_a_linear_layer_stays_in_it_whether_draws_are_mapped_or_not(estimator):
+    model = dubio.Bayes(estimator=estimator).convert(nn.Sequential(nn.Linear(6, 4), nn.Identity()))
+    seen = []
+    model[1].register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(5, 6))
+        dubio.sample(model, torch.randn(5, 6), 3)
+
+    assert {*seen} == {torch.bfloat16}
+    with torch.autocast("cpu", torch.bfloat16):  # what autocast leaves alone stays as it is
+        assert model.double()(torch.randn(5, 6, dtype=torch.float64)).dtype == torch.float64

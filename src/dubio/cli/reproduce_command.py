@@ -1,9 +1,8 @@
 """``dubio reproduce``: run the published tables and figures again, and put the published numbers beside ours."""
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dubio.cli.arguments import Device, device_for
-from dubio.experiments import Result, Spec, load_spec, reproduce, spec_names
+from dubio.experiments import Result, Spec, Variant, load_spec, reproduce, spec_names, tabulate
 
 __all__ = ["reproduce_experiment"]
 
@@ -21,6 +20,13 @@ def reproduce_experiment(
     everything: Annotated[bool, typer.Option("--all", help="All of them, one after the other.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List what can be reproduced, and leave.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="Only see that everything runs.")] = False,
+    data: Annotated[
+        Literal["digits"] | None,
+        typer.Option(help="Small images that need no files, where an experiment can be run on them."),
+    ] = None,
+    cells: Annotated[str, typer.Option(metavar="PATTERN", help="Only cells of this name, such as 'bnn*'.")] = "*",
+    seeds: Annotated[list[int] | None, typer.Option("--seed", help="Only this seed; may be given again.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="How many processes run cells at once.")] = 1,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = Path("results"),
     device: Device = None,
 ) -> None:
@@ -38,10 +44,25 @@ def reproduce_experiment(
         return
     if (name is None) != everything:
         raise ValueError(f"name one of {', '.join(spec_names())}, or add --all, got {name or 'neither'}")
-    for each in spec_names() if everything else [str(name)]:
-        spec = load_spec(each)
-        results = reproduce(spec, out, tiny=tiny, device=device_for(device), tell=_tell)
-        Console().print(_tabulate(spec, results))
+    if tiny and data is not None:
+        raise ValueError("tiny runs are on digits already where they can be, got --tiny and --data")
+    variant: Variant = "tiny" if tiny else "full" if data is None else data
+    specs = [load_spec(each) for each in (spec_names() if everything else [str(name)])]
+    for spec in specs:
+        if variant == "digits" and everything and not spec.digits:
+            _tell(f"{spec.name}: cannot be run on digits, left out")
+            continue
+        results = reproduce(
+            spec,
+            out,
+            variant=variant,
+            cells=cells,
+            seeds=seeds,
+            workers=workers,
+            device=device_for(device),
+            tell=_tell,
+        )
+        Console().print(_table(spec, results))
 
 
 def _tell(text: str) -> None:
@@ -56,16 +77,10 @@ def _list() -> None:
     Console().print(table)
 
 
-def _tabulate(spec: Spec, results: Sequence[Result]) -> Table:
+def _table(spec: Spec, results: Sequence[Result]) -> Table:
     """Means over seeds with their standard errors, and what was published."""
     table = Table("cell", "metric", "published", "ours", "difference", "attempts", title=escape(spec.title))
-    for cell in spec.cells:
-        own = [result for result in results if result.cell == cell.name]
-        for metric in spec.metrics:
-            values = [result.metrics[metric].value for result in own]
-            mean, published = statistics.mean(values), cell.published.get(metric)
-            error = f" +- {statistics.stdev(values) / len(values) ** 0.5:.2g}" if len(values) > 1 else ""
-            known, apart = ("-", "-") if published is None else (f"{published:g}", f"{mean - published:+.3g}")
-            attempts = str(max(result.attempts for result in own))
-            table.add_row(escape(cell.name), metric, known, f"{mean:.4g}{error}", apart, attempts)
+    for row in tabulate(spec, results):
+        published = "-" if row.published is None else f"{row.published:g}"
+        table.add_row(escape(row.cell), row.metric, published, row.ours, row.difference, str(row.attempts))
     return table

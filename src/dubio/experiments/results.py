@@ -1,11 +1,12 @@
 """A number and where it comes from: the record of one cell of an experiment, for one seed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from dubio.experiments.spec import Variant
 from dubio.persistence.records import Record
 
-__all__ = ["Measured", "Result"]
+__all__ = ["Curve", "Findings", "Measured", "Result"]
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,38 @@ class Measured:
     value: float
     standard_error: float | None = None
     n: int | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Numbers along an axis: a line of a figure."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.x or len(self.x) != len(self.y):
+            raise ValueError(f"x and y of a curve must have the same length, got {len(self.x)} and {len(self.y)}")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a protocol found in one trial."""
+
+    metrics: dict[str, Measured]
+    curves: dict[str, Curve] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    """What is said in words: a verdict, and why."""
+
+    def __or__(self, other: "Findings") -> "Findings":
+        """Both; what is in both is an error."""
+        for own, added in ((self.metrics, other.metrics), (self.curves, other.curves), (self.notes, other.notes)):
+            twice = {*own} & {*added}
+            if twice:
+                raise ValueError(f"{min(twice)} was found twice")
+        return Findings(
+            {**self.metrics, **other.metrics}, {**self.curves, **other.curves}, {**self.notes, **other.notes}
+        )
 
 
 @dataclass(frozen=True)
@@ -28,9 +61,11 @@ class Result(Record):
     spec_digest: str
     cell: str
     seed: int
-    tiny: bool
+    variant: Variant
     settings: dict[str, Any]
     metrics: dict[str, Measured]
+    curves: dict[str, Curve]
+    notes: dict[str, str]
     published: dict[str, float]
     source: str
     attempts: int

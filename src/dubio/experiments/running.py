@@ -4,15 +4,21 @@ A record that was made under the same spec is not made again, so a run that was 
 record of another spec is replaced, and counted: ``attempts`` says how often a cell was run.
 """
 
+import multiprocessing
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
 
 from dubio.experiments.protocols import PROTOCOLS, Trial
 from dubio.experiments.results import Result
-from dubio.experiments.spec import Cell, Spec
+from dubio.experiments.spec import Cell, Spec, Variant
 from dubio.version import commit_here, hardware_of, versions
 
 __all__ = ["reproduce", "result_file"]
@@ -24,7 +30,10 @@ def reproduce(
     spec: Spec,
     out: str | Path = "results",
     *,
-    tiny: bool = False,
+    variant: Variant = "full",
+    cells: str = "*",
+    seeds: Sequence[int] | None = None,
+    workers: int = 1,
     device: torch.device | str = "cpu",
     tell: Tell | None = None,
 ) -> list[Result]:
@@ -32,62 +41,127 @@ def reproduce(
 
     Args:
         spec: what to run; see ``load_spec``.
-        out: folder of all records; a cell's is ``out/SPEC/CELL-SEED.json``, and of tiny runs ``out/tiny/SPEC/...``.
-        tiny: only see that everything runs.
+        out: folder of all records; a cell's is ``out/SPEC/CELL-SEED.json``, and of smaller runs
+            ``out/VARIANT/SPEC/...``.
+        variant: "full"; "digits" for scikit-learn's digits in place of larger images; "tiny" to see that it runs.
+        cells: only cells whose name matches this pattern, as of files.
+        seeds: only these of the spec's seeds; in tiny runs its first alone, unless said.
+        workers: how many processes run cells at once.
         device: where to compute.
-        tell: is told a line before and after each cell.
+        tell: is told a line before and after each cell, and how far it is; with several workers, after each.
     """
     if spec.protocol not in PROTOCOLS:
         raise ValueError(f"protocol of {spec.name} must be one of {', '.join(PROTOCOLS)}, got {spec.protocol!r}")
-    seeds = spec.seeds[:1] if tiny else spec.seeds
-    work = [(cell, seed) for cell in spec.cells for seed in seeds]
-    return [
-        _result(spec, cell, seed, result_file(out, spec, cell, seed, tiny), tiny, torch.device(device), tell or _silent)
-        for cell, seed in work
-    ]
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    chosen = [cell for cell in spec.cells if fnmatchcase(cell.name, cells)]
+    if not chosen:
+        raise ValueError(f"cells must match one of {', '.join(cell.name for cell in spec.cells)}, got {cells!r}")
+    unknown = [seed for seed in seeds or () if seed not in spec.seeds]
+    if unknown:
+        raise ValueError(f"seeds must be some of {', '.join(map(str, spec.seeds))}, got {unknown[0]}")
+    taken = tuple(seeds) if seeds else spec.seeds[:1] if variant == "tiny" else spec.seeds
+    work = [_Work(spec, cell, seed, Path(out), variant, torch.device(device)) for cell in chosen for seed in taken]
+    if workers == 1:
+        return [one.done(tell or _silent) for one in work]
+    return _in_parallel(work, workers, tell or _silent)
 
 
-def result_file(out: str | Path, spec: Spec, cell: Cell, seed: int, tiny: bool = False) -> Path:
+def result_file(out: str | Path, spec: Spec, cell: Cell, seed: int, variant: Variant = "full") -> Path:
     """Where the record of a cell and seed is kept."""
-    return Path(out, *(["tiny"] if tiny else []), spec.name, f"{cell.name}-{seed}.json")
+    return Path(out, *([] if variant == "full" else [variant]), spec.name, f"{cell.name}-{seed}.json")
 
 
-def _result(spec: Spec, cell: Cell, seed: int, file: Path, tiny: bool, device: torch.device, tell: Tell) -> Result:
-    known = Result.load(file) if file.is_file() else None
-    place = f"{spec.name}, {cell.name}, seed {seed}"
-    if known is not None and known.spec_digest == spec.digest:
-        tell(f"{place}: there already")
-        return known
-    tell(f"{place} ...")
-    settings = spec.settings_of(cell, tiny)
-    commit, began = commit_here(), time.perf_counter()  # the commit before, not what it may be after
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        metrics = PROTOCOLS[spec.protocol](Trial(settings, seed, device))
-    missing = [name for name in spec.metrics if name not in metrics]
-    if missing:
-        raise ValueError(f"protocol {spec.protocol} must measure {missing[0]}, which {spec.name} promises")
-    result = Result(
-        spec.name,
-        spec.digest,
-        cell.name,
-        seed,
-        tiny,
-        settings,
-        metrics,
-        cell.published,
-        spec.source,
-        1 if known is None else known.attempts + 1,
-        time.perf_counter() - began,
-        commit,
-        versions(),
-        hardware_of(device),
-    )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    result.save(file)
-    shown = ", ".join(f"{name} {metrics[name].value:.4g}" for name in spec.metrics)
-    tell(f"{place}: {shown} ({result.seconds:.0f} s)")
-    return result
+@dataclass(frozen=True)
+class _Work:
+    """One cell with one seed, to be run."""
+
+    spec: Spec
+    cell: Cell
+    seed: int
+    out: Path
+    variant: Variant
+    device: torch.device
+
+    @property
+    def file(self) -> Path:
+        """Where its record is kept."""
+        return result_file(self.out, self.spec, self.cell, self.seed, self.variant)
+
+    @property
+    def place(self) -> str:
+        """What messages call it."""
+        return f"{self.spec.name}, {self.cell.name}, seed {self.seed}"
+
+    def done(self, tell: Tell) -> Result:
+        """Its record, made now where there is none under this spec."""
+        spec, cell = self.spec, self.cell
+        known = Result.load(self.file) if self.file.is_file() else None
+        if known is not None and known.spec_digest == spec.digest:
+            tell(f"{self.place}: there already")
+            return known
+        tell(f"{self.place} ...")
+        settings = spec.settings_of(cell, self.variant)
+        commit, began = commit_here(), time.perf_counter()  # the commit before, not what it may be after
+        trial = Trial(
+            settings,
+            self.seed,
+            self.device,
+            self.out / "shared",
+            self.file.with_suffix(""),
+            lambda text: tell(f"{self.place}: {text}"),
+        )
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            found = PROTOCOLS[spec.protocol](trial)
+        missing = [*({*spec.metrics} - {*found.metrics}), *({*spec.curves} - {*found.curves})]
+        if missing:
+            raise ValueError(f"protocol {spec.protocol} must measure {min(missing)}, which {spec.name} promises")
+        result = Result(
+            spec.name,
+            spec.digest,
+            cell.name,
+            self.seed,
+            self.variant,
+            settings,
+            found.metrics,
+            found.curves,
+            found.notes,
+            cell.published,
+            spec.source,
+            1 if known is None else known.attempts + 1,
+            time.perf_counter() - began,
+            commit,
+            versions(),
+            hardware_of(self.device),
+        )
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        result.save(self.file)
+        shown = ", ".join(f"{name} {found.metrics[name].value:.4g}" for name in [*spec.metrics][:6])
+        tell(f"{self.place}: {shown} ({result.seconds:.0f} s)")
+        return result
+
+
+def _in_parallel(work: Sequence[_Work], workers: int, tell: Tell) -> list[Result]:
+    """All of them, ``workers`` at a time; the first failure ends the run, what is done stays."""
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
+        running = {pool.submit(one.done, _shout): number for number, one in enumerate(work)}
+        results: dict[int, Result] = {}
+        try:
+            for future in as_completed(running):
+                results[running[future]] = future.result()
+                tell(f"{len(results)} of {len(work)} done")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [results[number] for number in range(len(work))]
+
+
+def _shout(text: str) -> None:
+    """Say it from a worker."""
+    sys.stderr.write(f"{text}\n")
 
 
 def _silent(text: str) -> None:

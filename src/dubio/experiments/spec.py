@@ -2,7 +2,7 @@
 
 A spec names a protocol, what the source documents fix about it, the cells of its table, and the numbers that were
 published for them. Its digest stands in every record, so that a number can be traced to the values it was made with;
-what a tiny run changes is no part of it.
+what smaller runs change is no part of it.
 """
 
 import hashlib
@@ -10,11 +10,14 @@ import json
 import tomllib
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from dubio.persistence.reading import read_value
 
-__all__ = ["Cell", "Spec", "load_spec", "spec_names"]
+__all__ = ["Cell", "Spec", "Variant", "load_spec", "spec_names"]
+
+Variant = Literal["full", "digits", "tiny"]
+"""The experiment itself; the same on small images that need no files; and a run that only shows that it runs."""
 
 FOLDER = files("dubio.experiments") / "specs"
 
@@ -46,8 +49,12 @@ class Spec:
     cells: tuple[Cell, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     """What all cells share; everything that the source fixes, and every choice that it leaves open."""
+    curves: dict[str, str] = field(default_factory=dict)
+    """What is measured along an axis, in words, by name."""
+    digits: dict[str, Any] = field(default_factory=dict)
+    """What a run on scikit-learn's digits changes, which need no files; empty where that makes no sense."""
     tiny: dict[str, Any] = field(default_factory=dict)
-    """What a run changes that only shows that everything runs."""
+    """What a run changes that only shows that everything runs; on digits where they will do."""
 
     def __post_init__(self) -> None:
         names = [cell.name for cell in self.cells]
@@ -60,14 +67,17 @@ class Spec:
             if unknown:
                 raise ValueError(f"spec {self.name} must say in words what {unknown[0]} of {cell.name} is")
 
-    def settings_of(self, cell: Cell, tiny: bool = False) -> dict[str, Any]:
+    def settings_of(self, cell: Cell, variant: Variant = "full") -> dict[str, Any]:
         """All settings of a cell."""
-        return {**self.settings, **cell.settings, **(self.tiny if tiny else {})}
+        if variant == "digits" and not self.digits:
+            raise ValueError(f"{self.name} cannot be run on digits")
+        changed = {"full": {}, "digits": self.digits, "tiny": {**self.digits, **self.tiny}}[variant]
+        return {**self.settings, **cell.settings, **changed}
 
     @property
     def digest(self) -> str:
-        """A hash of everything but what a tiny run changes."""
-        content = {name: value for name, value in asdict(self).items() if name != "tiny"}
+        """A hash of everything but what runs on digits and tiny runs change."""
+        content = {name: value for name, value in asdict(self).items() if name not in ("digits", "tiny")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

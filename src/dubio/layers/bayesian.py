@@ -143,6 +143,8 @@ class Linear(BayesianLayer, nn.Linear):
 
     def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         weight = cast(Tensor, weight)
+        if bias is not None and bias.dtype == torch.float32 and torch.is_autocast_enabled(input.device.type):
+            bias = bias.to(torch.get_autocast_dtype(input.device.type))  # mapped, F.linear would add it in float32
         units = weight.shape[-2]
         missing = -units % ALIGNED_UNITS
         if not (missing and input.is_cuda and torch.compiler.is_compiling()):

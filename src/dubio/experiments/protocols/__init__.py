@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Measured
+from dubio.experiments.results import Findings
 
 __all__ = ["PROTOCOLS", "Protocol", "Trial"]
 
-Protocol = Callable[[Trial], dict[str, Measured]]
+Protocol = Callable[[Trial], Findings]
 
 PROTOCOLS: dict[str, Protocol] = {"regression": regression}

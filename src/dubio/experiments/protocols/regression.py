@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dubio.data import curve
 from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Measured
+from dubio.experiments.results import Curve, Findings, Measured
 from dubio.likelihoods import Gaussian
 from dubio.methods import Bayes
 from dubio.models import build
@@ -20,8 +20,10 @@ from dubio.training import fit
 
 __all__ = ["regression"]
 
+QUARTILES = ("lower_quartile", "median", "upper_quartile")
 
-def regression(trial: Trial) -> dict[str, Measured]:
+
+def regression(trial: Trial) -> Findings:
     """Width of the interquartile band inside and outside the data, their ratio, and how far off the median is."""
     settings = trial.settings
     generator = torch.Generator().manual_seed(trial.seed)
@@ -49,12 +51,13 @@ def regression(trial: Trial) -> dict[str, Measured]:
     found = predict(model, places.to(trial.device), settings["draws"], seed=trial.seed)
     assert isinstance(found, RealPredictive)
     assert found.samples is not None
-    low, median, high = found.samples.cpu().squeeze(-1).quantile(torch.tensor([0.25, 0.5, 0.75]), dim=0)
+    low, median, high = quartiles = found.samples.cpu().squeeze(-1).quantile(torch.tensor([0.25, 0.5, 0.75]), dim=0)
     x = places.squeeze(-1)
     inside, outside = _mean_between(high - low, x, 0.1, 0.4), _mean_between(high - low, x, 0.8, 1.2)
     misfit = _mean_between((median - splits.test.targets.squeeze(-1)).abs(), x, 0.05, 0.45)
     numbers = {"width_inside": inside, "width_outside": outside, "ratio": outside / inside, "misfit": misfit}
-    return {name: Measured(value, n=settings["draws"]) for name, value in numbers.items()}
+    curves = {name: Curve(tuple(x.tolist()), tuple(y.tolist())) for name, y in zip(QUARTILES, quartiles, strict=True)}
+    return Findings({name: Measured(value, n=settings["draws"]) for name, value in numbers.items()}, curves)
 
 
 def _mean_between(values: Tensor, places: Tensor, low: float, high: float) -> float:
