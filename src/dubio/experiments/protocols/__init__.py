@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from dubio.experiments.protocols import bbb
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings
@@ -10,4 +11,13 @@ __all__ = ["PROTOCOLS", "Protocol", "Trial"]
 
 Protocol = Callable[[Trial], Findings]
 
-PROTOCOLS: dict[str, Protocol] = {"regression": regression}
+PROTOCOLS: dict[str, Protocol] = {
+    "bbb_error": bbb.error,
+    "bbb_fgsa": bbb.fgsa,
+    "bbb_honest": bbb.honest,
+    "bbb_ood": bbb.ood,
+    "bbb_pruning": bbb.pruning,
+    "bbb_search": bbb.search,
+    "bbb_speed": bbb.speed,
+    "regression": regression,
+}
