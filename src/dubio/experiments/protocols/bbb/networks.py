@@ -62,7 +62,8 @@ def train_network(trial: Trial) -> Trained:
         watching = _Watching(model, test, settings["curve_every"], settings["curve_draws"], settings["epochs"])
         _fit(trial, model, train, watching)
         state = {STATE + name: value for name, value in model.state_dict().items()}
-        return {**state, "epochs": torch.tensor(watching.epochs), "errors": torch.tensor(watching.errors)}
+        places, errors = (torch.tensor(part, dtype=torch.float64) for part in (watching.epochs, watching.errors))
+        return {**state, "epochs": places, "errors": errors}
 
     kept = trial.kept({"bbb": {name: settings.get(name) for name in TRAINING}, "seed": trial.seed}, learn)
     model.load_state_dict({name.removeprefix(STATE): kept[name] for name in kept if name.startswith(STATE)})

@@ -29,8 +29,8 @@ DOUBTS = ("entropy", "mutual_information", "top_std")
 def ood(trial: Trial) -> Findings:
     """Doubt on known and on unseen images, how well it tells them apart, and what was said of them, as numbers.
 
-    Settings: those of ``train_network``, ``draws``, ``unseen`` (which images), ``pictures`` (whether to draw some) and those of
-    ``claims``.
+    Settings: those of ``train_network``, ``draws``, ``unseen`` (which images), ``pictures`` (whether to draw some),
+    and those of ``claims``.
     """
     trained = train_network(trial)
     strange = load_unseen(trial)[trial.settings["unseen"]]
@@ -38,7 +38,7 @@ def ood(trial: Trial) -> Findings:
         predict_classes(trained.model, examples.tensors[0], trial.settings["draws"], trial.seed, keep=True)
         for examples in (trained.test, strange)
     )
-    metrics = {}
+    metrics: dict[str, Measured] = {}
     for doubt in DOUBTS:
         low, high = getattr(known, doubt).double(), getattr(unseen, doubt).double()
         metrics |= {f"{doubt}_known": _mean(low), f"{doubt}_unseen": _mean(high)}
