@@ -38,6 +38,8 @@ def speed(trial: Trial) -> Findings:
     ``timed`` (epochs), and ``epoch_examples``: what an epoch has, where fewer are timed and their seconds scaled.
     """
     settings, train = trial.settings, _train(trial)
+    if settings["warmups"] < 1:
+        raise ValueError(f"warmups must be at least 1, since a first epoch is slower, got {settings['warmups']}")
     scale = settings["epoch_examples"] / len(train)
     seconds = {}
     for count in settings["draw_counts"]:
