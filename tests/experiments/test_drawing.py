@@ -1,0 +1,140 @@
+"""Pictures of records: lines are means over seeds, bands their standard errors, fields of a table its numbers."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from dubio.experiments import Cell, Curve, draw_curves, draw_heat_map, mean_curve
+from dubio.experiments.drawing import _apart
+from made_up_records import record, spec_of
+
+SPEC = spec_of()
+RESULTS = [
+    record(SPEC, cell, seed, 10.0 * place + 2.0 * seed)
+    for place, cell in enumerate(("first", "second"))
+    for seed in (0, 1)
+]
+
+
+@pytest.fixture
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn is looked at, and not written, which takes most of the time."""
+    monkeypatch.setattr("dubio.experiments.drawing.write", lambda figure, path: None)
+
+
+def texts(axes: Any) -> dict[str, Any]:
+    return {text.get_text(): text for text in axes.texts}
+
+
+@pytest.mark.feature("Pictures of experiments: a line for each cell, the mean over seeds with its standard error")
+def test_lines_are_means_over_seeds_and_bands_their_standard_errors(tmp_path: Path) -> None:
+    figure = draw_curves(SPEC, RESULTS, ["rise", "fall"], tmp_path / "deep" / "curves.png")
+    assert (tmp_path / "deep" / "curves.png").stat().st_size > 0
+    left, right = figure.axes
+    assert [line.get_label() for line in left.lines] == ["first", "second"]
+    for line, band, start in zip(left.lines, left.collections, (1.0, 11.0), strict=True):
+        np.testing.assert_allclose(line.get_xydata(), [[0.0, start], [1.0, start + 1.0], [2.0, start + 4.0]])
+        edges = band.get_paths()[0].vertices
+        assert (edges[:, 1].min(), edges[:, 1].max()) == (start - 1.0, start + 5.0)  # seeds lie 2 apart
+    assert (left.get_title(loc="left"), left.get_xlabel()) == ("error in percent", "epoch")
+    assert (right.get_title(loc="left"), right.get_xlabel()) == ("share of the rest", "")
+
+
+def test_few_lines_are_named_at_their_ends_and_many_in_a_legend(unwritten: None, tmp_path: Path) -> None:
+    figure = draw_curves(SPEC, RESULTS, ["rise", "fall"], tmp_path / "few.png")
+    left, right = figure.axes
+    assert not texts(left)
+    named = texts(right)
+    assert not figure.legends
+    assert [to_hex(named[line.get_label()].get_color()) for line in right.lines] == [
+        line.get_color() for line in right.lines
+    ]
+    assert named["second"].get_position()[1] > named["first"].get_position()[1]
+
+    many = spec_of(cells=tuple(Cell(f"cell {number}") for number in range(7)))
+    results = [record(many, cell.name, 0, float(number)) for number, cell in enumerate(many.cells)]
+    figure = draw_curves(many, results, ["rise"], tmp_path / "many.png")
+    (axes,) = figure.axes
+    (legend,) = figure.legends
+    assert not axes.texts
+    assert [text.get_text() for text in legend.get_texts()] == [cell.name for cell in many.cells]
+    assert len({to_hex(line.get_color()) for line in axes.lines}) == 7
+    assert not axes.collections  # a single seed has no band
+
+
+def test_names_at_the_ends_of_lines_do_not_touch() -> None:
+    assert _apart([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
+    np.testing.assert_allclose(_apart([0.5, 0.5, 0.9], 0.1), [0.5, 0.6, 0.9])
+    np.testing.assert_allclose(_apart([0.95, 0.96, 0.97], 0.1), [0.8, 0.9, 1.0])
+    np.testing.assert_allclose(np.diff(_apart([0.0, 0.0, 0.0, 0.0], 0.5)), 0.5)
+
+
+def test_four_panels_stand_in_two_rows_and_what_is_left_over_is_empty(unwritten: None, tmp_path: Path) -> None:
+    spec = spec_of(curves={f"curve {number}": "height" for number in range(5)})
+    results = [record(spec, "first", 0)]
+    four = draw_curves(spec, results, [*spec.curves][:4], tmp_path / "four.png")
+    assert four.axes[0].get_gridspec().get_geometry() == (2, 2)
+    five = draw_curves(spec, results, [*spec.curves], tmp_path / "five.png")
+    assert [axes.get_visible() for axes in five.axes] == [True] * 5 + [False]
+    assert [bool(axes.texts) for axes in five.axes[:5]] == [False, False, True, False, True]
+
+
+def test_seeds_that_were_measured_elsewhere_are_averaged_where_all_were() -> None:
+    short, long = Curve((1.0, 2.0), (4.0, 6.0)), Curve((0.0, 1.5, 3.0), (0.0, 3.0, 6.0))
+    mean = mean_curve([short, long])
+    assert mean.x == (1.0, 1.5, 2.0)
+    np.testing.assert_allclose(mean.y, [3.0, 4.0, 5.0])
+    np.testing.assert_allclose(mean.standard_error, [1.0, 1.0, 1.0])
+    back = Curve((1.0, 0.0), (0.0, 1.0))
+    assert mean_curve([back, back]).x == (1.0, 0.0)
+    assert mean_curve([short]).standard_error is None
+    with pytest.raises(ValueError, match="x of curves must rise where it differs between seeds, got one that does not"):
+        mean_curve([short, back])
+    with pytest.raises(ValueError, match="curves must overlap to be averaged, got one from 5 on and one up to 2"):
+        mean_curve([short, Curve((5.0, 6.0), (0.0, 0.0))])
+
+
+def test_records_of_an_earlier_spec_are_drawn_only_where_there_are_no_others(unwritten: None, tmp_path: Path) -> None:
+    old = record(SPEC, "first", 1, 100.0, spec_digest="earlier")
+    (axes,) = draw_curves(SPEC, [RESULTS[0], old], ["rise"], tmp_path / "both.png").axes
+    assert axes.lines[0].get_ydata()[0] == 0.0
+    (axes,) = draw_curves(SPEC, [old], ["rise"], tmp_path / "old.png").axes
+    assert axes.lines[0].get_ydata()[0] == 100.0
+
+
+def test_a_heat_map_shows_published_numbers_above_ours_on_one_scale(unwritten: None, tmp_path: Path) -> None:
+    spec = spec_of(3)
+    results = [record(spec, "first", 0, 1.0), record(spec, "second", 0, 9.0)]
+    published, ours = draw_heat_map(spec, results, ["metric_2", "metric_0"], tmp_path / "table.png").axes
+    (above,), (below,) = published.images, ours.images
+    np.testing.assert_array_equal(below.get_array(), [[1.0, 1.0], [9.0, 9.0]])
+    np.testing.assert_array_equal(np.isnan(above.get_array().filled(np.nan)), [[True, False], [True, True]])
+    assert above.get_clim() == below.get_clim() == (1.0, 9.0)
+    assert [text.get_text() for text in published.texts] == ["2.5"]
+    assert [text.get_color() for text in ours.texts] == ["black", "black", "white", "white"]
+    assert [label.get_text() for label in ours.get_xticklabels()] == ["metric 2", "metric 0"]
+    assert [label.get_text() for label in ours.get_yticklabels()] == ["first", "second"]
+    (alone,) = draw_heat_map(spec, results, ["metric_1"], tmp_path / "alone.png").axes
+    assert alone.get_title(loc="left") == "ours"
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "never.png"
+    with pytest.raises(ValueError, match=r"names must be curves of made-up, rise, fall, got \['leap'\]"):
+        draw_curves(SPEC, RESULTS, ["leap"], path)
+    with pytest.raises(ValueError, match=r"names must be curves of made-up, rise, fall, got \[\]"):
+        draw_curves(SPEC, RESULTS, [], path)
+    with pytest.raises(ValueError, match="results must hold the curve rise of made-up, got none with it"):
+        draw_curves(SPEC, [], ["rise"], path)
+    with pytest.raises(ValueError, match=r"names must be metrics of made-up, metric_0, metric_1, got \['rise'\]"):
+        draw_heat_map(SPEC, RESULTS, ["rise"], path)
+    with pytest.raises(ValueError, match="results must hold metrics of made-up among metric_0, got none"):
+        draw_heat_map(SPEC, [], ["metric_0"], path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"a picture needs matplotlib; pip install 'dubio\[plots\]'"):
+        draw_curves(SPEC, RESULTS, ["rise"], path)
+    assert not path.exists()
