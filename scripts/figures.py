@@ -259,7 +259,7 @@ def peer_picture(choice: str) -> str:
 
 
 def results(choice: str) -> str:
-    """One number of every paper, published and ours."""
+    """A number or two of every paper, published and ours."""
     return headlines_table(ROOT / "results")
 
 

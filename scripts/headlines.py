@@ -1,4 +1,4 @@
-"""The numbers of the first page: the one of each paper that says most, published beside ours, from the records."""
+"""The numbers of the first page: those of each paper that say most, published beside ours, from the records."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,10 +27,52 @@ class Headline:
 HEADLINES = (
     Headline(
         "Blundell et al. 2015",
+        "MNIST test error in percent, 2 x 1200 units, mixture prior",
+        "bbb-error",
+        "mixture-1200",
+        "test_error",
+    ),
+    Headline(
+        "Blundell et al. 2015",
+        "the same with 95 % of the weights removed",
+        "bbb-pruning",
+        "removed-95",
+        "test_error",
+    ),
+    Headline(
+        "Project Machine Learning, Milestone 3",
         "regression: width of the band far from the data over that among them",
         "bbb-regression",
         "local",
         "ratio",
+    ),
+    Headline(
+        "Bayesian Weight Sampling",
+        "accuracy in percent on images perturbed for twelve other networks, rho = -3",
+        "bws-transfer",
+        "rho-3",
+        "average",
+    ),
+    Headline(
+        "Li and Gal 2017",
+        "MNIST accuracy in percent, alpha = 1, ten draws in training",
+        "alpha-samples",
+        "10-draws",
+        "accuracy",
+    ),
+    Headline(
+        "Normalizing-flow implicit networks",
+        "calibration error in the plane, stochastic network",
+        "flow-2d",
+        "stochastic",
+        "ece",
+    ),
+    Headline(
+        "Inductive Wasserstein Embeddings",
+        "MNIST accuracy in percent where 0.4 of the training labels are wrong",
+        "label-noise",
+        "wasserstein-0.4",
+        "accuracy",
     ),
 )
 

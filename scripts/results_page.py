@@ -27,6 +27,7 @@ from dubio.experiments import (
     Variant,
     draw_curves,
     draw_heat_map,
+    draw_sweep,
     load_results,
     load_spec,
     spec_names,
@@ -34,8 +35,14 @@ from dubio.experiments import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_METRICS = 6  # of a table with a row for each; one of more has a column for each
-HEAT_MAPS = ("bws-transfer",)  # tables of one unit that are easier seen than read
+MOST_METRICS, MOST_ROWS = 6, 48  # of a table with a row for each number; one of more has rows and columns
+HEAT_MAPS = ("bws-ensembles", "bws-pruning", "bws-transfer")  # tables of one unit that are easier seen than read
+SWEEPS = {  # figures whose lines are made of cells called NAME-NUMBER: what the number is, and which metrics are drawn
+    "bbb-pruning": ("percent of weights removed", ("test_error", "test_error_mean_weights")),
+    "bws-pruning": ("percent of weights removed", ("test", "average", "test_one", "average_one")),
+    "flow-lengths": ("length of the flow", ("elbo", "log_likelihood", "kl")),
+    "label-noise": ("share of wrong labels", ("accuracy", "nll", "ece")),
+}
 INTRODUCTION = """# Results
 
 The published tables and figures that dubio can run again: what was published, and what came out. `make table` writes
@@ -149,8 +156,8 @@ def section(found: Found) -> str:
 
 
 def numbers_table(spec: Spec, rows: Sequence[Row]) -> str:
-    """A row for every number; where a cell has many, a row for every cell, with published numbers in brackets."""
-    if len(spec.metrics) > MOST_METRICS:
+    """A row for every number; where there are many, cells by metrics, with published numbers in brackets."""
+    if len(spec.metrics) > MOST_METRICS or len(rows) > MOST_ROWS:
         return _wide_table(spec, rows)
     headings = ("cell", "metric", "published", "ours", "difference", "seeds", "attempts")
     numbers = ((row.reported, ours_marked(row), row.difference, str(row.num_seeds), str(row.attempts)) for row in rows)
@@ -160,15 +167,17 @@ def numbers_table(spec: Spec, rows: Sequence[Row]) -> str:
 
 
 def _wide_table(spec: Spec, rows: Sequence[Row]) -> str:
+    """Cells by metrics; the fewer of the two are columns, and seeds and attempts count as metrics."""
     entries = {(row.cell, row.metric): row for row in rows}
-    lines = []
-    for cell in dict.fromkeys(row.cell for row in rows):
-        own = [row for row in rows if row.cell == cell]
+    own = {cell: [row for row in rows if row.cell == cell] for cell in dict.fromkeys(row.cell for row in rows)}
+    lines = [("cell", *(f"`{metric}`" for metric in spec.metrics), "seeds", "attempts")]
+    for cell, found in own.items():
         values = (_wide_entry(entries.get((cell, metric))) for metric in spec.metrics)
-        name = f"{cell} {EARLIER}" if any(row.earlier for row in own) else cell
-        seeds, attempts = max(row.num_seeds for row in own), max(row.attempts for row in own)
-        lines.append((name, *values, str(seeds), str(attempts)))
-    table = markdown_table(("cell", *(f"`{metric}`" for metric in spec.metrics), "seeds", "attempts"), lines)
+        name = f"{cell} {EARLIER}" if any(row.earlier for row in found) else cell
+        counts = (max(row.num_seeds for row in found), max(row.attempts for row in found))
+        lines.append((name, *values, *map(str, counts)))
+    head, *body = lines if len(own) >= len(spec.metrics) else [*zip(*lines, strict=True)]
+    table = markdown_table(head, body)
     return f"{table}\n\nIn brackets: what was published." if any(row.published is not None for row in rows) else table
 
 
@@ -180,17 +189,22 @@ def _wide_entry(row: Row | None) -> str:
 
 def pictures_of(found: Found) -> list[Picture]:
     """The pictures that can be drawn of the records."""
-    spec, results, folder = found.spec, found.results, ROOT / "docs" / "images" / "results"
+    spec, results, place = found.spec, found.results, ROOT / "docs" / "images" / "results" / found.spec.name
     pictures = []
-    curves = [name for name in spec.curves if any(name in one.curves for one in results)]
+    drawn = [name for name in spec.curves if name.removesuffix("_error") not in {*spec.curves} - {name}]
+    curves = [name for name in drawn if any(name in one.curves for one in results)]
     if curves:
         words = f"{', '.join(curves)}: one line for each cell, the mean over seeds and its standard error"
-        pictures.append(Picture(folder / f"{spec.name}.png", words, partial(draw_curves, spec, results, curves)))
+        pictures.append(Picture(_png(place), words, partial(draw_curves, spec, results, curves)))
+    along, metrics = SWEEPS.get(spec.name, ("", ()))
+    if along and results:
+        words = f"{', '.join(metrics)} by {along}: means over seeds and their standard errors"
+        draw = partial(draw_sweep, spec, results, metrics, along)
+        pictures.append(Picture(_png(place, "-sweep"), words, draw))
     if spec.name in HEAT_MAPS and results:
         published = [metric for metric in spec.metrics if any(metric in cell.published for cell in spec.cells)]
-        names = published or [*spec.metrics]
-        words = "Published numbers and ours as fields, the darker the higher"
-        pictures.append(Picture(folder / f"{spec.name}-table.png", words, partial(draw_heat_map, spec, results, names)))
+        draw = partial(draw_heat_map, spec, results, published or [*spec.metrics])
+        pictures.append(Picture(_png(place, "-table"), "Numbers as fields, the darker the higher", draw))
     return pictures
 
 
@@ -225,6 +239,10 @@ def _found(spec: Spec, folder: Path) -> Found:
         taken = (sorted(folder.glob(f"{spec.name}/{cell.name}-{seed}-[!0-9]*.png")) for seed in spec.seeds)
         pictures += next((own for own in taken if own), [])
     return Found(spec, results, len([*folder.glob(f"{spec.name}/*.json")]) - len(results), tuple(pictures))
+
+
+def _png(place: Path, ending: str = "") -> Path:
+    return place.with_name(f"{place.name}{ending}.png")
 
 
 def _commit(commit: str | None) -> str:

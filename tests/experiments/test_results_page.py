@@ -84,14 +84,34 @@ def test_a_spec_without_records_is_not_run_yet(desk: Desk) -> None:
 
 
 def test_a_table_of_many_metrics_has_a_column_for_each(desk: Desk) -> None:
-    desk.use(spec_of(7, curves={}))
+    many = tuple(Cell(f"cell {number}") for number in range(5))
+    desk.use(spec_of(7, curves={}, cells=(Cell("first", {}, {"metric_0": 2.5}), Cell("second"), *many)))
     desk.keep_all(attempts=3)
+    desk.keep(*(record(desk.spec, cell.name, 0) for cell in many))
     text = desk.text()
     columns = " | ".join(f"`metric_{number}`" for number in range(7))
     assert f"| cell | {columns} | seeds | attempts |" in text
     assert f"| first | 3 +- 1<br>(2.5) | {' | '.join(['3 +- 1'] * 6)} | 2 | 3 |" in text
     assert f"| second | {' | '.join(['3 +- 1'] * 7)} | 2 | 3 |" in text
     assert "In brackets: what was published." in text
+
+
+def test_a_table_of_many_cells_has_a_row_for_each(desk: Desk) -> None:
+    cells = tuple(Cell(f"cell {number}") for number in range(25))
+    desk.use(spec_of(curves={}, cells=cells))
+    desk.keep(*(record(desk.spec, cell.name, 0) for cell in cells[1:]))
+    assert "| cell 24 | `metric_1` | - | 1 | - | 1 | 1 |" in desk.text()
+    desk.keep(record(desk.spec, "cell 0", 0))
+    assert "| cell | `metric_0` | `metric_1` | seeds | attempts |" in desk.text()
+    assert "| cell 24 | 1 | 1 | 1 | 1 |" in desk.text()
+
+
+def test_a_table_of_more_metrics_than_cells_has_a_row_for_each(desk: Desk) -> None:
+    desk.use(spec_of(7, curves={}))
+    desk.keep_all(attempts=3)
+    text = desk.text()
+    assert "| cell | first | second |\n|---|---|---|\n| `metric_0` | 3 +- 1<br>(2.5) | 3 +- 1 |\n" in text
+    assert "| `metric_6` | 3 +- 1 | 3 +- 1 |\n| seeds | 2 | 2 |\n| attempts | 3 | 3 |\n" in text
     desk.use(spec_of(6, curves={}))
     assert "| first | `metric_5` | - |" in desk.text()
 
@@ -106,8 +126,8 @@ def test_numbers_of_an_earlier_spec_are_marked_and_give_way(desk: Desk) -> None:
     assert "| first | `metric_0` | 2.5 | 9 | +6.5 | 1 | 2 |" in text
     assert "| second | `metric_0` | - | 3 +- 1 (made under an earlier spec) |" in text
     desk.use(spec_of(8, curves={}))  # with metrics that the records do not have
-    assert "| first (made under an earlier spec) |" in desk.text()
-    assert f"| {' | '.join(['-'] * 6)} | 2 | 2 |" in desk.text()
+    assert "| cell | first (made under an earlier spec) | second (made under an earlier spec) |" in desk.text()
+    assert "| `metric_7` | - | - |" in desk.text()
 
 
 def test_a_cell_is_done_when_all_its_seeds_are(desk: Desk) -> None:
@@ -134,20 +154,28 @@ def test_notes_and_origins_are_told_once(desk: Desk) -> None:
 
 
 def test_pictures_are_drawn_and_linked(desk: Desk) -> None:
-    desk.use(spec_of())
-    desk.keep_all()
-    for name in ("first-0-images", "first-1-images", "second-1-images"):
+    desk.use(
+        spec_of(
+            name="made-up",
+            curves={"rise": "height", "rise_error": "its error"},
+            cells=(Cell("first-1"), Cell("first-2")),
+        )
+    )
+    desk.keep(*(record(desk.spec, f"first-{number}", seed) for number in (1, 2) for seed in (0, 1)))
+    for name in ("first-1-0-images", "first-1-1-images", "first-2-1-images"):
         (desk.folder / "results" / "made-up" / f"{name}.png").touch()
     desk.monkeypatch.setattr(desk.page, "HEAT_MAPS", ("made-up",))
+    desk.monkeypatch.setattr(desk.page, "SWEEPS", {"made-up": ("strength", ("metric_1",))})
     assert desk.run() == 0
     text = (desk.folder / "docs" / "results.md").read_text()
-    for name in ("made-up.png", "made-up-table.png"):
+    for name in ("made-up.png", "made-up-sweep.png", "made-up-table.png"):
         assert f"](images/results/{name})" in text
         assert (desk.folder / "docs" / "images" / "results" / name).stat().st_size > 0
-    assert "![first-0-images](../results/made-up/first-0-images.png)" in text
-    assert "![second-1-images](../results/made-up/second-1-images.png)" in text
-    assert "first-1-images" not in text  # one seed of a cell is enough
-    assert "- `rise`: error in percent, by epoch (a curve)" in text
+    assert "![rise: one line for each cell" in text  # whose error is its band, not a line
+    assert "![first-1-0-images](../results/made-up/first-1-0-images.png)" in text
+    assert "![first-2-1-images](../results/made-up/first-2-1-images.png)" in text
+    assert "first-1-1-images" not in text  # one seed of a cell is enough
+    assert "- `rise`: height (a curve)" in text
     assert desk.run("--check") == 0
     (desk.folder / "docs" / "images" / "results" / "made-up.png").unlink()
     assert desk.run("--check") == 1
@@ -205,3 +233,9 @@ def test_headlines_are_numbers_of_their_specs(monkeypatch: pytest.MonkeyPatch) -
         spec = load_spec(one.spec)
         assert one.cell in [cell.name for cell in spec.cells], one
         assert one.metric in spec.metrics, one
+
+
+def test_sweeps_are_metrics_of_their_specs(desk: Desk) -> None:
+    for name in {*desk.page.SWEEPS} & {*spec_names()}:
+        _, metrics = desk.page.SWEEPS[name]
+        assert {*metrics} <= {*load_spec(name).metrics}, name

@@ -1,6 +1,6 @@
 """The published tables and figures: a frozen spec for each, one runner, a record of every number."""
 
-from dubio.experiments.drawing import MeanCurve, draw_curves, draw_heat_map, mean_curve
+from dubio.experiments.drawing import MeanCurve, draw_curves, draw_heat_map, draw_sweep, mean_curve
 from dubio.experiments.results import Curve, Findings, Measured, Result
 from dubio.experiments.running import load_results, reproduce
 from dubio.experiments.spec import Cell, Spec, Variant, load_spec, spec_names
@@ -18,6 +18,7 @@ __all__ = [
     "Variant",
     "draw_curves",
     "draw_heat_map",
+    "draw_sweep",
     "load_results",
     "load_spec",
     "mean_curve",

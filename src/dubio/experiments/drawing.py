@@ -1,49 +1,40 @@
-"""Pictures of records: curves with a line for each cell, and tables too wide to be read as numbers.
+"""Pictures of records: curves with a line for each cell, numbers along cells, and tables too wide to be read.
 
-A line is the mean over seeds, and its band one standard error of that mean to either side. Where seeds were measured at
-different places, they are averaged where all of them were, between the places of each in straight lines.
+A line is the mean over seeds, and its band one standard error of that mean to either side; of a single seed, what the
+curve ``NAME_error`` says. Where seeds were measured at different places, they are averaged where all of them were,
+between the places of each in straight lines.
 
 Invariants: what is drawn are means of the records that ``tabulate`` counts (``tests/experiments/test_drawing.py``).
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import numpy as np
 
+from dubio.experiments.panels import SIZE, WIDTH, Lines, MeanCurve, draw_panels, finish, name_axes
 from dubio.experiments.results import Curve, Result
 from dubio.experiments.spec import Spec
 from dubio.experiments.tables import Row, results_that_count, tabulate
-from dubio.pictures.figures import blank_figure, class_colours, write
+from dubio.pictures.figures import blank_figure, write
 
-__all__ = ["MeanCurve", "draw_curves", "draw_heat_map", "mean_curve"]
+__all__ = ["MeanCurve", "draw_curves", "draw_heat_map", "draw_sweep", "mean_curve"]
 
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # told apart by all eyes
-MOST_LABELS = len(COLOURS)  # of lines that are named beside their ends; more are named in a legend
-WIDTH = 10.0  # inches
-SIZE = 11  # of letters, in points
-PANEL_HEIGHT, ROW_HEIGHT = 3.3, 0.3  # inches
-
-
-@dataclass(frozen=True)
-class MeanCurve:
-    """A curve averaged over seeds."""
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    standard_error: tuple[float, ...] | None
-    """Of the mean, at each place; None for a single seed."""
+ROW_HEIGHT = 0.3  # inches, of a heat map
+ALL_CELLS = "all cells"  # the name of a line that is the same for all of them
+ALONG = re.compile(r",? by ([^,;]+)")  # in the words of a curve: what it is measured along
+SWEPT = re.compile(r"(.+)-(\d+(?:\.\d+)?)")  # the name of a cell of which there are several, with its number
 
 
 def draw_curves(spec: Spec, results: Sequence[Result], names: Sequence[str], path: str | Path) -> Any:
     """Draw curves, one panel for each and in it one line for each cell; gives matplotlib's figure.
 
     Args:
-        spec: says in words what each curve is; what follows ", by " in them is written along the axis.
+        spec: says in words what each curve is; what follows "by" in them is written along the axis.
         results: the records to draw.
         names: which curves of the spec.
         path: where the picture goes; its ending says of which kind it is.
@@ -51,27 +42,45 @@ def draw_curves(spec: Spec, results: Sequence[Result], names: Sequence[str], pat
     unknown = [name for name in names if name not in spec.curves]
     if unknown or not names:
         raise ValueError(f"names must be curves of {spec.name}, {', '.join(spec.curves) or 'none'}, got {[*names]}")
-    lines = {name: _lines(spec, results, name) for name in names}
-    empty = [name for name in names if not lines[name]]
+    panels = {name: _lines(spec, results, name) for name in names}
+    empty = [name for name in names if not panels[name]]
     if empty:
         raise ValueError(f"results must hold the curve {empty[0]} of {spec.name}, got none with it")
+    figure, all_axes = draw_panels(panels, [*(cell.name for cell in spec.cells), ALL_CELLS])
+    for axes, name in zip(all_axes, names, strict=True):
+        along = ALONG.search(spec.curves[name])
+        name_axes(axes, ALONG.sub("", spec.curves[name], count=1), along[1] if along else "")
+    return finish(figure, all_axes, path)
 
-    columns = len(names) if len(names) <= 3 else 2 if len(names) == 4 else 3
-    rows = -(-len(names) // columns)
-    figure = blank_figure(WIDTH, PANEL_HEIGHT * rows)
-    panels = [*figure.subplots(rows, columns, squeeze=False).flat]
-    cells = [cell.name for cell in spec.cells if any(cell.name in lines[name] for name in names)]
-    colours = dict(zip(cells, COLOURS if len(cells) <= MOST_LABELS else class_colours(len(cells)), strict=False))
-    for number, (axes, name) in enumerate(zip(panels, names, strict=False)):
-        _draw_panel(axes, lines[name], spec.curves[name], colours)
-        if len(cells) <= MOST_LABELS and (number % columns == columns - 1 or number == len(names) - 1):
-            _label_ends(axes, lines[name], colours)
-    for axes in panels[len(names) :]:
-        axes.set_visible(False)
-    if len(cells) > MOST_LABELS:
-        figure.legend(*_all_lines(panels[: len(names)]), loc="outside right center", frameon=False, fontsize=SIZE - 1)
-    write(figure, path)
-    return figure
+
+def draw_sweep(spec: Spec, results: Sequence[Result], names: Sequence[str], along: str, path: str | Path) -> Any:
+    """Draw numbers of cells called ``NAME-NUMBER`` over that number, one panel for each metric, one line for each name.
+
+    Gives matplotlib's figure. Circles are what was published.
+
+    Args:
+        spec: says which cells there are, and what was published.
+        results: the records to draw.
+        names: which metrics of the spec.
+        along: what the number is, in words.
+        path: where the picture goes; its ending says of which kind it is.
+    """
+    unknown = [name for name in names if name not in spec.metrics]
+    if unknown or not names:
+        raise ValueError(f"names must be metrics of {spec.name}, {', '.join(spec.metrics)}, got {[*names]}")
+    rows = [row for row in tabulate(spec, results) if row.metric in names and SWEPT.fullmatch(row.cell)]
+    if not rows:
+        raise ValueError(f"results must hold cells of {spec.name} called NAME-NUMBER, got none")
+    panels = {name: _swept([row for row in rows if row.metric == name]) for name in names}
+    figure, all_axes = draw_panels(panels, [*dict.fromkeys(_place(row)[0] for row in rows)])
+    for axes, name in zip(all_axes, names, strict=True):
+        known = [row for row in rows if row.metric == name and row.published is not None]
+        for line in axes.lines[:]:
+            own = [row for row in known if _place(row)[0] == line.get_label()]
+            places, heights = [_place(row)[1] for row in own], [row.published for row in own]
+            axes.plot(places, heights, "o", mfc="none", color=line.get_color(), label="_published")
+        name_axes(axes, name.replace("_", " ") + (" (circles: published)" if known else ""), along)
+    return finish(figure, all_axes, path)
 
 
 def draw_heat_map(spec: Spec, results: Sequence[Result], names: Sequence[str], path: str | Path) -> Any:
@@ -92,12 +101,13 @@ def draw_heat_map(spec: Spec, results: Sequence[Result], names: Sequence[str], p
     if not rows:
         raise ValueError(f"results must hold metrics of {spec.name} among {', '.join(names)}, got none")
 
-    cells = [cell.name for cell in spec.cells if any(row.cell == cell.name for row in rows)]
-    tables = {"published": _table(rows, cells, names, "published"), "ours": _table(rows, cells, names, "mean")}
-    shown = {title: table for title, table in tables.items() if not np.isnan(table).all()}
-    figure = blank_figure(WIDTH, (ROW_HEIGHT * len(cells) + 1.0) * len(shown))
-    low, high = (bound([bound(table[~np.isnan(table)]) for table in shown.values()]) for bound in (np.min, np.max))
-    for axes, (title, table) in zip(figure.subplots(len(shown), squeeze=False).flat, shown.items(), strict=True):
+    tables = {"published": _table(rows, names, "published"), "ours": _table(rows, names, "mean")}
+    shown = {title: (cells, table) for title, (cells, table) in tables.items() if cells}
+    heights = [ROW_HEIGHT * len(cells) + 1.0 for cells, _ in shown.values()]
+    figure = blank_figure(WIDTH, sum(heights))
+    all_axes = figure.subplots(len(shown), squeeze=False, height_ratios=heights).flat
+    low, high = (bound([bound(table) for _, table in shown.values()]) for bound in (np.nanmin, np.nanmax))
+    for axes, (title, (cells, table)) in zip(all_axes, shown.items(), strict=True):
         axes.imshow(table, cmap="Blues", vmin=low, vmax=high, aspect="auto")
         axes.set_title(title, loc="left", fontsize=SIZE)
         axes.set_xticks(range(len(names)), [name.replace("_", " ") for name in names], rotation=30, ha="right")
@@ -131,62 +141,47 @@ def mean_curve(curves: Sequence[Curve]) -> MeanCurve:
     return MeanCurve(tuple(x.tolist()), tuple(heights.mean(axis=0).tolist()), error)
 
 
-def _lines(spec: Spec, results: Sequence[Result], name: str) -> dict[str, MeanCurve]:
+def _lines(spec: Spec, results: Sequence[Result], name: str) -> Lines:
     """The line of every cell that has the curve, by its name."""
-    found = {cell.name: results_that_count(spec, cell, results) for cell in spec.cells}
-    curves = {cell: [one.curves[name] for one in own if name in one.curves] for cell, own in found.items()}
-    return {cell: mean_curve(own) for cell, own in curves.items() if own}
+    lines = {}
+    for cell in spec.cells:
+        own = [one.curves for one in results_that_count(spec, cell, results) if name in one.curves]
+        if not own:
+            continue
+        try:
+            lines[cell.name] = mean_curve([curves[name] for curves in own])
+        except ValueError as error:
+            raise ValueError(f"{name} of {cell.name} in {spec.name} cannot be drawn: {error}") from error
+        if len(own) == 1 and f"{name}_error" in own[0]:
+            lines[cell.name] = replace(lines[cell.name], standard_error=own[0][f"{name}_error"].y)
+    alike = len(lines) > 1 and len({*lines.values()}) == 1
+    return {ALL_CELLS: next(iter(lines.values()))} if alike else lines
 
 
-def _draw_panel(axes: Any, lines: dict[str, MeanCurve], words: str, colours: dict[str, Any]) -> None:
-    for cell, line in lines.items():
-        alone = {"marker": "o", "markersize": 4} if len(line.x) == 1 else {}
-        axes.plot(line.x, line.y, color=colours[cell], linewidth=1.8, label=cell, **alone)
-        if line.standard_error is not None:
-            y, error = np.array(line.y), np.array(line.standard_error)
-            axes.fill_between(line.x, y - error, y + error, color=colours[cell], alpha=0.22, linewidth=0)
-    what, _, along = words.rpartition(", by ")
-    axes.set_title(fill(what or along, 34), loc="left", fontsize=SIZE)
-    axes.set_xlabel(along if what else "", fontsize=SIZE)
-    axes.tick_params(labelsize=SIZE - 1)
-    axes.margins(x=0.02)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+def _place(row: Row) -> tuple[str, float]:
+    """Which line a row is on, and where."""
+    found = SWEPT.fullmatch(row.cell)
+    assert found is not None
+    return found[1], float(found[2])
 
 
-def _label_ends(axes: Any, lines: dict[str, MeanCurve], colours: dict[str, Any]) -> None:
-    """The name of each line in its colour, beside its end, and so far from the others that all can be read."""
-    low, high = axes.get_ylim()
-    ends = {cell: (line.y[-1] - low) / (high - low) for cell, line in lines.items()}
-    cells = sorted(ends, key=lambda cell: ends[cell])
-    gap = 1.25 * SIZE / (72 * 0.7 * PANEL_HEIGHT)  # of the height of a panel, most of which are its axes
-    for cell, height in zip(cells, _apart([ends[cell] for cell in cells], gap), strict=True):
-        place = {"transform": axes.transAxes, "va": "center", "ha": "left", "clip_on": False}
-        axes.text(1.03, height, cell, color=colours[cell], fontsize=SIZE, **place)
+def _swept(rows: Sequence[Row]) -> Lines:
+    """The lines of a metric, each along the numbers of its cells."""
+    lines = {}
+    for name in dict.fromkeys(_place(row)[0] for row in rows):
+        own = sorted((row for row in rows if _place(row)[0] == name), key=_place)
+        errors = [row.standard_error for row in own]
+        known = tuple(error for error in errors if error is not None)
+        x, y = tuple(_place(row)[1] for row in own), tuple(row.mean for row in own)
+        lines[name] = MeanCurve(x, y, known if len(known) == len(errors) else None)
+    return lines
 
 
-def _apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Rising heights moved by as little as it takes to lie ``gap`` apart, below 1 where there is room."""
-    moved: list[float] = []
-    for height in heights:
-        moved.append(max(height, moved[-1] + gap) if moved else height)
-    top = max(1.0, gap * (len(moved) - 1))
-    for number in reversed(range(len(moved))):
-        moved[number] = min(moved[number], top - gap * (len(moved) - 1 - number))
-    return moved
-
-
-def _all_lines(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """Lines and their names for a legend, each name once."""
-    found = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    return [*found.values()], [*found]
-
-
-def _table(rows: Sequence[Row], cells: Sequence[str], names: Sequence[str], field: str) -> Any:
-    """A field of the rows by cell and metric; NaN where there is none."""
-    values = {(row.cell, row.metric): getattr(row, field) for row in rows}
-    found = [[values.get((cell, name)) for name in names] for cell in cells]
-    return np.array([[np.nan if value is None else value for value in line] for line in found])
+def _table(rows: Sequence[Row], names: Sequence[str], field: str) -> tuple[list[str], Any]:
+    """Cells for which a field of the rows is known, and its values by cell and metric; NaN where there is none."""
+    values = {(row.cell, row.metric): getattr(row, field) for row in rows if getattr(row, field) is not None}
+    cells = [*dict.fromkeys(cell for cell, _ in values)]
+    return cells, np.array([[values.get((cell, name), np.nan) for name in names] for cell in cells])
 
 
 def _write_numbers(axes: Any, table: Any, dark: float) -> None:
