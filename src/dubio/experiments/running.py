@@ -21,7 +21,7 @@ from dubio.experiments.results import Result
 from dubio.experiments.spec import Cell, Spec, Variant
 from dubio.version import commit_here, hardware_of, versions
 
-__all__ = ["reproduce", "result_file"]
+__all__ = ["load_results", "reproduce", "result_file"]
 
 Tell = Callable[[str], None]
 
@@ -70,6 +70,12 @@ def reproduce(
 def result_file(out: str | Path, spec: Spec, cell: Cell, seed: int, variant: Variant = "full") -> Path:
     """Where the record of a cell and seed is kept."""
     return Path(out, *([] if variant == "full" else [variant]), spec.name, f"{cell.name}-{seed}.json")
+
+
+def load_results(spec: Spec, out: str | Path = "results", variant: Variant = "full") -> list[Result]:
+    """The records of a spec that are there, under whichever version of it they were made, in its order."""
+    files = [result_file(out, spec, cell, seed, variant) for cell in spec.cells for seed in spec.seeds]
+    return [Result.load(file) for file in files if file.is_file()]
 
 
 @dataclass(frozen=True)
