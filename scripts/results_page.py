@@ -55,9 +55,8 @@ this page from the records under `results/`; nobody types a number. [How to run 
 - **attempts** says how often a cell was run with the same seed, the most for any seed, whatever changed in between.
   From 2 on somebody may have seen a number before the one that is shown.
 
-A number is traced by its record, `results/SPEC/CELL-SEED.json`: all settings, the digest of the spec, the commit,
-versions, hardware and seconds. Check out that commit and run the command above the table; where the digest in the
-record is that of the spec, the settings are the same."""
+A number is traced by its record, `results/SPEC/CELL-SEED.json`: all settings, their digest, the commit, versions,
+hardware and seconds. Check out that commit and run the command above the table."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ class Found:
     @property
     def num_done(self) -> int:
         """How many cells have a record for every seed."""
-        of_now = [one.cell for one in self.results if one.spec_digest == self.spec.digest]
+        now = {cell.name: self.spec.digest_of(cell) for cell in self.spec.cells}
+        of_now = [one.cell for one in self.results if one.digest == now.get(one.cell)]
         return sum(of_now.count(cell.name) == len(self.spec.seeds) for cell in self.spec.cells)
 
 
@@ -139,7 +139,7 @@ def write_page(found: Sequence[Found]) -> str:
 def section(found: Found) -> str:
     """What a spec measures, its table, its pictures, and where its records come from."""
     spec = found.spec
-    about = f"Source: {spec.source}. Digest of the spec: `{spec.digest}`."
+    about = f"Source: {spec.source}."
     parts = [f"## {spec.name}", f"{spec.title}.", about]
     if not found.results:
         return "\n\n".join([*parts, f"Not run yet: {_command(spec)} does it."])

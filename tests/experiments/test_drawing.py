@@ -106,7 +106,7 @@ def test_seeds_that_were_measured_elsewhere_are_averaged_where_all_were() -> Non
 
 
 def test_records_of_an_earlier_spec_are_drawn_only_where_there_are_no_others(unwritten: None, tmp_path: Path) -> None:
-    old = record(SPEC, "first", 1, 100.0, spec_digest="earlier")
+    old = record(SPEC, "first", 1, 100.0, digest="earlier")
     (axes,) = draw_curves(SPEC, [RESULTS[0], old], ["rise"], tmp_path / "both.png").axes
     assert axes.lines[0].get_ydata()[0] == 0.0
     (axes,) = draw_curves(SPEC, [old], ["rise"], tmp_path / "old.png").axes

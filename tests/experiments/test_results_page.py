@@ -72,7 +72,7 @@ def test_published_numbers_stand_beside_ours(desk: Desk) -> None:
     assert "- `metric_1`: what is measured, number 1" in text
     assert "```\ndubio reproduce made-up\n```\n\n| cell |" in text
     assert "| [made-up](#made-up) | Nobody 1900, Table 0 | 2 of 2 | `dubio reproduce made-up` |" in text
-    assert f"Source: Nobody 1900, Table 0. Digest of the spec: `{desk.spec.digest}`." in text
+    assert f"Source: Nobody 1900, Table 0." in text
     assert "Records: 4 from commit 0123456, a machine, torch 2.11.0, 2,402 seconds." in text
 
 
@@ -117,7 +117,7 @@ def test_a_table_of_more_metrics_than_cells_has_a_row_for_each(desk: Desk) -> No
 
 
 def test_numbers_of_an_earlier_spec_are_marked_and_give_way(desk: Desk) -> None:
-    desk.keep_all(spec_digest="earlier")
+    desk.keep_all(digest="earlier")
     text = desk.text()
     assert "| first | `metric_0` | 2.5 | 3 +- 1 (made under an earlier spec) | +0.5 |" in text
     assert "| 0 of 2 |" in text
@@ -220,7 +220,7 @@ def test_the_first_page_has_one_number_of_each_paper_that_has_records(desk: Desk
     assert table(folder, chosen).splitlines()[2:] == [
         "| Nobody 1900 | the number | 2.5 | 2.25 | -0.25 | 2 | `dubio reproduce made-up` |"
     ]
-    desk.keep(record(desk.spec, "first", 0, 2.25, spec_digest="earlier"))
+    desk.keep(record(desk.spec, "first", 0, 2.25, digest="earlier"))
     assert "| 2.25 (made under an earlier spec) |" in table(folder, chosen)
 
 

@@ -57,7 +57,7 @@ def tabulate(spec: Spec, results: Sequence[Result]) -> list[Row]:
 def results_that_count(spec: Spec, cell: Cell, results: Sequence[Result]) -> list[Result]:
     """Those of a cell that were made under this spec; where there are none, those made under an earlier one."""
     own = [result for result in results if result.cell == cell.name]
-    return [result for result in own if result.spec_digest == spec.digest] or own
+    return [result for result in own if result.digest == spec.digest_of(cell)] or own
 
 
 def _row(spec: Spec, cell: Cell, metric: str, results: Sequence[Result]) -> Row:
@@ -72,5 +72,5 @@ def _row(spec: Spec, cell: Cell, metric: str, results: Sequence[Result]) -> Row:
         len(values),
         cell.published.get(metric),
         attempts=max(result.attempts for result in results),
-        earlier=any(result.spec_digest != spec.digest for result in results),
+        earlier=any(result.digest != spec.digest_of(cell) for result in results),
     )
