@@ -40,7 +40,9 @@ def tabulate(spec: Spec, results: Sequence[Result]) -> list[Row]:
     rows = []
     for cell in spec.cells:
         own = [result for result in results if result.cell == cell.name]
-        for metric in spec.metrics if own else ():
+        for metric in spec.metrics:
+            if not own or metric not in own[0].metrics:
+                continue
             values = [result.metrics[metric].value for result in own]
             several = len(values) > 1
             error = statistics.stdev(values) / len(values) ** 0.5 if several else own[0].metrics[metric].standard_error

@@ -1,0 +1,129 @@
+"""What the papers did not ask of their networks: calibration, unseen data, attacks over draws, and an audit.
+
+Every stochastic network of an experiment is judged so, beside what was published of it. A network without noise is
+judged by the same measures; its mutual information is zero, so entropy stands beside it.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from dubio import functional
+from dubio.attacks import Pgd, score
+from dubio.auditing import audit
+from dubio.data import Examples, Splits
+from dubio.deciding import calibrate
+from dubio.decisions import Temperature
+from dubio.experiments.protocols.images import load_unseen
+from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.results import Findings, Measured
+from dubio.prediction import ClassPredictive, predict
+
+__all__ = ["judge", "quality", "share"]
+
+
+def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
+    """Judge a converted classifier of images.
+
+    Settings: ``draws``, ``judge_epsilon``, ``judge_images`` (how many test images are attacked), ``judge_steps`` and
+    ``judge_draws`` of the attack, ``audit_budget``, ``audit_images``; and those of ``load_unseen``.
+    """
+    settings = trial.settings
+    assert splits.validation is not None
+    assert splits.test is not None
+    inputs, targets = splits.test.tensors
+    found = _predict(trial, model, inputs)
+    metrics = quality(found.log_probs, targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a temperature is at the edge can be seen from it
+        scaling = calibrate(model, splits.validation, num_samples=settings["draws"], batch_size=10_000, seed=trial.seed)
+    assert isinstance(scaling, Temperature)
+    metrics["temperature"] = Measured(scaling.temperature)
+    metrics["ece_after_temperature"] = quality(
+        functional.scaled_log_probs(found.log_probs, torch.tensor(scaling.temperature)), targets
+    )["ece"]
+    trial.tell("predicted")
+    metrics |= _unseen(trial, model, found)
+    metrics |= _attacked(trial, model, splits.test)
+    trial.tell("attacked")
+    return Findings(metrics) | _audited(trial, model, splits.test)
+
+
+def quality(log_probs: Tensor, targets: Tensor) -> dict[str, Measured]:
+    """Accuracy, negative log-likelihood and calibration error of log-probabilities."""
+    confidence, label = log_probs.exp().clamp(max=1.0).max(dim=-1)
+    right = label == targets
+    nll = -log_probs.gather(-1, targets[:, None]).squeeze(-1).double()
+    ece = functional.calibration_error(functional.bin_sums(confidence, right)).item()
+    return {
+        "accuracy": share(right),
+        "nll": Measured(nll.mean().item(), nll.std().item() / len(nll) ** 0.5, len(nll)),
+        "ece": Measured(100.0 * ece, n=len(nll)),
+    }
+
+
+def share(right: Tensor) -> Measured:
+    """In how many of a hundred cases it is so, with the standard error of a share."""
+    mean, count = right.double().mean().item(), right.numel()
+    return Measured(100.0 * mean, 100.0 * (mean * (1.0 - mean) / count) ** 0.5, count)
+
+
+def _predict(trial: Trial, model: nn.Module, inputs: Tensor) -> ClassPredictive:
+    found = predict(model, inputs, trial.settings["draws"], keep_samples=False, seed=trial.seed)
+    assert isinstance(found, ClassPredictive)
+    return found
+
+
+def _unseen(trial: Trial, model: nn.Module, seen: ClassPredictive) -> dict[str, Measured]:
+    """How well doubt tells unseen images from the test images."""
+    metrics = {}
+    for name, examples in load_unseen(trial).items():
+        found = _predict(trial, model, examples.tensors[0])
+        for doubt in ("mutual_information", "entropy"):
+            area = functional.auroc(getattr(seen, doubt).double(), getattr(found, doubt).double())
+            metrics[f"auroc_{doubt}_{name}"] = Measured(area.item(), n=len(examples))
+    return metrics
+
+
+def _attacked(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measured]:
+    """Accuracy left by an attack that follows one draw, and by one that follows the mean over many (EOT)."""
+    settings = trial.settings
+    inputs, targets = test[: settings["judge_images"]].tensors
+    metrics = {}
+    for name, draws in (("one_draw", 1), ("eot", settings["judge_draws"])):
+        attack = Pgd(
+            settings["judge_epsilon"], num_samples=draws, steps=settings["judge_steps"], restarts=1, seed=trial.seed
+        )
+        moved = attack(model, inputs, targets).inputs
+        left = score(
+            model,
+            moved,
+            targets,
+            num_samples=settings["draws"],
+            num_tries=1,
+            seed=trial.seed,
+            batch_size=settings["judge_images"],
+        )
+        value = left.predictive.value
+        error = 100.0 * (value * (1.0 - value) / len(inputs)) ** 0.5
+        metrics[f"accuracy_pgd_{name}"] = Measured(100.0 * value, error, len(inputs))
+    return metrics
+
+
+def _audited(trial: Trial, model: nn.Module, test: Examples) -> Findings:
+    """The headline of an audit, and its verdict in words."""
+    settings = trial.settings
+    found = audit(
+        model,
+        test,
+        epsilon=settings["judge_epsilon"],
+        budget=settings["audit_budget"],
+        num_images=settings["audit_images"],
+        seed=trial.seed,
+        progress=False,
+    )
+    headline = found.headline
+    error = 100.0 * (headline.high - headline.low) / 2 / 1.96
+    metrics = {"audit_accuracy": Measured(100.0 * headline.accuracy, error, headline.num_images)}
+    return Findings(metrics, notes={"verdict": str(found)})
