@@ -11,7 +11,7 @@ Settings: those in ``TRAINING``, ``model``, ``init``, ``rho`` or ``l2``; for sou
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks import MinimumNorm
+from dubio.conversion import spec
 from dubio.data import Splits
 from dubio.experiments.protocols.trial import Trial
 from dubio.methods import Bayes, Deterministic
 from dubio.models import build
 from dubio.models.dense import init_truncated
-from dubio.objectives import Elbo
 from dubio.priors import ScaleMixture
 from dubio.training import fit
 
@@ -97,7 +97,9 @@ def find_source(settings: dict[str, Any], name: str) -> Source:
 
 def trained_network(trial: Trial, splits: Splits, network: Network) -> nn.Module:
     """A network after training, from the epoch that did best on validation images."""
-    return trial.trained(_described(trial, network), partial(_begin, trial, splits, network), partial(_fit, trial, splits))
+    return trial.trained(
+        _described(trial, network), partial(_begin, trial, splits, network), partial(_fit, trial, splits)
+    )
 
 
 def perturbed_images(trial: Trial, splits: Splits, source: Source) -> dict[str, Tensor]:
@@ -174,13 +176,13 @@ def _begin(trial: Trial, splits: Splits, network: Network) -> nn.Module:
 
 def _fit(trial: Trial, splits: Splits, model: nn.Module) -> None:
     settings = trial.settings
-    method = model.dubio_spec.method  # type: ignore[union-attr]
-    objective = method.objective()
+    method = spec(model).method
+    assert isinstance(method, Bayes | Deterministic)
     fit(
         model,
         splits.train,
         splits.validation,
-        objective=objective,
+        objective=replace(method.objective(), kl_weighting=settings["kl_weighting"]),
         epochs=settings["epochs"],
         batch_size=settings["batch_size"],
         lr=settings["lr"],
