@@ -38,8 +38,7 @@ JUDGING_SEED = 1000
 
 def bws_clean(trial: Trial) -> Findings:
     """Accuracy of a network on validation and test images as they are: of single draws, and of all together."""
-    splits = load_images(trial)
-    model = trained_network(trial, splits, evaluated_network(trial.settings))
+    splits, model = _evaluated(trial)
     metrics = {}
     for name, examples in _clean(splits).items():
         draws = _draws(trial, model, examples)
@@ -50,8 +49,7 @@ def bws_clean(trial: Trial) -> Findings:
 
 def bws_transfer(trial: Trial) -> Findings:
     """Accuracy of a network on the images of every source, their average, and how far single ensembles lie apart."""
-    splits = load_images(trial)
-    model = trained_network(trial, splits, evaluated_network(trial.settings))
+    splits, model = _evaluated(trial)
     sets = {}
     for name, examples in _perturbed(trial, splits).items():
         draws = _draws(trial, model, examples)
@@ -63,8 +61,7 @@ def bws_transfer(trial: Trial) -> Findings:
 
 def bws_pruning(trial: Trial) -> Findings:
     """Accuracy of a pruned network on clean and perturbed images, of all draws together and of single draws (D-9)."""
-    splits = load_images(trial)
-    model = trained_network(trial, splits, evaluated_network(trial.settings))
+    splits, model = _evaluated(trial)
     removed = prune(model, trial.settings["fraction"], by=trial.settings["by"])
     metrics: dict[str, Measured] = {}
     looked_at = {**_clean(splits), **_perturbed(trial, splits)}
@@ -104,8 +101,8 @@ def bws_sources(trial: Trial) -> Findings:
 
 def bws_honest(trial: Trial) -> Findings:
     """What was not asked of an evaluated network: calibration, unseen images, attacks on itself, an audit."""
-    splits = load_images(trial)
-    return judge(trial, trained_network(trial, splits, evaluated_network(trial.settings)), splits)
+    splits, model = _evaluated(trial)
+    return judge(trial, model, splits)
 
 
 def over_ensembles(
@@ -113,6 +110,12 @@ def over_ensembles(
 ) -> Float[Tensor, " repeat"]:
     """Accuracy in percent of each ensemble of ``size`` draws."""
     return 100.0 * functional.ensemble_accuracies(log_probs, targets, size).double().cpu()
+
+
+def _evaluated(trial: Trial) -> tuple[Splits, nn.Module]:
+    """The images, and the network of the cell, trained."""
+    splits = load_images(trial)
+    return splits, trained_network(trial, splits, evaluated_network(trial.settings))
 
 
 def _draws(trial: Trial, model: nn.Module, examples: Examples) -> Float[Tensor, "sample batch class"]:

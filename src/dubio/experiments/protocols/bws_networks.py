@@ -98,7 +98,9 @@ def find_source(settings: dict[str, Any], name: str) -> Source:
 def trained_network(trial: Trial, splits: Splits, network: Network) -> nn.Module:
     """A network after training, from the epoch that did best on validation images."""
     return trial.trained(
-        _described(trial, network), partial(_begin, trial, splits, network), partial(_fit, trial, splits)
+        _described(trial, network),
+        lambda: _begin(trial, splits, network),
+        lambda model: _fit(trial, splits, model),
     )
 
 
