@@ -2,8 +2,9 @@
 
 Accuracies are in percent, as published. Those of Bayesian networks are of ensembles of ``ensemble`` draws (E-28), one
 draw by default, where one set of weights serves all images; from ``draws`` draws are cut as many ensembles as there
-are, and the mean over them is told with its standard error. Draw number i is the same for all images, so that an
-average over sets has a standard error of its own. A deterministic network is one draw.
+are, and the mean over them is told with its standard error: over draws, not over images or trainings. Draw number i is
+the same for all images, so that an average over sets has a standard error of its own. A deterministic network is one
+draw.
 
 Reference: Improving Neural Network Robustness with Bayesian Weight Sampling, tables 1 to 4.
 """
