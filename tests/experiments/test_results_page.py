@@ -72,7 +72,7 @@ def test_published_numbers_stand_beside_ours(desk: Desk) -> None:
     assert "- `metric_1`: what is measured, number 1" in text
     assert "```\ndubio reproduce made-up\n```\n\n| cell |" in text
     assert "| [made-up](#made-up) | Nobody 1900, Table 0 | 2 of 2 | `dubio reproduce made-up` |" in text
-    assert f"Source: Nobody 1900, Table 0." in text
+    assert "Source: Nobody 1900, Table 0." in text
     assert "Records: 4 from commit 0123456, a machine, torch 2.11.0, 2,402 seconds." in text
 
 

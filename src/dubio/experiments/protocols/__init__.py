@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from dubio.experiments.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sources, bws_transfer
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings
@@ -10,4 +11,11 @@ __all__ = ["PROTOCOLS", "Protocol", "Trial"]
 
 Protocol = Callable[[Trial], Findings]
 
-PROTOCOLS: dict[str, Protocol] = {"regression": regression}
+PROTOCOLS: dict[str, Protocol] = {
+    "bws_clean": bws_clean,
+    "bws_honest": bws_honest,
+    "bws_pruning": bws_pruning,
+    "bws_sources": bws_sources,
+    "bws_transfer": bws_transfer,
+    "regression": regression,
+}
