@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from dubio.experiments.protocols import bbb
+from dubio.experiments.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sources, bws_transfer
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings
@@ -19,5 +20,10 @@ PROTOCOLS: dict[str, Protocol] = {
     "bbb_pruning": bbb.pruning,
     "bbb_search": bbb.search,
     "bbb_speed": bbb.speed,
+    "bws_clean": bws_clean,
+    "bws_honest": bws_honest,
+    "bws_pruning": bws_pruning,
+    "bws_sources": bws_sources,
+    "bws_transfer": bws_transfer,
     "regression": regression,
 }
