@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from dubio.experiments.protocols.embeddings import embedding_plane, embeddings_judged
+from dubio.experiments.protocols.label_noise import label_noise, label_noise_search
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings
@@ -10,4 +12,10 @@ __all__ = ["PROTOCOLS", "Protocol", "Trial"]
 
 Protocol = Callable[[Trial], Findings]
 
-PROTOCOLS: dict[str, Protocol] = {"regression": regression}
+PROTOCOLS: dict[str, Protocol] = {
+    "embedding_plane": embedding_plane,
+    "embeddings_judged": embeddings_judged,
+    "label_noise": label_noise,
+    "label_noise_search": label_noise_search,
+    "regression": regression,
+}
