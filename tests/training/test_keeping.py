@@ -51,6 +51,7 @@ def test_runs_with_a_kept_step_are_those_with_new_ones(name: str) -> None:
     assert steps.num_made == (2 if name in ("sgd, dampening", "adagrad") else 1)
 
 
+@pytest.mark.slow
 def test_a_kept_step_is_compiled_once(quick_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepping, "BACKEND", "aot_eager")
     asked: list[Any] = []

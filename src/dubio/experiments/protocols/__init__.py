@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from dubio.experiments.protocols.embeddings import embedding_plane, embeddings_judged
-from dubio.experiments.protocols.label_noise import label_noise, label_noise_search
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.protocols.wrong_labels import label_noise, label_noise_search
 from dubio.experiments.results import Findings
 
 __all__ = ["PROTOCOLS", "Protocol", "Trial"]

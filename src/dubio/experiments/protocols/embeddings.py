@@ -9,9 +9,9 @@ from dubio import functional
 from dubio.data import Examples
 from dubio.experiments.protocols.images import load_images
 from dubio.experiments.protocols.judging import judge
-from dubio.experiments.protocols.label_noise import predicted_quality
 from dubio.experiments.protocols.noised_networks import train_network
 from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.protocols.wrong_labels import predicted_quality
 from dubio.experiments.results import Findings, Measured
 from dubio.pictures import clouds_of, draw_embedding
 

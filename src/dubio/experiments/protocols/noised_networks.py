@@ -59,7 +59,7 @@ def _begin(method: dict[str, Any], model: str, train: Examples, seed: int) -> nn
 
 
 def _draw_weights(net: nn.Module) -> None:
-    """Weights from N(0, 1 / number of inputs), and biases of zero, as in recipe (a)."""
+    """Weights from N(0, 1 / number of inputs), and biases of zero (Hendrycks et al. 2018)."""
     for module in net.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
