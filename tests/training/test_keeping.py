@@ -65,19 +65,24 @@ def test_a_step_is_made_anew_for_another_network_or_another_way_of_training() ->
     steps = dubio.Steps()
     net, other = beginnings()
     dubio.fit(net, (INPUTS, LABELS[0]), steps=steps, **OPTIONS)
-    ways: list[tuple[nn.Module, dict[str, Any]]] = [
-        (other, {}),
-        (other, {"lr": 0.1}),
-        (other, {"weight_decay": 0.1}),
-        (other, {"num_samples": 3}),
-        (other, {"objective": dubio.Elbo(beta=0.5)}),
+    changes: list[dict[str, Any]] = [
+        {},  # another network alone
+        {"lr": 0.1},
+        {"weight_decay": 0.1},
+        {"num_samples": 3},
+        {"objective": dubio.Elbo(beta=0.5)},
+        {"clip_norm": 1.0},
     ]
-    for number, (model, options) in enumerate(ways, start=2):
-        dubio.fit(model, (INPUTS, LABELS[0]), steps=steps, **{**OPTIONS, **options})
+    options = dict(OPTIONS)
+    for number, change in enumerate(changes, start=2):
+        options |= change
+        dubio.fit(other, (INPUTS, LABELS[0]), steps=steps, **options)
         assert steps.num_made == number
+    dubio.fit(other, (INPUTS, LABELS[0]), steps=steps, **options)
+    assert steps.num_made == len(changes) + 1
     next(other.parameters()).requires_grad_(False)
-    dubio.fit(other, (INPUTS, LABELS[0]), steps=steps, **{**OPTIONS, **ways[-1][1]})
-    assert steps.num_made == len(ways) + 2
+    dubio.fit(other, (INPUTS, LABELS[0]), steps=steps, **options)
+    assert steps.num_made == len(changes) + 2
 
 
 def test_a_run_that_broke_leaves_nothing_behind() -> None:
