@@ -80,6 +80,7 @@ def test_labels_depend_on_the_seed_alone_and_more_of_them_are_wrong_at_a_larger_
     assert torch.equal(more[less != true], less[less != true])
 
 
+@pytest.mark.feature("The label-noise figure chooses without true labels and is judged by true ones")
 def test_the_test_is_true_and_what_is_chosen_by_is_as_wrong_as_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
