@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from dubio.experiments.protocols.flow_images import flow_honest, flow_images
-from dubio.experiments.protocols.flow_plane import flow_lengths, flow_paired, flow_plane
+from dubio.experiments.protocols.flow_on_images import flow_honest, flow_images
+from dubio.experiments.protocols.flow_on_plane import flow_lengths, flow_paired, flow_plane
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings
