@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,7 +79,7 @@ def test_the_bound_of_gaussian_noise_is_less_by_its_divergence_over_the_examples
     assert found["elbo"].n == 4
 
 
-def test_a_network_is_learned_once_and_keeps_how_it_went(tiny: Callable[..., Trial]) -> None:
+def test_a_network_is_learned_once_and_keeps_how_it_went(tiny: Callable[..., Trial], tmp_path: Path) -> None:
     trained: list[int] = []
 
     def train(model: nn.Module) -> dict[str, Tensor]:
@@ -86,13 +87,13 @@ def test_a_network_is_learned_once_and_keeps_how_it_went(tiny: Callable[..., Tri
         nn.init.constant_(model.get_parameter("bias"), 7.0)
         return {"loss": torch.tensor([3.0, 2.0])}
 
-    found = []
-    for seed in (0, 1, 0):
-        torch.rand(len(found) + 1)  # what was drawn before has no part in it
-        found.append(learned(tiny("flow-2d", "stochastic", seed), {"some": "net"}, lambda: nn.Linear(2, 2), train))
+    trials = [tiny("flow-2d", "stochastic", seed) for seed in (0, 1, 0)]
+    elsewhere = replace(trials[0], shared=tmp_path / "elsewhere")
+    found = [learned(trial, {"some": "net"}, lambda: nn.Linear(2, 2), train) for trial in (*trials, elsewhere)]
     weights = [one.model.get_parameter("weight") for one in found]
-    assert len(trained) == 2
+    assert len(trained) == 3
     assert torch.equal(weights[0], weights[2])
+    assert torch.equal(weights[0], weights[3])  # begun anew, from the seed alone
     assert not torch.equal(weights[0], weights[1])
     assert found[2].history["loss"].tolist() == [3.0, 2.0]
     assert found[2].model.get_parameter("bias").tolist() == [7.0, 7.0]
