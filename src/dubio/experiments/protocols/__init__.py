@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from dubio.experiments.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sources, bws_transfer
 from dubio.experiments.protocols.flow_on_images import flow_honest, flow_images
 from dubio.experiments.protocols.flow_on_plane import flow_lengths, flow_paired, flow_plane
 from dubio.experiments.protocols.regression import regression
@@ -13,10 +14,15 @@ __all__ = ["PROTOCOLS", "Protocol", "Trial"]
 Protocol = Callable[[Trial], Findings]
 
 PROTOCOLS: dict[str, Protocol] = {
-    "regression": regression,
-    "flow_plane": flow_plane,
+    "bws_clean": bws_clean,
+    "bws_honest": bws_honest,
+    "bws_pruning": bws_pruning,
+    "bws_sources": bws_sources,
+    "bws_transfer": bws_transfer,
+    "flow_honest": flow_honest,
+    "flow_images": flow_images,
     "flow_lengths": flow_lengths,
     "flow_paired": flow_paired,
-    "flow_images": flow_images,
-    "flow_honest": flow_honest,
+    "flow_plane": flow_plane,
+    "regression": regression,
 }

@@ -27,7 +27,7 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
     """Judge a converted classifier of images.
 
     Settings: ``draws``, ``judge_epsilon``, ``judge_images`` (how many test images are attacked), ``judge_steps`` and
-    ``judge_draws`` of the attack, ``audit_budget``, ``audit_images``; and those of ``load_unseen``.
+    ``judge_draws`` of the attack, ``audit_budget``, ``audit_images`` (0 for no audit); and those of ``load_unseen``.
     """
     settings = trial.settings
     assert splits.validation is not None
@@ -47,7 +47,8 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
     metrics |= _unseen(trial, model, found)
     metrics |= _attacked(trial, model, splits.test)
     trial.tell("attacked")
-    return Findings(metrics) | _audited(trial, model, splits.test)
+    found_out = Findings(metrics)
+    return found_out | _audited(trial, model, splits.test) if settings["audit_images"] else found_out
 
 
 def quality(log_probs: Tensor, targets: Tensor) -> dict[str, Measured]:
