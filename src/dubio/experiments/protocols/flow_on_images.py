@@ -55,15 +55,7 @@ def flow_images(trial: Trial) -> Findings:
 def flow_honest(trial: Trial) -> Findings:
     """What the source did not ask of one of its networks."""
     splits = load_images(trial)
-    found = judge(trial, _learn(trial, splits).model, splits)
-    worst = {
-        f"auroc_{doubt}": min(
-            (value for name, value in found.metrics.items() if name.startswith(f"auroc_{doubt}_")),
-            key=lambda area: area.value,
-        )
-        for doubt in ("mutual_information", "entropy")
-    }
-    return found | Findings(worst)
+    return judge(trial, _learn(trial, splits).model, splits)
 
 
 def _learn(trial: Trial, splits: Splits) -> Learned:

@@ -21,7 +21,7 @@ from dubio.experiments.results import Curve, Findings, Measured
 from dubio.flows import NormalPlanar1d
 from dubio.methods import Deterministic, Flow
 from dubio.prediction import ClassPredictive, predict
-from dubio.training import fit
+from dubio.training import Steps, fit
 from dubio.training.settings import Schedule
 
 __all__ = ["flow_lengths", "flow_paired", "flow_plane", "plane_points"]
@@ -133,6 +133,7 @@ def _train(trial: Trial, model: nn.Module) -> dict[str, Tensor]:
     """Until it has converged; the training loss of every epoch."""
     settings = trial.settings
     train, _ = plane_points(trial)
+    steps = Steps()  # compiled once for both parts
 
     def go(epochs: int, patience: int | None, schedule: Schedule, seed: int) -> list[float]:
         run = fit(
@@ -146,6 +147,7 @@ def _train(trial: Trial, model: nn.Module) -> dict[str, Tensor]:
             num_samples=settings["train_draws"],
             patience=patience,
             monitor="loss",
+            steps=steps,
             seed=seed,
             device=trial.device,
             progress=False,
