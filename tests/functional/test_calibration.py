@@ -114,3 +114,11 @@ def test_what_is_no_confidence_is_refused() -> None:
         functional.bin_sums(torch.tensor([0.5, 1.5]), torch.ones(2, dtype=torch.bool))
     with pytest.raises(ValueError, match="num_bins must be at least 1, got 0"):
         functional.bin_sums(torch.tensor([0.5]), torch.ones(1, dtype=torch.bool), 0)
+
+
+def test_examples_match_whose_bin_is_right_as_often_as_it_is_sure() -> None:
+    confidence = torch.tensor([0.95, 0.95, 0.75, 0.75, 0.55], dtype=torch.float64)
+    sums = functional.bin_sums(confidence, torch.tensor([True, True, True, False, True]), num_bins=10)
+    # Off by 0.05, 0.25 and 0.45, among two, two and one examples.
+    shares = [functional.matching_share(sums, tolerance).item() for tolerance in (0.04, 0.06, 0.3, 0.5)]
+    assert shares == pytest.approx([0.0, 0.4, 0.8, 1.0])

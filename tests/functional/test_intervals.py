@@ -27,6 +27,19 @@ def test_a_normal_interval_is_as_wide_as_its_level_and_within_the_unit_interval(
     assert functional.normal_interval(0.99, 0.02)[1] == 1.0
 
 
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.99])
+@pytest.mark.parametrize("count", [2, 3, 10, 101])
+def test_the_interval_of_a_mean_is_that_of_student(count: int, level: float) -> None:
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    expected = stats.t.interval(level, count - 1, values.mean().item(), stats.sem(values.numpy()))
+    assert functional.mean_interval(values, level) == pytest.approx(expected, rel=1e-3)
+
+
+def test_one_number_has_no_interval() -> None:
+    with pytest.raises(ValueError, match="values must be two or more, to tell how far they scatter, got 1"):
+        functional.mean_interval(torch.zeros(1))
+
+
 @pytest.mark.parametrize("tries", [1, 2, 3, 6])
 def test_retrying_is_the_share_of_all_sets_of_tries(tries: int) -> None:
     draws = 6

@@ -55,6 +55,7 @@ from dubio.functional.calibration import (
     brier_score,
     calibration_error,
     classwise_calibration_error,
+    matching_share,
     reliability,
 )
 from dubio.functional.conformal import (
@@ -108,6 +109,7 @@ from dubio.functional.gaussian_activations import (
 from dubio.functional.intervals import (
     PairedDifference,
     clopper_pearson,
+    mean_interval,
     normal_interval,
     paired_difference,
     retry_influence,
@@ -247,6 +249,8 @@ __all__ = [
     "log_abs_det",
     "lowest_scores",
     "lu_weight",
+    "matching_share",
+    "mean_interval",
     "minibatch_cost",
     "minimum_norm_objective",
     "mixing_inverse",

@@ -22,6 +22,7 @@ __all__ = [
     "brier_score",
     "calibration_error",
     "classwise_calibration_error",
+    "matching_share",
     "reliability",
 ]
 
@@ -81,6 +82,12 @@ def reliability(sums: BinSums) -> Reliability:
     return Reliability(
         sums.size / sums.size.sum().clamp_min(1.0), sums.confidence / sums.size, sums.correct / sums.size
     )
+
+
+def matching_share(sums: BinSums, tolerance: float) -> Float[Tensor, "*resample"]:
+    """Share of the examples whose bin is right as often as it is confident, to within ``tolerance``."""
+    matches = (sums.correct - sums.confidence).abs() <= tolerance * sums.size
+    return (matches * sums.size).sum(dim=-1) / sums.size.sum(dim=-1).clamp_min(1.0)
 
 
 def adaptive_calibration_error(

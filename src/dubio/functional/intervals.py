@@ -11,6 +11,7 @@ from torch import Tensor
 __all__ = [
     "PairedDifference",
     "clopper_pearson",
+    "mean_interval",
     "normal_interval",
     "paired_difference",
     "retry_influence",
@@ -68,6 +69,16 @@ def normal_interval(mean: float, standard_error: float, level: float = 0.95) -> 
     return max(mean - width, 0.0), min(mean + width, 1.0)
 
 
+def mean_interval(values: Float[Tensor, " trial"], level: float = 0.95) -> tuple[float, float]:
+    """The interval of Student for the mean of a few numbers, each found on its own."""
+    count = len(values)
+    if count < 2:
+        raise ValueError(f"values must be two or more, to tell how far they scatter, got {count}")
+    exact = values.double()
+    width = _student_quantile(level, count - 1) * exact.std().item() / math.sqrt(count)
+    return exact.mean().item() - width, exact.mean().item() + width
+
+
 def two_way_standard_error(per_example: Float[Tensor, " batch"], per_draw: Float[Tensor, " sample"]) -> float:
     """Standard error of a mean over examples and draws, both chosen at random: their variances add up."""
     parts = [values.double().var().item() / len(values) for values in (per_example, per_draw) if len(values) > 1]
@@ -120,3 +131,14 @@ def _solve(rising: Callable[[float], float], low: float = 0.0, high: float = 1.0
         else:
             high = middle
     return (low + high) / 2.0
+
+
+def _student_quantile(level: float, freedom: int) -> float:
+    """What the size of Student's t stays below with probability ``level``.
+
+    With ``t = sqrt(freedom) tan(angle)`` its density is ``cos(angle)^(freedom - 1)`` over the angle, up to a factor.
+    """
+    angle = torch.linspace(0.0, math.pi / 2.0, 400_001, dtype=torch.float64)
+    mass = torch.cumulative_trapezoid(angle.cos().clamp_min(0.0) ** (freedom - 1), angle)
+    place = int(torch.searchsorted(mass, level * mass[-1]))
+    return math.sqrt(freedom) * math.tan(angle[place + 1].item())

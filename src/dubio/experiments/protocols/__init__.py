@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dubio.experiments.protocols import bbb
 from dubio.experiments.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sources, bws_transfer
 from dubio.experiments.protocols.embeddings import embedding_plane, embeddings_judged
+from dubio.experiments.protocols.flow_on_images import flow_honest, flow_images
+from dubio.experiments.protocols.flow_on_plane import flow_lengths, flow_paired, flow_plane
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.protocols.wrong_labels import label_noise, label_noise_search
@@ -31,5 +33,10 @@ PROTOCOLS: dict[str, Protocol] = {
     "embeddings_judged": embeddings_judged,
     "label_noise": label_noise,
     "label_noise_search": label_noise_search,
+    "flow_honest": flow_honest,
+    "flow_images": flow_images,
+    "flow_lengths": flow_lengths,
+    "flow_paired": flow_paired,
+    "flow_plane": flow_plane,
     "regression": regression,
 }

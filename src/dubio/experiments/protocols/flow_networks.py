@@ -1,0 +1,104 @@
+"""What the experiments with flow noise share: networks kept with how they learned, and the bound that they reach.
+
+The bound is ``E_q[log p(D | z)] - KL`` on the examples that were trained on (E-40), here for each example: the mean
+log-likelihood over draws less the divergence over the number of examples. The divergence is estimated from the draws
+(E-41); of a convolution's noise it is the mean over positions, as in the source, so the bound is not one of the joint
+noise there (8.2).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubio.data import Examples
+from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.results import Measured
+from dubio.objectives import Elbo
+
+__all__ = ["Learned", "bound", "described", "learned", "mean_of"]
+
+ROWS = 5000
+"""Examples at a time, all draws of them together."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A trained network and numbers along its training, one for each epoch."""
+
+    model: nn.Module
+    history: dict[str, Tensor]
+
+
+def learned(
+    trial: Trial,
+    what: dict[str, Any],
+    build: Callable[[], nn.Module],
+    train: Callable[[nn.Module], dict[str, Tensor]],
+) -> Learned:
+    """A network as it is after training, and how it went; trained once for all trials that describe it so.
+
+    Args:
+        trial: for whom.
+        what: all that the network and its history depend on but the seed, which is added.
+        build: makes the network as it begins; whatever it draws at random follows from the trial's seed.
+        train: trains it in place and gives the numbers to keep.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(trial.seed)
+        model = build().to(trial.device)
+
+    def make() -> dict[str, Tensor]:
+        history = train(model)
+        state = {f"model.{name}": value for name, value in model.state_dict().items()}
+        return state | {f"history.{name}": value for name, value in history.items()}
+
+    kept = trial.kept({"learned": what, "seed": trial.seed}, make)
+    model.load_state_dict(_behind("model.", kept))
+    return Learned(model.eval(), _behind("history.", kept))
+
+
+def described(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """These of the settings; None for what a run does not limit."""
+    return {name: settings.get(name) for name in names}
+
+
+@torch.no_grad()
+def bound(model: nn.Module, examples: Examples, num_samples: int, num_groups: int, seed: int) -> dict[str, Measured]:
+    """Log-likelihood and bound for each example, and divergence in nats, with standard errors over draws.
+
+    Args:
+        model: a converted network; one without a posterior has a divergence of 0.
+        examples: those that it was trained on.
+        num_samples: draws in a group.
+        num_groups: groups of draws, from which the standard errors come.
+        seed: which draws.
+    """
+    objective = Elbo(len(examples))
+    inputs, targets = examples.tensors
+    sums = torch.zeros(num_groups, 2, dtype=torch.float64)
+    for group in range(num_groups):
+        for part, first in enumerate(range(0, len(examples), ROWS)):
+            rows = slice(first, first + ROWS)
+            own_seed = (seed * num_groups + group) * len(examples) + part  # no two parts have the same draws
+            loss = objective(model, inputs[rows], targets[rows], num_samples, seed=own_seed)
+            found = torch.stack([-loss.nll, loss.terms["divergence"]]).double().cpu()
+            sums[group] += found * len(targets[rows]) / len(examples)
+    log_likelihood, divergence = sums.unbind(dim=1)
+    return {
+        "log_likelihood": mean_of(log_likelihood),
+        "kl": mean_of(divergence),
+        "elbo": mean_of(log_likelihood - divergence / len(examples)),
+    }
+
+
+def mean_of(values: Tensor) -> Measured:
+    """The mean and its standard error."""
+    error = values.double().std().item() / len(values) ** 0.5 if len(values) > 1 else None
+    return Measured(values.double().mean().item(), error, len(values))
+
+
+def _behind(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
