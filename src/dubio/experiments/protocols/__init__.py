@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+from dubio.experiments.protocols.alpha import alpha_classification, alpha_honest, alpha_samples
+from dubio.experiments.protocols.alpha_attacks import alpha_targeted, alpha_untargeted
+from dubio.experiments.protocols.alpha_regression import alpha_regression
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings
@@ -10,4 +13,12 @@ __all__ = ["PROTOCOLS", "Protocol", "Trial"]
 
 Protocol = Callable[[Trial], Findings]
 
-PROTOCOLS: dict[str, Protocol] = {"regression": regression}
+PROTOCOLS: dict[str, Protocol] = {
+    "alpha_classification": alpha_classification,
+    "alpha_honest": alpha_honest,
+    "alpha_regression": alpha_regression,
+    "alpha_samples": alpha_samples,
+    "alpha_targeted": alpha_targeted,
+    "alpha_untargeted": alpha_untargeted,
+    "regression": regression,
+}

@@ -5,13 +5,14 @@ judged by the same measures; its mutual information is zero, so entropy stands b
 """
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks import Pgd, score
-from dubio.auditing import audit
+from dubio.auditing import BUDGETS, audit
 from dubio.data import Examples, Splits
 from dubio.deciding import calibrate
 from dubio.decisions import Temperature
@@ -21,6 +22,24 @@ from dubio.experiments.results import Findings, Measured
 from dubio.prediction import ClassPredictive, predict
 
 __all__ = ["judge", "quality", "share"]
+
+TASTE = replace(
+    BUDGETS["tiny"],
+    num_samples=2,
+    steps=1,
+    select_draws=2,
+    score_draws=4,
+    eot=(1, 2),
+    step_counts=(1, 2),
+    objectives=BUDGETS["tiny"].objectives[:1],
+    num_goals=1,
+    step_factors=(2.0,),
+    square_steps=2,
+    noise_tries=1,
+    epsilon_factors=(1.0, 2.0),
+    num_seeds=2,
+)
+"""What an audit with ``audit_budget = "taste"`` runs, which only shows that it runs."""
 
 
 def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
@@ -118,7 +137,7 @@ def _audited(trial: Trial, model: nn.Module, test: Examples) -> Findings:
         model,
         test,
         epsilon=settings["judge_epsilon"],
-        budget=settings["audit_budget"],
+        budget=TASTE if settings["audit_budget"] == "taste" else settings["audit_budget"],
         num_images=settings["audit_images"],
         seed=trial.seed,
         progress=False,
