@@ -191,7 +191,7 @@ def test_specs_that_are_not_whole_are_refused(asked: list[Trial], tmp_path: Path
         dataclasses.replace(SPEC, cells=(Cell("three", {}, {"speed": 1.0}),))
     with pytest.raises(ValueError, match="must have one seed or more"):
         dataclasses.replace(SPEC, seeds=())
-    with pytest.raises(ValueError, match=r"an experiment must be one of bbb-regression.*got 'bbb'"):
+    with pytest.raises(ValueError, match=r"an experiment must be one of .*bbb-regression.*got 'bbb'"):
         load_spec("bbb")
     with pytest.raises(ValueError, match=r"protocol of counting must be one of .*, got 'magic'"):
         reproduce(dataclasses.replace(SPEC, protocol="magic"), tmp_path)

@@ -5,7 +5,6 @@ Reference: Li and Gal 2017, section 5.4; E-61 and E-62.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,26 +21,12 @@ from dubio.pictures.figures import blank_figure, write
 __all__ = ["alpha_targeted", "alpha_untargeted"]
 
 
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """What the network says of some images."""
-
-    label: Tensor
-    entropy: Tensor
-
-    @property
-    def mean_entropy(self) -> Measured:
-        """With its standard error, ``sqrt(var / n)``."""
-        return Measured(
-            self.entropy.mean().item(), (self.entropy.var() / len(self.entropy)).sqrt().item(), len(self.entropy)
-        )
-
-
 def alpha_untargeted(trial: Trial) -> Findings:
     """Accuracy and mean entropy on images moved by one step of each size, away from what the network takes them for.
 
     Settings: those of ``load_images`` and ``dropout_network``; ``etas``, the sizes; ``told_etas``, those whose numbers
-    are told beside the curves, the first of them 0; ``draws``, ``attack_draws`` and ``attack_batch``.
+    are told beside the curves: entropy rises from the first to the last of them; ``draws``, ``attack_draws`` and
+    ``attack_batch``.
     """
     settings, splits = trial.settings, load_images(trial)
     assert splits.test is not None
@@ -50,14 +35,13 @@ def alpha_untargeted(trial: Trial) -> Findings:
     accuracy, entropy = [], []
     for eta in settings["etas"]:
         attack = Fgsm(eta, num_samples=settings["attack_draws"], label="own", batch_size=settings["attack_batch"])
-        seen = _look(trial, model, attack.moved(model, inputs, targets))
-        accuracy.append(share(seen.label == targets))
-        entropy.append(seen.mean_entropy)
-    metrics: dict[str, Measured] = {}
-    for eta in settings["told_etas"]:
-        place = settings["etas"].index(eta)
-        metrics |= {f"accuracy_at_{eta:g}": accuracy[place], f"entropy_at_{eta:g}": entropy[place]}
-    first, last = (entropy[settings["etas"].index(settings["told_etas"][end])].value for end in (0, -1))
+        label, doubt = _look(trial, model, attack.moved(model, inputs, targets))
+        accuracy.append(share(label == targets))
+        entropy.append(doubt)
+    places = {eta: settings["etas"].index(eta) for eta in settings["told_etas"]}
+    metrics = {f"accuracy_at_{eta:g}": accuracy[place] for eta, place in places.items()}
+    metrics |= {f"entropy_at_{eta:g}": entropy[place] for eta, place in places.items()}
+    first, *_, last = (entropy[place].value for place in places.values())
     metrics["entropy_rises"] = Measured(last - first, n=len(inputs))
     return Findings(metrics, _curves(settings["etas"], {"accuracy": accuracy, "entropy": entropy}))
 
@@ -78,10 +62,10 @@ def alpha_targeted(trial: Trial) -> Findings:
     lines: dict[str, list[Measured]] = {"original": [], "target": [], "entropy": []}
     shown = []
     for moved in _walk(trial, model, images, wanted):
-        seen = _look(trial, model, moved)
-        lines["original"].append(share(seen.label == targets))
-        lines["target"].append(share(seen.label == wanted))
-        lines["entropy"].append(seen.mean_entropy)
+        label, doubt = _look(trial, model, moved)
+        lines["original"].append(share(label == targets))
+        lines["target"].append(share(label == wanted))
+        lines["entropy"].append(doubt)
         shown.append(moved[: settings["pictured"]].cpu())
     if settings["pictured"]:
         _draw_ways(shown, trial.picture("ways"))
@@ -105,9 +89,11 @@ def _walk(trial: Trial, model: nn.Module, images: Tensor, wanted: Tensor) -> Ite
         yield images
 
 
-def _look(trial: Trial, model: nn.Module, images: Tensor) -> _Seen:
+def _look(trial: Trial, model: nn.Module, images: Tensor) -> tuple[Tensor, Measured]:
+    """What the images are taken for, and the mean predictive entropy with its standard error, ``sqrt(var / n)``."""
     found = predicted(trial, model, images, trial.settings["draws"])
-    return _Seen(found.label, found.entropy.double())
+    entropy, count = found.entropy.double(), len(images)
+    return found.label, Measured(entropy.mean().item(), (entropy.var() / count).sqrt().item(), count)
 
 
 def _curves(places: Sequence[float], lines: dict[str, list[Measured]]) -> dict[str, Curve]:

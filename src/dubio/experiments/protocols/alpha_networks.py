@@ -23,7 +23,7 @@ from dubio.training import Callback, Run, fit
 __all__ = ["described", "dropout_network", "predicted", "summed_log_likelihood", "timed_network"]
 
 PARTS = (
-    *("data", "num_validation", "network", "hidden", "rate", "alpha", "l2", "train_draws"),
+    *("data", "num_train", "num_validation", "network", "hidden", "rate", "alpha", "l2", "train_draws"),
     *("epochs", "batch_size", "lr", "momentum", "precision"),
 )
 """Settings that a trained network depends on, beside its seed."""
@@ -31,14 +31,13 @@ PARTS = (
 
 def described(trial: Trial) -> dict[str, Any]:
     """All that the trained network of a trial depends on."""
-    parts = {name: trial.settings[name] for name in PARTS}
-    return {"family": "alpha", **parts, "num_train": trial.settings.get("num_train"), "seed": trial.seed}
+    return {"family": "alpha", "seed": trial.seed, **{name: trial.settings[name] for name in PARTS}}
 
 
 def dropout_network(trial: Trial, splits: Splits) -> nn.Module:
     """The network of a trial, trained once for all trials that want the same.
 
-    Settings: ``PARTS``, and ``num_train`` where a run takes fewer.
+    Settings: ``PARTS``.
     """
     return trial.trained(
         described(trial), lambda: _untrained(trial, splits), lambda model: _train(trial, model, splits)
@@ -65,7 +64,7 @@ def timed_network(trial: Trial, splits: Splits) -> tuple[nn.Module, dict[str, Te
         state = {f"network.{name}": value for name, value in model.state_dict().items()}
         return {**state, **seen, "seconds": torch.tensor(seconds, dtype=torch.float64)}
 
-    watched = {name: settings.get(name) for name in ("watch_every", "watch_draws", "num_test")}
+    watched = {name: settings[name] for name in ("watch_every", "watch_draws", "num_test")}
     found = trial.kept({"timed network": described(trial), **watched}, make)
     state = {name: found.pop(name) for name in [*found] if name.startswith("network.")}
     model.load_state_dict({name.removeprefix("network."): value for name, value in state.items()})
