@@ -57,7 +57,7 @@ def test_what_is_judged_are_the_networks_of_the_other_specs(tmp_path: Path) -> N
     assert {*judged} <= {what for those in others for what in those}
     plain = {"plain", "mlp-plain", "cnn-plain"}
     assert {name for those in others for what, name in those.items() if what not in judged} == plain
-    watched = [(spec.settings["watch_draws"], spec.settings["num_validation"]) for spec in specs[3:]]
+    watched = [(spec.settings["watch_draws"], spec.settings["num_test"]) for spec in specs[3:]]
     assert watched[0] == watched[1]
     every = {cell.settings["watch_every"] for cell in specs[4].cells if "watch_every" in cell.settings}
     assert every == {specs[3].settings["watch_every"]}
@@ -166,6 +166,7 @@ def bright(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     return model
 
 
+@pytest.mark.feature("`dubio reproduce`: dropout with alpha-divergences (Li and Gal 2017), under attack and on MNIST")
 def test_steps_towards_a_class_are_told_one_by_one_and_its_own_images_left_out(
     tmp_path: Path, bright: nn.Module
 ) -> None:

@@ -88,12 +88,13 @@ def _untrained(trial: Trial, splits: Splits) -> nn.Module:
     settings = trial.settings
     assert splits.train is not None
     shape, num_classes = splits.train.shape, len(splits.train.classes)
+    builders: dict[str, Callable[[], nn.Module]] = {
+        "mlp": lambda: dad_mlp(math.prod(shape), *settings["hidden"], num_classes),
+        "cnn": lambda: dad_cnn(shape, num_classes),
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
-        if settings["network"] == "cnn":
-            net: nn.Module = dad_cnn(shape, num_classes)
-        else:
-            net = dad_mlp(math.prod(shape), *settings["hidden"], num_classes)
+        net = builders[settings["network"]]()
     alpha = settings["alpha"] if settings["train_draws"] > 1 else 0.0
     return Dropout(settings["rate"], alpha, settings["l2"]).convert(net)
 

@@ -46,7 +46,8 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
     """Judge a converted classifier of images.
 
     Settings: ``draws``, ``judge_epsilon``, ``judge_images`` (how many test images are attacked), ``judge_steps`` and
-    ``judge_draws`` of the attack, ``audit_budget``, ``audit_images``; and those of ``load_unseen``.
+    ``judge_draws`` of the attack, ``audit_budget`` (one of ``audit``, or ``"taste"``), ``audit_images``; and those of
+    ``load_unseen``.
     """
     settings = trial.settings
     assert splits.validation is not None
