@@ -16,10 +16,10 @@ PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --di
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo check bench faults oracles table clean $(CHECKS)
+.PHONY: help demo check bench faults oracles reproduce-tiny table clean $(CHECKS)
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-22s %s\n", $$1, $$2 }'
 
 demo: $(STAMP) ## train a network on digits by every method, judge and attack them, and write a report
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m dubio demo $(ARGS)
@@ -46,8 +46,13 @@ faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test ca
 oracles: $(STAMP) ## compare attacks with foolbox and AutoAttack, in an environment of their own
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/oracles.py
 
-table: $(STAMP) ## write the status table of README.md and the tables of docs/ anew
+reproduce-tiny: $(STAMP) ## see that every published table and figure runs, into a folder that is removed again
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+		OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m dubio reproduce --all --tiny --device cpu --out "$$folder" $(ARGS)
+
+table: $(STAMP) ## write the status table of README.md, the tables of docs/ and docs/results.md anew
 	$(BIN)/python scripts/status.py
+	$(BIN)/python scripts/results_page.py
 	$(BIN)/python scripts/figures.py
 
 clean: ## remove .venv, caches and build output
@@ -69,6 +74,7 @@ imports: $(STAMP)
 
 status: $(STAMP)
 	$(BIN)/python scripts/status.py --check
+	$(BIN)/python scripts/results_page.py --check
 	$(BIN)/python scripts/figures.py --check
 
 examples: $(STAMP)

@@ -6,8 +6,9 @@ A page says which table it wants between two markers,
     <!-- end -->
 
 and this script fills in what is between them. A name is a table of ``TABLES`` and, after a colon, what it is of.
-Figures come from ``benchmarks/results/*.json`` with the commit and the hardware they were measured on; nobody types
-them. With ``--check`` nothing is written, and the exit status is 1 when a page is out of date.
+Figures come from ``benchmarks/results/*.json``, with the commit and the hardware they were measured on, and from the
+records of experiments under ``results``; nobody types them. With ``--check`` nothing is written, and the exit status is
+1 when a page is out of date.
 """
 
 import argparse
@@ -16,11 +17,13 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from headlines import headlines_table
+from markdown_tables import markdown_table
 from peer_tables import MAIN_NET, PEER_TABLES, missing
 
 from dubio.auditing import CHECKS
@@ -85,7 +88,9 @@ def fields(choice: str) -> str:
     if choice not in METHODS:
         _refuse(f"fields must be those of one of {', '.join(METHODS)}, got {choice!r}")
     found = fields_of(METHODS[choice]).values()
-    return _markdown(("field", "default", "what it is"), ((f"`{f.name}`", spell(f.default), f.meaning) for f in found))
+    return markdown_table(
+        ("field", "default", "what it is"), ((f"`{f.name}`", spell(f.default), f.meaning) for f in found)
+    )
 
 
 def digits(choice: str) -> str:
@@ -110,7 +115,7 @@ def digits(choice: str) -> str:
     headings = ("method", "accuracy", "NLL", "entropy", "entropy on noise", "seconds of `fit`, slowest")
     settings = stored["records"]["methods"]["settings"]
     about = f"Means over {len(own)} seeds; {settings['num_test']} test digits, {settings['test_draws']} draws."
-    filled = f"{_markdown(headings, rows)}\n\n{about} {_source('methods', stored)}"
+    filled = f"{markdown_table(headings, rows)}\n\n{about} {_source('methods', stored)}"
     return f"{filled}\n\n{gap}" if missing else filled
 
 
@@ -129,7 +134,7 @@ def alpha(choice: str) -> str:
     settings = stored["records"]["methods"]["settings"]
     draws = f"{settings['alpha_draws']} draws for each step, {settings['test_draws']} for the test"
     about = f"Mean and standard error over {len(own)} seeds; {draws}."
-    return f"{_markdown(headings, rows)}\n\n{about} {_source('methods', stored)}"
+    return f"{markdown_table(headings, rows)}\n\n{about} {_source('methods', stored)}"
 
 
 def steps(choice: str) -> str:
@@ -141,7 +146,7 @@ def steps(choice: str) -> str:
     ]
     about = "LeNet, batch of 128, one draw; the whole step compiled and captured in a CUDA graph."
     headings = ("method", "milliseconds", "times plain")
-    return f"{_markdown(headings, rows)}\n\n{about} {_source('noise_h200', stored)}"
+    return f"{markdown_table(headings, rows)}\n\n{about} {_source('noise_h200', stored)}"
 
 
 def glow(choice: str) -> str:
@@ -165,7 +170,7 @@ def glow(choice: str) -> str:
         *("least divergence, as computed", "with log |det P| counted", "largest factor"),
     )
     about = "From the least to the most of the seeds; 1,000 steps unless numbers overflowed before."
-    return f"{_markdown(headings, rows)}\n\n{about} {_source('glow', stored)}"
+    return f"{markdown_table(headings, rows)}\n\n{about} {_source('glow', stored)}"
 
 
 def epochs(choice: str) -> str:
@@ -178,7 +183,7 @@ def epochs(choice: str) -> str:
     ]
     headings = ("training by `dubio.fit`", "an epoch", "to compile and record, once", "data")
     about = "Medians from the third epoch on; random images of the same number and size take the same time."
-    return f"{_markdown(headings, rows)}\n\n{about} {_source(name, stored)}"
+    return f"{markdown_table(headings, rows)}\n\n{about} {_source(name, stored)}"
 
 
 def checks(choice: str) -> str:
@@ -187,7 +192,7 @@ def checks(choice: str) -> str:
         (f"{check.id}{'*' if check.required else ''} {check.name}", check.question, check.passes_when)
         for check in sorted(CHECKS, key=lambda check: int(check.id[1:]))
     ]
-    return _markdown(("check", "what it asks, and why", "it passes when"), rows)
+    return markdown_table(("check", "what it asks, and why", "it passes when"), rows)
 
 
 def audits(choice: str) -> str:
@@ -217,7 +222,7 @@ def audits(choice: str) -> str:
     data = {"digits": "Digits", "mnist": "MNIST"}[settings["data"]]
     about = f"{data}, {settings['num_images']} test images, {settings['model']}, Linf {settings['epsilon']:g}, "
     about += f"budget `{settings['budget']}`, {settings['draws']} draws."
-    return f"{_markdown(headings, rows)}\n\n{about} {_source(name, stored)}"
+    return f"{markdown_table(headings, rows)}\n\n{about} {_source(name, stored)}"
 
 
 def autoattack(choice: str) -> str:
@@ -227,7 +232,7 @@ def autoattack(choice: str) -> str:
     rows = [(record["network"], record["status"], record["words"]["C12"]) for record in records]
     about = f"MNIST, {settings['num_images']} test images, {settings['model']}, Linf {settings['epsilon']:g}, "
     about += f"budget `{settings['budget']}`."
-    return f"{_markdown(('network', 'status', 'C12'), rows)}\n\n{about} {_source('autoattack', stored)}"
+    return f"{markdown_table(('network', 'status', 'C12'), rows)}\n\n{about} {_source('autoattack', stored)}"
 
 
 def beside_peers(kind: str, choice: str) -> str:
@@ -241,7 +246,7 @@ def beside_peers(kind: str, choice: str) -> str:
     if gap or stored is None or record is None:
         return gap
     found = PEER_TABLES[kind](record, net)
-    return f"{_markdown(found.headings, found.rows)}\n\n{found.about} {_source(name, stored)}"
+    return f"{markdown_table(found.headings, found.rows)}\n\n{found.about} {_source(name, stored)}"
 
 
 def peer_picture(choice: str) -> str:
@@ -251,6 +256,11 @@ def peer_picture(choice: str) -> str:
         record = f"benchmarks/results/peers_{choice}.json"
         return f"Not drawn yet: `python scripts/plot_peers.py {record} docs/{picture}` does it."
     return f"![Time of a training step over the number of draws, for every library]({picture})"
+
+
+def results(choice: str) -> str:
+    """A number or two of every paper, published and ours."""
+    return headlines_table(ROOT / "results")
 
 
 TABLES: dict[str, Callable[[str], str]] = {
@@ -265,6 +275,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "autoattack": autoattack,
     **{kind: partial(beside_peers, kind) for kind in PEER_TABLES},
     "peer-picture": peer_picture,
+    "results": results,
 }
 
 
@@ -279,12 +290,6 @@ def _brought_back(record: dict[str, Any]) -> str:
 def _range(records: Sequence[dict[str, Any]], column: str) -> str:
     values = sorted(record[column] for record in records)
     return " to ".join(f"{value:.3g}" for value in (values[0], values[-1]))
-
-
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    cells = ([cell.replace("|", r"\|") for cell in row] for row in rows)
-    head, *body = (f"| {' | '.join(row)} |" for row in (headings, *cells))
-    return "\n".join([head, f"|{'---|' * len(headings)}", *body])
 
 
 def _source(name: str, stored: dict[str, Any]) -> str:

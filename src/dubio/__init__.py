@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from dubio.evaluation import Evaluation, evaluate
     from dubio.objectives import Adversarial
     from dubio.pruning import Pruning, prune
-    from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, TensorBoard, fit
+    from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, Steps, TensorBoard, fit
 
 __version__ = VERSION
 
@@ -82,7 +82,7 @@ LATER = {
     "pictures": (),
     "pruning": ("Pruning", "prune"),
     "reporting": (),
-    "training": ("Callback", "CollapseWarning", "Interrupted", "Run", "Step", "TensorBoard", "fit"),
+    "training": ("Callback", "CollapseWarning", "Interrupted", "Run", "Step", "Steps", "TensorBoard", "fit"),
 }
 """What trains, judges, decides and draws is imported when it is first asked for."""
 
@@ -125,6 +125,7 @@ __all__ = [
     "SeSnn",
     "Spec",
     "Step",
+    "Steps",
     "Temperature",
     "TensorBoard",
     "Threshold",

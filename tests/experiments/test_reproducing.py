@@ -76,7 +76,7 @@ def test_every_cell_and_seed_has_a_record(asked: list[Trial], tmp_path: Path) ->
     kept = Result.load(result_file(tmp_path, SPEC, SPEC.cells[0], 1))
     assert kept == results[1]
     assert (kept.metrics["doubled"], kept.published, kept.attempts) == (Measured(2.0, 0.1, 7), {"doubled": 2.5}, 1)
-    assert kept.spec_digest == SPEC.digest
+    assert kept.digest == SPEC.digest_of(SPEC.cells[0])
     assert kept.versions["torch"] == torch.__version__
 
 
@@ -97,7 +97,9 @@ def test_what_has_a_record_is_not_run_again_until_the_spec_changes(asked: list[T
     assert len(asked) == 5
     assert told[0] == "counting, one, seed 0: there already"
     changed = dataclasses.replace(SPEC, settings={"number": 0.0, "epochs": 3})
-    assert changed.digest != SPEC.digest
+    assert changed.digest_of(SPEC.cells[0]) != SPEC.digest_of(SPEC.cells[0])
+    reworded = dataclasses.replace(SPEC, title="Other words", seeds=(0,), metrics={**SPEC.metrics, "drawn": "a number"})
+    assert reworded.digest_of(SPEC.cells[0]) == SPEC.digest_of(SPEC.cells[0])
     again = reproduce(changed, tmp_path)
     assert len(asked) == 9
     assert [result.attempts for result in again] == [2, 2, 2, 2]
@@ -107,7 +109,7 @@ def test_tiny_runs_have_a_place_and_settings_of_their_own(asked: list[Trial], tm
     results = reproduce(SPEC, tmp_path, variant="tiny")
     assert [(result.seed, result.settings["number"], result.variant) for result in results] == [(0, 9.0, "tiny")] * 2
     assert result_file(tmp_path, SPEC, SPEC.cells[0], 0, variant="tiny").parent == tmp_path / "tiny" / "counting"
-    assert dataclasses.replace(SPEC, tiny={}).digest == SPEC.digest
+    assert dataclasses.replace(SPEC, tiny={}).digest_of(SPEC.cells[0]) == SPEC.digest_of(SPEC.cells[0])
     assert not (tmp_path / "counting").exists()
 
 
@@ -129,7 +131,7 @@ def test_runs_on_digits_have_a_place_of_their_own_and_tiny_runs_build_on_them(
     assert [result.settings["number"] for result in reproduce(spec, tmp_path, variant="digits")] == [5.0] * 4
     assert (tmp_path / "digits" / "counting" / "one-0.json").is_file()
     assert spec.settings_of(spec.cells[0], "tiny") == {"number": 9.0, "data": "digits"}
-    assert spec.digest == SPEC.digest
+    assert spec.digest_of(spec.cells[0]) == SPEC.digest_of(spec.cells[0]) != spec.digest_of(spec.cells[0], "digits")
 
 
 def test_what_trials_share_is_made_once(tmp_path: Path) -> None:

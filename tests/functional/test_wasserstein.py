@@ -347,3 +347,17 @@ def test_entropic_costs_refuse_what_cannot_be_iterated():
         functional.sinkhorn_matrix(clouds(2, 3, 4), clouds(2, 3, 4), 0.0, 5)
     with pytest.raises(ValueError, match="num_iterations must be at least 1, got 0"):
         functional.sinkhorn_matrix(clouds(2, 3, 4), clouds(2, 3, 4), 1.0, 0)
+
+
+def test_spread_is_between_classes_over_within_them():
+    points = clouds(30, 3).double()
+    labels = torch.tensor([4, 0, 4] * 10)
+
+    found = functional.spread_ratio(points, labels)
+
+    parts = [points[labels == number].numpy() for number in (0, 4)]
+    centre = points.numpy().mean(axis=0)
+    between = sum(len(part) * ((part.mean(axis=0) - centre) ** 2).sum() for part in parts)
+    within = sum(((part - part.mean(axis=0)) ** 2).sum() for part in parts)
+    assert found.item() == pytest.approx(between / within)
+    assert functional.spread_ratio(7.0 * points + 1.0, labels).item() == pytest.approx(found.item())

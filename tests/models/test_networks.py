@@ -10,6 +10,7 @@ from torch import nn
 
 import dubio
 from dubio.models import build, dad_cnn, dad_mlp, fc, lenet, mlp, preresnet18, resnet18, resnet50, vgg16, vib_mlp
+from dubio.models.dense import init_truncated
 
 GREY, COLOUR, LARGE = (1, 28, 28), (3, 32, 32), (3, 224, 224)
 
@@ -216,3 +217,14 @@ def test_networks_do_not_share_weights_between_calls() -> None:
     other = dubio.models.mlp(5, 4, 3)
     assert torch.equal(first[1].weight, again[1].weight)
     assert not torch.equal(first[1].weight, other[1].weight)
+
+
+def test_truncated_weights_stay_within_two_standard_deviations() -> None:
+    net = fc(200, inputs=GREY, num_classes=10)
+    init_truncated(net, 0.25)
+    weights = torch.cat([parameter.flatten() for parameter in net.parameters()]).detach()
+    assert weights.abs().max() <= 0.5
+    assert weights.std().item() == pytest.approx(0.8796 * 0.25, rel=0.01)  # what the cut leaves, not made up for
+    assert all(parameter.std() > 0.1 for parameter in net.parameters())  # biases too
+    with pytest.raises(ValueError, match=r"std must be positive and finite, got 0\.0"):
+        init_truncated(net, 0.0)

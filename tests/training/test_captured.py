@@ -270,3 +270,20 @@ def test_a_step_goes_on_with_fewer_draws_where_a_gpu_runs_out_of_memory() -> Non
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert all(loss < 1e9 for loss in losses)
     assert "running out of memory" in str(dubio.describe(model))
+
+
+def test_a_recording_is_kept_for_the_next_run() -> None:
+    inputs, _ = data()
+    labels = [torch.randint(3, (ROWS,), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    options: Any = {"epochs": 6, "batch_size": 6, "num_samples": 2, "progress": False, "fast": True}
+    steps, place = dubio.Steps(), make(dubio.Bayes())
+    start = copy.deepcopy(place.state_dict())
+    with torch._inductor.config.patch(fallback_random=True):
+        for seed, targets in enumerate(labels):
+            place.load_state_dict(start)
+            kept = dubio.fit(place, (inputs, targets), seed=seed, steps=steps, **options)
+            alone = dubio.fit(make(dubio.Bayes()), (inputs, targets), seed=seed, **options)
+            assert kept.how == alone.how == "captured"
+            assert kept.history[-1]["loss"] == pytest.approx(alone.history[-1]["loss"], rel=2e-3)
+            assert (kept.capture_seconds == 0.0) == (seed > 0)
+    assert steps.num_made == 1

@@ -1,7 +1,8 @@
 """The published tables and figures: a frozen spec for each, one runner, a record of every number."""
 
+from dubio.experiments.drawing import MeanCurve, draw_curves, draw_heat_map, draw_sweep, mean_curve
 from dubio.experiments.results import Curve, Findings, Measured, Result
-from dubio.experiments.running import reproduce
+from dubio.experiments.running import load_results, reproduce
 from dubio.experiments.spec import Cell, Spec, Variant, load_spec, spec_names
 from dubio.experiments.tables import Row, tabulate
 
@@ -9,12 +10,18 @@ __all__ = [
     "Cell",
     "Curve",
     "Findings",
+    "MeanCurve",
     "Measured",
     "Result",
     "Row",
     "Spec",
     "Variant",
+    "draw_curves",
+    "draw_heat_map",
+    "draw_sweep",
+    "load_results",
     "load_spec",
+    "mean_curve",
     "reproduce",
     "spec_names",
     "tabulate",

@@ -58,7 +58,8 @@ class Result(Record):
     called: ClassVar = "the result of an experiment"
 
     spec: str
-    spec_digest: str
+    digest: str
+    """Of what it depends on: see ``Spec.digest_of``."""
     cell: str
     seed: int
     variant: Variant

@@ -1,7 +1,7 @@
 """The one runner of all experiments: cell by cell, seed by seed, each kept as soon as it is there.
 
-A record that was made under the same spec is not made again, so a run that was interrupted goes on where it stopped. A
-record of another spec is replaced, and counted: ``attempts`` says how often a cell was run.
+A record that was made with the same settings is not made again, so a run that was interrupted goes on where it stopped.
+One with other settings is replaced, and counted: ``attempts`` says how often a cell was run.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ from dubio.experiments.results import Result
 from dubio.experiments.spec import Cell, Spec, Variant
 from dubio.version import commit_here, hardware_of, versions
 
-__all__ = ["reproduce", "result_file"]
+__all__ = ["load_results", "reproduce", "result_file"]
 
 Tell = Callable[[str], None]
 
@@ -72,6 +72,12 @@ def result_file(out: str | Path, spec: Spec, cell: Cell, seed: int, variant: Var
     return Path(out, *([] if variant == "full" else [variant]), spec.name, f"{cell.name}-{seed}.json")
 
 
+def load_results(spec: Spec, out: str | Path = "results", variant: Variant = "full") -> list[Result]:
+    """The records of a spec that are there, under whichever version of it they were made, in its order."""
+    files = [result_file(out, spec, cell, seed, variant) for cell in spec.cells for seed in spec.seeds]
+    return [Result.load(file) for file in files if file.is_file()]
+
+
 @dataclass(frozen=True)
 class _Work:
     """One cell with one seed, to be run."""
@@ -96,12 +102,12 @@ class _Work:
     def done(self, tell: Tell) -> Result:
         """Its record, made now where there is none under this spec."""
         spec, cell = self.spec, self.cell
+        settings, digest = spec.settings_of(cell, self.variant), spec.digest_of(cell, self.variant)
         known = Result.load(self.file) if self.file.is_file() else None
-        if known is not None and known.spec_digest == spec.digest:
+        if known is not None and known.digest == digest:
             tell(f"{self.place}: there already")
             return known
         tell(f"{self.place} ...")
-        settings = spec.settings_of(cell, self.variant)
         commit, began = commit_here(), time.perf_counter()  # the commit before, not what it may be after
         trial = Trial(
             settings,
@@ -119,7 +125,7 @@ class _Work:
             raise ValueError(f"protocol {spec.protocol} must measure {min(missing)}, which {spec.name} promises")
         result = Result(
             spec.name,
-            spec.digest,
+            digest,
             cell.name,
             self.seed,
             self.variant,

@@ -1,14 +1,14 @@
 """What an experiment is: a file of plain values, fixed before it runs.
 
 A spec names a protocol, what the source documents fix about it, the cells of its table, and the numbers that were
-published for them. Its digest stands in every record, so that a number can be traced to the values it was made with;
-what smaller runs change is no part of it.
+published for them. A digest of a cell's settings stands in its records, so that a number can be traced to the values it
+was made with.
 """
 
 import hashlib
 import json
 import tomllib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -74,10 +74,9 @@ class Spec:
         changed = {"full": {}, "digits": self.digits, "tiny": {**self.digits, **self.tiny}}[variant]
         return {**self.settings, **cell.settings, **changed}
 
-    @property
-    def digest(self) -> str:
-        """A hash of everything but what runs on digits and tiny runs change."""
-        content = {name: value for name, value in asdict(self).items() if name not in ("digits", "tiny")}
+    def digest_of(self, cell: Cell, variant: Variant = "full") -> str:
+        """A hash of all that a cell's numbers depend on but the seed: the protocol, and its settings."""
+        content = {"protocol": self.protocol, "settings": self.settings_of(cell, variant)}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dubio.experiments.results import Result
-from dubio.experiments.spec import Spec
+from dubio.experiments.spec import Cell, Spec
 
-__all__ = ["Row", "tabulate"]
+__all__ = ["Row", "results_that_count", "tabulate"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,18 @@ class Row:
     published: float | None
     attempts: int
     """The most that any seed took."""
+    earlier: bool = False
+    """Whether its records were made before the spec was changed."""
 
     @property
     def ours(self) -> str:
         """The mean and its standard error."""
         return f"{self.mean:.4g}" + ("" if self.standard_error is None else f" +- {self.standard_error:.2g}")
+
+    @property
+    def reported(self) -> str:
+        """What was published."""
+        return "-" if self.published is None else f"{self.published:g}"
 
     @property
     def difference(self) -> str:
@@ -36,17 +43,34 @@ class Row:
 
 
 def tabulate(spec: Spec, results: Sequence[Result]) -> list[Row]:
-    """A row for every metric of every cell that has records, in the order of the spec."""
+    """A row for every metric of every cell that has records of it, in the order of the spec."""
     rows = []
     for cell in spec.cells:
-        own = [result for result in results if result.cell == cell.name]
+        counted = results_that_count(spec, cell, results)
         for metric in spec.metrics:
-            if not own or metric not in own[0].metrics:
-                continue
-            values = [result.metrics[metric].value for result in own]
-            several = len(values) > 1
-            error = statistics.stdev(values) / len(values) ** 0.5 if several else own[0].metrics[metric].standard_error
-            attempts = max(result.attempts for result in own)
-            published = cell.published.get(metric)
-            rows.append(Row(cell.name, metric, statistics.mean(values), error, len(values), published, attempts))
+            own = [result for result in counted if metric in result.metrics]
+            if own:
+                rows.append(_row(spec, cell, metric, own))
     return rows
+
+
+def results_that_count(spec: Spec, cell: Cell, results: Sequence[Result]) -> list[Result]:
+    """Those of a cell that were made under this spec; where there are none, those made under an earlier one."""
+    own = [result for result in results if result.cell == cell.name]
+    return [result for result in own if result.digest == spec.digest_of(cell)] or own
+
+
+def _row(spec: Spec, cell: Cell, metric: str, results: Sequence[Result]) -> Row:
+    values = [result.metrics[metric].value for result in results]
+    several = len(values) > 1
+    error = statistics.stdev(values) / len(values) ** 0.5 if several else results[0].metrics[metric].standard_error
+    return Row(
+        cell.name,
+        metric,
+        statistics.mean(values),
+        error,
+        len(values),
+        cell.published.get(metric),
+        attempts=max(result.attempts for result in results),
+        earlier=any(result.digest != spec.digest_of(cell) for result in results),
+    )

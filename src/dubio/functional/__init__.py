@@ -154,16 +154,20 @@ from dubio.functional.uncertainty import (
     vote_shares,
 )
 from dubio.functional.wasserstein import (
+    cloud_variance,
     point_distances,
     sinkhorn_matrix,
     sliced_wasserstein,
     sliced_wasserstein_matrix,
+    spread_ratio,
     unit_directions,
     variance_margin,
     wasserstein_1d,
 )
 
 __all__ = [
+    "cloud_variance",
+    "spread_ratio",
     "Acceptance",
     "BinSums",
     "ConformalScore",

@@ -14,16 +14,18 @@ References: Bonneel et al. 2015 (sliced distances); Cuturi 2013 (entropic distan
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dubio.functional.distances import pairwise_norms, squared_distances
 
 __all__ = [
+    "cloud_variance",
     "point_distances",
     "sinkhorn_matrix",
     "sliced_wasserstein",
     "sliced_wasserstein_matrix",
+    "spread_ratio",
     "unit_directions",
     "variance_margin",
     "wasserstein_1d",
@@ -142,13 +144,30 @@ def sinkhorn_matrix(
 
 def variance_margin(cloud: Float[Tensor, "*batch cloud dim"], margin: float) -> Float[Tensor, "*batch"]:
     """``max(0, margin - Var)``, Var the unbiased variance of the points, averaged over coordinates (E-53)."""
+    return (margin - cloud_variance(cloud)).relu()
+
+
+def cloud_variance(cloud: Float[Tensor, "*batch cloud dim"]) -> Float[Tensor, "*batch"]:
+    """Unbiased variance of the points of a cloud, averaged over coordinates."""
     if cloud.shape[-2] < 2:
         raise ValueError("cloud must hold at least 2 points to have a variance, got 1; leave out the variance term")
 
     # In two passes, which is several times faster on a CPU than torch's variance along an inner axis.
     centred = cloud - cloud.mean(dim=-2, keepdim=True)
-    variance = centred.square().mean(dim=(-2, -1)) * (cloud.shape[-2] / (cloud.shape[-2] - 1))
-    return (margin - variance).relu()
+    return centred.square().mean(dim=(-2, -1)) * (cloud.shape[-2] / (cloud.shape[-2] - 1))
+
+
+def spread_ratio(points: Float[Tensor, "point dim"], labels: Int[Tensor, " point"]) -> Float[Tensor, ""]:
+    """Variance between classes over variance within them.
+
+    ``sum_k n_k ||m_k - m||^2 / sum_i ||x_i - m_(y_i)||^2``, m_k the mean of the n_k points of class k, m that of all
+    points.
+    """
+    _, own, counts = labels.unique(return_inverse=True, return_counts=True)
+    means = points.new_zeros(len(counts), points.shape[-1]).index_add_(0, own, points) / counts[:, None]
+    between = (counts * (means - points.mean(dim=0)).square().sum(dim=-1)).sum()
+    ratio: Tensor = between / (points - means[own]).square().sum()
+    return ratio
 
 
 def _sorted_projections(

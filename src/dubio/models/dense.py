@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dubio.models.naming import check_sizes, named
 
-__all__ = ["VibMlp", "dad_mlp", "fc", "init_glorot", "mlp", "vib_mlp"]
+__all__ = ["VibMlp", "dad_mlp", "fc", "init_glorot", "init_truncated", "mlp", "vib_mlp"]
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -77,6 +77,16 @@ def init_glorot(net: nn.Module) -> None:
             nn.init.xavier_uniform_(module.weight)
             assert module.bias is not None
             nn.init.zeros_(module.bias)
+
+
+def init_truncated(net: nn.Module, std: float) -> None:
+    """Weights and biases of every layer from N(0, std^2), cut off at two standard deviations and not rescaled (BWS)."""
+    if not 0.0 < std < math.inf:
+        raise ValueError(f"std must be positive and finite, got {std}")
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            for parameter in module.parameters(recurse=False):
+                nn.init.trunc_normal_(parameter, std=std, a=-2.0 * std, b=2.0 * std)
 
 
 def _check_widths(kind: str, widths: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from dubio.training.diagnosis import CollapseWarning
 from dubio.training.fitting import fit
+from dubio.training.keeping import Steps
 from dubio.training.processes import ALONE, LostProcessError, Processes, is_raised_by_all
 from dubio.training.stepping import Fast, Step
 from dubio.training.tensorboard import TensorBoard
@@ -17,6 +18,7 @@ __all__ = [
     "Processes",
     "Run",
     "Step",
+    "Steps",
     "TensorBoard",
     "fit",
     "is_raised_by_all",

@@ -20,6 +20,7 @@ from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
 from dubio.sampling import Precision
 from dubio.sampling.settings import check_module
+from dubio.training.keeping import Steps
 from dubio.training.optimising import parameter_groups
 from dubio.training.processes import Processes
 from dubio.training.progress import display_for
@@ -63,6 +64,7 @@ def fit(
     device: torch.device | str | None = None,
     precision: Precision = "fp32",
     fast: Fast = "auto",
+    steps: Steps | None = None,
     progress: bool = True,
 ) -> Run:
     """Train a network in place; under ``torchrun``, by several processes together.
@@ -96,6 +98,7 @@ def fit(
         precision: ``"fp32"``; ``"tf32"`` rounds factors of products on a GPU; ``"bf16"`` runs under autocast.
         fast: ``"auto"`` compiles the step and records it as a CUDA graph where there is a GPU, and on a CPU compiles it
             in long runs where a trial shows that to be faster; ``True`` insists on it, ``False`` runs eagerly.
+        steps: what keeps the compiled and recorded step for the next run of the same network; see ``dubio.Steps``.
         progress: show how it goes.
     """
     check_module(model)
@@ -110,6 +113,8 @@ def fit(
             raise TypeError(f"callbacks must have on_step, on_epoch and on_end, got {callback!r}")
     if monitor == "val_accuracy" and isinstance(likelihood_of(model), Gaussian):
         raise ValueError("monitor must not be 'val_accuracy' for numbers, which are never exactly right; use 'val_nll'")
+    if steps is not None and resume:
+        raise ValueError("steps must be None for a run that is resumed: its optimiser is read from the checkpoint")
     schedule_factor(schedule, 0.0)
     method = getattr(getattr(model, "dubio_spec", None), "method", None)
     recipe = method.recipe if isinstance(method, Method) else Recipe()
@@ -162,24 +167,30 @@ def fit(
     if count is None:
         raise ValueError("num_data must be given where the training data cannot tell their number of examples")
     objective = objective.with_num_data(count)
-    made = (optimizer or torch.optim.Adam)(parameter_groups(model, plan.lr, plan.noise_lr, weight_decay))
-    step = Step(
-        model,
-        objective,
-        made,
-        num_samples=plan.num_samples,
-        clip_norm=clip_norm,
-        precision=precision,
-        fast=fast,
-        num_steps=None if batches.num_batches is None else plan.epochs * batches.num_batches // accumulate,
-        processes=processes,
-    )
+    num_steps = None if batches.num_batches is None else plan.epochs * batches.num_batches // accumulate
+
+    def make_step() -> Step:
+        return Step(
+            model,
+            objective,
+            (optimizer or torch.optim.Adam)(parameter_groups(model, plan.lr, plan.noise_lr, weight_decay)),
+            num_samples=plan.num_samples,
+            clip_norm=clip_norm,
+            precision=precision,
+            fast=fast,
+            num_steps=num_steps,
+            processes=processes,
+        )
+
+    rates = (plan.lr, plan.noise_lr, weight_decay, optimizer)
+    way = (objective, *rates, plan.num_samples, clip_norm, precision, fast, processes)
+    step = make_step() if steps is None else steps.step_for(model, way, make_step)
     trainer = Trainer(
         model,
         batches,
         held_out,
         objective,
-        made,
+        step.optimizer,
         schedule,
         plan,
         tuple(callbacks) if processes.is_writer else (),
@@ -187,6 +198,7 @@ def fit(
         where,
         step,
         processes,
+        keep_step=steps is not None,
     )
     drop_decisions(model, "training")
     with (

@@ -42,6 +42,11 @@ class Health:
         else:
             self._steps += 1
 
+    def restart(self) -> None:
+        """Forget all losses."""
+        for kept in (self._steps, self._value, self._broken):
+            kept.zero_()
+
     def first_broken(self) -> tuple[float, int] | None:
         """The first loss that is not finite, and how many were before it."""
         if not self._on_gpu or not bool(self._broken):

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from dubio.layers import noise_parameters
 
 __all__ = [
+    "begins_at_zero",
+    "forget",
     "load_keeping_the_way",
     "make_capturable",
     "match_layouts",
@@ -93,6 +95,20 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
             group["lr"] = torch.tensor(float(group["lr"]), device=device)
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+
+
+def begins_at_zero(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether zeros are what an optimiser begins with; with dampening its first step is one of a kind."""
+    return type(optimizer) in FUSED and not any(group.get("dampening") for group in optimizer.param_groups)
+
+
+def forget(optimizer: torch.optim.Optimizer) -> None:
+    """Set all that an optimiser remembers of its steps to zero, where it is."""
+    optimizer.zero_grad(set_to_none=True)
+    for values in optimizer.state.values():
+        for value in values.values():
+            if isinstance(value, Tensor):
+                value.zero_()
 
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:

@@ -35,7 +35,7 @@ from dubio.training.computing import (
 )
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
-from dubio.training.optimising import make_capturable, match_layouts, why_not_capturable
+from dubio.training.optimising import forget, make_capturable, match_layouts, why_not_capturable
 from dubio.training.processes import ALONE, LostProcessError, Processes
 from dubio.training.shapes import Shapes
 from dubio.training.trial import Trial
@@ -185,6 +185,14 @@ class Step:
             self._looked = time.perf_counter()
             self.check(batch)
         return loss
+
+    def restart(self) -> None:
+        """Forget every step so far, and keep what was compiled and recorded: for the network's next run."""
+        forget(self.optimizer)
+        self._health.restart()
+        self.num_rows = 0
+        if self._captured is not None:
+            self._captured.seconds = 0.0
 
     def close(self) -> None:
         """Let go of what was compiled and recorded; ``how`` and ``capture_seconds`` are then those of a new step."""

@@ -60,6 +60,8 @@ class Trainer:
     device: torch.device
     step: Step
     processes: Processes
+    keep_step: bool = False
+    """Whether what was compiled and recorded is kept for another run."""
     _num_classes: int | None = None
     _sums: Tensor | None = None
     """Sums over the examples since they were last gathered, on the device."""
@@ -318,7 +320,8 @@ class Trainer:
             self.model.load_state_dict(best)
         self.model.eval()
         how, capture_seconds = self.step.how, self.step.capture_seconds
-        self.step.close()
+        if not self.keep_step:
+            self.step.close()
         if self.folder is not None:
             file = self.folder / "model.safetensors"
             self.processes.by_writer(lambda: self._write_model(file))

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from dubio.experiments.protocols.alpha import alpha_classification, alpha_honest, alpha_samples
 from dubio.experiments.protocols.alpha_attacks import alpha_targeted, alpha_untargeted
 from dubio.experiments.protocols.alpha_regression import alpha_regression
+from dubio.experiments.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sources, bws_transfer
+from dubio.experiments.protocols.embeddings import embedding_plane, embeddings_judged
 from dubio.experiments.protocols.regression import regression
 from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.protocols.wrong_labels import label_noise, label_noise_search
 from dubio.experiments.results import Findings
 
 __all__ = ["PROTOCOLS", "Protocol", "Trial"]
@@ -20,5 +23,14 @@ PROTOCOLS: dict[str, Protocol] = {
     "alpha_samples": alpha_samples,
     "alpha_targeted": alpha_targeted,
     "alpha_untargeted": alpha_untargeted,
+    "bws_clean": bws_clean,
+    "bws_honest": bws_honest,
+    "bws_pruning": bws_pruning,
+    "bws_sources": bws_sources,
+    "bws_transfer": bws_transfer,
+    "embedding_plane": embedding_plane,
+    "embeddings_judged": embeddings_judged,
+    "label_noise": label_noise,
+    "label_noise_search": label_noise_search,
     "regression": regression,
 }

@@ -15,10 +15,11 @@ def load_images(trial: Trial) -> Splits:
     ``num_train`` and ``num_test``.
     """
     settings = trial.settings
-    splits = load(settings["data"], validation=settings["num_validation"])
+    splits = load(settings["data"], validation=0)
+    train, held_out = _without_last(splits.train, settings["num_validation"])
     return Splits(
-        _first(splits.train, settings.get("num_train"), trial.device),
-        _first(splits.validation, None, trial.device),
+        _first(train, settings.get("num_train"), trial.device),
+        _first(held_out, None, trial.device),
         _first(splits.test, settings.get("num_test"), trial.device),
     )
 
@@ -39,6 +40,13 @@ def load_unseen(trial: Trial) -> dict[str, Examples]:
         sets = ood_sets(trial.settings["data"])
     found = {name: _first(examples, count, trial.device) for name, examples in sets.items()}
     return {name: examples for name, examples in found.items() if examples is not None}
+
+
+def _without_last(examples: Examples | None, count: int) -> tuple[Examples | None, Examples | None]:
+    """All but the last ``count``, and those."""
+    if examples is None or count == 0:
+        return examples, None
+    return examples[:-count], examples[-count:]
 
 
 def _first(examples: Examples | None, count: int | None, device: torch.device) -> Examples | None:

@@ -5,14 +5,13 @@ judged by the same measures; its mutual information is zero, so entropy stands b
 """
 
 import warnings
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks import Pgd, score
-from dubio.auditing import BUDGETS, audit
+from dubio.auditing import audit
 from dubio.data import Examples, Splits
 from dubio.deciding import calibrate
 from dubio.decisions import Temperature
@@ -23,31 +22,12 @@ from dubio.prediction import ClassPredictive, predict
 
 __all__ = ["judge", "quality", "share"]
 
-TASTE = replace(
-    BUDGETS["tiny"],
-    num_samples=2,
-    steps=1,
-    select_draws=2,
-    score_draws=4,
-    eot=(1, 2),
-    step_counts=(1, 2),
-    objectives=BUDGETS["tiny"].objectives[:1],
-    num_goals=1,
-    step_factors=(2.0,),
-    square_steps=2,
-    noise_tries=1,
-    epsilon_factors=(1.0, 2.0),
-    num_seeds=2,
-)
-"""What an audit with ``audit_budget = "taste"`` runs, which only shows that it runs."""
-
 
 def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
     """Judge a converted classifier of images.
 
     Settings: ``draws``, ``judge_epsilon``, ``judge_images`` (how many test images are attacked), ``judge_steps`` and
-    ``judge_draws`` of the attack, ``audit_budget`` (one of ``audit``, or ``"taste"``), ``audit_images``; and those of
-    ``load_unseen``.
+    ``judge_draws`` of the attack, ``audit_budget``, ``audit_images`` (0 for no audit); and those of ``load_unseen``.
     """
     settings = trial.settings
     assert splits.validation is not None
@@ -67,7 +47,8 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
     metrics |= _unseen(trial, model, found)
     metrics |= _attacked(trial, model, splits.test)
     trial.tell("attacked")
-    return Findings(metrics) | _audited(trial, model, splits.test)
+    found_out = Findings(metrics)
+    return found_out | _audited(trial, model, splits.test) if settings["audit_images"] else found_out
 
 
 def quality(log_probs: Tensor, targets: Tensor) -> dict[str, Measured]:
@@ -138,7 +119,7 @@ def _audited(trial: Trial, model: nn.Module, test: Examples) -> Findings:
         model,
         test,
         epsilon=settings["judge_epsilon"],
-        budget=TASTE if settings["audit_budget"] == "taste" else settings["audit_budget"],
+        budget=settings["audit_budget"],
         num_images=settings["audit_images"],
         seed=trial.seed,
         progress=False,

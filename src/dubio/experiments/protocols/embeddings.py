@@ -1,0 +1,70 @@
+"""Embeddings of images as clouds of points: the picture in the plane, and the family on clean labels.
+
+Reference: Towards Stochastic Neural Networks via Inductive Wasserstein Embeddings, Figure 2.
+"""
+
+from torch import Tensor, nn
+
+from dubio import functional
+from dubio.data import Examples
+from dubio.experiments.protocols.images import load_images
+from dubio.experiments.protocols.judging import judge
+from dubio.experiments.protocols.noised_networks import train_network
+from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.protocols.wrong_labels import predicted_quality
+from dubio.experiments.results import Findings, Measured
+from dubio.pictures import clouds_of, draw_embedding
+
+__all__ = ["embedding_plane", "embeddings_judged"]
+
+
+def embedding_plane(trial: Trial) -> Findings:
+    """How well two dimensions will do, how far apart the classes lie in them, and a picture of it.
+
+    Settings: ``draws``, ``num_drawn`` (images in the picture); those of ``train_network`` and ``load_images``.
+    """
+    splits = load_images(trial)
+    assert splits.train is not None
+    assert splits.test is not None
+    model = train_network(trial, splits.train)
+    metrics = predicted_quality(trial, model, splits.test) | _spreads(trial, model, splits.test)
+    return Findings(metrics, notes=_draw(trial, model, splits.test))
+
+
+def embeddings_judged(trial: Trial) -> Findings:
+    """A network of the family on clean labels, judged as every stochastic network is.
+
+    Settings: those of ``train_network``, ``load_images`` and ``judge``.
+    """
+    splits = load_images(trial)
+    assert splits.train is not None
+    return judge(trial, train_network(trial, splits.train), splits)
+
+
+def _spreads(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measured]:
+    """How far classes lie apart, as a multiple of how far their points scatter; and the variance of a cloud."""
+    inputs, targets = test.tensors
+    clouds, class_clouds = clouds_of(model, inputs, seed=trial.seed)
+    classes = targets.new_tensor(range(len(class_clouds)))
+    variance = functional.cloud_variance(clouds).double()
+    return {
+        "spread_of_images": Measured(_spread(clouds, targets), n=len(clouds)),
+        "spread_of_classes": Measured(_spread(class_clouds, classes), n=len(class_clouds)),
+        "cloud_variance": Measured(variance.mean().item(), variance.std().item() / len(clouds) ** 0.5, len(clouds)),
+    }
+
+
+def _spread(clouds: Tensor, labels: Tensor) -> float:
+    points = clouds.double().flatten(0, 1)
+    return functional.spread_ratio(points, labels.repeat_interleave(clouds.shape[1])).item()
+
+
+def _draw(trial: Trial, model: nn.Module, test: Examples) -> dict[str, str]:
+    """The picture; where there is nothing to draw it with, that is said and the numbers are kept."""
+    inputs, targets = test[: trial.settings["num_drawn"]].tensors
+    file = trial.picture("embedding")
+    try:
+        draw_embedding(model, inputs, targets, file, classes=test.classes, num_inputs=len(targets), seed=trial.seed)
+    except ImportError as error:
+        return {"picture": f"not drawn: {error}"}
+    return {"picture": file.name}
