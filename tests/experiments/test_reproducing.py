@@ -37,6 +37,9 @@ SPEC = Spec(
     tiny={"number": 9.0},
 )
 
+NOT_TINY = ("auroc_", "audit_")
+"""Digits have no relatives that a network has not seen, and an audit is longer than a tiny run."""
+
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
@@ -66,7 +69,8 @@ def test_every_spec_runs_tiny(name: str, tmp_path: Path) -> None:
     spec = load_spec(name)
     results = reproduce(spec, tmp_path, variant="tiny")
     assert [result.cell for result in results] == [cell.name for cell in spec.cells]
-    assert all({*spec.metrics} <= {*result.metrics} for result in results)
+    promised = {name for name in spec.metrics if not name.startswith(NOT_TINY)}
+    assert all(promised <= {*result.metrics} for result in results)
 
 
 def test_every_cell_and_seed_has_a_record(asked: list[Trial], tmp_path: Path) -> None:
