@@ -40,6 +40,17 @@ def test_digits_are_in_the_unit_interval_and_hold_out_what_is_asked_for() -> Non
     assert data.digits(validation=0).validation is None
 
 
+def test_the_table_of_diabetes_is_in_its_own_units() -> None:
+    table = data.diabetes_table()
+    assert (table.shape, len(table)) == ((10,), 442)
+    assert {*table.inputs[:, 1].tolist()} == {1.0, 2.0}  # sex
+    assert (table.targets.min().item(), table.targets.max().item()) == (25.0, 346.0)
+    known, asked = table[:300], table[300:]
+    found = data.standardised(asked, known)
+    torch.testing.assert_close(found.targets * known.targets.std() + known.targets.mean(), asked.targets)
+    assert (found.name, found.targets.shape) == ("diabetes", (142, 1))
+
+
 def test_diabetes_is_standardised_by_what_is_not_for_testing() -> None:
     train, validation, test = parts(data.diabetes())
     assert [len(part) for part in (train, validation, test)] == [299, 33, 110]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dubio.data.ood import OOD_PAIRS, held_out_classes, ood_sets
     from dubio.data.registry import NAMES, Status, data_folder, fetch, load, load_test, status
     from dubio.data.tables import read_table
-    from dubio.data.toy import clusters, curve, diabetes, digits
+    from dubio.data.toy import clusters, curve, diabetes, diabetes_table, digits, standardised
 
 LATER = {
     "corruptions": (
@@ -50,7 +50,7 @@ LATER = {
     "ood": ("OOD_PAIRS", "held_out_classes", "ood_sets"),
     "registry": ("NAMES", "Status", "data_folder", "fetch", "load", "load_test", "status"),
     "tables": ("read_table",),
-    "toy": ("clusters", "curve", "diabetes", "digits"),
+    "toy": ("clusters", "curve", "diabetes", "diabetes_table", "digits", "standardised"),
 }
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "curve",
     "data_folder",
     "diabetes",
+    "diabetes_table",
     "digits",
     "epoch_order",
     "fetch",
@@ -94,6 +95,7 @@ __all__ = [
     "read_image_folder",
     "read_table",
     "scaled",
+    "standardised",
     "status",
 ]
 

@@ -3,6 +3,7 @@
 Every call gives the same data; a generator of one's own gives others.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,16 @@ from dubio import functional
 from dubio.data.examples import Examples, Splits
 from dubio.data.splitting import TENTH, split_three_ways, with_validation
 
-__all__ = ["CLUSTER_CENTRES", "CLUSTER_STD", "clusters", "curve", "diabetes", "digits"]
+__all__ = [
+    "CLUSTER_CENTRES",
+    "CLUSTER_STD",
+    "clusters",
+    "curve",
+    "diabetes",
+    "diabetes_table",
+    "digits",
+    "standardised",
+]
 
 CLUSTER_CENTRES = ((0.0, 0.0), (2.0, 0.0), (0.0, 2.0), (-2.0, 0.0), (0.0, -2.0))
 """The purple cluster, then the four red ones around it."""
@@ -35,13 +45,22 @@ def diabetes(validation: int | float = TENTH) -> Splits:
 
     Inputs and targets are standardised, by the mean and standard deviation of all that is not for testing.
     """
-    inputs, targets = (torch.tensor(values, dtype=torch.float32) for values in _scikit_learn("diabetes", scaled=False))
-    seen = split_three_ways(Examples(inputs, targets[:, None], name="diabetes"), validation=0).train
+    table = diabetes_table()
+    seen = split_three_ways(table, validation=0).train
     assert seen is not None
-    standard = Examples(
-        _standardised(inputs, seen.inputs), _standardised(targets[:, None], seen.targets), name="diabetes"
-    )
-    return split_three_ways(standard, validation)
+    return split_three_ways(standardised(table, seen), validation)
+
+
+def diabetes_table() -> Examples:
+    """All patients of ``diabetes``, with measurements and targets in the units that they were taken in."""
+    inputs, targets = (torch.tensor(values, dtype=torch.float32) for values in _scikit_learn("diabetes", scaled=False))
+    return Examples(inputs, targets[:, None], name="diabetes")
+
+
+def standardised(table: Examples, seen: Examples) -> Examples:
+    """Inputs and targets in standard deviations from the mean, both of those examples that may be seen."""
+    inputs, targets = _standardised(table.inputs, seen.inputs), _standardised(table.targets, seen.targets)
+    return replace(table, inputs=inputs, targets=targets)
 
 
 def curve(

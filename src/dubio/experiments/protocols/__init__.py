@@ -3,6 +3,9 @@
 from collections.abc import Callable
 
 from dubio.experiments.protocols import bbb
+from dubio.experiments.protocols.alpha import alpha_classification, alpha_honest, alpha_samples
+from dubio.experiments.protocols.alpha_attacks import alpha_targeted, alpha_untargeted
+from dubio.experiments.protocols.alpha_regression import alpha_regression
 from dubio.experiments.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sources, bws_transfer
 from dubio.experiments.protocols.embeddings import embedding_plane, embeddings_judged
 from dubio.experiments.protocols.flow_on_images import flow_honest, flow_images
@@ -24,6 +27,12 @@ PROTOCOLS: dict[str, Protocol] = {
     "bbb_pruning": bbb.pruning,
     "bbb_search": bbb.search,
     "bbb_speed": bbb.speed,
+    "alpha_classification": alpha_classification,
+    "alpha_honest": alpha_honest,
+    "alpha_regression": alpha_regression,
+    "alpha_samples": alpha_samples,
+    "alpha_targeted": alpha_targeted,
+    "alpha_untargeted": alpha_untargeted,
     "bws_clean": bws_clean,
     "bws_honest": bws_honest,
     "bws_pruning": bws_pruning,

@@ -1,0 +1,150 @@
+"""The networks of Li and Gal 2017 on images: dropout trained with an alpha-divergence, and the plain one beside them.
+
+All of them are one network with its settings: a rate of 0 makes it plain, trained by maximum likelihood with the same
+penalty (D-31), and one draw makes every alpha the same (T-28). The penalty has one weight for all layers (D-33).
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubio.data import Examples, Splits
+from dubio.experiments.protocols.trial import Trial
+from dubio.methods import Dropout
+from dubio.models import dad_cnn, dad_mlp
+from dubio.objectives import Loss
+from dubio.prediction import ClassPredictive, predict
+from dubio.training import Callback, Run, fit
+
+__all__ = ["described", "dropout_network", "predicted", "summed_log_likelihood", "timed_network"]
+
+PARTS = (
+    *("data", "num_train", "num_validation", "network", "hidden", "rate", "alpha", "l2", "train_draws"),
+    *("epochs", "batch_size", "lr", "momentum", "precision"),
+)
+"""Settings that a trained network depends on, beside its seed."""
+
+
+def described(trial: Trial) -> dict[str, Any]:
+    """All that the trained network of a trial depends on."""
+    return {"family": "alpha", "seed": trial.seed, **{name: trial.settings[name] for name in PARTS}}
+
+
+def dropout_network(trial: Trial, splits: Splits) -> nn.Module:
+    """The network of a trial, trained once for all trials that want the same.
+
+    Settings: ``PARTS``.
+    """
+    return trial.trained(
+        described(trial), lambda: _untrained(trial, splits), lambda model: _train(trial, model, splits)
+    )
+
+
+def timed_network(trial: Trial, splits: Splits) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The network of a trial, and what its training was like.
+
+    Also settings: ``watch_every`` (epochs between two looks at the test images) and ``watch_draws``. Told are, look by
+    look, ``epoch``, ``accuracy`` in percent and ``test_ll``; and ``seconds`` that training took for an epoch, without
+    looking and without compiling.
+    """
+    settings, model = trial.settings, _untrained(trial, splits).to(trial.device)
+    assert splits.test is not None
+    test = splits.test
+
+    def make() -> dict[str, Tensor]:
+        watch = _Watch(settings["watch_every"], lambda: _look(trial, model, test))
+        run = _train(trial, model, splits, [watch])
+        told = torch.tensor(watch.seen, dtype=torch.float64)
+        seconds = (run.seconds - run.capture_seconds - watch.seconds) / settings["epochs"]
+        seen = dict(zip(("epoch", "accuracy", "test_ll"), told.unbind(dim=1), strict=True))
+        state = {f"network.{name}": value for name, value in model.state_dict().items()}
+        return {**state, **seen, "seconds": torch.tensor(seconds, dtype=torch.float64)}
+
+    watched = {name: settings[name] for name in ("watch_every", "watch_draws", "num_test")}
+    found = trial.kept({"timed network": described(trial), **watched}, make)
+    state = {name: found.pop(name) for name in [*found] if name.startswith("network.")}
+    model.load_state_dict({name.removeprefix("network."): value for name, value in state.items()})
+    return model.eval(), found
+
+
+def predicted(trial: Trial, model: nn.Module, inputs: Tensor, draws: int) -> ClassPredictive:
+    """What the mean over draws says, by draws that had no part in anything else."""
+    found = predict(model, inputs, draws, keep_samples=False, seed=trial.seed)
+    assert isinstance(found, ClassPredictive)
+    return found
+
+
+def summed_log_likelihood(found: ClassPredictive, targets: Tensor) -> tuple[float, float]:
+    """The sum over all images of the log of the mean probability of their class, and its standard error (E-14)."""
+    own = found.log_probs.gather(-1, targets[:, None]).squeeze(-1).double()
+    return own.sum().item(), own.std().item() * len(own) ** 0.5
+
+
+def _untrained(trial: Trial, splits: Splits) -> nn.Module:
+    settings = trial.settings
+    assert splits.train is not None
+    shape, num_classes = splits.train.shape, len(splits.train.classes)
+    builders: dict[str, Callable[[], nn.Module]] = {
+        "mlp": lambda: dad_mlp(math.prod(shape), *settings["hidden"], num_classes),
+        "cnn": lambda: dad_cnn(shape, num_classes),
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(trial.seed)
+        net = builders[settings["network"]]()
+    alpha = settings["alpha"] if settings["train_draws"] > 1 else 0.0
+    return Dropout(settings["rate"], alpha, settings["l2"]).convert(net)
+
+
+def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[Callback] = ()) -> Run:
+    settings = trial.settings
+    run = fit(
+        model,
+        splits.train,
+        epochs=settings["epochs"],
+        batch_size=settings["batch_size"],
+        lr=settings["lr"],
+        optimizer=lambda groups: torch.optim.SGD(groups, momentum=settings["momentum"]),
+        num_samples=settings["train_draws"],
+        precision=settings["precision"],
+        callbacks=callbacks,
+        seed=trial.seed,
+        device=trial.device,
+        progress=False,
+    )
+    trial.tell(f"trained in {run.seconds:.0f} s, {run.how}")
+    return run
+
+
+def _look(trial: Trial, model: nn.Module, test: Examples) -> tuple[float, float]:
+    """Accuracy in percent and summed log-likelihood."""
+    inputs, targets = test.tensors
+    found = predicted(trial, model, inputs, trial.settings["watch_draws"])
+    return 100.0 * (found.label == targets).double().mean().item(), summed_log_likelihood(found, targets)[0]
+
+
+class _Watch:
+    """Looks at a network every few epochs while it is trained, and counts the seconds that this takes."""
+
+    def __init__(self, every: int, look: Callable[[], tuple[float, float]]) -> None:
+        self.every, self.look = every, look
+        self.seen: list[tuple[float, float, float]] = []
+        self.seconds = 0.0
+        self._epoch = 0
+
+    def on_step(self, step: int, loss: Loss) -> None:
+        """Nothing to see."""
+
+    def on_epoch(self, metrics: dict[str, float]) -> None:
+        """Look where it is time to."""
+        self._epoch += 1
+        if self._epoch % self.every == 0:
+            began = time.perf_counter()
+            self.seen.append((float(self._epoch), *self.look()))
+            self.seconds += time.perf_counter() - began
+
+    def on_end(self, run: Run) -> None:
+        """Nothing more."""
