@@ -27,7 +27,7 @@ def record(spec: Spec, cell: str, seed: int, value: float = 1.0, **changed: Any)
     """A record whose metrics are ``value`` and whose curves begin there."""
     fields: dict[str, Any] = {
         "spec": spec.name,
-        "spec_digest": spec.digest,
+        "digest": next((spec.digest_of(one) for one in spec.cells if one.name == cell), "of no cell"),
         "cell": cell,
         "seed": seed,
         "variant": "full",

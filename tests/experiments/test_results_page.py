@@ -125,7 +125,7 @@ def test_numbers_of_an_earlier_spec_are_marked_and_give_way(desk: Desk) -> None:
     text = desk.text()
     assert "| first | `metric_0` | 2.5 | 9 | +6.5 | 1 | 2 |" in text
     assert "| second | `metric_0` | - | 3 +- 1 (made under an earlier spec) |" in text
-    desk.use(spec_of(8, curves={}))  # with metrics that the records do not have
+    desk.use(spec_of(8, curves={}, settings={"epochs": 3}))  # with metrics that the records do not have
     assert "| cell | first (made under an earlier spec) | second (made under an earlier spec) |" in desk.text()
     assert "| `metric_7` | - | - |" in desk.text()
 

@@ -5,9 +5,9 @@ with, and else deterministic with a penalty ``l2`` (E-26). Twelve deterministic 
 as little as deceives them (E-64), and what that does to other networks is the experiment. Inputs are doubled inside the
 networks, so that everybody else sees pixels in [0, 1].
 
-Settings: those in ``TRAINING``, ``model``, ``init``, ``rho`` or ``l2``; for sources ``source_models``, ``source_l2``,
-``source_init``, and of their attack ``attack_mode``, ``attack_steps``, ``attack_step_size``, ``attack_c``,
-``attack_bisections``.
+Settings: those in ``TRAINING`` (``beta``, a factor of the divergence, is 1 where it is left out), ``model``, ``init``,
+``rho`` or ``l2``; for sources ``source_models``, ``source_l2``, ``source_init``, and of their attack ``attack_mode``,
+``attack_steps``, ``attack_step_size``, ``attack_c``, ``attack_bisections``.
 """
 
 import math
@@ -54,6 +54,7 @@ TRAINING = (
     "lr",
     "momentum",
     "kl_weighting",
+    "beta",
     "train_draws",
 )
 """Settings that all networks share and that have a part in how each comes out."""
@@ -184,7 +185,7 @@ def _fit(trial: Trial, splits: Splits, model: nn.Module) -> None:
         model,
         splits.train,
         splits.validation,
-        objective=replace(method.objective(), kl_weighting=settings["kl_weighting"]),
+        objective=replace(method.objective(), kl_weighting=settings["kl_weighting"], beta=settings.get("beta", 1.0)),
         epochs=settings["epochs"],
         batch_size=settings["batch_size"],
         lr=settings["lr"],
