@@ -273,3 +273,29 @@ def test_the_search_of_an_example_is_its_own() -> None:
     assert torch.equal(alone.c, whole.c)
     assert len(set(whole.c.tolist())) == 4
     assert whole.fooled.all()
+
+
+def test_without_a_search_one_weight_holds_for_all_and_perturbations_go_beyond_the_boundary() -> None:
+    net = linear_net()
+    inputs, labels = right_points(net)
+    labels = torch.cat([labels[:-1], 1 - labels[-1:]])  # the last is wrong already
+    boundary = closed_form(net, inputs[:-1], labels[:-1])
+    once = replace(QUICK["targeted"], search=False, steps=200)
+    found = {c: replace(once, c=c)(net, inputs, labels) for c in (0.1, 0.5, 20.0)}
+    assert all(torch.equal(result.inputs[-1], inputs[-1]) and result.fooled[-1] for result in found.values())
+    assert found[0.5].c is not None
+    assert found[0.5].c[:-1].eq(0.5).all()
+    assert found[0.5].c[-1].isnan()
+    assert (found[0.1].norm[:-1] > found[0.5].norm[:-1]).all()
+    assert (found[0.5].norm[:-1] > 1.05 * boundary).all()
+    # Where the solver has come to rest, the loss falls as fast as the distance costs: p(y) ||w_t - w_y|| = c.
+    apart = (net.weight[0] - net.weight[1]).norm()
+    left = net(found[0.5].inputs).softmax(dim=1).gather(1, labels[:, None])[:-1, 0]
+    torch.testing.assert_close(left * apart, torch.full_like(left, 0.5), rtol=0.05, atol=0.0)
+    assert not found[20.0].fooled[:-1].any()
+    assert torch.equal(found[20.0].inputs, inputs)
+
+
+def test_without_a_search_there_is_no_nearest_of_all_targets() -> None:
+    with pytest.raises(ValueError, match="target must not be 'best_of_all' with search=False"):
+        attacks.MinimumNorm(target="best_of_all", search=False)

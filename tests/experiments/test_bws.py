@@ -96,7 +96,8 @@ def test_networks_of_all_tables_are_the_same_networks(name: str) -> None:
         own, others = (one.settings_of(one.cells[0], variant) for one in (spec, other))
         assert {key: own.get(key) for key in TRAINING} == {key: others.get(key) for key in TRAINING}
     sources = {key: value for key, value in spec.settings.items() if key.startswith(("source_", "attack_"))}
-    assert all(load_spec("bws-sources").settings[key] == value for key, value in sources.items())
+    made = load_spec("bws-fixed-sources" if name.startswith("bws-fixed") else "bws-sources")
+    assert all(made.settings[key] == value for key, value in sources.items())
 
 
 def test_what_a_cell_says_reaches_its_network(fitted: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -258,7 +259,9 @@ def test_the_attack_is_as_the_cell_says(tmp_path: Path) -> None:
     assert (targeted.mode, targeted.target, targeted.loss) == ("targeted", "runner_up", "cross_entropy")
     assert (untargeted.mode, untargeted.loss) == ("untargeted", "margin")
     assert (targeted.steps, targeted.step_size, targeted.c, targeted.bisections) == (300, 0.005, 0.2, 8)
-    assert (targeted.bounds, targeted.seed) == ((0.0, 1.0), 3)
+    assert (targeted.bounds, targeted.seed, targeted.search) == ((0.0, 1.0), 3, True)
+    fixed = attack_of(trial_of(tmp_path, settings_of("bws-fixed-sources", "fc200_0-weight-2")))
+    assert (fixed.c, fixed.search) == (2.0, False)
 
 
 def test_pruning_is_measured_by_all_draws_and_by_single_ones(pixel_readers: None, tmp_path: Path) -> None:

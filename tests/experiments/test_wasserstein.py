@@ -15,7 +15,7 @@ from dubio.experiments import load_spec
 from dubio.experiments.protocols import Trial, embeddings, noised_networks, wrong_labels
 from dubio.experiments.protocols.noised_networks import train_network
 from dubio.experiments.protocols.wrong_labels import with_wrong_labels
-from dubio.methods import SeSnn, Wasserstein
+from dubio.methods import Deterministic, SeSnn, Wasserstein
 from dubio.objectives import BootstrapHard, BootstrapSoft
 from dubio.persistence.values import from_json
 
@@ -129,9 +129,11 @@ def test_a_cell_trains_its_network_by_its_objective_from_the_same_weights(
     assert type(method) is type(from_json(own["method"]))
     objectives = {"bootstrap-hard": BootstrapHard(0.8), "bootstrap-soft": BootstrapSoft(0.95)}
     assert asked["objective"] == objectives.get(network)
-    assert (asked["lr"], asked["weight_decay"], asked["batch_size"], asked["seed"]) == (1e-3, 1e-6, 32, 4)
+    lr = own.get("lr", 1e-3)
+    assert (lr == 2e-3) == (network in ("wasserstein", "se-snn"))
+    assert (asked["lr"], asked["weight_decay"], asked["batch_size"], asked["seed"]) == (lr, 1e-6, 32, 4)
     if network == "se-snn":
-        assert (method.where, method.at) == ("3", "output")
+        assert (method.where, method.at) == ("5", "input")
     first = next(value for name, value in asked["model"].state_dict().items() if value.shape == (128, 64))
     torch.manual_seed(4)
     plain = dubio.models.build("mlp:64-128-128-10")
@@ -163,8 +165,8 @@ def test_networks_are_trained_in_one_module_and_are_those_trained_alone(tmp_path
 def test_the_search_is_as_long_as_it_says_and_never_tries_the_same_twice() -> None:
     cells = load_spec("label-noise-search").cells
     tried = [(from_json(cell.settings["networks"][cell.settings["network"]]["method"])) for cell in cells]
-    assert [type(method) for method in tried] == [Wasserstein] * 16 + [SeSnn] * 8
-    assert len({json.dumps(cell.settings, sort_keys=True) for cell in cells}) == 24
+    assert [type(method) for method in tried] == [Wasserstein] * 16 + [SeSnn] * 8 + [Deterministic] * 9
+    assert len({json.dumps(cell.settings, sort_keys=True) for cell in cells}) == 33
     assert sum(isinstance(method, Wasserstein) and method.trained_scale for method in tried) == 8
 
 

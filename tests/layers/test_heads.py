@@ -73,7 +73,7 @@ def test_a_description_names_the_head() -> None:
         for method in (dubio.Wasserstein(), dubio.SeSnn(classes="kl"), dubio.SeSnn(classes="wasserstein"))
     }
     expected = (
-        "sliced Wasserstein distance of clouds of 16 points as logit",
+        "sliced Wasserstein distance of clouds of 8 points as logit",
         "KL divergence of Gaussians as logit",
         "squared 2-Wasserstein distance of Gaussians as logit",
     )

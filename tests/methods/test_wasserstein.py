@@ -16,7 +16,9 @@ from dubio.sampling import Pass, Settings, joined_pass, seed_tensor
 from networks import mlp
 
 ROWS, CLASSES, WIDTH = 7, 3, 8
-SMALL = dubio.Wasserstein(num_points=4, dim=6, noise_dim=3, hidden=16, num_directions=9, eval_redraws=2)
+SMALL = dubio.Wasserstein(
+    num_points=4, dim=6, noise_dim=3, hidden=16, num_directions=9, eval_redraws=2, trained_scale=False
+)
 INPUTS = torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.arange(ROWS) % CLASSES
 

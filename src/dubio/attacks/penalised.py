@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from dubio import functional
@@ -23,7 +23,7 @@ from dubio.attacks.attack import Attack, Perturbed, check_count
 from dubio.attacks.gradient import check_steps
 from dubio.attacks.minimal_distance import Nearest
 from dubio.attacks.progress import Ticker
-from dubio.attacks.solvers import Problem, descend, minimise
+from dubio.attacks.solvers import End, Problem, descend, minimise
 from dubio.attacks.victims import Model, Victim
 from dubio.functional.adversarial import Norm
 
@@ -58,6 +58,8 @@ class MinimumNorm(Attack):
         step_size: learning rate of Adam.
         c: the first weight of the distance.
         bisections: how often c is bisected once it is known to within a factor of ten.
+        search: whether every example gets a c of its own. Without, ``c`` holds for all, and a perturbation is what it
+            is where the solver ends: beyond the boundary, by more the smaller c is.
     """
 
     norm: Norm = "l2"
@@ -68,6 +70,7 @@ class MinimumNorm(Attack):
     step_size: float = 0.01
     c: float = 0.1
     bisections: int = 8
+    search: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,11 +83,13 @@ class MinimumNorm(Attack):
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, got {getattr(self, name)!r}")
         if self.targeted and self.mode != "targeted":
             raise ValueError("mode must be 'targeted' where targeted=True, got 'untargeted'")
+        if not self.search and self.target == "best_of_all":
+            raise ValueError("target must not be 'best_of_all' with search=False, which keeps no nearest perturbation")
         if not 0.0 < self.c < math.inf:
             raise ValueError(f"c must be positive and finite, got {self.c}")
 
     def _num_steps(self) -> int:
-        return DECADES + self.bisections
+        return DECADES + self.bisections if self.search else 1
 
     def victim(self, model: Model) -> Victim:
         """The network as this attack looks at it; a line search needs noise that stays."""
@@ -100,8 +105,22 @@ class MinimumNorm(Attack):
         ticker.expect((len(all_goals) - 1) * self._num_steps())
         for goals in all_goals:
             problem = Problem(victim, inputs, targets, goals, self.bounds)
+            if not self.search:
+                return self._solve_once(problem, nearest, ticker)
             c = self._search(problem, nearest, c, ticker)
         return Perturbed(nearest.inputs, victim.values(nearest.inputs, targets), nearest.found, c)
+
+    def _solve_once(self, problem: Problem, nearest: Nearest, ticker: Ticker) -> Perturbed:
+        """One c for all; what fools the network already, and what does not in the end, stays as it was."""
+        already = nearest.size == 0.0
+        nearest.open = ~already
+        c = torch.full_like(nearest.size, self.c)
+        end = self._solve(problem, c, nearest)
+        ticker.tick()
+        counts = end.fooled & ~already
+        moved = torch.where(functional.as_rows(counts, end.moved), end.moved, problem.inputs)
+        values = problem.victim.values(moved, problem.labels)
+        return Perturbed(moved, values, counts | already, torch.where(counts, c, math.nan))
 
     def _search(self, problem: Problem, nearest: Nearest, kept: Tensor, ticker: Ticker) -> Tensor:
         """Try one c after another; returns those with which the perturbations now kept were found."""
@@ -113,7 +132,7 @@ class MinimumNorm(Attack):
             if not bool(nearest.open.any()):
                 break
             before = nearest.size
-            succeeded = self._solve(problem, c, nearest)
+            succeeded = self._solve(problem, c, nearest).settled
             kept = torch.where(nearest.size < before, c, kept)
             works, fails = torch.where(succeeded, c, works), torch.where(succeeded, fails, c)
             left = left - ((works > 0.0) & fails.isfinite()).to(left.dtype)
@@ -121,7 +140,7 @@ class MinimumNorm(Attack):
             ticker.tick()
         return kept
 
-    def _solve(self, problem: Problem, c: Tensor, nearest: Nearest) -> Bool[Tensor, " batch"]:
+    def _solve(self, problem: Problem, c: Tensor, nearest: Nearest) -> End:
         noise = problem.victim.random(problem.inputs.shape, "normal", problem.inputs)
         start = (problem.inputs + START_STD * noise).clamp(*self.bounds)
         if self.solver == "lbfgs":

@@ -6,7 +6,7 @@ box into a sigmoid would leave pixels at its very edge, most of a digit's, witho
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +16,7 @@ from dubio import functional
 from dubio.attacks.minimal_distance import Nearest
 from dubio.attacks.victims import Victim
 
-__all__ = ["Problem", "descend", "minimise"]
+__all__ = ["End", "Problem", "descend", "minimise"]
 
 LATE = 0.9
 """From this share of the steps on, a run that has settled tells whether its c lets the attack succeed."""
@@ -56,6 +56,16 @@ class Problem:
         return Problem(victim, self.inputs[own], self.labels[own], goals, self.bounds)
 
 
+class End(NamedTuple):
+    """Where a solver came to."""
+
+    moved: Float[Tensor, "batch ..."]
+    fooled: Bool[Tensor, " batch"]
+    """Whether the network is fooled there."""
+    settled: Bool[Tensor, " batch"]
+    """Whether it was there, or shortly before."""
+
+
 def descend(
     problem: Problem,
     start: Float[Tensor, "batch ..."],
@@ -63,8 +73,8 @@ def descend(
     nearest: Nearest,
     steps: int,
     step_size: float,
-) -> Bool[Tensor, " batch"]:
-    """Steps of Adam from ``start``; whether the last of them fool the network. All that do are shown to ``nearest``."""
+) -> End:
+    """Steps of Adam from ``start``. All points on the way that fool the network are shown to ``nearest``."""
     moved = start.clone()
     optimizer = torch.optim.Adam([moved], lr=step_size)
     succeeded = torch.zeros_like(problem.labels, dtype=torch.bool)
@@ -77,13 +87,13 @@ def descend(
         moved.clamp_(*problem.bounds)
     _, fooled = problem.victim.judge(moved, problem.labels)
     nearest.consider(moved, fooled)
-    return succeeded | fooled
+    return End(moved, fooled, succeeded | fooled)
 
 
 def minimise(
     problem: Problem, start: Float[Tensor, "batch ..."], c: Float[Tensor, " batch"], nearest: Nearest, steps: int
-) -> Bool[Tensor, " batch"]:
-    """L-BFGS-B from ``start``, one example after another; whether its last points fool the network."""
+) -> End:
+    """L-BFGS-B from ``start``, one example after another."""
     moved = start.clone()
     rows = {int(i): problem.row(int(i)) for i in nearest.open.nonzero()}
     for i, row in rows.items():
@@ -92,7 +102,7 @@ def minimise(
     problem.victim.backwards += max(row.victim.backwards for row in rows.values())
     _, fooled = problem.victim.judge(moved, problem.labels)
     nearest.consider(moved, fooled)
-    return fooled
+    return End(moved, fooled, fooled)
 
 
 def _minimise_one(problem: Problem, start: Tensor, c: Tensor, steps: int) -> Tensor:

@@ -27,6 +27,9 @@ __all__ = ["Wasserstein"]
 class Wasserstein:
     """A head that compares clouds of points by their Wasserstein distance, in the place of the classifier.
 
+    The source names no numbers. These are the best of sixteen that were tried on MNIST with wrong labels, chosen
+    without a true label (``dubio reproduce label-noise-search``).
+
     Args:
         num_points: points of each cloud.
         dim: dimension of the points.
@@ -51,21 +54,21 @@ class Wasserstein:
 
     noise_off: ClassVar[NoiseOff] = "own mean"
 
-    num_points: int = 16
+    num_points: int = 8
     dim: int = 64
-    noise_dim: int = 16
+    noise_dim: int = 64
     noise: Literal["normal", "uniform"] = "normal"
-    hidden: int = 128
+    hidden: int = 256
     prototype: Literal["generated", "free"] = "generated"
     distance: Distance = "sliced"
     num_directions: int = 50
     eval_redraws: int = 1
     p: int = 2
     root: bool = False
-    trained_scale: bool = False
-    margin: float = 1.0
-    feature_weight: float = 0.1
-    class_weight: float = 0.1
+    trained_scale: bool = True
+    margin: float = 2.0
+    feature_weight: float = 0.03
+    class_weight: float = 0.3
     regularisation: float = 1.0
     num_iterations: int = 20
     where: Where = None

@@ -7,7 +7,8 @@ networks, so that everybody else sees pixels in [0, 1].
 
 Settings: those in ``TRAINING`` (``beta``, a factor of the divergence, is 1 where it is left out), ``model``, ``init``,
 ``rho`` or ``l2``; for sources ``source_models``, ``source_l2``, ``source_init``, and of their attack ``attack_mode``,
-``attack_steps``, ``attack_step_size``, ``attack_c``, ``attack_bisections``.
+``attack_steps``, ``attack_step_size``, ``attack_c``, ``attack_bisections``, and ``attack_search`` (True where it is
+left out).
 """
 
 import math
@@ -132,6 +133,7 @@ def attack_of(trial: Trial) -> MinimumNorm:
         step_size=settings["attack_step_size"],
         c=settings["attack_c"],
         bisections=settings["attack_bisections"],
+        search=settings.get("attack_search", True),
         seed=trial.seed,
     )
 
