@@ -157,7 +157,7 @@ def test_calibration_on_the_plane_is_that_of_the_prediction(
     assert measured.metrics["mean_confidence"].value == pytest.approx(90.0, abs=1e-3)
     assert (measured.metrics["matching"].value, measured.metrics["epochs"].value) == (0.0, 6.0)
     assert measured.curves["reliability"].y == pytest.approx((accuracy / 100.0,))
-    assert trial.picture("plane").is_file()
+    assert trial.pictures.with_name(f"{trial.pictures.name}-plane.png").is_file()
     wide = tiny("flow-2d", "deterministic", num_test=400, tolerance=0.6)
     assert PROTOCOLS["flow_plane"](wide).metrics["matching"].value == 100.0
 

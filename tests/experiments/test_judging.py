@@ -1,6 +1,7 @@
 """What experiments ask of every network: the numbers are those of networks whose answers are known."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 import dubio
 from dubio.data import Examples, Splits
 from dubio.experiments.protocols import Trial
-from dubio.experiments.protocols.judging import judge, quality, share
+from dubio.experiments.protocols.images import load_unseen
+from dubio.experiments.protocols.judging import judge
+from dubio.experiments.protocols.measuring import mean_of, predict_classes, quality, share
 
 SETTINGS = {
     "data": "digits",
@@ -32,6 +35,10 @@ def test_quality_is_that_of_the_log_probabilities() -> None:
     assert found["nll"].value == pytest.approx(-torch.tensor([0.8, 0.2, 0.6, 0.9]).log().mean().item())
     assert found["ece"].value == pytest.approx(100 * (0.5 * 0.3 + 0.25 * 0.4 + 0.25 * 0.1), abs=1e-4)
     assert share(torch.tensor([True, False])).n == 2
+    mean = mean_of(torch.tensor([1.0, 2.0, 6.0]))
+    assert (mean.value, mean.n) == (3.0, 3)
+    assert mean.standard_error == pytest.approx((7.0 / 3) ** 0.5)
+    assert mean_of(torch.tensor([4.0])).standard_error is None
 
 
 class Reader(nn.Module):
@@ -69,3 +76,28 @@ def test_a_network_is_judged_by_its_predictions_unseen_data_attacks_and_an_audit
     assert (found.metrics["audit_accuracy"].value, found.metrics["audit_accuracy"].n) == (0.0, 12)
     assert "of 12 images at 0.1" in found.notes["verdict"]
     assert told == ["predicted", "attacked"]
+
+
+def test_doubt_about_seen_and_unseen_images_is_compared_before_any_scaling(tmp_path: Path) -> None:
+    splits = dubio.data.load("digits", validation=200)
+    assert splits.test is not None
+    torch.manual_seed(0)
+    model = dubio.Bayes(init_std=0.3).convert(dubio.models.build("mlp:64-10"))
+    trial = Trial({**SETTINGS, "audit_images": 0}, 3, torch.device("cpu"), tmp_path, tmp_path)
+    found = judge(trial, model, splits).metrics
+    assert abs(found["temperature"].value - 1.0) > 0.2
+    noise = load_unseen(trial)["noise"]
+    seen, unseen = (predict_classes(trial, model, part.tensors[0]) for part in (splits.test, noise))
+    again = dubio.predict(model, noise.tensors[0], 8, seed=1003, decisions=False)
+    torch.testing.assert_close(unseen.entropy, again.entropy)
+    area = dubio.functional.auroc(seen.entropy.double(), again.entropy.double()).item()
+    assert found["auroc_entropy_noise"].value == pytest.approx(area)
+
+
+def test_attacked_draws_are_sets_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dubio.Bayes(estimator="local").convert(dubio.models.build("mlp:64-10"))
+    used: list[Any] = []
+    monkeypatch.setattr(type(model[1]), "_local", lambda *given: used.append(given))
+    trial = Trial({**SETTINGS, "audit_images": 0}, 0, torch.device("cpu"), tmp_path, tmp_path)
+    judge(trial, model, dubio.data.load("digits", validation=200))
+    assert used == []

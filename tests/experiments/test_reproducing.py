@@ -24,6 +24,7 @@ from dubio.experiments import (
 )
 from dubio.experiments.protocols import PROTOCOLS, Trial
 from dubio.experiments.running import result_file
+from dubio.version import commit_here, hardware_of
 
 SPEC = Spec(
     "counting",
@@ -60,7 +61,8 @@ def test_every_spec_can_be_read_and_has_a_protocol(name: str) -> None:
     spec = load_spec(name)
     assert spec.name == name
     assert spec.protocol in PROTOCOLS
-    assert {*spec.tiny} <= {key for cell in spec.cells for key in spec.settings_of(cell)}
+    known = {key for cell in spec.cells for key in spec.settings_of(cell)}
+    assert {*spec.tiny} <= {*known, "num_unseen"}  # which full runs take all of
 
 
 @pytest.mark.slow
@@ -152,8 +154,43 @@ def test_what_trials_share_is_made_once(tmp_path: Path) -> None:
     assert len(made) == 2
     assert [net.weight[0, 0].item() for net in nets] == [1.0, 2.0, 1.0, 2.0]
     assert not nets[0].training
-    assert trial(0).picture("images") == tmp_path / "pictures" / "cell-images.png"
-    assert (tmp_path / "pictures").is_dir()
+    later = trial(2)
+    later.trained({"seed": 0}, lambda: nn.Linear(2, 2), train)
+    assert [*later.origins.values()] == [f"{commit_here()}, {hardware_of(torch.device('cpu'))}"]
+    assert trial(0).judging_seed == 1000
+
+
+def test_a_picture_that_cannot_be_drawn_costs_no_numbers(tmp_path: Path) -> None:
+    told: list[str] = []
+    trial = Trial({}, 0, torch.device("cpu"), tmp_path, tmp_path / "pictures" / "cell", told.append)
+    trial.draw("images", lambda file: file.write_text("drawn"))
+    assert (tmp_path / "pictures" / "cell-images.png").read_text() == "drawn"
+
+    def fail(file: Path) -> None:
+        raise ImportError("matplotlib is missing")
+
+    trial.draw("images", fail)
+    assert told == ["no picture: matplotlib is missing"]
+
+
+def test_what_is_there_is_run_again_where_that_is_asked_for(asked: list[Trial], tmp_path: Path) -> None:
+    reproduce(SPEC, tmp_path, cells="one")
+    again = reproduce(SPEC, tmp_path, cells="one", again=True)
+    assert (len(asked), [result.attempts for result in again]) == (4, [2, 2])
+
+
+def test_cells_that_are_timed_run_alone(asked: list[Trial], tmp_path: Path) -> None:
+    results = reproduce(dataclasses.replace(SPEC, alone=True), tmp_path, workers=4)
+    assert len(asked) == len(results) == 4  # in this process, where the protocol is known
+
+
+def test_a_cell_depends_on_its_own_network_alone() -> None:
+    cell = Cell("one", {"network": "a"})
+    specs = [
+        dataclasses.replace(SPEC, settings={"networks": {"a": 1, "b": number}}, cells=(cell,)) for number in (2, 3)
+    ]
+    assert specs[0].digest_of(cell) == specs[1].digest_of(cell)
+    assert specs[0].settings_of(cell)["networks"] == {"a": 1}
 
 
 @pytest.mark.slow
@@ -203,6 +240,7 @@ def test_specs_that_are_not_whole_are_refused(asked: list[Trial], tmp_path: Path
         reproduce(dataclasses.replace(SPEC, protocol="magic"), tmp_path)
     with pytest.raises(ValueError, match="protocol counting must measure lost, which counting promises"):
         reproduce(dataclasses.replace(SPEC, metrics={"lost": "nothing", **SPEC.metrics}), tmp_path)
+    assert result_file(tmp_path, SPEC, SPEC.cells[0], 0).is_file()  # what was measured is not lost
 
 
 def test_the_command_lists_runs_and_refuses(tmp_path: Path) -> None:
@@ -219,3 +257,38 @@ def test_the_command_lists_runs_and_refuses(tmp_path: Path) -> None:
         refused = runner.invoke(app, words)
         assert refused.exit_code == 2, words
         assert "bbb-regression" in refused.output
+
+
+def test_all_specs_are_tried_and_failures_told_at_the_end(
+    asked: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(trial: Trial) -> Findings:
+        raise ValueError("it broke")
+
+    monkeypatch.setitem(PROTOCOLS, "failing", fail)
+    specs = {
+        "a": dataclasses.replace(SPEC, name="a", protocol="failing"),
+        "b": dataclasses.replace(SPEC, name="b", cells=(Cell("other"),)),
+        "c": dataclasses.replace(SPEC, name="c"),
+    }
+    monkeypatch.setattr("dubio.cli.reproduce_command.spec_names", lambda: [*specs])
+    monkeypatch.setattr("dubio.cli.reproduce_command.load_spec", specs.__getitem__)
+    words = ["reproduce", "--all", "--cells", "one", "--seed", "1", "--device", "cpu", "--out", str(tmp_path)]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 1
+    assert "b: has no such cells" in found.output
+    assert "failed: a; all that finished is kept" in found.output
+    assert [(trial.seed, trial.settings["number"]) for trial in asked] == [(1, 1.0)]
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    asked: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(trial: Trial) -> Findings:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(PROTOCOLS, "counting", stop)
+    monkeypatch.setattr("dubio.cli.reproduce_command.load_spec", lambda name: SPEC)
+    found = CliRunner().invoke(app, ["reproduce", "counting", "--device", "cpu", "--out", str(tmp_path)])
+    assert found.exit_code == 3
+    assert "finished cells are kept; give the same command again to go on" in found.output

@@ -1,6 +1,8 @@
 """``dubio reproduce``: run the published tables and figures again, and put the published numbers beside ours."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +13,7 @@ from rich.table import Table
 
 from dubio.cli.arguments import Device, device_for
 from dubio.experiments import Result, Spec, Variant, load_spec, reproduce, spec_names, tabulate
+from dubio.training import Interrupted
 
 __all__ = ["reproduce_experiment"]
 
@@ -27,6 +30,7 @@ def reproduce_experiment(
     cells: Annotated[str, typer.Option(metavar="PATTERN", help="Only cells of this name, such as 'bnn*'.")] = "*",
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="Only this seed; may be given again.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many processes run cells at once.")] = 1,
+    again: Annotated[bool, typer.Option("--again", help="Run also what has a record, as another attempt.")] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = Path("results"),
     device: Device = None,
 ) -> None:
@@ -46,23 +50,69 @@ def reproduce_experiment(
         raise ValueError(f"name one of {', '.join(spec_names())}, or add --all, got {name or 'neither'}")
     if tiny and data is not None:
         raise ValueError("tiny runs are on digits already where they can be, got --tiny and --data")
-    variant: Variant = "tiny" if tiny else "full" if data is None else data
-    specs = [load_spec(each) for each in (spec_names() if everything else [str(name)])]
-    for spec in specs:
-        if variant == "digits" and everything and not spec.digits:
-            _tell(f"{spec.name}: cannot be run on digits, left out")
-            continue
+    wish = _Wish(
+        out, "tiny" if tiny else "full" if data is None else data, cells, seeds, workers, device_for(device), again
+    )
+    try:
+        if everything:
+            _run_all(wish)
+        else:
+            wish.run(load_spec(str(name)))
+    except KeyboardInterrupt:
+        raise Interrupted("finished cells are kept; give the same command again to go on") from None
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What to run of a spec, and how."""
+
+    out: Path
+    variant: Variant
+    cells: str
+    seeds: list[int] | None
+    workers: int
+    device: str
+    again: bool
+
+    def run(self, spec: Spec) -> None:
+        """Run it, and print its table."""
         results = reproduce(
             spec,
-            out,
-            variant=variant,
-            cells=cells,
-            seeds=seeds,
-            workers=workers,
-            device=device_for(device),
+            self.out,
+            variant=self.variant,
+            cells=self.cells,
+            seeds=self.seeds,
+            workers=self.workers,
+            device=self.device,
+            again=self.again,
             tell=_tell,
         )
         Console().print(_table(spec, results))
+
+    def applies_to(self, spec: Spec) -> bool:
+        """Whether the spec has such cells and seeds, and can be run so."""
+        return (
+            (self.variant != "digits" or bool(spec.digits))
+            and any(fnmatchcase(cell.name, self.cells) for cell in spec.cells)
+            and {*(self.seeds or ())} <= {*spec.seeds}
+        )
+
+
+def _run_all(wish: _Wish) -> None:
+    """Every spec, one after the other; what fails is told at the end, and keeps no other from being run."""
+    failed = []
+    for spec in map(load_spec, spec_names()):
+        if not wish.applies_to(spec):
+            _tell(f"{spec.name}: has no such cells or seeds, or cannot be run so; left out")
+            continue
+        try:
+            wish.run(spec)
+        except Exception as error:
+            _tell(f"{spec.name}: {error}")
+            failed.append(spec.name)
+    if failed:
+        _tell(f"failed: {', '.join(failed)}; all that finished is kept")
+        raise typer.Exit(1)
 
 
 def _tell(text: str) -> None:

@@ -75,3 +75,5 @@ class Result(Record):
     commit: str | None
     versions: dict[str, str]
     hardware: str
+    origins: dict[str, str] = field(default_factory=dict)
+    """Commit and hardware of what it took from others: trained networks, perturbed images."""

@@ -13,11 +13,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dubio.experiments.protocols import PROTOCOLS, Trial
-from dubio.experiments.results import Result
+from dubio.experiments.results import Findings, Result
 from dubio.experiments.spec import Cell, Spec, Variant
 from dubio.version import commit_here, hardware_of, versions
 
@@ -35,6 +36,7 @@ def reproduce(
     seeds: Sequence[int] | None = None,
     workers: int = 1,
     device: torch.device | str = "cpu",
+    again: bool = False,
     tell: Tell | None = None,
 ) -> list[Result]:
     """Run every cell of a spec that has no record yet; all records, in the order of the spec.
@@ -46,8 +48,9 @@ def reproduce(
         variant: "full"; "digits" for scikit-learn's digits in place of larger images; "tiny" to see that it runs.
         cells: only cells whose name matches this pattern, as of files.
         seeds: only these of the spec's seeds; in tiny runs its first alone, unless said.
-        workers: how many processes run cells at once.
+        workers: how many processes run cells at once; one where cells are timed.
         device: where to compute.
+        again: run also what has a record, as another attempt: after an error in the code was mended.
         tell: is told a line before and after each cell, and how far it is; with several workers, after each.
     """
     if spec.protocol not in PROTOCOLS:
@@ -61,8 +64,10 @@ def reproduce(
     if unknown:
         raise ValueError(f"seeds must be some of {', '.join(map(str, spec.seeds))}, got {unknown[0]}")
     taken = tuple(seeds) if seeds else spec.seeds[:1] if variant == "tiny" else spec.seeds
-    work = [_Work(spec, cell, seed, Path(out), variant, torch.device(device)) for cell in chosen for seed in taken]
-    if workers == 1:
+    work = [
+        _Work(spec, cell, seed, Path(out), variant, torch.device(device), again) for cell in chosen for seed in taken
+    ]
+    if workers == 1 or spec.alone:
         return [one.done(tell or _silent) for one in work]
     return _in_parallel(work, workers, tell or _silent)
 
@@ -88,6 +93,7 @@ class _Work:
     out: Path
     variant: Variant
     device: torch.device
+    again: bool
 
     @property
     def file(self) -> Path:
@@ -104,25 +110,13 @@ class _Work:
         spec, cell = self.spec, self.cell
         settings, digest = spec.settings_of(cell, self.variant), spec.digest_of(cell, self.variant)
         known = Result.load(self.file) if self.file.is_file() else None
-        if known is not None and known.digest == digest:
+        if known is not None and known.digest == digest and not self.again:
             tell(f"{self.place}: there already")
             return known
         tell(f"{self.place} ...")
         commit, began = commit_here(), time.perf_counter()  # the commit before, not what it may be after
-        trial = Trial(
-            settings,
-            self.seed,
-            self.device,
-            self.out / "shared",
-            self.file.with_suffix(""),
-            lambda text: tell(f"{self.place}: {text}"),
-        )
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(self.seed)
-            found = PROTOCOLS[spec.protocol](trial)
-        missing = {*spec.metrics, *spec.curves} - {*found.metrics, *found.curves}
-        if missing and self.variant == "full":  # digits have no relatives to tell them from
-            raise ValueError(f"protocol {spec.protocol} must measure {min(missing)}, which {spec.name} promises")
+        trial = self._trial(settings, tell)
+        found = self._found(trial)
         result = Result(
             spec.name,
             digest,
@@ -140,12 +134,26 @@ class _Work:
             commit,
             versions(),
             hardware_of(self.device),
+            trial.origins,
         )
         self.file.parent.mkdir(parents=True, exist_ok=True)
         result.save(self.file)
         shown = ", ".join(f"{name} {found.metrics[name].value:.4g}" for name in [*found.metrics][:6])
         tell(f"{self.place}: {shown} ({result.seconds:.0f} s)")
+        missing = {*spec.metrics, *spec.curves} - {*found.metrics, *found.curves}
+        if missing and self.variant == "full":  # digits have no relatives to tell them from
+            raise ValueError(f"protocol {spec.protocol} must measure {min(missing)}, which {spec.name} promises")
         return result
+
+    def _trial(self, settings: dict[str, Any], tell: Tell) -> Trial:
+        shared, pictures = self.out / "shared", self.file.with_suffix("")
+        return Trial(settings, self.seed, self.device, shared, pictures, lambda text: tell(f"{self.place}: {text}"))
+
+    def _found(self, trial: Trial) -> Findings:
+        """What the protocol finds; torch's own generator is left as it was."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            return PROTOCOLS[self.spec.protocol](trial)
 
 
 def _in_parallel(work: Sequence[_Work], workers: int, tell: Tell) -> list[Result]:

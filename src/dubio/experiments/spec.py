@@ -31,6 +31,8 @@ class Cell:
     """What is other in this cell."""
     published: dict[str, float] = field(default_factory=dict)
     """What the source says, by metric."""
+    said: dict[str, str] = field(default_factory=dict)
+    """What it says in words, where it gives no number: ``below 10``."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Spec:
     """What is measured along an axis, in words, by name."""
     digits: dict[str, Any] = field(default_factory=dict)
     """What a run on scikit-learn's digits changes, which need no files; empty where that makes no sense."""
+    alone: bool = False
+    """Whether its cells are timed, and must not run beside others."""
     tiny: dict[str, Any] = field(default_factory=dict)
     """What a run changes that only shows that everything runs; on digits where they will do."""
 
@@ -63,7 +67,7 @@ class Spec:
         if not self.seeds:
             raise ValueError(f"spec {self.name} must have one seed or more")
         for cell in self.cells:
-            unknown = [metric for metric in cell.published if metric not in self.metrics]
+            unknown = [metric for metric in (*cell.published, *cell.said) if metric not in self.metrics]
             if unknown:
                 raise ValueError(f"spec {self.name} must say in words what {unknown[0]} of {cell.name} is")
 
@@ -72,7 +76,10 @@ class Spec:
         if variant == "digits" and not self.digits:
             raise ValueError(f"{self.name} cannot be run on digits")
         changed = {"full": {}, "digits": self.digits, "tiny": {**self.digits, **self.tiny}}[variant]
-        return {**self.settings, **cell.settings, **changed}
+        found = {**self.settings, **cell.settings, **changed}
+        if "networks" in found:  # of which a cell has one, and does not depend on the others
+            found["networks"] = {found["network"]: found["networks"][found["network"]]}
+        return found
 
     def digest_of(self, cell: Cell, variant: Variant = "full") -> str:
         """A hash of all that a cell's numbers depend on but the seed: the protocol, and its settings."""

@@ -25,6 +25,8 @@ class Row:
     """The most that any seed took."""
     earlier: bool = False
     """Whether its records were made before the spec was changed."""
+    said: str | None = None
+    """What was published in words."""
 
     @property
     def ours(self) -> str:
@@ -34,7 +36,7 @@ class Row:
     @property
     def reported(self) -> str:
         """What was published."""
-        return "-" if self.published is None else f"{self.published:g}"
+        return self.said or ("-" if self.published is None else f"{self.published:g}")
 
     @property
     def difference(self) -> str:
@@ -57,7 +59,7 @@ def tabulate(spec: Spec, results: Sequence[Result]) -> list[Row]:
 def results_that_count(spec: Spec, cell: Cell, results: Sequence[Result]) -> list[Result]:
     """Those of a cell that were made under this spec; where there are none, those made under an earlier one."""
     own = [result for result in results if result.cell == cell.name]
-    return [result for result in own if result.digest == spec.digest_of(cell)] or own
+    return [result for result in own if result.digest == spec.digest_of(cell, result.variant)] or own
 
 
 def _row(spec: Spec, cell: Cell, metric: str, results: Sequence[Result]) -> Row:
@@ -72,5 +74,6 @@ def _row(spec: Spec, cell: Cell, metric: str, results: Sequence[Result]) -> Row:
         len(values),
         cell.published.get(metric),
         attempts=max(result.attempts for result in results),
-        earlier=any(result.digest != spec.digest_of(cell) for result in results),
+        earlier=any(result.digest != spec.digest_of(cell, result.variant) for result in results),
+        said=cell.said.get(metric),
     )

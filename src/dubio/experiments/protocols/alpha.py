@@ -6,12 +6,12 @@ appendix.
 
 from dubio.experiments.protocols.alpha_networks import (
     dropout_network,
-    predicted,
     summed_log_likelihood,
     timed_network,
 )
 from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.judging import judge, share
+from dubio.experiments.protocols.judging import judge
+from dubio.experiments.protocols.measuring import predict_classes, share
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Curve, Findings, Measured
 
@@ -27,7 +27,7 @@ def alpha_classification(trial: Trial) -> Findings:
     assert splits.test is not None
     model = dropout_network(trial, splits)
     inputs, targets = splits.test.tensors
-    found = predicted(trial, model, inputs, trial.settings["draws"])
+    found = predict_classes(trial, model, inputs)
     total, error = summed_log_likelihood(found, targets)
     return Findings({"error": share(found.label != targets), "test_ll": Measured(total, error, len(targets))})
 
@@ -41,7 +41,7 @@ def alpha_samples(trial: Trial) -> Findings:
     assert splits.test is not None
     model, told = timed_network(trial, splits)
     inputs, targets = splits.test.tensors
-    found = predicted(trial, model, inputs, settings["draws"])
+    found = predict_classes(trial, model, inputs)
     total, error = summed_log_likelihood(found, targets)
     per_epoch = told["seconds"].item()
     metrics = {

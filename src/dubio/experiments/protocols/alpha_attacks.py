@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dubio.attacks import Fgsm, TargetedFgsm
-from dubio.experiments.protocols.alpha_networks import dropout_network, predicted
+from dubio.experiments.protocols.alpha_networks import dropout_network
 from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.judging import share
+from dubio.experiments.protocols.measuring import mean_of, predict_classes, share
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Curve, Findings, Measured
 from dubio.pictures.figures import blank_figure, write
@@ -26,18 +26,22 @@ def alpha_untargeted(trial: Trial) -> Findings:
 
     Settings: those of ``load_images`` and ``dropout_network``; ``etas``, the sizes; ``told_etas``, those whose numbers
     are told beside the curves: entropy rises from the first to the last of them; ``draws``, ``attack_draws`` and
-    ``attack_batch``.
+    ``attack_batch``; ``pictured``, how many images are shown at some of the sizes.
     """
     settings, splits = trial.settings, load_images(trial)
     assert splits.test is not None
     model = dropout_network(trial, splits)
     inputs, targets = splits.test.tensors
-    accuracy, entropy = [], []
+    accuracy, entropy, shown = [], [], []
     for eta in settings["etas"]:
         attack = Fgsm(eta, num_samples=settings["attack_draws"], label="own", batch_size=settings["attack_batch"])
-        label, doubt = _look(trial, model, attack.moved(model, inputs, targets))
+        moved = attack.moved(model, inputs, targets)
+        shown.append(moved[: settings["pictured"]].cpu())
+        label, doubt = _look(trial, model, moved)
         accuracy.append(share(label == targets))
         entropy.append(doubt)
+    if settings["pictured"]:
+        trial.draw("images", lambda file: _draw_ways(shown, [f"{eta:g}" for eta in settings["etas"]], file))
     places = {eta: settings["etas"].index(eta) for eta in settings["told_etas"]}
     metrics = {f"accuracy_at_{eta:g}": accuracy[place] for eta, place in places.items()}
     metrics |= {f"entropy_at_{eta:g}": entropy[place] for eta, place in places.items()}
@@ -68,7 +72,7 @@ def alpha_targeted(trial: Trial) -> Findings:
         lines["entropy"].append(doubt)
         shown.append(moved[: settings["pictured"]].cpu())
     if settings["pictured"]:
-        _draw_ways(shown, trial.picture("ways"))
+        trial.draw("ways", lambda file: _draw_ways(shown, [str(step) for step in range(len(shown))], file))
     metrics = {f"{name}_middle": line[settings["middle_step"]] for name, line in lines.items()}
     metrics |= {f"{name}_end": line[-1] for name, line in lines.items()}
     return Findings(metrics, _curves(range(settings["steps"] + 1), lines))
@@ -91,9 +95,8 @@ def _walk(trial: Trial, model: nn.Module, images: Tensor, wanted: Tensor) -> Ite
 
 def _look(trial: Trial, model: nn.Module, images: Tensor) -> tuple[Tensor, Measured]:
     """What the images are taken for, and the mean predictive entropy with its standard error, ``sqrt(var / n)``."""
-    found = predicted(trial, model, images, trial.settings["draws"])
-    entropy, count = found.entropy.double(), len(images)
-    return found.label, Measured(entropy.mean().item(), (entropy.var() / count).sqrt().item(), count)
+    found = predict_classes(trial, model, images)
+    return found.label, mean_of(found.entropy)
 
 
 def _curves(places: Sequence[float], lines: dict[str, list[Measured]]) -> dict[str, Curve]:
@@ -104,8 +107,8 @@ def _curves(places: Sequence[float], lines: dict[str, list[Measured]]) -> dict[s
     return {**curves, "entropy_error": Curve(x, errors)}
 
 
-def _draw_ways(shown: Sequence[Tensor], path: Path, columns: int = 6) -> None:
-    """Images on their way, a row for each, from the first step to the last."""
+def _draw_ways(shown: Sequence[Tensor], names: Sequence[str], path: Path, columns: int = 6) -> None:
+    """Images on their way, a row for each, from the first place to the last, with the names of some."""
     steps = sorted({round(place * (len(shown) - 1) / (columns - 1)) for place in range(columns)})
     rows = len(shown[0])
     figure = blank_figure(len(steps), rows + 0.3)
@@ -114,5 +117,5 @@ def _draw_ways(shown: Sequence[Tensor], path: Path, columns: int = 6) -> None:
             axes.imshow(shown[step][row, 0].numpy(), cmap="gray", vmin=0.0, vmax=1.0, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             if row == 0:
-                axes.set_title(str(step), fontsize="medium")
+                axes.set_title(names[step], fontsize="medium")
     write(figure, path)

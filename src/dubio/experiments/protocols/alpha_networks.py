@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from dubio.data import Examples, Splits
+from dubio.experiments.protocols.measuring import predict_classes
 from dubio.experiments.protocols.trial import Trial
 from dubio.methods import Dropout
 from dubio.models import dad_cnn, dad_mlp
 from dubio.objectives import Loss
-from dubio.prediction import ClassPredictive, predict
+from dubio.prediction import ClassPredictive
 from dubio.training import Callback, Run, fit
 
-__all__ = ["described", "dropout_network", "predicted", "summed_log_likelihood", "timed_network"]
+__all__ = ["described", "dropout_network", "summed_log_likelihood", "timed_network"]
 
 PARTS = (
     *("data", "num_train", "num_validation", "network", "hidden", "rate", "alpha", "l2", "train_draws"),
@@ -71,13 +72,6 @@ def timed_network(trial: Trial, splits: Splits) -> tuple[nn.Module, dict[str, Te
     return model.eval(), found
 
 
-def predicted(trial: Trial, model: nn.Module, inputs: Tensor, draws: int) -> ClassPredictive:
-    """What the mean over draws says, by draws that had no part in anything else."""
-    found = predict(model, inputs, draws, keep_samples=False, seed=trial.seed)
-    assert isinstance(found, ClassPredictive)
-    return found
-
-
 def summed_log_likelihood(found: ClassPredictive, targets: Tensor) -> tuple[float, float]:
     """The sum over all images of the log of the mean probability of their class, and its standard error (E-14)."""
     own = found.log_probs.gather(-1, targets[:, None]).squeeze(-1).double()
@@ -122,18 +116,21 @@ def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[C
 def _look(trial: Trial, model: nn.Module, test: Examples) -> tuple[float, float]:
     """Accuracy in percent and summed log-likelihood."""
     inputs, targets = test.tensors
-    found = predicted(trial, model, inputs, trial.settings["watch_draws"])
+    found = predict_classes(trial, model, inputs, trial.settings["watch_draws"])
     return 100.0 * (found.label == targets).double().mean().item(), summed_log_likelihood(found, targets)[0]
 
 
 class _Watch:
-    """Looks at a network every few epochs while it is trained, and counts the seconds that this takes."""
+    """Looks at a network every few epochs while it is trained, and counts the seconds that this takes.
+
+    Training is over when its last epoch is, so a look at that is no part of it.
+    """
 
     def __init__(self, every: int, look: Callable[[], tuple[float, float]]) -> None:
         self.every, self.look = every, look
         self.seen: list[tuple[float, float, float]] = []
         self.seconds = 0.0
-        self._epoch = 0
+        self._epoch, self._latest = 0, 0.0
 
     def on_step(self, step: int, loss: Loss) -> None:
         """Nothing to see."""
@@ -141,10 +138,11 @@ class _Watch:
     def on_epoch(self, metrics: dict[str, float]) -> None:
         """Look where it is time to."""
         self._epoch += 1
+        self.seconds, self._latest = self.seconds + self._latest, 0.0
         if self._epoch % self.every == 0:
             began = time.perf_counter()
             self.seen.append((float(self._epoch), *self.look()))
-            self.seconds += time.perf_counter() - began
+            self._latest = time.perf_counter() - began
 
     def on_end(self, run: Run) -> None:
         """Nothing more."""

@@ -24,17 +24,14 @@ from dubio.experiments.protocols.bws_networks import (
     trained_network,
 )
 from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.judging import judge, share
+from dubio.experiments.protocols.judging import judge
+from dubio.experiments.protocols.measuring import mean_of, predict_classes, share
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings, Measured
 from dubio.methods import Deterministic
-from dubio.prediction import predict
 from dubio.pruning import prune
 
 __all__ = ["bws_clean", "bws_honest", "bws_pruning", "bws_sources", "bws_transfer", "over_ensembles"]
-
-JUDGING_SEED = 1000
-"""Added to a trial's seed: the draws that chose the best epoch do not judge it."""
 
 
 def bws_clean(trial: Trial) -> Findings:
@@ -122,7 +119,7 @@ def _evaluated(trial: Trial) -> tuple[Splits, nn.Module]:
 def _draws(trial: Trial, model: nn.Module, examples: Examples) -> Float[Tensor, "sample batch class"]:
     """Log-probabilities of many draws, each one function for all images; of a deterministic network, of one."""
     num_draws = 1 if isinstance(spec(model).method, Deterministic) else trial.settings["draws"]
-    found = predict(model, examples.tensors[0], num_draws, seed=JUDGING_SEED + trial.seed)
+    found = predict_classes(trial, model, examples.tensors[0], num_draws, keep=True)
     assert found.samples is not None
     return found.samples
 
@@ -146,7 +143,4 @@ def _perturbed(trial: Trial, splits: Splits) -> dict[str, Examples]:
 
 def _measured(accuracies: dict[str, Float[Tensor, " repeat"]]) -> dict[str, Measured]:
     """Means over ensembles, with their standard errors where there are several."""
-    return {
-        name: Measured(own.mean().item(), own.std().item() / len(own) ** 0.5 if len(own) > 1 else None, len(own))
-        for name, own in accuracies.items()
-    }
+    return {name: mean_of(own) for name, own in accuracies.items()}

@@ -9,6 +9,7 @@ from dubio import functional
 from dubio.data import Examples
 from dubio.experiments.protocols.images import load_images
 from dubio.experiments.protocols.judging import judge
+from dubio.experiments.protocols.measuring import mean_of
 from dubio.experiments.protocols.noised_networks import train_network
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.protocols.wrong_labels import predicted_quality
@@ -28,7 +29,8 @@ def embedding_plane(trial: Trial) -> Findings:
     assert splits.test is not None
     model = train_network(trial, splits.train)
     metrics = predicted_quality(trial, model, splits.test) | _spreads(trial, model, splits.test)
-    return Findings(metrics, notes=_draw(trial, model, splits.test))
+    _draw(trial, model, splits.test)
+    return Findings(metrics)
 
 
 def embeddings_judged(trial: Trial) -> Findings:
@@ -50,7 +52,7 @@ def _spreads(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measur
     return {
         "spread_of_images": Measured(_spread(clouds, targets), n=len(clouds)),
         "spread_of_classes": Measured(_spread(class_clouds, classes), n=len(class_clouds)),
-        "cloud_variance": Measured(variance.mean().item(), variance.std().item() / len(clouds) ** 0.5, len(clouds)),
+        "cloud_variance": mean_of(variance),
     }
 
 
@@ -59,12 +61,12 @@ def _spread(clouds: Tensor, labels: Tensor) -> float:
     return functional.spread_ratio(points, labels.repeat_interleave(clouds.shape[1])).item()
 
 
-def _draw(trial: Trial, model: nn.Module, test: Examples) -> dict[str, str]:
-    """The picture; where there is nothing to draw it with, that is said and the numbers are kept."""
+def _draw(trial: Trial, model: nn.Module, test: Examples) -> None:
     inputs, targets = test[: trial.settings["num_drawn"]].tensors
-    file = trial.picture("embedding")
-    try:
-        draw_embedding(model, inputs, targets, file, classes=test.classes, num_inputs=len(targets), seed=trial.seed)
-    except ImportError as error:
-        return {"picture": f"not drawn: {error}"}
-    return {"picture": file.name}
+    count, classes = len(targets), test.classes
+    trial.draw(
+        "embedding",
+        lambda file: draw_embedding(
+            model, inputs, targets, file, classes=classes, num_inputs=count, seed=trial.judging_seed
+        ),
+    )

@@ -15,14 +15,14 @@ from dubio.conversion import to_mean
 from dubio.data import Examples, Splits
 from dubio.experiments.protocols.flow_networks import Learned, bound, described, learned
 from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.judging import judge, quality
+from dubio.experiments.protocols.judging import judge
+from dubio.experiments.protocols.measuring import predict_classes, quality
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Curve, Findings, Measured
 from dubio.flows import NormalAffine
 from dubio.methods import Deterministic, Dropout, Flow, Method
 from dubio.models import build
 from dubio.objectives import Loss
-from dubio.prediction import ClassPredictive, predict
 from dubio.training import Run, fit
 
 __all__ = ["EARLIER", "LATER", "flow_honest", "flow_images"]
@@ -45,7 +45,7 @@ def flow_images(trial: Trial) -> Findings:
     found = _learn(trial, splits)
     trial.tell("trained")
     inputs, targets = splits.test.tensors
-    metrics = quality(_predict(trial, found.model, inputs, settings["draws"]).log_probs, targets)
+    metrics = quality(predict_classes(trial, found.model, inputs).log_probs, targets)
     metrics |= bound(found.model, splits.train, settings["bound_draws"], settings["bound_groups"], trial.seed)
     metrics["best_accuracy"] = Measured(found.history["accuracy"].max().item(), n=len(targets))
     epochs = tuple(float(epoch) for epoch in range(1, len(found.history["accuracy"]) + 1))
@@ -158,16 +158,10 @@ class _Watch:
     def on_epoch(self, metrics: dict[str, float]) -> None:
         """Accuracy and calibration error now."""
         inputs, targets = self.test.tensors
-        found = _predict(self.trial, self.model, inputs, self.trial.settings["epoch_draws"])
+        found = predict_classes(self.trial, self.model, inputs, self.trial.settings["epoch_draws"])
         measured = quality(found.log_probs, targets)
         for name, values in self.seen.items():
             values.append(measured[name].value)
 
     def on_end(self, run: Run) -> None:
         """Nothing."""
-
-
-def _predict(trial: Trial, model: nn.Module, inputs: Tensor, draws: int) -> ClassPredictive:
-    found = predict(model, inputs, draws, keep_samples=False, seed=trial.seed)
-    assert isinstance(found, ClassPredictive)
-    return found

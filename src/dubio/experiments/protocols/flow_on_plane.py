@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio.data import Examples, clusters
 from dubio.experiments.protocols.flow_networks import Learned, bound, described, learned, mean_of
-from dubio.experiments.protocols.judging import quality, share
+from dubio.experiments.protocols.measuring import predict_classes, quality, share
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Curve, Findings, Measured
 from dubio.flows import NormalPlanar1d
 from dubio.methods import Deterministic, Flow
-from dubio.prediction import ClassPredictive, predict
+from dubio.pictures import draw_regions
 from dubio.training import Steps, fit
 from dubio.training.settings import Schedule
 
@@ -40,7 +40,7 @@ def flow_plane(trial: Trial) -> Findings:
     settings = trial.settings
     train, test = plane_points(trial)
     found = _learn(trial)
-    predictive = _predict(trial, found.model, test)
+    predictive = predict_classes(trial, found.model, test.inputs)
     sums = functional.bin_sums(predictive.confidence.clamp(max=1.0), predictive.label == test.targets)
     bins = functional.reliability(sums)
     metrics = {
@@ -62,7 +62,7 @@ def flow_lengths(trial: Trial) -> Findings:
     train, test = plane_points(trial)
     found = _learn(trial)
     metrics = bound(found.model, train, settings["bound_draws"], settings["bound_groups"], trial.seed)
-    tested = quality(_predict(trial, found.model, test).log_probs, test.targets)
+    tested = quality(predict_classes(trial, found.model, test.inputs).log_probs, test.targets)
     epochs = torch.arange(1, len(found.history["loss"]) + 1)
     return Findings(
         {**metrics, "test_nll": tested["nll"], "epochs": Measured(float(len(epochs)))},
@@ -112,7 +112,7 @@ def _measure(trial: Trial) -> float:
     settings, model = trial.settings, _learn(trial).model
     if settings["measure"] == "elbo":
         return bound(model, train, settings["bound_draws"], settings["bound_groups"], trial.seed)["elbo"].value
-    return quality(_predict(trial, model, test).log_probs, test.targets)["ece"].value / 100.0
+    return quality(predict_classes(trial, model, test.inputs).log_probs, test.targets)["ece"].value / 100.0
 
 
 def _learn(trial: Trial) -> Learned:
@@ -161,29 +161,21 @@ def _train(trial: Trial, model: nn.Module) -> dict[str, Tensor]:
     return {"loss": torch.tensor(losses)}
 
 
-def _predict(trial: Trial, model: nn.Module, points: Examples) -> ClassPredictive:
-    found = predict(model, points.inputs, trial.settings["draws"], keep_samples=False, seed=trial.seed)
-    assert isinstance(found, ClassPredictive)
-    return found
-
-
 def _draw(trial: Trial, model: nn.Module, points: Examples) -> None:
-    """The plane as the network sees it, where there is something to draw with."""
-    from dubio.pictures import draw_regions
-
-    try:
-        draw_regions(
+    """The plane as the network sees it."""
+    trial.draw(
+        "plane",
+        lambda file: draw_regions(
             model,
             points.inputs[:300],
             points.targets[:300],
-            trial.picture("plane"),
+            file,
             num_samples=trial.settings["draws"],
             doubt="entropy",
             classes=points.classes,
-            seed=trial.seed,
-        )
-    except ImportError as error:
-        trial.tell(f"no picture: {error}")
+            seed=trial.judging_seed,
+        ),
+    )
 
 
 def _curve(x: Tensor, y: Tensor) -> Curve:

@@ -27,9 +27,9 @@ def load_images(trial: Trial) -> Splits:
 def load_unseen(trial: Trial) -> dict[str, Examples]:
     """Images that a network trained on ``data`` has never seen, by name; for digits, which have no relatives, noise.
 
-    Settings: ``data``, ``num_test``.
+    Settings: ``data``; and ``num_unseen``, where a run takes fewer.
     """
-    count = trial.settings.get("num_test")
+    count = trial.settings.get("num_unseen")
     if trial.settings["data"] == "digits":
         test = load("digits").test
         assert test is not None

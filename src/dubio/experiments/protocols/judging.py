@@ -7,7 +7,7 @@ judged by the same measures; its mutual information is zero, so entropy stands b
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dubio import functional
 from dubio.attacks import Pgd, score
@@ -16,11 +16,13 @@ from dubio.data import Examples, Splits
 from dubio.deciding import calibrate
 from dubio.decisions import Temperature
 from dubio.experiments.protocols.images import load_unseen
+from dubio.experiments.protocols.measuring import predict_classes, quality
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings, Measured
-from dubio.prediction import ClassPredictive, predict
+from dubio.prediction import ClassPredictive
+from dubio.sampling.settings import Using
 
-__all__ = ["judge", "quality", "share"]
+__all__ = ["judge"]
 
 
 def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
@@ -30,14 +32,15 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
     ``judge_draws`` of the attack, ``audit_budget``, ``audit_images`` (0 for no audit); and those of ``load_unseen``.
     """
     settings = trial.settings
+    draws, seed = settings["draws"], trial.judging_seed
     assert splits.validation is not None
     assert splits.test is not None
     inputs, targets = splits.test.tensors
-    found = _predict(trial, model, inputs)
+    found = predict_classes(trial, model, inputs)
     metrics = quality(found.log_probs, targets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a temperature is at the edge can be seen from it
-        scaling = calibrate(model, splits.validation, num_samples=settings["draws"], batch_size=10_000, seed=trial.seed)
+        scaling = calibrate(model, splits.validation, num_samples=draws, batch_size=10_000, seed=seed)
     assert isinstance(scaling, Temperature)
     metrics["temperature"] = Measured(scaling.temperature)
     metrics["ece_after_temperature"] = quality(
@@ -45,42 +48,18 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
     )["ece"]
     trial.tell("predicted")
     metrics |= _unseen(trial, model, found)
-    metrics |= _attacked(trial, model, splits.test)
-    trial.tell("attacked")
-    found_out = Findings(metrics)
-    return found_out | _audited(trial, model, splits.test) if settings["audit_images"] else found_out
-
-
-def quality(log_probs: Tensor, targets: Tensor) -> dict[str, Measured]:
-    """Accuracy, negative log-likelihood and calibration error of log-probabilities."""
-    confidence, label = log_probs.exp().clamp(max=1.0).max(dim=-1)
-    right = label == targets
-    nll = -log_probs.gather(-1, targets[:, None]).squeeze(-1).double()
-    ece = functional.calibration_error(functional.bin_sums(confidence, right)).item()
-    return {
-        "accuracy": share(right),
-        "nll": Measured(nll.mean().item(), nll.std().item() / len(nll) ** 0.5, len(nll)),
-        "ece": Measured(100.0 * ece, n=len(nll)),
-    }
-
-
-def share(right: Tensor) -> Measured:
-    """In how many of a hundred cases it is so, with the standard error of a share."""
-    mean, count = right.double().mean().item(), right.numel()
-    return Measured(100.0 * mean, 100.0 * (mean * (1.0 - mean) / count) ** 0.5, count)
-
-
-def _predict(trial: Trial, model: nn.Module, inputs: Tensor) -> ClassPredictive:
-    found = predict(model, inputs, trial.settings["draws"], keep_samples=False, seed=trial.seed)
-    assert isinstance(found, ClassPredictive)
-    return found
+    with Using(estimator="weight"):  # an attacked draw is one set of weights, however the network was trained
+        metrics |= _attacked(trial, model, splits.test)
+        trial.tell("attacked")
+        found_out = Findings(metrics)
+        return found_out | _audited(trial, model, splits.test) if settings["audit_images"] else found_out
 
 
 def _unseen(trial: Trial, model: nn.Module, seen: ClassPredictive) -> dict[str, Measured]:
     """How well doubt tells unseen images from the test images."""
     metrics = {}
     for name, examples in load_unseen(trial).items():
-        found = _predict(trial, model, examples.tensors[0])
+        found = predict_classes(trial, model, examples.tensors[0])
         for doubt in ("mutual_information", "entropy"):
             area = functional.auroc(getattr(seen, doubt).double(), getattr(found, doubt).double())
             metrics[f"auroc_{doubt}_{name}"] = Measured(area.item(), n=len(examples))
@@ -103,7 +82,7 @@ def _attacked(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measu
             targets,
             num_samples=settings["draws"],
             num_tries=1,
-            seed=trial.seed,
+            seed=trial.judging_seed,
             batch_size=settings["judge_images"],
         )
         value = left.predictive.value
@@ -113,11 +92,11 @@ def _attacked(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measu
 
 
 def _audited(trial: Trial, model: nn.Module, test: Examples) -> Findings:
-    """The headline of an audit, and its verdict in words."""
+    """The headline of an audit of some of the same images, and its verdict in words."""
     settings = trial.settings
     found = audit(
         model,
-        test,
+        test[: settings["judge_images"]],
         epsilon=settings["judge_epsilon"],
         budget=settings["audit_budget"],
         num_images=settings["audit_images"],
@@ -125,6 +104,5 @@ def _audited(trial: Trial, model: nn.Module, test: Examples) -> Findings:
         progress=False,
     )
     headline = found.headline
-    error = 100.0 * (headline.high - headline.low) / 2 / 1.96
-    metrics = {"audit_accuracy": Measured(100.0 * headline.accuracy, error, headline.num_images)}
+    metrics = {"audit_accuracy": Measured(100.0 * headline.accuracy, n=headline.num_images)}
     return Findings(metrics, notes={"verdict": str(found)})

@@ -14,6 +14,7 @@ from torch import nn
 from dubio.conversion import spec
 from dubio.data import Examples
 from dubio.experiments.protocols.trial import Trial
+from dubio.methods import Method
 from dubio.models import build
 from dubio.objectives import BootstrapHard, BootstrapSoft, Objective
 from dubio.persistence.values import from_json
@@ -41,22 +42,22 @@ def train_network(trial: Trial, train: Examples, wrong_labels: float = 0.0) -> n
     """
     settings = trial.settings
     own = settings["networks"][settings["network"]]
+    method = from_json(own["method"])
     what = {name: settings.get(name) for name in TRAINING}
     return trial.trained(
-        {**what, "own": own, "wrong_labels": wrong_labels, "seed": trial.seed},
-        lambda: _begin(own["method"], settings["model"], train, trial.seed),
+        {**what, "own": own, "method": repr(method), "wrong_labels": wrong_labels, "seed": trial.seed},
+        lambda: _begin(method, settings["model"], train, trial.seed),
         lambda model: _learn(trial, model, train, own),
     )
 
 
-def _begin(method: dict[str, Any], model: str, train: Examples, seed: int) -> nn.Module:
+def _begin(method: Method, model: str, train: Examples, seed: int) -> nn.Module:
     """The network before training; the plain part of it is the same for all methods."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = build(model, inputs=train.shape, num_classes=len(train.classes))
         _draw_weights(net)
-        converted: nn.Module = from_json(method).convert(net)
-    return converted
+        return method.convert(net)
 
 
 def _draw_weights(net: nn.Module) -> None:

@@ -4,15 +4,17 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from dubio.persistence.atomic import write_atomically
+from dubio.version import commit_here, hardware_of
 
 try:
     import fcntl
@@ -20,6 +22,9 @@ except ImportError:  # where there is no such lock, two processes may make the s
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Trial"]
+
+JUDGING = 1000
+"""Added to a trial's seed for draws that judge."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -34,9 +39,16 @@ class Trial:
     shared: Path
     """Folder of what trials make once and share: trained networks, perturbed images."""
     pictures: Path
-    """Where pictures of this trial go, as the beginning of their names: ``trial.picture("images")``."""
+    """Where pictures of this trial go, as the beginning of their names."""
     tell: Callable[[str], None] = lambda text: None
     """Say how far it is, in a line."""
+    origins: dict[str, str] = field(default_factory=dict, compare=False)
+    """Where what it shares was made: by the file, the commit and the hardware. Filled by ``kept``."""
+
+    @property
+    def judging_seed(self) -> int:
+        """For draws that judge: not those that chose an epoch in training, which have the trial's own."""
+        return JUDGING + self.seed
 
     def kept(self, what: dict[str, Any], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Tensors that other trials may have made already; made here where nobody has, one process at a time.
@@ -51,8 +63,12 @@ class Trial:
         with _locked(file.with_suffix(".lock")):
             if not file.is_file():
                 made = {name: value.detach().cpu().contiguous() for name, value in make().items()}
-                write_atomically(file, save(made, metadata={"what": described}))
-        return {name: value.to(self.device) for name, value in load_file(file).items()}
+                origin = {"commit": str(commit_here()), "hardware": hardware_of(self.device)}
+                write_atomically(file, save(made, metadata={"what": described, **origin}))
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+            self.origins[file.stem] = f"{metadata['commit']}, {metadata['hardware']}"
+            return {name: opened.get_tensor(name).to(self.device) for name in opened.keys()}  # noqa: SIM118
 
     def trained(self, what: dict[str, Any], build: Callable[[], Module], train: Callable[[Module], object]) -> Module:
         """A network as it is after training, on the trial's device; trained once for all trials that describe it so.
@@ -71,10 +87,18 @@ class Trial:
         model.load_state_dict(self.kept({"network": what}, state))
         return model.eval()
 
-    def picture(self, name: str) -> Path:
-        """Where a picture of this name belongs."""
+    def draw(self, name: str, draw: Callable[[Path], object]) -> None:
+        """Draw a picture of this trial; where there is nothing to draw with, that is said and the numbers are kept.
+
+        Args:
+            name: the end of its file's name.
+            draw: draws it into a file.
+        """
         self.pictures.parent.mkdir(parents=True, exist_ok=True)
-        return self.pictures.with_name(f"{self.pictures.name}-{name}.png")
+        try:
+            draw(self.pictures.with_name(f"{self.pictures.name}-{name}.png"))
+        except ImportError as missing:
+            self.tell(f"no picture: {missing}")
 
 
 @contextmanager

@@ -14,11 +14,10 @@ from torch import nn
 from dubio.data import Examples, Splits
 from dubio.data.label_noise import Flip
 from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.judging import quality
+from dubio.experiments.protocols.measuring import predict_classes, quality
 from dubio.experiments.protocols.noised_networks import train_network
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings, Measured
-from dubio.prediction import ClassPredictive, predict
 
 __all__ = ["label_noise", "label_noise_search", "predicted_quality", "with_wrong_labels"]
 
@@ -67,9 +66,7 @@ def with_wrong_labels(splits: Splits, share: float, seed: int) -> Splits:
 def predicted_quality(trial: Trial, model: nn.Module, examples: Examples) -> dict[str, Measured]:
     """Accuracy and calibration error in percent, and negative log-likelihood, of the mean over ``draws``."""
     inputs, targets = examples.tensors
-    found = predict(model, inputs, trial.settings["draws"], keep_samples=False, seed=trial.seed)
-    assert isinstance(found, ClassPredictive)
-    return quality(found.log_probs, targets)
+    return quality(predict_classes(trial, model, inputs).log_probs, targets)
 
 
 def _train(trial: Trial) -> tuple[Splits, nn.Module]:

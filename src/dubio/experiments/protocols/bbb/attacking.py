@@ -8,17 +8,18 @@ Reference: Project Machine Learning, Milestone 3, Figures 7 and 8.
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 from torch import Tensor, nn
 
 from dubio.attacks import Fgsm
-from dubio.experiments.protocols.bbb.networks import Trained, predict_classes, train_network
-from dubio.experiments.protocols.judging import share
+from dubio.experiments.protocols.bbb.networks import Trained, train_network
+from dubio.experiments.protocols.measuring import predict_classes, share
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Curve, Findings, Measured
 from dubio.pictures.figures import blank_figure, write
 from dubio.sampling import noise_off
-from dubio.sampling.noise import noise_key
+from dubio.sampling.settings import Using
 
 __all__ = ["fgsa"]
 
@@ -40,7 +41,8 @@ def fgsa(trial: Trial) -> Findings:
         f"accuracy_{round(100 * epsilon):03d}": accuracy for epsilon, accuracy in zip(epsilons, accuracies, strict=True)
     }
     if trial.settings["pictures"]:
-        _draw(trial, trained, [images[:SHOWN] for images in moved], [label[:SHOWN] for label in labels])
+        few = [images[:SHOWN] for images in moved]
+        trial.draw("attacked", lambda file: _draw(trial, trained, few, labels, file))
     curve = Curve(tuple(epsilons), tuple(accuracy.value for accuracy in accuracies))
     return Findings(metrics, {"accuracy_by_epsilon": curve})
 
@@ -48,22 +50,19 @@ def fgsa(trial: Trial) -> Findings:
 def _moved(trial: Trial, model: nn.Module, inputs: Tensor, targets: Tensor, epsilon: float) -> Tensor:
     settings = trial.settings
     attack = Fgsm(epsilon, num_samples=settings["attack_draws"], noise=settings["noise"], seed=trial.seed)
-    return attack(model, inputs, targets, progress=False).inputs
+    with Using(estimator="weight"):  # a draw is one set of weights, however the network was trained
+        return attack(model, inputs, targets, progress=False).inputs
 
 
 def _labels(trial: Trial, model: nn.Module, images: Tensor) -> Tensor:
     with noise_off() if trial.settings["noise"] == "off" else nullcontext():
-        found = predict_classes(model, images, trial.settings["draws"], noise_key(f"fgsa/{trial.seed}"))
+        found = predict_classes(trial, model, images)
     return found.label
 
 
-def _draw(trial: Trial, trained: Trained, moved: Sequence[Tensor], labels: Sequence[Tensor]) -> None:
+def _draw(trial: Trial, trained: Trained, moved: Sequence[Tensor], labels: Sequence[Tensor], file: Path) -> None:
     """A row of the first images for each epsilon, and what each is taken for: green where right, red where wrong."""
-    try:
-        figure = blank_figure(1.2 * SHOWN, 1.45 * len(moved))
-    except ImportError as missing:
-        trial.tell(f"no picture: {missing}")
-        return
+    figure = blank_figure(1.2 * SHOWN, 1.45 * len(moved))
     rows = figure.subplots(len(moved), SHOWN, squeeze=False)
     truth = trained.test.targets
     for epsilon, axes_row, images, found in zip(trial.settings["epsilons"], rows, moved, labels, strict=True):
@@ -75,4 +74,4 @@ def _draw(trial: Trial, trained: Trained, moved: Sequence[Tensor], labels: Seque
             axes.imshow(images[number, 0].cpu().numpy(), cmap="gray", vmin=0.0, vmax=1.0)
             is_right = bool(found[number] == truth[number])
             axes.set_title(trained.test.classes[int(found[number])], color="#1b7837" if is_right else "#b2182b")
-    write(figure, trial.picture("attacked"))
+    write(figure, file)

@@ -6,8 +6,9 @@ References: Blundell et al. 2015, sections 3.4 and 5.1.
 from torch import nn
 
 from dubio.data import Examples
-from dubio.experiments.protocols.bbb.networks import Trained, predict_classes, train_network
-from dubio.experiments.protocols.judging import judge, quality, share
+from dubio.experiments.protocols.bbb.networks import Trained, train_network
+from dubio.experiments.protocols.judging import judge
+from dubio.experiments.protocols.measuring import predict_classes, quality, share
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Curve, Findings, Measured
 from dubio.layers import divergence
@@ -29,7 +30,7 @@ def error(trial: Trial) -> Findings:
 
 
 def search(trial: Trial) -> Findings:
-    """Error on the images that were held out of training, and the free energy per example that training ended with.
+    """Error on the images that were held out of training, and the divergence that training ended with.
 
     Settings: those of ``train_network``, and ``draws``.
     """
@@ -39,7 +40,7 @@ def search(trial: Trial) -> Findings:
     assert held_out is not None
     metrics = _errors(trial, trained.model, held_out, "validation")
     inputs, targets = held_out.tensors
-    found = predict_classes(trained.model, inputs, trial.settings["draws"], trial.seed)
+    found = predict_classes(trial, trained.model, inputs)
     cost = divergence(trained.model, trial.settings["draws"], seed=trial.seed).item() / len(train)
     nll = quality(found.log_probs, targets)["nll"]
     return Findings(metrics | {"validation_nll": nll, "divergence_per_example": Measured(cost, n=len(train))})
@@ -74,9 +75,9 @@ def honest(trial: Trial) -> Findings:
 def _errors(trial: Trial, model: nn.Module, examples: Examples, called: str) -> dict[str, Measured]:
     """Errors in percent: of the mean over draws, and of the network without noise."""
     inputs, targets = examples.tensors
-    label = predict_classes(model, inputs, trial.settings["draws"], trial.seed).label
+    label = predict_classes(trial, model, inputs).label
     with noise_off():
-        mean_label = predict_classes(model, inputs, 1, trial.seed).label
+        mean_label = predict_classes(trial, model, inputs, 1).label
     return {f"{called}_error": share(label != targets), f"{called}_error_mean_weights": share(mean_label != targets)}
 
 

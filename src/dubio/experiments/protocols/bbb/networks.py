@@ -23,7 +23,7 @@ from dubio.prediction import ClassPredictive, predict
 from dubio.priors import Normal, Prior, ScaleMixture
 from dubio.training import Run, fit
 
-__all__ = ["TRAINING", "Trained", "make_network", "predict_classes", "train_network"]
+__all__ = ["TRAINING", "Trained", "make_network", "train_network"]
 
 TRAINING = (
     *("data", "num_validation", "num_train", "num_test"),
@@ -85,13 +85,6 @@ def make_network(settings: dict[str, Any], inputs: tuple[int, ...], num_classes:
     if kind in ("mlp", "dropout"):
         method = Deterministic() if kind == "mlp" else Dropout(l2=0.0)
     return method.convert(normalised(net, settings["normalise"]))
-
-
-def predict_classes(model: nn.Module, inputs: Tensor, draws: int, seed: int, *, keep: bool = False) -> ClassPredictive:
-    """The prediction of so many draws, each one set of weights for all inputs."""
-    found = predict(model, inputs, draws, keep_samples=keep, seed=seed)
-    assert isinstance(found, ClassPredictive)
-    return found
 
 
 def _prior(settings: dict[str, Any]) -> Prior:
@@ -158,7 +151,9 @@ class _Watching:
         epoch = metrics["epoch"]
         if epoch % self.every == 0 or epoch == self.last:
             inputs, targets = self.test.tensors
-            label = predict_classes(self.model, inputs, self.draws, 0).label
+            found = predict(self.model, inputs, self.draws, keep_samples=False, seed=0)
+            assert isinstance(found, ClassPredictive)
+            label = found.label
             self.epochs.append(epoch)
             self.errors.append(100.0 * (label != targets).double().mean().item())
 

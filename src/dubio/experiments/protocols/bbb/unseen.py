@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dubio import functional
 from dubio.data import Examples
-from dubio.experiments.protocols.bbb.networks import Trained, predict_classes, train_network
+from dubio.experiments.protocols.bbb.networks import Trained, train_network
 from dubio.experiments.protocols.images import load_unseen
-from dubio.experiments.protocols.judging import share
+from dubio.experiments.protocols.measuring import predict_classes, share
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings, Measured
 from dubio.pictures import draw_votes
@@ -35,8 +35,7 @@ def ood(trial: Trial) -> Findings:
     trained = train_network(trial)
     strange = load_unseen(trial)[trial.settings["unseen"]]
     known, unseen = (
-        predict_classes(trained.model, examples.tensors[0], trial.settings["draws"], trial.seed, keep=True)
-        for examples in (trained.test, strange)
+        predict_classes(trial, trained.model, examples.tensors[0], keep=True) for examples in (trained.test, strange)
     )
     metrics: dict[str, Measured] = {}
     for doubt in DOUBTS:
@@ -90,15 +89,15 @@ def _draw(trial: Trial, trained: Trained, known: ClassPredictive, strange: Examp
     sources = (trained.test, trained.test, strange, strange)
     images = torch.cat([source[row].tensors[0] for source, row in zip(sources, rows, strict=True)])
     names = ("known", "widest known", name, f"surest {name}")
-    try:
-        draw_votes(
+    trial.draw(
+        "votes",
+        lambda file: draw_votes(
             trained.model,
             images,
-            trial.picture("votes"),
+            file,
             classes=trained.test.classes,
             names=names,
             num_samples=trial.settings["draws"],
-            seed=trial.seed,
-        )
-    except ImportError as missing:
-        trial.tell(f"no picture: {missing}")
+            seed=trial.judging_seed,
+        ),
+    )
