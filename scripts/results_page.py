@@ -54,8 +54,8 @@ this page from the records under `results/`; nobody types a number. [How to run 
   was measured.
 - **difference** is ours less what was published, and **seeds** says over how many ours is the mean.
 - **attempts** says how often a cell was run with the same seed, the most for any seed, whatever changed in between.
-  From 2 on somebody may have seen a number before the one that is shown; `1, after SPEC` says that what the source
-  leaves open was searched in that spec before.
+  From 2 on somebody may have seen a number before the one that is shown; `1, after SPEC` names the spec in which what
+  the source leaves open is searched.
 
 A number is traced by its record, `results/SPEC/CELL-SEED.json`: all settings, their digest, the commit, versions,
 hardware and seconds. Check out that commit and run the command above the table."""

@@ -196,7 +196,7 @@ def test_without_records_nothing_is_decided(tmp_path: Path) -> None:
 def test_every_claim_has_a_name_and_a_case_of_its_own() -> None:
     assert [*CASES] == [*BY_NAME]
     assert len(BY_NAME) == len(CLAIMS)
-    assert all(claim.words and claim.published and claim.source for claim in CLAIMS)
+    assert all(claim.words and claim.published != "" and claim.source for claim in CLAIMS)
 
 
 def test_records_of_an_earlier_spec_decide_nothing(tmp_path: Path) -> None:
@@ -251,10 +251,16 @@ def test_the_page_says_which_claims_held(tables: ModuleType, tmp_path: Path) -> 
     keep(tmp_path, "bws-ensembles", {"n100:average": 2.5})
     keep(tmp_path, "bbb-regression", {"*": 9.0})
     section = tables.claims_section(tmp_path)
-    assert section.startswith(f"## Claims\n\n1 of 2 claims that were checked held; {len(CLAIMS)} are listed.\n")
+    published = sum(claim.published is not None for claim in CLAIMS)
+    assert section.startswith(
+        f"## Claims\n\n1 of 2 claims that were checked held, of {published} that were published.\n"
+    )
     assert "([bws-ensembles](results.md#bws-ensembles)) | +5.07 | +1.5 | no |" in section
     assert "| wider; a figure | 9 (local), 9 (weight) | yes |" in section
     assert "| 1.32 | not run yet | not run yet |" in section
     titles = [line.removeprefix("### ") for line in section.splitlines() if line.startswith("### ")]
     assert titles == [title for title, _ in PAPERS.values()]
     assert tables.claims_table(tmp_path, "iwe").count("\n") == 2
+    keep(tmp_path, "bws-pruning", {"snr-50:*": 2.0})
+    assert tables.claims_summary(tmp_path) == "3 of 4 claims that were checked held"  # without the one we ask
+    assert "| not asked | +0 at 25 %, +1 at 50 %," in tables.claims_table(tmp_path, "bws")

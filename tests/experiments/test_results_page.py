@@ -91,7 +91,7 @@ def test_a_search_before_stands_beside_the_attempts(desk: Desk) -> None:
 def test_the_claims_stand_after_the_list_of_specs(desk: Desk) -> None:
     text = desk.text()
     about = "A cell is done when it has a record of the present spec for every seed."
-    assert f"{about}\n\n## Claims\n\n0 of 0 claims that were checked held; " in text
+    assert f"{about}\n\n## Claims\n\n0 of 0 claims that were checked held, of " in text
     assert text.index("## Claims") < text.index("\n## made-up")
 
 

@@ -116,7 +116,7 @@ CLAIMS = (
             published,
             partial(_likelihood, network=network),
         )
-        for network, published in (("mlp", "alpha 0 worst"), ("cnn", "-"))
+        for network, published in (("mlp", "alpha 0 worst"), ("cnn", None))
     ),
     Claim(
         "alpha-order-cnn",

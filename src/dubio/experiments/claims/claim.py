@@ -128,7 +128,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a paper says, and how records decide it."""
+    """Something that a paper says or suggests, and how records decide it."""
 
     name: str
     words: str
@@ -136,7 +136,8 @@ class Claim:
     source: str
     specs: tuple[str, ...]
     """What it is read from."""
-    published: str
+    published: str | None
+    """What the paper says came out; ``None`` where the question is ours."""
     check: Callable[[Records], Outcome]
 
     def outcome(self, records: Records) -> Outcome:

@@ -139,7 +139,7 @@ CLAIMS = (
             f"than half of it ({words})",
             f"{TITLE}, conclusion",
             (spec,),
-            "not asked",
+            None,
             partial(_gain_by_sampling, spec=spec, ending=ending),
         )
         for name, (spec, ending, words) in ATTACKS.items()
@@ -176,7 +176,7 @@ CLAIMS = (
         "Removing by signal-to-noise ratio is at no share worse than by magnitude, mean of the twelve sets",
         f"{TITLE}, section on pruning",
         ("bws-pruning",),
-        "-",
+        None,
         _by_ratio_or_magnitude,
     ),
     Claim(
@@ -200,7 +200,7 @@ CLAIMS = (
         "Bayesian networks are the more robust ones, also when they are attacked themselves: percent that is left",
         f"{TITLE}, title",
         ("bws-honest", "bws-transfer"),
-        "not asked",
+        None,
         _attacked_itself,
     ),
 )
