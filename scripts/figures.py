@@ -22,12 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from claims_tables import claims_summary, claims_table
 from headlines import headlines_table
 from markdown_tables import markdown_table
 from peer_tables import MAIN_NET, PEER_TABLES, missing
 
 from dubio.auditing import CHECKS
 from dubio.cli.fields import fields_of, spell
+from dubio.experiments import PAPERS
 from dubio.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -259,8 +261,16 @@ def peer_picture(choice: str) -> str:
 
 
 def results(choice: str) -> str:
-    """A number or two of every paper, published and ours."""
-    return headlines_table(ROOT / "results")
+    """A number or two of every paper, published and ours, and how many claims held."""
+    folder = ROOT / "results"
+    return f"{headlines_table(folder)}\n\n{claims_summary(folder)}: [which, and why](docs/findings.md)."
+
+
+def claims(choice: str) -> str:
+    """The claims of a paper, and whether they held."""
+    if choice not in PAPERS:
+        _refuse(f"claims must be those of one of {', '.join(PAPERS)}, got {choice!r}")
+    return claims_table(ROOT / "results", choice)
 
 
 TABLES: dict[str, Callable[[str], str]] = {
@@ -276,6 +286,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     **{kind: partial(beside_peers, kind) for kind in PEER_TABLES},
     "peer-picture": peer_picture,
     "results": results,
+    "claims": claims,
 }
 
 

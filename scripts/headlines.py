@@ -91,7 +91,7 @@ def _rows(headline: Headline, spec: Spec, folder: Path) -> Iterable[tuple[str, .
     """Its row, or none where there is no record of it."""
     for row in tabulate(spec, load_results(spec, folder)):
         if (row.cell, row.metric) == (headline.cell, headline.metric):
-            numbers = (row.reported, ours_marked(row), row.difference, str(row.attempts))
+            numbers = (row.reported, ours_marked(row), row.difference, row.tries)
             yield (headline.paper, headline.what, *numbers, f"`dubio reproduce {spec.name}`")
 
 

@@ -2,10 +2,10 @@
 
     python scripts/results_page.py [--check]
 
-Every spec has a section: what it measures, published numbers beside ours, what the records say of their origin, and
-pictures, which go to docs/images/results. The page is a function of specs and records: nothing in it tells the time.
-With ``--check`` nothing is written, and the exit status is 1 when the page is out of date or a picture is missing; what
-pictures show is not compared.
+The claims of the papers come first, and whether they held. Every spec has a section: what it measures, published
+numbers beside ours, what the records say of their origin, and pictures, which go to docs/images/results. The page is a
+function of specs and records: nothing in it tells the time. With ``--check`` nothing is written, and the exit status is
+1 when the page is out of date or a picture is missing; what pictures show is not compared.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+from claims_tables import claims_section
 from headlines import EARLIER, ours_marked
 from markdown_tables import markdown_table
 
@@ -53,7 +54,8 @@ this page from the records under `results/`; nobody types a number. [How to run 
   was measured.
 - **difference** is ours less what was published, and **seeds** says over how many ours is the mean.
 - **attempts** says how often a cell was run with the same seed, the most for any seed, whatever changed in between.
-  From 2 on somebody may have seen a number before the one that is shown.
+  From 2 on somebody may have seen a number before the one that is shown; `1, after SPEC` names the spec in which what
+  the source leaves open is searched.
 
 A number is traced by its record, `results/SPEC/CELL-SEED.json`: all settings, their digest, the commit, versions,
 hardware and seconds. Check out that commit and run the command above the table."""
@@ -133,7 +135,8 @@ def write_page(found: Sequence[Found]) -> str:
         for one in found
     ]
     about = "A cell is done when it has a record of the present spec for every seed."
-    return "\n\n".join([INTRODUCTION, markdown_table(headings, rows), about, *map(section, found)]) + "\n"
+    claims = claims_section(ROOT / "results")
+    return "\n\n".join([INTRODUCTION, markdown_table(headings, rows), about, claims, *map(section, found)]) + "\n"
 
 
 def section(found: Found) -> str:
@@ -160,7 +163,7 @@ def numbers_table(spec: Spec, rows: Sequence[Row]) -> str:
     if len(spec.metrics) > MOST_METRICS or len(rows) > MOST_ROWS:
         return _wide_table(spec, rows)
     headings = ("cell", "metric", "published", "ours", "difference", "seeds", "attempts")
-    numbers = ((row.reported, ours_marked(row), row.difference, str(row.num_seeds), str(row.attempts)) for row in rows)
+    numbers = ((row.reported, ours_marked(row), row.difference, str(row.num_seeds), row.tries) for row in rows)
     return markdown_table(
         headings, ((row.cell, f"`{row.metric}`", *own) for row, own in zip(rows, numbers, strict=True))
     )
@@ -174,8 +177,8 @@ def _wide_table(spec: Spec, rows: Sequence[Row]) -> str:
     for cell, found in own.items():
         values = (_wide_entry(entries.get((cell, metric))) for metric in spec.metrics)
         name = f"{cell} {EARLIER}" if any(row.earlier for row in found) else cell
-        counts = (max(row.num_seeds for row in found), max(row.attempts for row in found))
-        lines.append((name, *values, *map(str, counts)))
+        most = max(found, key=lambda row: row.attempts)
+        lines.append((name, *values, str(max(row.num_seeds for row in found)), most.tries))
     head, *body = lines if len(own) >= len(spec.metrics) else [*zip(*lines, strict=True)]
     table = markdown_table(head, body)
     return f"{table}\n\nIn brackets: what was published." if any(row.published is not None for row in rows) else table

@@ -178,6 +178,12 @@ def test_what_was_not_measured_is_told_instead_of_figures(figures: ModuleType) -
     assert "Not measured" not in figures.table("digits:bayes,flow", "page.md")
 
 
+def test_claims_of_a_paper_and_how_many_held_are_told(figures: ModuleType) -> None:
+    assert figures.table("claims:iwe", "page.md").startswith("| claim | published | ours | held |\n")
+    told = "0 of 0 claims that were checked held: [which, and why](docs/findings.md)."
+    assert figures.table("results", "README.md").endswith(told)
+
+
 def test_the_error_of_a_mean_is_the_standard_error(figures: ModuleType) -> None:
     assert "| 0.5 | -0.2000 +- 0.1000 | 0.900 | 1.500 |" in figures.table("alpha", "page.md")
 
@@ -219,6 +225,7 @@ def test_a_stale_page_is_told_and_then_mended(
         ("<!-- figures: steps -->\n<!-- end -->\n", "noise_h200.json is missing"),
         ("<!-- figures: digits:magic -->\n<!-- end -->\n", "digits must be of methods among bayes, .*, got 'magic'"),
         ("<!-- figures: fields:digits -->\n<!-- end -->\n", "fields must be those of one of bayes, .*, got 'digits'"),
+        ("<!-- figures: claims:all -->\n<!-- end -->\n", "claims must be those of one of bws, .*, got 'all'"),
     ],
 )
 def test_a_page_that_cannot_be_filled_is_refused(

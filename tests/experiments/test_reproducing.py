@@ -24,6 +24,7 @@ from dubio.experiments import (
 )
 from dubio.experiments.protocols import PROTOCOLS, Trial
 from dubio.experiments.running import result_file
+from dubio.experiments.spec import FOLDER
 from dubio.version import commit_here, hardware_of
 
 SPEC = Spec(
@@ -241,6 +242,30 @@ def test_specs_that_are_not_whole_are_refused(asked: list[Trial], tmp_path: Path
     with pytest.raises(ValueError, match="protocol counting must measure lost, which counting promises"):
         reproduce(dataclasses.replace(SPEC, metrics={"lost": "nothing", **SPEC.metrics}), tmp_path)
     assert result_file(tmp_path, SPEC, SPEC.cells[0], 0).is_file()  # what was measured is not lost
+
+
+def test_a_search_before_is_told_beside_the_attempts_and_changes_no_digest(
+    asked: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = dataclasses.replace(SPEC, searched_in=("grid",))
+    assert searched.digest_of(SPEC.cells[0]) == SPEC.digest_of(SPEC.cells[0])
+    assert {row.tries for row in tabulate(SPEC, reproduce(SPEC, tmp_path))} == {"1"}
+    assert {row.tries for row in tabulate(searched, reproduce(searched, tmp_path, again=True))} == {"2, after grid"}
+    twice = dataclasses.replace(SPEC, searched_in=("grid", "line"))
+    assert {row.tries for row in tabulate(twice, reproduce(twice, tmp_path))} == {"2, after grid and line"}
+    monkeypatch.setattr("dubio.cli.reproduce_command.load_spec", lambda name: searched)
+    found = CliRunner().invoke(app, ["reproduce", "counting", "--device", "cpu", "--out", str(tmp_path)])
+    assert "2, after" in found.output
+
+
+def test_a_search_must_be_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (FOLDER / "bbb-error.toml").read_text(encoding="utf-8")
+    (tmp_path / "bbb-error.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("dubio.experiments.spec.FOLDER", tmp_path)
+    with pytest.raises(ValueError, match="searched_in of bbb-error must name specs, got 'bbb-search'"):
+        load_spec("bbb-error")
+    (tmp_path / "bbb-search.toml").touch()
+    assert load_spec("bbb-error").searched_in == ("bbb-search",)
 
 
 def test_the_command_lists_runs_and_refuses(tmp_path: Path) -> None:

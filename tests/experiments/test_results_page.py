@@ -76,6 +76,25 @@ def test_published_numbers_stand_beside_ours(desk: Desk) -> None:
     assert "Records: 4 from commit 0123456, a machine, torch 2.11.0, 2,402 seconds." in text
 
 
+def test_a_search_before_stands_beside_the_attempts(desk: Desk) -> None:
+    desk.use(spec_of(curves={}, searched_in=("grid",)))
+    desk.keep_all()
+    assert "| first | `metric_0` | 2.5 | 3 +- 1 | +0.5 | 2 | 1, after grid |" in desk.text()
+    desk.use(spec_of(7, curves={}, searched_in=("grid",)))
+    desk.keep_all(attempts=3)
+    assert "| attempts | 3, after grid | 3, after grid |\n" in desk.text()
+    Headline, table = desk.headlines.Headline, desk.headlines.headlines_table  # noqa: N806
+    chosen = (Headline("Nobody 1900", "the number", "made-up", "first", "metric_0"),)
+    assert "| +0.5 | 3, after grid | `dubio reproduce made-up` |" in table(desk.folder / "results", chosen)
+
+
+def test_the_claims_stand_after_the_list_of_specs(desk: Desk) -> None:
+    text = desk.text()
+    about = "A cell is done when it has a record of the present spec for every seed."
+    assert f"{about}\n\n## Claims\n\n0 of 0 claims that were checked held, of " in text
+    assert text.index("## Claims") < text.index("\n## made-up")
+
+
 def test_a_spec_without_records_is_not_run_yet(desk: Desk) -> None:
     text = desk.text()
     assert "| 0 of 2 |" in text

@@ -1,6 +1,7 @@
 """Wrong labels and embeddings: what is learned, what is measured, and that all methods are given the same."""
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,13 @@ def test_clouds_spread_by_their_own_labels(tmp_path: Path, monkeypatch: pytest.M
     assert found["spread_of_images"].value == pytest.approx(25.0)  # 5^2 around the mean of all, 1^2 around their own
     assert found["spread_of_classes"].value == pytest.approx(2.25)
     assert found["cloud_variance"].value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("name", ["label-noise", "embedding-2d", "wasserstein-honest"])
+def test_a_spec_names_every_number_of_the_method_so_that_no_default_changes_it(name: str) -> None:
+    networks = load_spec(name).settings["networks"].values()
+    methods = [network["method"] for network in networks if network.get("method", {}).get("value") == "Wasserstein"]
+    left_out = {"prototype", "distance", "regularisation", "num_iterations", "where"}
+    every = {field.name for field in dataclasses.fields(Wasserstein)} - left_out
+    assert methods
+    assert [{*method} - {"value"} for method in methods] == [every] * len(methods)

@@ -131,5 +131,5 @@ def _table(spec: Spec, results: Sequence[Result]) -> Table:
     """Means over seeds with their standard errors, and what was published."""
     table = Table("cell", "metric", "published", "ours", "difference", "attempts", title=escape(spec.title))
     for row in tabulate(spec, results):
-        table.add_row(escape(row.cell), row.metric, row.reported, row.ours, row.difference, str(row.attempts))
+        table.add_row(escape(row.cell), row.metric, row.reported, row.ours, row.difference, row.tries)
     return table

@@ -57,6 +57,8 @@ class Spec:
     """What a run on scikit-learn's digits changes, which need no files; empty where that makes no sense."""
     alone: bool = False
     """Whether its cells are timed, and must not run beside others."""
+    searched_in: tuple[str, ...] = ()
+    """Specs in which its settings were searched, before it was run; no number depends on them."""
     tiny: dict[str, Any] = field(default_factory=dict)
     """What a run changes that only shows that everything runs; on digits where they will do."""
 
@@ -98,6 +100,10 @@ def load_spec(name: str) -> Spec:
         raise ValueError(f"an experiment must be one of {', '.join(spec_names())}, got {name!r}")
     content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     try:
-        return read_value(Spec, {"name": name, "cells": content.pop("cell"), **content})
+        spec = read_value(Spec, {"name": name, "cells": content.pop("cell"), **content})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the spec {name} cannot be read: {error}") from error
+    unknown = [search for search in spec.searched_in if search not in spec_names()]
+    if unknown:
+        raise ValueError(f"searched_in of {name} must name specs, got {unknown[0]!r}; dubio reproduce --list has them")
+    return spec

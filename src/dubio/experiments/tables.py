@@ -27,6 +27,8 @@ class Row:
     """Whether its records were made before the spec was changed."""
     said: str | None = None
     """What was published in words."""
+    searched_in: tuple[str, ...] = ()
+    """Specs in which its settings were searched before."""
 
     @property
     def ours(self) -> str:
@@ -42,6 +44,11 @@ class Row:
     def difference(self) -> str:
         """Ours less what was published."""
         return "-" if self.published is None else f"{self.mean - self.published:+.3g}"
+
+    @property
+    def tries(self) -> str:
+        """How many attempts it took, and which searches went before."""
+        return f"{self.attempts}, after {' and '.join(self.searched_in)}" if self.searched_in else str(self.attempts)
 
 
 def tabulate(spec: Spec, results: Sequence[Result]) -> list[Row]:
@@ -76,4 +83,5 @@ def _row(spec: Spec, cell: Cell, metric: str, results: Sequence[Result]) -> Row:
         attempts=max(result.attempts for result in results),
         earlier=any(result.digest != spec.digest_of(cell, result.variant) for result in results),
         said=cell.said.get(metric),
+        searched_in=spec.searched_in,
     )
