@@ -40,7 +40,7 @@ SPEC = Spec(
 )
 
 NOT_TINY = ("auroc_", "audit_", "seconds_")
-"""Digits have no relatives that a network has not seen; audits, and times for many draws, are longer than a tiny run."""
+"""Digits have no relatives that a network has not seen; audits and times of many draws take longer than a tiny run."""
 
 
 @pytest.fixture
