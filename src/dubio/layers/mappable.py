@@ -9,6 +9,7 @@ from torch import nn
 from dubio.layers.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from dubio.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from dubio.layers.embedding import Embedding, EmbeddingBag
+from dubio.layers.prelu import PReLU
 from dubio.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = ["MAPPABLE", "PLAIN"]
@@ -24,6 +25,7 @@ MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
     nn.LSTM: LSTM,
     nn.LSTMCell: LSTMCell,
     nn.MultiheadAttention: MultiheadAttention,
+    nn.PReLU: PReLU,
     nn.RNN: RNN,
     nn.RNNCell: RNNCell,
     nn.TransformerEncoder: TransformerEncoder,
