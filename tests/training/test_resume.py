@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -240,3 +241,30 @@ def test_a_checkpoint_of_the_same_step_never_leaves_a_moment_without_one(
     checkpoints.write_checkpoint(tmp_path, 7, {"a": torch.ones(2)}, {"turn": 3})
     assert checkpoints.read_checkpoint(checkpoints.latest_checkpoint(tmp_path))[1] == {"turn": 3}
     assert len(list(tmp_path.glob("step-*"))) == 1
+
+
+class Own:
+    """An objective of a user's own, which says of itself no more than its address."""
+
+    kept: ClassVar[list["Own"]] = []  # alive, so that no two have the same one
+
+    def __init__(self, inner: dubio.Elbo) -> None:
+        self.inner = inner
+        self.kept.append(self)
+
+    @property
+    def num_data(self) -> int | None:
+        return self.inner.num_data
+
+    def with_num_data(self, num_data: int) -> "Own":
+        return Own(self.inner.with_num_data(num_data))
+
+    def __call__(self, *given: Any, **options: Any) -> dubio.Loss:
+        return self.inner(*given, **options)
+
+
+def test_a_run_with_an_objective_of_ones_own_is_resumed(tmp_path: Path) -> None:
+    with pytest.raises(dubio.Interrupted):
+        train(tmp_path, callbacks=[StopAfter(5)], objective=Own(dubio.Elbo()))
+    assert "0x" not in json.loads((tmp_path / "config.json").read_text())["objective"]
+    train(tmp_path, resume=True, objective=Own(dubio.Elbo()))

@@ -7,6 +7,7 @@ processes the first alone writes, all decide from the same numbers, and none goe
 
 import dataclasses
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ from dubio.training.validation import validate
 from dubio.training.values import Callback, Interrupted, Plan, Run
 
 __all__ = ["Trainer"]
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 ASK_EVERY = 20
 """Steps on a GPU between two questions whether some process was told to stop: the answer holds up what is queued."""
@@ -352,9 +355,9 @@ class Trainer:
     def _config(self) -> dict[str, Any]:
         record = getattr(self.model, "dubio_spec", None)
         return {
-            "method": repr(getattr(record, "method", None)),
-            "likelihood": repr(getattr(record, "likelihood", None)),
-            "objective": repr(self.objective),
+            "method": _in_words(getattr(record, "method", None)),
+            "likelihood": _in_words(getattr(record, "likelihood", None)),
+            "objective": _in_words(self.objective),
             "optimizer": type(self.optimizer).__name__,
             "schedule": self.schedule
             if isinstance(self.schedule, str)
@@ -365,6 +368,11 @@ class Trainer:
             "num_processes": self.processes.count,
             **dataclasses.asdict(self.plan),
         }
+
+
+def _in_words(value: object) -> str:
+    """What it is, and not where: of a user's own class, whose objects may say no more than their address."""
+    return ADDRESS.sub("", repr(value))
 
 
 def _check_same(known: dict[str, Any], now: dict[str, Any]) -> None:
