@@ -27,7 +27,7 @@ def reproduce_experiment(
         Literal["digits"] | None,
         typer.Option(help="Small images that need no files, where an experiment can be run on them."),
     ] = None,
-    cells: Annotated[str, typer.Option(metavar="PATTERN", help="Only cells of this name, such as 'bnn*'.")] = "*",
+    cells: Annotated[str, typer.Option(metavar="PATTERN", help="Only cells of this name, such as 'rho*'.")] = "*",
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="Only this seed; may be given again.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many processes run cells at once.")] = 1,
     again: Annotated[bool, typer.Option("--again", help="Run also what has a record, as another attempt.")] = False,
