@@ -36,7 +36,7 @@ def reproduce_experiment(
 ) -> None:
     """Run a published table or figure again: every cell and seed, each kept as soon as it is there.
 
-    What has a record under the same spec is not run again, so an interrupted
+    What has a record with the same settings is not run again, so an interrupted
     run goes on where it stopped.
 
     Example:  dubio reproduce --list

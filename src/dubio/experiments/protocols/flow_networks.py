@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from dubio.data import Examples
+from dubio.experiments.protocols.measuring import mean_of
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Measured
 from dubio.objectives import Elbo
 
-__all__ = ["Learned", "bound", "described", "learned", "mean_of"]
+__all__ = ["Learned", "bound", "described", "learned"]
 
 ROWS = 5000
 """Examples at a time, all draws of them together."""
@@ -92,12 +93,6 @@ def bound(model: nn.Module, examples: Examples, num_samples: int, num_groups: in
         "kl": mean_of(divergence),
         "elbo": mean_of(log_likelihood - divergence / len(examples)),
     }
-
-
-def mean_of(values: Tensor) -> Measured:
-    """The mean and its standard error."""
-    error = values.double().std().item() / len(values) ** 0.5 if len(values) > 1 else None
-    return Measured(values.double().mean().item(), error, len(values))
 
 
 def _behind(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.data import Examples, clusters
-from dubio.experiments.protocols.flow_networks import Learned, bound, described, learned, mean_of
-from dubio.experiments.protocols.measuring import predict_classes, quality, share
+from dubio.experiments.protocols.flow_networks import Learned, bound, described, learned
+from dubio.experiments.protocols.measuring import mean_of, predict_classes, quality, share
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Curve, Findings, Measured
 from dubio.flows import NormalPlanar1d

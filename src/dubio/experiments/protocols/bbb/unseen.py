@@ -15,7 +15,7 @@ from dubio import functional
 from dubio.data import Examples
 from dubio.experiments.protocols.bbb.networks import Trained, train_network
 from dubio.experiments.protocols.images import load_unseen
-from dubio.experiments.protocols.measuring import predict_classes, share
+from dubio.experiments.protocols.measuring import mean_of, predict_classes, share
 from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Findings, Measured
 from dubio.pictures import draw_votes
@@ -40,7 +40,7 @@ def ood(trial: Trial) -> Findings:
     metrics: dict[str, Measured] = {}
     for doubt in DOUBTS:
         low, high = getattr(known, doubt).double(), getattr(unseen, doubt).double()
-        metrics |= {f"{doubt}_known": _mean(low), f"{doubt}_unseen": _mean(high)}
+        metrics |= {f"{doubt}_known": mean_of(low), f"{doubt}_unseen": mean_of(high)}
         metrics[f"auroc_{doubt}"] = Measured(functional.auroc(low, high).item(), n=len(low) + len(high))
     metrics |= claims(known, trained.test.targets, unseen, strange.targets, trial.settings)
     if trial.settings["pictures"]:
@@ -76,10 +76,6 @@ def _scores(found: ClassPredictive) -> Tensor:
     assert found.samples is not None
     answer = found.label.expand(found.samples.shape[:-1]).unsqueeze(-1)
     return found.samples.gather(-1, answer).squeeze(-1).exp()
-
-
-def _mean(values: Tensor) -> Measured:
-    return Measured(values.mean().item(), values.std().item() / len(values) ** 0.5, len(values))
 
 
 def _draw(trial: Trial, trained: Trained, known: ClassPredictive, strange: Examples, unseen: ClassPredictive) -> None:
