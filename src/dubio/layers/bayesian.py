@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.layers.affine import affine
 from dubio.layers.drawn import Drawn, drawn_property, gaussian_of, plain_value, posterior_of
 from dubio.layers.posterior import WeightSource
 from dubio.sampling import Estimator, Pass, joined_pass
@@ -143,15 +144,13 @@ class Linear(BayesianLayer, nn.Linear):
 
     def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         weight = cast(Tensor, weight)
-        if bias is not None and bias.dtype == torch.float32 and torch.is_autocast_enabled(input.device.type):
-            bias = bias.to(torch.get_autocast_dtype(input.device.type))  # mapped, F.linear would add it in float32
         units = weight.shape[-2]
         missing = -units % ALIGNED_UNITS
         if not (missing and input.is_cuda and torch.compiler.is_compiling()):
-            return F.linear(input, weight, bias)
+            return affine(input, weight, bias)
         weight = F.pad(weight, (0, 0, 0, missing))
         bias = None if bias is None else F.pad(bias, (0, missing))
-        return F.linear(input, weight, bias)[..., :units]
+        return affine(input, weight, bias)[..., :units]
 
     def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
         return input.shape, output.shape

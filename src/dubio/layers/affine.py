@@ -1,0 +1,60 @@
+"""``F.linear`` for a mapped pass: products of many draws with their biases.
+
+Torch maps ``F.linear`` to a batched product and an addition of the biases, which reads and writes all outputs once more
+in a kernel that does not vectorise: on a GPU nearly as long as the product. A product of one draw adds its bias on the
+way out. So, where outputs are many and nothing is to be differentiated, draws are multiplied one after another, outside
+the map, into one tensor; what is launched is small beside the products.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from dubio.layers.leaf_loop import apart, is_mapped
+
+__all__ = ["affine"]
+
+MANY_OUTPUTS = 2**20
+"""Outputs of a draw from which its own product is worth a launch."""
+
+
+def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear(input, weight, bias)``; under autocast, the bias is added in the type of the product."""
+    device = input.device.type
+    if torch.is_autocast_enabled(device) and bias is not None and bias.dtype == torch.float32:
+        bias = bias.to(torch.get_autocast_dtype(device))  # mapped, F.linear would add it in float32
+    if bias is not None and _is_worth_a_launch(input, weight, bias):
+        if torch.is_autocast_enabled(device):
+            input, weight = (value.to(torch.get_autocast_dtype(device)) for value in (input, weight))
+        return apart(_one_by_one, (input, weight, bias))[0]
+    return F.linear(input, weight, bias)
+
+
+def _is_worth_a_launch(input: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not input.is_cuda:
+        return False
+    return is_mapped(weight) and is_mapped(bias) and input.numel() // weight.shape[1] * len(weight) >= MANY_OUTPUTS
+
+
+def _one_by_one(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor]:
+    """Each draw's product, written to its place."""
+    inputs, weights, biases = (
+        tensor.expand(num_samples, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+        for tensor, axis in zip(tensors, axes, strict=True)
+    )
+    flat = inputs.flatten(1, -2) if inputs.dim() > 2 else inputs.unsqueeze(1)
+    shape = (*inputs.shape[:-1], weights.shape[1])
+    if _is_watched():
+        return ((torch.bmm(flat, weights.mT) + biases.unsqueeze(1)).reshape(shape),)
+    outputs = flat.new_empty(num_samples, flat.shape[1], weights.shape[1])
+    for output, rows, weight, bias in zip(outputs, flat, weights, biases, strict=True):
+        torch.addmm(bias, rows, weight.t(), out=output)
+    return (outputs.reshape(shape),)
+
+
+def _is_watched() -> bool:
+    """Whether somebody maps or differentiates around us, which writing into a tensor would escape."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0

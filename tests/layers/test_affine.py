@@ -1,0 +1,117 @@
+"""Products of many draws with their biases: what runs draw by draw gives what torch maps, in any company."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import vmap
+
+import dubio
+from dubio.layers import affine as module
+from dubio.layers.affine import affine
+from networks import mlp
+
+SAMPLES, ROWS, INPUTS, UNITS = 4, 5, 3, 2
+WEIGHTS, BIASES = torch.randn(SAMPLES, UNITS, INPUTS), torch.randn(SAMPLES, UNITS)
+DRAWN = torch.randn(SAMPLES, ROWS, INPUTS)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Draw by draw, as on a GPU with many outputs; the numbers of draws that ran so."""
+    seen: list[int] = []
+
+    def is_mapped(input: Tensor, weight: Tensor, bias: Tensor) -> bool:
+        return module.is_mapped(weight) and module.is_mapped(bias)
+
+    def noted(num_samples: int, *rest: object) -> tuple[Tensor]:
+        seen.append(num_samples)
+        return one_by_one(num_samples, *rest)
+
+    one_by_one = module._one_by_one
+    monkeypatch.setattr(module, "_is_worth_a_launch", is_mapped)
+    monkeypatch.setattr(module, "_one_by_one", noted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("leading", "input_axis"),
+    [(leading, axis) for leading in [(), (ROWS,), (2, ROWS)] for axis in (None, 0, 1) if leading or axis != 1],
+)
+def test_draw_by_draw_equals_the_map(launched: list[int], leading: tuple[int, ...], input_axis: int | None) -> None:
+    inputs = torch.randn(SAMPLES, *leading, INPUTS)
+    inputs = inputs[0] if input_axis is None else inputs.movedim(0, input_axis)
+    with torch.no_grad():
+        found = vmap(affine, in_dims=(input_axis, 0, 0))(inputs, WEIGHTS, BIASES)
+    expected = vmap(torch.nn.functional.linear, in_dims=(input_axis, 0, 0))(inputs, WEIGHTS, BIASES)
+    assert launched == [SAMPLES]
+    torch.testing.assert_close(found, expected)
+
+
+def test_under_autocast_draw_by_draw_computes_in_its_type(launched: list[int]) -> None:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = vmap(affine)(DRAWN, WEIGHTS, BIASES)
+        expected = vmap(torch.nn.functional.linear)(DRAWN, WEIGHTS, BIASES.bfloat16())
+    assert launched == [SAMPLES]
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, for tangents
+def test_a_map_around_and_tangents_pass_through(launched: list[int]) -> None:
+    """Neither sees what is written into a tensor behind its back."""
+    twice = torch.stack([DRAWN, DRAWN + 1])
+    with torch.no_grad():
+        found = vmap(lambda inputs: vmap(affine)(inputs, WEIGHTS, BIASES))(twice)
+        torch.testing.assert_close(found, twice @ WEIGHTS.mT + BIASES[:, None])
+        with forward_ad.dual_level():
+            moving = forward_ad.make_dual(DRAWN, torch.ones_like(DRAWN))
+            tangent = forward_ad.unpack_dual(vmap(affine)(moving, WEIGHTS, BIASES)).tangent
+    assert tangent is not None
+    torch.testing.assert_close(tangent, torch.ones_like(DRAWN) @ WEIGHTS.mT)
+    assert launched == [SAMPLES, SAMPLES]
+
+
+def test_predictions_are_the_same(launched: list[int]) -> None:
+    model = dubio.Bayes(init_std=0.3).convert(mlp(5, 20, 3))
+    inputs = torch.randn(7, 5)
+    looped = dubio.predict(model, inputs, 6, seed=0, executor="loop")
+    assert not launched
+    mapped = dubio.predict(model, inputs, 6, seed=0, executor="vmap")
+    assert launched == [6, 6]
+    torch.testing.assert_close(mapped.probs, looped.probs)
+
+
+def test_nothing_is_launched_draw_by_draw_on_a_cpu_or_where_gradients_are_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MANY_OUTPUTS", 1)
+    decisions = []
+
+    def watched(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        decisions.append(module._is_worth_a_launch(inputs, weight, bias))
+        return affine(inputs, weight, bias)
+
+    vmap(watched)(DRAWN, WEIGHTS, BIASES)
+    with torch.no_grad():
+        vmap(watched)(DRAWN, WEIGHTS, BIASES)
+    assert decisions == [False, False]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_many_outputs_are_launched_draw_by_draw() -> None:
+    """The decision itself, and numbers beside the map."""
+    inputs = torch.randn(2048, 64, device="cuda")
+    weights, biases = torch.randn(3, 512, 64, device="cuda"), torch.randn(3, 512, device="cuda")
+    decisions = []
+
+    def watched(weight: Tensor, bias: Tensor) -> Tensor:
+        decisions.append(module._is_worth_a_launch(inputs, weight, bias))
+        return affine(inputs, weight, bias)
+
+    with torch.no_grad():
+        found = vmap(watched)(weights, biases)
+        vmap(watched)(weights[:, :256], biases[:, :256])
+    vmap(watched)(weights, biases)
+    assert decisions == [True, False, False]
+    torch.testing.assert_close(found, inputs @ weights.mT + biases[:, None], rtol=1e-3, atol=1e-3)
