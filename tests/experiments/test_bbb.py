@@ -87,7 +87,7 @@ def test_every_cell_can_be_built_and_judged_in_full() -> None:
     every = [spec.settings_of(cell) for spec in map(load_spec, names) for cell in spec.cells]
     for own in every:
         small = own | {"model": "fc:4"}
-        make_network(small, (1, 28, 28), 10, 0)
+        make_network(small, (1, 28, 28), 10)
         dubio.Elbo(beta=own["beta"], kl_weighting=own["kl_weighting"], warmup=own["warmup"])
         assert own["optimiser"] in ("adam", "sgd")
         assert own.get("unseen", "kmnist") in OOD_PAIRS["mnist"]
@@ -110,25 +110,30 @@ def test_settings_reach_the_network() -> None:
         "minus_log_narrow": 8.0,
         "prior_std": 0.3,
     }
-    model = make_network(settings, (1, 8, 8), 10, 0)
+
+    def make_with_seed(seed: int = 0, **own: object) -> nn.Module:
+        torch.manual_seed(seed)
+        return make_network(settings | own, (1, 8, 8), 10)
+
+    model = make_with_seed()
     assert isinstance(next(model.children()), Normalise)
     posterior = next(module for module in model.modules() if isinstance(module, GaussianPosterior))
     assert posterior.prior == dubio.ScaleMixture(0.75, math.exp(-2.0), math.exp(-8.0))
     assert torch.allclose(posterior.std, torch.tensor(0.07))
     assert dubio.spec(model).method.estimator == "weight"
 
-    gaussian = make_network(settings | {"network": "gaussian"}, (1, 8, 8), 10, 0)
+    gaussian = make_with_seed(network="gaussian")
     assert dubio.spec(gaussian).method.prior == dubio.Normal(0.0, 0.3)
-    masked = make_network(settings | {"network": "dropout", "input_dropout": 0.1}, (1, 8, 8), 10, 0)
+    masked = make_with_seed(network="dropout", input_dropout=0.1)
     assert [module.p for module in masked.modules() if hasattr(module, "p")] == [0.1, 0.5, 0.5]
     inputs = torch.rand(5, 1, 8, 8)
-    plain = make_network(settings | {"network": "mlp"}, (1, 8, 8), 10, 0)
+    plain = make_with_seed(network="mlp")
     with dubio.noise_off():
         assert all(torch.allclose(net(inputs), plain(inputs), atol=1e-5) for net in (model, gaussian, masked))
-    other = make_network(settings | {"network": "mlp"}, (1, 8, 8), 10, 1)
+    other = make_with_seed(1, network="mlp")
     assert not torch.allclose(other(inputs), plain(inputs))
     with pytest.raises(ValueError, match="network must be one of mlp, dropout, gaussian, mixture, got 'tree'"):
-        make_network(settings | {"network": "tree"}, (1, 8, 8), 10, 0)
+        make_with_seed(network="tree")
 
 
 def test_a_network_is_trained_once_with_its_settings_and_keeps_its_learning_curve(
@@ -328,10 +333,14 @@ def test_epochs_are_timed_eagerly_in_the_way_of_a_cell_and_scaled(
 
     def spy(model: nn.Module, train: Examples, **arguments: Any) -> None:
         ran.append((model, train, arguments))
-        clock, watch = arguments["callbacks"][0].times, arguments["num_samples"]
-        clock.extend([0.0, 50.0, 90.0, 90.0 + watch, 90.0 + 2 * watch])
+        draws = arguments["num_samples"]
+        times.extend([0.0, 50.0, 90.0, 90.0 + draws, 90.0 + 2 * draws])
+        for epoch in range(1, 6):
+            arguments["callbacks"][0].on_epoch({"epoch": epoch})
 
+    times: list[float] = []
     monkeypatch.setattr(timing, "fit", spy)
+    monkeypatch.setattr(timing, "_now", lambda device: {"time": times.pop(0)})
     changes = {"timed": 2, "warmups": 3, "data": "digits", "num_train": 100, "draw_counts": [1, 3]}
     changes |= {"epoch_examples": 1000, "num_data": 100}
     found = timing.speed(trial_with(settings_of("bbb-speed", cell) | changes, tmp_path)).metrics

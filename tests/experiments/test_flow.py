@@ -2,20 +2,20 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import dubio
 from dubio.data import Examples
 from dubio.experiments import load_spec
 from dubio.experiments.protocols import PROTOCOLS, Trial, flow_networks, flow_on_images, flow_on_plane
-from dubio.experiments.protocols.flow_networks import bound, described, learned
+from dubio.experiments.protocols.flow_networks import bound, described
+from dubio.experiments.protocols.trial import Learned
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.layers import FlowNoise
 from dubio.models import build
@@ -79,27 +79,6 @@ def test_the_bound_of_gaussian_noise_is_less_by_its_divergence_over_the_examples
     assert found["elbo"].n == 4
 
 
-def test_a_network_is_learned_once_and_keeps_how_it_went(tiny: Callable[..., Trial], tmp_path: Path) -> None:
-    trained: list[int] = []
-
-    def train(model: nn.Module) -> dict[str, Tensor]:
-        trained.append(1)
-        nn.init.constant_(model.get_parameter("bias"), 7.0)
-        return {"loss": torch.tensor([3.0, 2.0])}
-
-    trials = [tiny("flow-2d", "stochastic", seed) for seed in (0, 1, 0)]
-    elsewhere = replace(trials[0], shared=tmp_path / "elsewhere")
-    found = [learned(trial, {"some": "net"}, lambda: nn.Linear(2, 2), train) for trial in (*trials, elsewhere)]
-    weights = [one.model.get_parameter("weight") for one in found]
-    assert len(trained) == 3
-    assert torch.equal(weights[0], weights[2])
-    assert torch.equal(weights[0], weights[3])  # begun anew, from the seed alone
-    assert not torch.equal(weights[0], weights[1])
-    assert found[2].history["loss"].tolist() == [3.0, 2.0]
-    assert found[2].model.get_parameter("bias").tolist() == [7.0, 7.0]
-    assert not found[2].model.training
-
-
 @pytest.mark.feature("the published experiments of flow noise run from frozen specs: the plane, flow lengths, LeNet")
 def test_the_length_of_a_cell_is_the_number_of_planar_steps_before_both_layers(tiny: Callable[..., Trial]) -> None:
     for length in (0, 4):
@@ -148,7 +127,7 @@ def test_calibration_on_the_plane_is_that_of_the_prediction(
     with torch.no_grad():
         sure.weight.zero_()
         sure.bias.copy_(torch.tensor([math.log(0.9), math.log(0.1)]))  # always 0.9 for purple, which is half of them
-    found = flow_networks.Learned(dubio.Deterministic().convert(sure).eval(), {"loss": torch.zeros(6)})
+    found = Learned(dubio.Deterministic().convert(sure).eval(), {"loss": torch.zeros(6)})
     monkeypatch.setattr(flow_on_plane, "_learn", lambda trial: found)
     measured = PROTOCOLS["flow_plane"](trial)
     accuracy = measured.metrics["accuracy"].value
@@ -231,13 +210,14 @@ def test_networks_with_noise_begin_as_the_pretrained_one_and_test_images_decide_
         assert (options["lr"], options["noise_lr"], options["optimizer"]) == (2e-4, 2e-3, torch.optim.Adam)
         assert "validation" not in options
         begun.append(model)
-        options["callbacks"][0].on_epoch({})
+        options["callbacks"][0].on_epoch({"epoch": 1})
         return SimpleNamespace(history=({"nll": 1.0, "divergence": 128.0},), how="eager", seconds=0.0)
 
     monkeypatch.setattr(flow_on_images, "fit", fit)
     found = flow_on_images._learn(trial, splits)
     assert len(begun) == 1
     assert {name: values.tolist() for name, values in found.history.items() if name not in ("accuracy", "ece")} == {
+        "epoch": [1.0],
         "log_likelihood": [-1.0],
         "kl": [128.0],
         "elbo": [-1.0 - 128.0 / 64],

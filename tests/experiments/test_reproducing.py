@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from dubio.cli import app
@@ -23,6 +24,7 @@ from dubio.experiments import (
     tabulate,
 )
 from dubio.experiments.protocols import PROTOCOLS, Trial
+from dubio.experiments.protocols.watching import Watch
 from dubio.experiments.running import result_file
 from dubio.experiments.spec import FOLDER
 from dubio.version import commit_here, hardware_of
@@ -151,14 +153,53 @@ def test_what_trials_share_is_made_once(tmp_path: Path) -> None:
         made.append(1)
         nn.init.constant_(net.weight, float(len(made)))
 
-    nets = [trial(seed).trained({"seed": seed % 2}, lambda: nn.Linear(2, 2), train) for seed in range(4)]
+    nets = [trial(seed).trained({"some": "net"}, lambda: nn.Linear(2, 2), train) for seed in (0, 1, 0, 1)]
     assert len(made) == 2
     assert [net.weight[0, 0].item() for net in nets] == [1.0, 2.0, 1.0, 2.0]
     assert not nets[0].training
-    later = trial(2)
-    later.trained({"seed": 0}, lambda: nn.Linear(2, 2), train)
+    later = trial(0)
+    later.trained({"some": "net"}, lambda: nn.Linear(2, 2), train)
     assert [*later.origins.values()] == [f"{commit_here()}, {hardware_of(torch.device('cpu'))}"]
     assert trial(0).judging_seed == 1000
+
+
+def test_a_network_is_learned_once_for_each_seed_and_keeps_how_it_went(tmp_path: Path) -> None:
+    trained: list[int] = []
+
+    def train(net: nn.Linear) -> dict[str, Tensor]:
+        trained.append(1)
+        nn.init.constant_(net.bias, 7.0)
+        return {"loss": torch.tensor([3.0, 2.0])}
+
+    places = [(0, "here"), (1, "here"), (0, "here"), (0, "elsewhere")]
+    trials = [Trial({}, seed, torch.device("cpu"), tmp_path / place, tmp_path / "cell") for seed, place in places]
+    found = [trial.learned({"some": "net"}, lambda: nn.Linear(2, 2), train) for trial in trials]
+    weights = [one.model.weight for one in found]
+    assert len(trained) == 3
+    assert torch.equal(weights[0], weights[2])
+    assert torch.equal(weights[0], weights[3])  # begun anew, from the seed alone
+    assert not torch.equal(weights[0], weights[1])
+    assert found[2].history["loss"].tolist() == [3.0, 2.0]
+    assert found[2].model.bias.tolist() == [7.0, 7.0]
+    assert not found[2].model.training
+
+
+def test_a_watch_looks_when_it_is_time_and_does_not_count_the_last_look() -> None:
+    seen = iter((5.0, 4.0, 3.0))
+
+    def look() -> dict[str, float]:
+        time.sleep(0.05)
+        return {"error": next(seen)}
+
+    watch = Watch(look, every=2, last=5)
+    assert watch.history == {}
+    for epoch in range(1, 6):
+        watch.on_epoch({"epoch": epoch})
+    assert {name: values.tolist() for name, values in watch.history.items()} == {
+        "epoch": [2.0, 4.0, 5.0],
+        "error": [5.0, 4.0, 3.0],
+    }
+    assert 0.1 <= watch.seconds < 0.15
 
 
 def test_a_picture_that_cannot_be_drawn_costs_no_numbers(tmp_path: Path) -> None:

@@ -39,9 +39,10 @@ def alpha_samples(trial: Trial) -> Findings:
     """
     settings, splits = trial.settings, load_images(trial)
     assert splits.test is not None
-    model, told = timed_network(trial, splits)
+    timed = timed_network(trial, splits)
+    told = timed.history
     inputs, targets = splits.test.tensors
-    found = predict_classes(trial, model, inputs)
+    found = predict_classes(trial, timed.model, inputs)
     total, error = summed_log_likelihood(found, targets)
     per_epoch = told["seconds"].item()
     metrics = {
@@ -62,5 +63,5 @@ def alpha_honest(trial: Trial) -> Findings:
     """
     splits = load_images(trial)
     watched = trial.settings["watch_every"] > 0
-    model = timed_network(trial, splits)[0] if watched else dropout_network(trial, splits)
+    model = timed_network(trial, splits).model if watched else dropout_network(trial, splits)
     return judge(trial, model, splits)

@@ -5,7 +5,6 @@ penalty (D-31), and one draw makes every alpha the same (T-28). The penalty has 
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import Tensor, nn
 
 from dubio.data import Examples, Splits
 from dubio.experiments.protocols.measuring import predict_classes
-from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.protocols.trial import Learned, Trial
+from dubio.experiments.protocols.watching import Watch
 from dubio.methods import Dropout
 from dubio.models import dad_cnn, dad_mlp
-from dubio.objectives import Loss
 from dubio.prediction import ClassPredictive
 from dubio.training import Callback, Run, fit
 
@@ -31,8 +30,8 @@ PARTS = (
 
 
 def described(trial: Trial) -> dict[str, Any]:
-    """All that the trained network of a trial depends on."""
-    return {"family": "alpha", "seed": trial.seed, **{name: trial.settings[name] for name in PARTS}}
+    """All that the trained network of a trial depends on, beside its seed."""
+    return {"family": "alpha", **{name: trial.settings[name] for name in PARTS}}
 
 
 def dropout_network(trial: Trial, splits: Splits) -> nn.Module:
@@ -45,31 +44,25 @@ def dropout_network(trial: Trial, splits: Splits) -> nn.Module:
     )
 
 
-def timed_network(trial: Trial, splits: Splits) -> tuple[nn.Module, dict[str, Tensor]]:
+def timed_network(trial: Trial, splits: Splits) -> Learned[nn.Module]:
     """The network of a trial, and what its training was like.
 
     Also settings: ``watch_every`` (epochs between two looks at the test images) and ``watch_draws``. Told are, look by
     look, ``epoch``, ``accuracy`` in percent and ``test_ll``; and ``seconds`` that training took for an epoch, without
     looking and without compiling.
     """
-    settings, model = trial.settings, _untrained(trial, splits).to(trial.device)
+    settings = trial.settings
     assert splits.test is not None
     test = splits.test
 
-    def make() -> dict[str, Tensor]:
-        watch = _Watch(settings["watch_every"], lambda: _look(trial, model, test))
+    def train(model: nn.Module) -> dict[str, Tensor]:
+        watch = Watch(lambda: _look(trial, model, test), settings["watch_every"])
         run = _train(trial, model, splits, [watch])
-        told = torch.tensor(watch.seen, dtype=torch.float64)
         seconds = (run.seconds - run.capture_seconds - watch.seconds) / settings["epochs"]
-        seen = dict(zip(("epoch", "accuracy", "test_ll"), told.unbind(dim=1), strict=True))
-        state = {f"network.{name}": value for name, value in model.state_dict().items()}
-        return {**state, **seen, "seconds": torch.tensor(seconds, dtype=torch.float64)}
+        return {**watch.history, "seconds": torch.tensor(seconds, dtype=torch.float64)}
 
     watched = {name: settings[name] for name in ("watch_every", "watch_draws", "num_test")}
-    found = trial.kept({"timed network": described(trial), **watched}, make)
-    state = {name: found.pop(name) for name in [*found] if name.startswith("network.")}
-    model.load_state_dict({name.removeprefix("network."): value for name, value in state.items()})
-    return model.eval(), found
+    return trial.learned({**described(trial), "watched": watched}, lambda: _untrained(trial, splits), train)
 
 
 def summed_log_likelihood(found: ClassPredictive, targets: Tensor) -> tuple[float, float]:
@@ -86,11 +79,8 @@ def _untrained(trial: Trial, splits: Splits) -> nn.Module:
         "mlp": lambda: dad_mlp(math.prod(shape), *settings["hidden"], num_classes),
         "cnn": lambda: dad_cnn(shape, num_classes),
     }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(trial.seed)
-        net = builders[settings["network"]]()
     alpha = settings["alpha"] if settings["train_draws"] > 1 else 0.0
-    return Dropout(settings["rate"], alpha, settings["l2"]).convert(net)
+    return Dropout(settings["rate"], alpha, settings["l2"]).convert(builders[settings["network"]]())
 
 
 def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[Callback] = ()) -> Run:
@@ -113,36 +103,9 @@ def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[C
     return run
 
 
-def _look(trial: Trial, model: nn.Module, test: Examples) -> tuple[float, float]:
+def _look(trial: Trial, model: nn.Module, test: Examples) -> dict[str, float]:
     """Accuracy in percent and summed log-likelihood."""
     inputs, targets = test.tensors
     found = predict_classes(trial, model, inputs, trial.settings["watch_draws"])
-    return 100.0 * (found.label == targets).double().mean().item(), summed_log_likelihood(found, targets)[0]
-
-
-class _Watch:
-    """Looks at a network every few epochs while it is trained, and counts the seconds that this takes.
-
-    Training is over when its last epoch is, so a look at that is no part of it.
-    """
-
-    def __init__(self, every: int, look: Callable[[], tuple[float, float]]) -> None:
-        self.every, self.look = every, look
-        self.seen: list[tuple[float, float, float]] = []
-        self.seconds = 0.0
-        self._epoch, self._latest = 0, 0.0
-
-    def on_step(self, step: int, loss: Loss) -> None:
-        """Nothing to see."""
-
-    def on_epoch(self, metrics: dict[str, float]) -> None:
-        """Look where it is time to."""
-        self._epoch += 1
-        self.seconds, self._latest = self.seconds + self._latest, 0.0
-        if self._epoch % self.every == 0:
-            began = time.perf_counter()
-            self.seen.append((float(self._epoch), *self.look()))
-            self._latest = time.perf_counter() - began
-
-    def on_end(self, run: Run) -> None:
-        """Nothing more."""
+    accuracy = 100.0 * (found.label == targets).double().mean().item()
+    return {"accuracy": accuracy, "test_ll": summed_log_likelihood(found, targets)[0]}

@@ -164,18 +164,16 @@ def _described(trial: Trial, network: Network) -> dict[str, Any]:
 
 
 def _begin(trial: Trial, splits: Splits, network: Network) -> nn.Module:
-    """The network before training; its weights are drawn from the trial's seed."""
+    """The network before training."""
     assert splits.train is not None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(trial.seed)
-        net = build(
-            network.model,
-            inputs=splits.train.shape,
-            num_classes=len(splits.train.classes),
-            normalise=trial.settings["normalise"],
-        )
-        if network.like_prior:
-            init_truncated(net, _prior_of(trial.settings).std)
+    net = build(
+        network.model,
+        inputs=splits.train.shape,
+        num_classes=len(splits.train.classes),
+        normalise=trial.settings["normalise"],
+    )
+    if network.like_prior:
+        init_truncated(net, _prior_of(trial.settings).std)
     return network.method.convert(net)
 
 

@@ -1,4 +1,4 @@
-"""What the experiments with flow noise share: networks kept with how they learned, and the bound that they reach.
+"""What the experiments with flow noise share: the bound that a network reaches.
 
 The bound is ``E_q[log p(D | z)] - KL`` on the examples that were trained on (E-40), here for each example: the mean
 log-likelihood over draws less the divergence over the number of examples. The divergence is estimated from the draws
@@ -6,59 +6,20 @@ log-likelihood over draws less the divergence over the number of examples. The d
 noise there (8.2).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dubio.data import Examples
 from dubio.experiments.protocols.measuring import mean_of
-from dubio.experiments.protocols.trial import Trial
 from dubio.experiments.results import Measured
 from dubio.objectives import Elbo
 
-__all__ = ["Learned", "bound", "described", "learned"]
+__all__ = ["bound", "described"]
 
 ROWS = 5000
 """Examples at a time, all draws of them together."""
-
-
-@dataclass(frozen=True)
-class Learned:
-    """A trained network and numbers along its training, one for each epoch."""
-
-    model: nn.Module
-    history: dict[str, Tensor]
-
-
-def learned(
-    trial: Trial,
-    what: dict[str, Any],
-    build: Callable[[], nn.Module],
-    train: Callable[[nn.Module], dict[str, Tensor]],
-) -> Learned:
-    """A network as it is after training, and how it went; trained once for all trials that describe it so.
-
-    Args:
-        trial: for whom.
-        what: all that the network and its history depend on but the seed, which is added.
-        build: makes the network as it begins; whatever it draws at random follows from the trial's seed.
-        train: trains it in place and gives the numbers to keep.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(trial.seed)
-        model = build().to(trial.device)
-
-    def make() -> dict[str, Tensor]:
-        history = train(model)
-        state = {f"model.{name}": value for name, value in model.state_dict().items()}
-        return state | {f"history.{name}": value for name, value in history.items()}
-
-    kept = trial.kept({"learned": what, "seed": trial.seed}, make)
-    model.load_state_dict(_behind("model.", kept))
-    return Learned(model.eval(), _behind("history.", kept))
 
 
 def described(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -93,7 +54,3 @@ def bound(model: nn.Module, examples: Examples, num_samples: int, num_groups: in
         "kl": mean_of(divergence),
         "elbo": mean_of(log_likelihood - divergence / len(examples)),
     }
-
-
-def _behind(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

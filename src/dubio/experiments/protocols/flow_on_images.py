@@ -5,25 +5,24 @@ noise alone: none, masks, a Gaussian ("no flow"), or flows. Test images are look
 nothing: what is measured is the network of the last epoch, and the best epoch stands beside it.
 """
 
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from dubio.conversion import to_mean
-from dubio.data import Examples, Splits
-from dubio.experiments.protocols.flow_networks import Learned, bound, described, learned
+from dubio.data import Splits
+from dubio.experiments.protocols.flow_networks import bound, described
 from dubio.experiments.protocols.images import load_images
 from dubio.experiments.protocols.judging import judge
 from dubio.experiments.protocols.measuring import predict_classes, quality
-from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.protocols.trial import Learned, Trial
+from dubio.experiments.protocols.watching import Watch
 from dubio.experiments.results import Curve, Findings, Measured
 from dubio.flows import NormalAffine
 from dubio.methods import Deterministic, Dropout, Flow, Method
 from dubio.models import build
-from dubio.objectives import Loss
-from dubio.training import Run, fit
+from dubio.training import fit
 
 __all__ = ["EARLIER", "LATER", "flow_honest", "flow_images"]
 
@@ -48,8 +47,9 @@ def flow_images(trial: Trial) -> Findings:
     metrics = quality(predict_classes(trial, found.model, inputs).log_probs, targets)
     metrics |= bound(found.model, splits.train, settings["bound_draws"], settings["bound_groups"], trial.seed)
     metrics["best_accuracy"] = Measured(found.history["accuracy"].max().item(), n=len(targets))
-    epochs = tuple(float(epoch) for epoch in range(1, len(found.history["accuracy"]) + 1))
-    return Findings(metrics, {name: Curve(epochs, tuple(values.tolist())) for name, values in found.history.items()})
+    history = dict(found.history)
+    epochs = tuple(history.pop("epoch").tolist())
+    return Findings(metrics, {name: Curve(epochs, tuple(values.tolist())) for name, values in history.items()})
 
 
 def flow_honest(trial: Trial) -> Findings:
@@ -58,7 +58,7 @@ def flow_honest(trial: Trial) -> Findings:
     return judge(trial, _learn(trial, splits).model, splits)
 
 
-def _learn(trial: Trial, splits: Splits) -> Learned:
+def _learn(trial: Trial, splits: Splits) -> Learned[nn.Module]:
     """The network of the cell; the pre-trained one where it is not trained on."""
     settings = trial.settings
     first = _pretrained(trial, splits)
@@ -70,10 +70,10 @@ def _learn(trial: Trial, splits: Splits) -> Learned:
         return _train(trial, splits, model, settings["epochs"], settings["lr"], settings["noise_lr"], torch.optim.Adam)
 
     what = {"images": described(settings, (*EARLIER, *LATER))}
-    return learned(trial, what, lambda: _method(trial, plain).convert(plain), train)
+    return trial.learned(what, lambda: _method(trial, plain).convert(plain), train)
 
 
-def _pretrained(trial: Trial, splits: Splits) -> Learned:
+def _pretrained(trial: Trial, splits: Splits) -> Learned[nn.Module]:
     settings = trial.settings
     assert splits.train is not None
     shape, num_classes = splits.train.shape, len(splits.train.classes)
@@ -83,8 +83,7 @@ def _pretrained(trial: Trial, splits: Splits) -> Learned:
         rate = settings["pretrain_lr"]
         return _train(trial, splits, model, settings["pretrain_epochs"], rate, rate, descend)
 
-    return learned(
-        trial,
+    return trial.learned(
         {"images, pre-trained": described(settings, EARLIER)},
         lambda: Deterministic().convert(build(settings["model"], inputs=shape, num_classes=num_classes)),
         train,
@@ -117,7 +116,13 @@ def _train(
     settings = trial.settings
     assert splits.train is not None
     assert splits.test is not None
-    watch = _Watch(trial, model, splits.test)
+    inputs, targets = splits.test.tensors
+
+    def look() -> dict[str, float]:
+        seen = quality(predict_classes(trial, model, inputs, settings["epoch_draws"]).log_probs, targets)
+        return {name: seen[name].value for name in ("accuracy", "ece")}
+
+    watch = Watch(look)
     run = fit(
         model,
         splits.train,
@@ -136,32 +141,8 @@ def _train(
     likelihood = torch.tensor([-metrics["nll"] for metrics in run.history])
     divergence = torch.tensor([metrics.get("divergence", 0.0) for metrics in run.history])
     return {
-        **{name: torch.tensor(values) for name, values in watch.seen.items()},
+        **watch.history,
         "log_likelihood": likelihood,
         "kl": divergence,
         "elbo": likelihood - divergence / len(splits.train),
     }
-
-
-@dataclass(frozen=True)
-class _Watch:
-    """Looks at test images after every epoch."""
-
-    trial: Trial
-    model: nn.Module
-    test: Examples
-    seen: dict[str, list[float]] = field(default_factory=lambda: {"accuracy": [], "ece": []})
-
-    def on_step(self, step: int, loss: Loss) -> None:
-        """Nothing."""
-
-    def on_epoch(self, metrics: dict[str, float]) -> None:
-        """Accuracy and calibration error now."""
-        inputs, targets = self.test.tensors
-        found = predict_classes(self.trial, self.model, inputs, self.trial.settings["epoch_draws"])
-        measured = quality(found.log_probs, targets)
-        for name, values in self.seen.items():
-            values.append(measured[name].value)
-
-    def on_end(self, run: Run) -> None:
-        """Nothing."""

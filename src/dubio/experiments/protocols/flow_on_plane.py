@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.data import Examples, clusters
-from dubio.experiments.protocols.flow_networks import Learned, bound, described, learned
+from dubio.experiments.protocols.flow_networks import bound, described
 from dubio.experiments.protocols.measuring import mean_of, predict_classes, quality, share
-from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.protocols.trial import Learned, Trial
 from dubio.experiments.results import Curve, Findings, Measured
 from dubio.flows import NormalPlanar1d
 from dubio.methods import Deterministic, Flow
@@ -115,7 +115,7 @@ def _measure(trial: Trial) -> float:
     return quality(predict_classes(trial, model, test.inputs).log_probs, test.targets)["ece"].value / 100.0
 
 
-def _learn(trial: Trial) -> Learned:
+def _learn(trial: Trial) -> Learned[nn.Module]:
     settings = trial.settings
 
     def build() -> nn.Module:
@@ -126,7 +126,7 @@ def _learn(trial: Trial) -> Learned:
         return Flow(NormalPlanar1d(settings["length"]), beta=settings["beta"]).convert(net)
 
     what = {"plane": described(settings, NETWORK)}
-    return learned(trial, what, build, lambda model: _train(trial, model))
+    return trial.learned(what, build, lambda model: _train(trial, model))
 
 
 def _train(trial: Trial, model: nn.Module) -> dict[str, Tensor]:

@@ -45,19 +45,17 @@ def train_network(trial: Trial, train: Examples, wrong_labels: float = 0.0) -> n
     method = from_json(own["method"])
     what = {name: settings.get(name) for name in TRAINING}
     return trial.trained(
-        {**what, "own": own, "method": repr(method), "wrong_labels": wrong_labels, "seed": trial.seed},
-        lambda: _begin(method, settings["model"], train, trial.seed),
+        {**what, "own": own, "method": repr(method), "wrong_labels": wrong_labels},
+        lambda: _begin(method, settings["model"], train),
         lambda model: _learn(trial, model, train, own),
     )
 
 
-def _begin(method: Method, model: str, train: Examples, seed: int) -> nn.Module:
+def _begin(method: Method, model: str, train: Examples) -> nn.Module:
     """The network before training; the plain part of it is the same for all methods."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net = build(model, inputs=train.shape, num_classes=len(train.classes))
-        _draw_weights(net)
-        return method.convert(net)
+    net = build(model, inputs=train.shape, num_classes=len(train.classes))
+    _draw_weights(net)
+    return method.convert(net)
 
 
 def _draw_weights(net: nn.Module) -> None:

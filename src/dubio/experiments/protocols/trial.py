@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -21,12 +21,20 @@ try:
 except ImportError:  # where there is no such lock, two processes may make the same thing twice; the last one is kept
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Trial"]
+__all__ = ["Learned", "Trial"]
 
 JUDGING = 1000
 """Added to a trial's seed for draws that judge."""
 
 Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True, eq=False)
+class Learned(Generic[Module]):
+    """A network after training, and numbers along the way."""
+
+    model: Module
+    history: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -70,22 +78,39 @@ class Trial:
             self.origins[file.stem] = f"{metadata['commit']}, {metadata['hardware']}"
             return {name: opened.get_tensor(name).to(self.device) for name in opened.keys()}  # noqa: SIM118
 
-    def trained(self, what: dict[str, Any], build: Callable[[], Module], train: Callable[[Module], object]) -> Module:
-        """A network as it is after training, on the trial's device; trained once for all trials that describe it so.
+    def learned(
+        self, what: dict[str, Any], build: Callable[[], Module], train: Callable[[Module], dict[str, Tensor]]
+    ) -> Learned[Module]:
+        """A network as it is after training, on the trial's device, and how it went.
+
+        It is trained once for all trials that describe it so.
 
         Args:
-            what: see ``kept``.
-            build: makes the network as it begins. Seed whatever it draws.
-            train: trains it in place.
+            what: all that the network and its history depend on but the seed, which is added; see ``kept``.
+            build: makes the network as it begins; what it draws at random follows from the trial's seed.
+            train: trains it in place and gives the numbers to keep.
         """
-        model = build().to(self.device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = build().to(self.device)
 
-        def state() -> dict[str, Tensor]:
+        def make() -> dict[str, Tensor]:
+            history = train(model)
+            state = {f"model.{name}": value for name, value in model.state_dict().items()}
+            return state | {f"history.{name}": value for name, value in history.items()}
+
+        kept = self.kept({"learned": what, "seed": self.seed}, make)
+        model.load_state_dict(_behind("model.", kept))
+        return Learned(model.eval(), _behind("history.", kept))
+
+    def trained(self, what: dict[str, Any], build: Callable[[], Module], train: Callable[[Module], object]) -> Module:
+        """The same without any numbers: the network alone."""
+
+        def only_train(model: Module) -> dict[str, Tensor]:
             train(model)
-            return model.state_dict()
+            return {}
 
-        model.load_state_dict(self.kept({"network": what}, state))
-        return model.eval()
+        return self.learned(what, build, only_train).model
 
     def draw(self, name: str, draw: Callable[[Path], object]) -> None:
         """Draw a picture of this trial; where there is nothing to draw with, that is said and the numbers are kept.
@@ -99,6 +124,10 @@ class Trial:
             draw(self.pictures.with_name(f"{self.pictures.name}-{name}.png"))
         except ImportError as missing:
             self.tell(f"no picture: {missing}")
+
+
+def _behind(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 @contextmanager

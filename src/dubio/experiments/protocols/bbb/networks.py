@@ -6,7 +6,7 @@ network's first layer.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from dubio.data import Examples, Splits
 from dubio.experiments.protocols.images import load_images
 from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.protocols.watching import Watch
 from dubio.experiments.results import Curve
 from dubio.methods import Bayes, Deterministic, Dropout, Method
 from dubio.models import build, normalised
-from dubio.objectives import Elbo, Loss
+from dubio.objectives import Elbo
 from dubio.prediction import ClassPredictive, predict
 from dubio.priors import Normal, Prior, ScaleMixture
-from dubio.training import Run, fit
+from dubio.training import fit
 
 __all__ = ["TRAINING", "Trained", "make_network", "train_network"]
 
@@ -34,7 +35,6 @@ TRAINING = (
 )
 """What a trained network and its learning curve depend on, beside the seed."""
 NETWORKS = ("mlp", "dropout", "gaussian", "mixture")
-STATE = "network."
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,29 +56,33 @@ def train_network(trial: Trial) -> Trained:
     assert splits.train is not None
     assert splits.test is not None
     train, test = splits.train, splits.test
-    model = make_network(settings, test.shape, len(test.classes), trial.seed).to(trial.device)
 
-    def learn() -> dict[str, Tensor]:
-        watching = _Watching(model, test, settings["curve_every"], settings["curve_draws"], settings["epochs"])
-        _fit(trial, model, train, watching)
-        state = {STATE + name: value for name, value in model.state_dict().items()}
-        places, errors = (torch.tensor(part, dtype=torch.float64) for part in (watching.epochs, watching.errors))
-        return {**state, "epochs": places, "errors": errors}
+    def look(model: nn.Module) -> dict[str, float]:
+        inputs, targets = test.tensors
+        found = predict(model, inputs, settings["curve_draws"], keep_samples=False, seed=0)
+        assert isinstance(found, ClassPredictive)
+        return {"error": 100.0 * (found.label != targets).double().mean().item()}
 
-    kept = trial.kept({"bbb": {name: settings.get(name) for name in TRAINING}, "seed": trial.seed}, learn)
-    model.load_state_dict({name.removeprefix(STATE): kept[name] for name in kept if name.startswith(STATE)})
-    curve = Curve(tuple(kept["epochs"].tolist()), tuple(kept["errors"].tolist()))
-    return Trained(model.eval(), splits, test, curve)
+    def train_it(model: nn.Module) -> dict[str, Tensor]:
+        watch = Watch(lambda: look(model), settings["curve_every"], settings["epochs"])
+        _fit(trial, model, train, watch)
+        return watch.history
+
+    found = trial.learned(
+        {"bbb": {name: settings.get(name) for name in TRAINING}},
+        lambda: make_network(settings, test.shape, len(test.classes)),
+        train_it,
+    )
+    curve = Curve(tuple(found.history["epoch"].tolist()), tuple(found.history["error"].tolist()))
+    return Trained(found.model, splits, test, curve)
 
 
-def make_network(settings: dict[str, Any], inputs: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+def make_network(settings: dict[str, Any], inputs: tuple[int, ...], num_classes: int) -> nn.Module:
     """The network as it begins: ``mlp``, ``dropout``, ``gaussian`` or ``mixture``."""
     kind = settings["network"]
     if kind not in NETWORKS:
         raise ValueError(f"network must be one of {', '.join(NETWORKS)}, got {kind!r}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net = build(settings["model"], inputs=inputs, num_classes=num_classes)
+    net = build(settings["model"], inputs=inputs, num_classes=num_classes)
     if kind == "dropout":
         net = _with_dropout(net, settings["input_dropout"], settings["hidden_dropout"])
     method: Method = Bayes(prior=_prior(settings), estimator=settings["estimator"], init_std=settings["init_std"])
@@ -106,7 +110,7 @@ def _with_dropout(net: nn.Module, input_rate: float, hidden_rate: float) -> nn.S
     return nn.Sequential(*layers)
 
 
-def _fit(trial: Trial, model: nn.Module, train: Examples, watching: "_Watching") -> None:
+def _fit(trial: Trial, model: nn.Module, train: Examples, watch: Watch) -> None:
     settings = trial.settings
 
     def sgd(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -123,39 +127,9 @@ def _fit(trial: Trial, model: nn.Module, train: Examples, watching: "_Watching")
         optimizer={"adam": None, "sgd": sgd}[settings["optimiser"]],
         schedule=settings["schedule"],
         num_samples=settings["train_draws"],
-        callbacks=[watching],
+        callbacks=[watch],
         seed=trial.seed,
         device=trial.device,
         precision=settings["precision"],
         progress=False,
     )
-
-
-@dataclass(eq=False)
-class _Watching:
-    """Notes the test error in percent after some epochs, the last one among them; nothing is chosen by it."""
-
-    model: nn.Module
-    test: Examples
-    every: int
-    draws: int
-    last: int
-    epochs: list[float] = field(default_factory=list)
-    errors: list[float] = field(default_factory=list)
-
-    def on_step(self, step: int, loss: Loss) -> None:
-        """Steps are not looked at."""
-
-    def on_epoch(self, metrics: dict[str, float]) -> None:
-        """Look after every so many epochs."""
-        epoch = metrics["epoch"]
-        if epoch % self.every == 0 or epoch == self.last:
-            inputs, targets = self.test.tensors
-            found = predict(self.model, inputs, self.draws, keep_samples=False, seed=0)
-            assert isinstance(found, ClassPredictive)
-            label = found.label
-            self.epochs.append(epoch)
-            self.errors.append(100.0 * (label != targets).double().mean().item())
-
-    def on_end(self, run: Run) -> None:
-        """Nothing is left to do."""

@@ -9,7 +9,7 @@ Reference: Project Machine Learning, Milestone 3, Tables 1 and 2.
 
 import statistics
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dubio.data import Examples, curve
 from dubio.experiments.protocols.images import load_images
 from dubio.experiments.protocols.trial import Trial
+from dubio.experiments.protocols.watching import Watch
 from dubio.experiments.results import Curve, Findings, Measured
 from dubio.likelihoods import Categorical, Gaussian
 from dubio.methods import Bayes
@@ -25,7 +26,7 @@ from dubio.objectives import Elbo, Loss
 from dubio.priors import Normal
 from dubio.sampling import Inputs
 from dubio.sampling.executors import Executor
-from dubio.training import Run, fit
+from dubio.training import fit
 
 __all__ = ["Through", "line", "speed"]
 
@@ -119,7 +120,7 @@ def _epoch_seconds(trial: Trial, train: Examples, num_draws: int) -> list[float]
     method = Bayes(
         prior=Normal(0.0, settings["prior_std"]), estimator=settings["estimator"], init_std=settings["init_std"]
     )
-    watch = _Watch(trial.device)
+    watch = Watch(lambda: _now(trial.device))
     fit(
         method.convert(build(settings["model"]), likelihood),
         train,
@@ -134,24 +135,11 @@ def _epoch_seconds(trial: Trial, train: Examples, num_draws: int) -> list[float]
         fast=False,
         progress=False,
     )
-    return [later - before for before, later in zip(watch.times, watch.times[1:], strict=False)][-settings["timed"] :]
+    return watch.history["time"].diff().tolist()[-settings["timed"] :]
 
 
-@dataclass(eq=False)
-class _Watch:
-    """When each epoch was over, on the device too."""
-
-    device: torch.device
-    times: list[float] = field(default_factory=list)
-
-    def on_step(self, step: int, loss: Loss) -> None:
-        """Steps are not timed."""
-
-    def on_epoch(self, metrics: dict[str, float]) -> None:
-        """Note the time."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.times.append(time.perf_counter())
-
-    def on_end(self, run: Run) -> None:
-        """Nothing is left to do."""
+def _now(device: torch.device) -> dict[str, float]:
+    """The time when all work on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return {"time": time.perf_counter()}
