@@ -173,6 +173,7 @@ def test_rows_of_a_table_are_attacked_without_a_picture(tmp_path: Path) -> None:
         (("--steps", "0"), "steps must be a whole number of at least 1, got 0"),
         (("--images", "0"), "--images must be at least 1, got 0"),
         (("--norm", "l7"), "--norm"),
+        (("--device", "abacus"), "--device must be cpu, cuda, cuda:1 ... or mps, got 'abacus'"),
         (("--attack", "transfer", "--noise", "fresh"), "--noise means nothing to transfer"),
         (("--attack", "fgsm,random_noise", "--restarts", "3"), "--restarts means nothing to fgsm and random_noise"),
         (("--data", "diabetes"), "this network reads inputs of shape (64,), and diabetes"),

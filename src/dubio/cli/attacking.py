@@ -163,7 +163,7 @@ def assail(
     seed: int = 0,
     progress: bool = True,
 ) -> Assault:
-    """Attack a network by each name at each epsilon, and where there are several by the strongest of them.
+    """Attack a network, where it is, by each name at each epsilon, and where there are several by the strongest.
 
     ``fields`` are those of attacks; each attack takes those it has, and one that none has is refused.
     """
@@ -174,7 +174,8 @@ def assail(
         for name in names
         for epsilon, distance in epsilons.items()
     }
-    inputs, targets = chosen[0].tensors
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    inputs, targets = (tensor.to(device) for tensor in chosen[0].tensors)
 
     def scored(adversarial: Tensor) -> Score:
         tries = min(NUM_TRIES, num_draws)
@@ -188,10 +189,10 @@ def assail(
             result = value(model, inputs, targets, progress=progress)
             results.append(result)
             cost = (result.forwards, result.backwards, result.seconds)
-            rows.append(Row(name, epsilon, value, result.inputs, scored(result.inputs), *cost))
+            rows.append(Row(name, epsilon, value, result.inputs.cpu(), scored(result.inputs), *cost))
         if len(names) > 1:
             worst = attacks.strongest(model, results, targets, seed=seeds["selection"])[0]
-            rows.append(Row(STRONGEST, epsilon, None, worst, scored(worst), *_total_cost(results)))
+            rows.append(Row(STRONGEST, epsilon, None, worst.cpu(), scored(worst), *_total_cost(results)))
     return Assault(*chosen, clean, rows, seeds)
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dubio.auditing import Audit, BudgetName, audit
-from dubio.cli.arguments import DataDir, Named, Runs, device_for
+from dubio.cli.arguments import DataDir, Device, Named, Runs, device_for
 from dubio.cli.attacking import check_images, parse_epsilons
 from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.predicting import check_fits, test_examples
@@ -49,7 +49,7 @@ def audit_run(
     ] = None,
     data_dir: DataDir = None,
     seed: Annotated[int, typer.Option(help="Which images, attacks and draws.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
+    device: Device = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
     runs: Runs = Path("runs"),
 ) -> None:

@@ -164,7 +164,7 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Examples in a batch (default: 128).")] = None,
     samples: Annotated[int | None, typer.Option(help="Draws for each step.")] = None,
     seed: Annotated[int | None, typer.Option(help="First weights, order of the data, and noise (default: 0).")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
+    device: Device = None,
     precision: Annotated[
         Precision | None, typer.Option(help="tf32 and bf16 round factors of products (default: fp32).")
     ] = None,
@@ -300,6 +300,7 @@ def attack(
     ] = None,
     data_dir: DataDir = None,
     seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
+    device: Device = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where files go (default: the run's folder).")] = None,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -322,7 +323,7 @@ def attack(
         "noise": noise,
     }
     fields = {field: value for field, value in chosen_fields.items() if value is not None}
-    model = load_model(named, runs)
+    model = load_model(named, runs).to(device_for(device))
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
     chosen = choose_images(examples, images)
