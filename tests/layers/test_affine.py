@@ -21,15 +21,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Draw by draw, as on a GPU with many outputs; the numbers of draws that ran so."""
     seen: list[int] = []
 
-    def is_mapped(input: Tensor, weight: Tensor, bias: Tensor) -> bool:
-        return module.is_mapped(weight) and module.is_mapped(bias)
-
     def noted(num_samples: int, *rest: object) -> tuple[Tensor]:
         seen.append(num_samples)
         return one_by_one(num_samples, *rest)
 
     one_by_one = module._one_by_one
-    monkeypatch.setattr(module, "_is_worth_a_launch", is_mapped)
+    monkeypatch.setattr(module, "_is_worth_a_launch", lambda input, weight: module.is_mapped(weight))
     monkeypatch.setattr(module, "_one_by_one", noted)
     return seen
 
@@ -46,6 +43,13 @@ def test_draw_by_draw_equals_the_map(launched: list[int], leading: tuple[int, ..
     expected = vmap(torch.nn.functional.linear, in_dims=(input_axis, 0, 0))(inputs, WEIGHTS, BIASES)
     assert launched == [SAMPLES]
     torch.testing.assert_close(found, expected)
+
+
+def test_a_bias_may_be_the_same_for_all_draws(launched: list[int]) -> None:
+    with torch.no_grad():
+        found = vmap(affine, in_dims=(0, 0, None))(DRAWN, WEIGHTS, BIASES[0])
+    assert launched == [SAMPLES]
+    torch.testing.assert_close(found, DRAWN @ WEIGHTS.mT + BIASES[0])
 
 
 def test_under_autocast_draw_by_draw_computes_in_its_type(launched: list[int]) -> None:
@@ -89,7 +93,7 @@ def test_nothing_is_launched_draw_by_draw_on_a_cpu_or_where_gradients_are_wanted
     decisions = []
 
     def watched(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        decisions.append(module._is_worth_a_launch(inputs, weight, bias))
+        decisions.append(module._is_worth_a_launch(inputs, weight))
         return affine(inputs, weight, bias)
 
     vmap(watched)(DRAWN, WEIGHTS, BIASES)
@@ -106,7 +110,7 @@ def test_on_a_gpu_many_outputs_are_launched_draw_by_draw() -> None:
     decisions = []
 
     def watched(weight: Tensor, bias: Tensor) -> Tensor:
-        decisions.append(module._is_worth_a_launch(inputs, weight, bias))
+        decisions.append(module._is_worth_a_launch(inputs, weight))
         return affine(inputs, weight, bias)
 
     with torch.no_grad():

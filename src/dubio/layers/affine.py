@@ -26,17 +26,17 @@ def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     device = input.device.type
     if torch.is_autocast_enabled(device) and bias is not None and bias.dtype == torch.float32:
         bias = bias.to(torch.get_autocast_dtype(device))  # mapped, F.linear would add it in float32
-    if bias is not None and _is_worth_a_launch(input, weight, bias):
+    if bias is not None and _is_worth_a_launch(input, weight):
         if torch.is_autocast_enabled(device):
             input, weight = (value.to(torch.get_autocast_dtype(device)) for value in (input, weight))
         return apart(_one_by_one, (input, weight, bias))[0]
     return F.linear(input, weight, bias)
 
 
-def _is_worth_a_launch(input: Tensor, weight: Tensor, bias: Tensor) -> bool:
+def _is_worth_a_launch(input: Tensor, weight: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or not input.is_cuda:
         return False
-    return is_mapped(weight) and is_mapped(bias) and input.numel() // weight.shape[1] * len(weight) >= MANY_OUTPUTS
+    return is_mapped(weight) and input.numel() // weight.shape[1] * len(weight) >= MANY_OUTPUTS
 
 
 def _one_by_one(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor]:
