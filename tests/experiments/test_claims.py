@@ -27,6 +27,15 @@ def published_of(name: str) -> Values:
 
 CASES: dict[str, tuple[Values, Values]] = {  # of every claim: records with which it holds, and what breaks it
     "bws-clean-accuracies": (published_of("bws-clean"), {"rho-3:validation": 96.7}),
+    "bws-clean-like-torch": (published_of("bws-clean"), {"rho-2-like-torch:test": 95.5}),
+    "bws-clean-like-torch-together": (
+        {
+            f"{cell.name}:{metric}_ensemble": value
+            for cell in load_spec("bws-clean").cells
+            for metric, value in cell.published.items()
+        },
+        {"rho-30-like-torch:validation_ensemble": 98.1},
+    ),
     "bws-clean-order": (
         {"rho-30:test": 95.0, "rho-3:test": (94.9, 95.0, 95.2), "rho-1.5:test": 90.0},
         {"rho-1.5:test": (90.0, 95.1, 99.9)},
@@ -37,6 +46,7 @@ CASES: dict[str, tuple[Values, Values]] = {  # of every claim: records with whic
     ),
     "bws-gain-weight-1": ({"*:average": 70.0, "rho-2-weight-1:average": 78.0}, {"lambda-0-weight-1:average": 71.0}),
     "bws-gain-weight-2": ({"*:average": 70.0, "rho-2-weight-2:average": 78.0}, {"rho-2-weight-2:average": 77.0}),
+    "bws-gain-like-torch": ({"*:average": 70.0, "rho-4-like-torch:average": 78.0}, {"lambda-1:average": 71.0}),
     "bws-gain-by-sampling-searched": (
         {"*:average": 70.0, "rho-4:average": 80.0, "lambda-0-like-prior:average": 74.0},
         {"lambda-0-like-prior:average": 75.5},

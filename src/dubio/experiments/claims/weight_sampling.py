@@ -11,6 +11,8 @@ TITLE = "Bayesian Weight Sampling"
 BAYESIAN = tuple(f"rho-{rho}" for rho in ("30", "10", "4", "3", "2.5", "2", "1.5"))
 PENALISED = tuple(f"lambda-{weight}" for weight in ("0", "1e-4", "1e-2", "1"))
 LIKE_PRIOR = "lambda-0-like-prior"
+LIKE_TORCH = "-like-torch"
+"""How Bayesian networks are called that begin as the deterministic ones do."""
 SETS = tuple(f"{net}_{weight}" for net in ("fc10", "fc200", "fc1200") for weight in ("0", "1e-4", "1e-2", "1"))
 SHARES = ("25", "50", "75", "90", "95", "98")
 MOST_LOST = 0.5  # points that still count as no loss
@@ -22,12 +24,13 @@ ATTACKS = {  # what a spec is called, how its cells end, and the attack in words
 }
 
 
-def _clean_accuracies(records: Records) -> Outcome:
-    cells = [cell for cell in load_spec("bws-clean").cells if cell.published]
+def _clean_accuracies(records: Records, names: tuple[str, ...], ending: str = "") -> Outcome:
+    """How far the accuracies of some cells are from those published; ``ending`` is that of the metrics' names."""
     gaps = {
-        f"{cell.name}, {metric}": records.number("bws-clean", cell.name, metric) - published
-        for cell in cells
+        f"{cell.name}, {metric}": records.number("bws-clean", cell.name, metric + ending) - published
+        for cell in load_spec("bws-clean").cells
         for metric, published in cell.published.items()
+        if cell.name in names
     }
     near = [name for name, gap in gaps.items() if not gap.above(0.5) and not gap.below(-0.5)]
     worst = max(gaps, key=lambda name: abs(gaps[name].value))
@@ -43,8 +46,8 @@ def _clean_order(records: Records) -> Outcome:
     return Outcome(", ".join(map(str, values)), not first.below(0.0) and second.above(0.0))
 
 
-def _gain(records: Records, spec: str, ending: str) -> Outcome:
-    best, ours = records.best(spec, [cell + ending for cell in BAYESIAN], "average")
+def _gain(records: Records, spec: str, ending: str, beginning: str = "") -> Outcome:
+    best, ours = records.best(spec, [cell + beginning + ending for cell in BAYESIAN], "average")
     other, theirs = records.best(spec, [cell + ending for cell in PENALISED], "average")
     gain = ours - theirs
     return Outcome(f"{gain.signed} ({best} {ours}, {other} {theirs})", gain.above(GAIN / 2))
@@ -110,7 +113,21 @@ CLAIMS = (
         f"{TITLE}, Table 1",
         ("bws-clean",),
         "22 accuracies",
-        _clean_accuracies,
+        partial(_clean_accuracies, names=BAYESIAN + PENALISED),
+    ),
+    *(
+        Claim(
+            name,
+            f"The same for Bayesian networks that begin as torch begins layers, {words}",
+            f"{TITLE}, Table 1",
+            ("bws-clean",),
+            "14 accuracies",
+            partial(_clean_accuracies, names=tuple(cell + LIKE_TORCH for cell in BAYESIAN), ending=ending),
+        )
+        for name, words, ending in (
+            ("bws-clean-like-torch", "one draw for all images", ""),
+            ("bws-clean-like-torch-together", "a hundred draws together", "_ensemble"),
+        )
     ),
     Claim(
         "bws-clean-order",
@@ -131,6 +148,14 @@ CLAIMS = (
             partial(_gain, spec=spec, ending=ending),
         )
         for name, (spec, ending, words) in ATTACKS.items()
+    ),
+    Claim(
+        "bws-gain-like-torch",
+        "The same where all networks begin as torch begins layers (perturbations that end at the boundary)",
+        f"{TITLE}, Table 2",
+        ("bws-transfer",),
+        f"{GAIN:+}",
+        partial(_gain, spec="bws-transfer", ending="", beginning=LIKE_TORCH),
     ),
     *(
         Claim(
