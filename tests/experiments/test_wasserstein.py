@@ -130,9 +130,7 @@ def test_a_cell_trains_its_network_by_its_objective_from_the_same_weights(
     assert type(method) is type(from_json(own["method"]))
     objectives = {"bootstrap-hard": BootstrapHard(0.8), "bootstrap-soft": BootstrapSoft(0.95)}
     assert asked["objective"] == objectives.get(network)
-    lr = own.get("lr", 1e-3)
-    assert (lr == 2e-3) == (network in ("wasserstein", "se-snn"))
-    assert (asked["lr"], asked["weight_decay"], asked["batch_size"], asked["seed"]) == (lr, 1e-6, 32, 4)
+    assert (asked["lr"], asked["weight_decay"], asked["batch_size"], asked["seed"]) == (2e-3, 1e-6, 32, 4)
     if network == "se-snn":
         assert (method.where, method.at) == ("5", "input")
     first = next(value for name, value in asked["model"].state_dict().items() if value.shape == (128, 64))

@@ -1,8 +1,7 @@
 """The networks of the label-noise figure and of those around it: one plain network, and what each method makes of it.
 
-A spec lists them in ``networks``, by name: a ``method`` as it stands in a saved network, for bootstrapping
-``bootstrap`` and ``beta``, and ``lr`` where a network has a rate of its own. All are trained alike, from the same
-weights, on the same batches.
+A spec lists them in ``networks``, by name: a ``method`` as it stands in a saved network, and for bootstrapping
+``bootstrap`` and ``beta``. All are trained alike, from the same weights, on the same batches.
 """
 
 import copy
@@ -75,7 +74,7 @@ def _learn(trial: Trial, model: nn.Module, train: Examples, own: dict[str, Any])
         objective=_objective(own),
         epochs=settings["epochs"],
         batch_size=settings["batch_size"],
-        lr=own.get("lr", settings["lr"]),
+        lr=settings["lr"],
         weight_decay=settings["weight_decay"],
         num_samples=settings["train_draws"],
         seed=trial.seed,
