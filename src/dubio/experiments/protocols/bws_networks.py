@@ -119,6 +119,7 @@ def perturbed_images(trial: Trial, splits: Splits, source: Source) -> dict[str, 
         return {"inputs": attacked.inputs, "fooled": attacked.fooled}
 
     described = _described(trial, source.network)
+    # The seed of the network is that of the attack.
     return trial.kept({"perturbed": described, "attack": repr(attack), "num_test": len(_test(splits)[1])}, make)
 
 
@@ -158,9 +159,8 @@ def _begins_like_prior(init: str) -> bool:
 
 
 def _described(trial: Trial, network: Network) -> dict[str, Any]:
-    """All that a trained network depends on."""
-    shared = {name: trial.settings.get(name) for name in TRAINING}
-    return {**shared, "seed": trial.seed, "network": repr(network)}
+    """All that a trained network depends on, beside its seed."""
+    return {**{name: trial.settings.get(name) for name in TRAINING}, "network": repr(network)}
 
 
 def _begin(trial: Trial, splits: Splits, network: Network) -> nn.Module:
