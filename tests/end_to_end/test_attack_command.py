@@ -15,6 +15,7 @@ import dubio
 from dubio.attacks import Pgd, strongest
 from dubio.cli import app
 from dubio.cli.attacking import choose_images, parse_epsilons
+from dubio.version import hardware_of
 
 pytest.importorskip("sklearn")
 
@@ -61,8 +62,20 @@ def test_attacks_are_tabulated_and_kept(runs: Path) -> None:
     ]
     assert [row["forwards"] + row["backwards"] for row in record["rows"]] == [int(row[5]) for row in rows[1:]]
     assert set(images) == {"clean", "targets", *(f"{row['attack']}@{row['epsilon']}" for row in record["rows"])}
+    assert record["hardware"] == hardware_of(torch.device("cpu"))
     assert "against" in result.stdout
     assert (runs / "first" / "attack.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_attacks_on_a_gpu_are_kept_like_others(runs: Path, tmp_path: Path) -> None:
+    options = ("--attack", "pgd,transfer", "--epsilon", "0.3", "--device", "cuda", "--out", tmp_path)
+    result = attack(runs, *options)
+    assert result.exit_code == 0, result.output
+    record, images = kept(tmp_path)
+    assert not record["hardware"].startswith("CPU")
+    assert {tensor.device.type for tensor in images.values()} == {"cpu"}
+    assert (tmp_path / "attack.png").is_file()
 
 
 def test_what_is_kept_can_be_made_and_scored_again(runs: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Products of many draws with their biases: what runs draw by draw gives what torch maps, in any company."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +28,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return one_by_one(num_samples, *rest)
 
     one_by_one = module._one_by_one
-    monkeypatch.setattr(module, "_is_worth_a_launch", lambda input, weight: module.is_mapped(weight))
+    monkeypatch.setattr(module, "DEVICES", ("cpu",))
+    monkeypatch.setattr(module, "MANY_OUTPUTS", 1)
     monkeypatch.setattr(module, "_one_by_one", noted)
     return seen
 
@@ -61,6 +64,22 @@ def test_under_autocast_draw_by_draw_computes_in_its_type(launched: list[int]) -
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_under_autocast_other_types_give_what_torch_gives(launched: list[int], dtype: torch.dtype, mixed: bool) -> None:
+    inputs, weights, biases = DRAWN.to(dtype), WEIGHTS.to(dtype), BIASES if mixed else BIASES.to(dtype)
+
+    def outcome(function: Callable[..., Tensor], bias: Tensor) -> torch.dtype | None:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            try:
+                return vmap(function)(inputs, weights, bias).dtype
+            except RuntimeError:
+                return None
+
+    expected = outcome(torch.nn.functional.linear, biases.bfloat16() if mixed else biases)
+    assert outcome(affine, biases) == expected
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, for tangents
 def test_a_map_around_and_tangents_pass_through(launched: list[int]) -> None:
     """Neither sees what is written into a tensor behind its back."""
@@ -86,20 +105,21 @@ def test_predictions_are_the_same(launched: list[int]) -> None:
     torch.testing.assert_close(mapped.probs, looped.probs)
 
 
-def test_nothing_is_launched_draw_by_draw_on_a_cpu_or_where_gradients_are_wanted(
-    monkeypatch: pytest.MonkeyPatch,
+def test_draws_are_launched_on_a_gpu_for_many_outputs_without_gradients(
+    launched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MANY_OUTPUTS", 1)
-    decisions = []
-
-    def watched(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        decisions.append(module._is_worth_a_launch(inputs, weight))
-        return affine(inputs, weight, bias)
-
-    vmap(watched)(DRAWN, WEIGHTS, BIASES)
+    monkeypatch.setattr(module, "MANY_OUTPUTS", ROWS * UNITS)
+    vmap(affine)(DRAWN, WEIGHTS, BIASES)
     with torch.no_grad():
-        vmap(watched)(DRAWN, WEIGHTS, BIASES)
-    assert decisions == [False, False]
+        vmap(affine)(DRAWN[:, 1:], WEIGHTS, BIASES)
+        vmap(affine, in_dims=(0, None, None))(DRAWN, WEIGHTS[0], BIASES[0])
+        vmap(lambda inputs, weight: affine(inputs, weight, None))(DRAWN, WEIGHTS)
+        assert launched == []
+        vmap(affine)(DRAWN, WEIGHTS, BIASES)
+        assert launched == [SAMPLES]
+        monkeypatch.setattr(module, "DEVICES", ("cuda",))
+        vmap(affine)(DRAWN, WEIGHTS, BIASES)
+        assert launched == [SAMPLES]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -21,7 +21,8 @@ from dubio import attacks
 from dubio.attacks import Apgd, Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Square, Transfer
 from dubio.data import Examples
 from dubio.persistence.atomic import write_atomically
-from dubio.version import versions
+from dubio.sampling.settings import device_of
+from dubio.version import hardware_of, versions
 
 __all__ = [
     "Assault",
@@ -77,6 +78,7 @@ class Assault:
     clean: Score
     rows: list[Row]
     seeds: dict[str, int]
+    hardware: str
 
     def save(self, folder: Path, asked: dict[str, Any]) -> None:
         """Write ``attack.json`` and ``attack.safetensors``; ``asked`` is what the record says of the command."""
@@ -97,6 +99,7 @@ class Assault:
             "num_draws": self.clean.num_samples,
             "num_tries": self.clean.num_tries,
             "versions": versions(),
+            "hardware": self.hardware,
             "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "clean": _record_score(self.clean),
             "rows": [_record_row(row) for row in self.rows],
@@ -174,7 +177,7 @@ def assail(
         for name in names
         for epsilon, distance in epsilons.items()
     }
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model) or torch.device("cpu")
     inputs, targets = (tensor.to(device) for tensor in chosen[0].tensors)
 
     def scored(adversarial: Tensor) -> Score:
@@ -193,7 +196,7 @@ def assail(
         if len(names) > 1:
             worst = attacks.strongest(model, results, targets, seed=seeds["selection"])[0]
             rows.append(Row(STRONGEST, epsilon, None, worst.cpu(), scored(worst), *_total_cost(results)))
-    return Assault(*chosen, clean, rows, seeds)
+    return Assault(*chosen, clean, rows, seeds, hardware_of(device))
 
 
 def tabulate(assault: Assault) -> Table:

@@ -14,9 +14,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dubio.layers.leaf_loop import apart, is_mapped
+from dubio.sampling.passes import is_transformed
 
 __all__ = ["affine"]
 
+DEVICES = ("cuda",)
+"""Where the addition of mapped biases costs that much."""
 MANY_OUTPUTS = 2**20
 """Outputs of a draw from which its own product is worth a launch."""
 
@@ -24,37 +27,40 @@ MANY_OUTPUTS = 2**20
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear(input, weight, bias)``; under autocast, the bias is added in the type of the product."""
     device = input.device.type
-    if torch.is_autocast_enabled(device) and bias is not None and bias.dtype == torch.float32:
-        bias = bias.to(torch.get_autocast_dtype(device))  # mapped, F.linear would add it in float32
+    lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if lower is not None and bias is not None and bias.dtype == torch.float32:
+        bias = bias.to(lower)  # mapped, F.linear would add it in float32
     if bias is not None and _is_worth_a_launch(input, weight):
-        if torch.is_autocast_enabled(device):
-            input, weight = (value.to(torch.get_autocast_dtype(device)) for value in (input, weight))
-        return apart(_one_by_one, (input, weight, bias))[0]
+        factors = [value.to(lower) if lower and value.dtype == torch.float32 else value for value in (input, weight)]
+        if all(value.dtype == (lower or bias.dtype) for value in (*factors, bias)):
+            return apart(_one_by_one, (*factors, bias))[0]
     return F.linear(input, weight, bias)
 
 
 def _is_worth_a_launch(input: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not input.is_cuda:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or input.device.type not in DEVICES:
         return False
-    return is_mapped(weight) and input.numel() // weight.shape[1] * len(weight) >= MANY_OUTPUTS
+    return is_mapped(weight) and input.shape[:-1].numel() * len(weight) >= MANY_OUTPUTS
 
 
 def _one_by_one(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor]:
     """Each draw's product, written to its place."""
+    first = [tensor if axis is None else tensor.movedim(axis, 0) for tensor, axis in zip(tensors, axes, strict=True)]
+    leading = first[0].shape[0 if axes[0] is None else 1 : -1]
+    first[0] = first[0].reshape(*first[0].shape[: axes[0] is not None], leading.numel(), -1)
     inputs, weights, biases = (
-        tensor.expand(num_samples, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
-        for tensor, axis in zip(tensors, axes, strict=True)
+        tensor.expand(num_samples, *tensor.shape) if axis is None else tensor
+        for tensor, axis in zip(first, axes, strict=True)
     )
-    flat = inputs.flatten(1, -2) if inputs.dim() > 2 else inputs.unsqueeze(1)
-    shape = (*inputs.shape[:-1], weights.shape[1])
+    shape = (num_samples, *leading, weights.shape[1])
     if _is_watched():
-        return ((torch.bmm(flat, weights.mT) + biases.unsqueeze(1)).reshape(shape),)
-    outputs = flat.new_empty(num_samples, flat.shape[1], weights.shape[1])
-    for output, rows, weight, bias in zip(outputs, flat, weights, biases, strict=True):
+        return ((torch.bmm(inputs, weights.mT) + biases.unsqueeze(1)).reshape(shape),)
+    outputs = inputs.new_empty(num_samples, leading.numel(), weights.shape[1])
+    for output, rows, weight, bias in zip(outputs, inputs, weights, biases, strict=True):
         torch.addmm(bias, rows, weight.t(), out=output)
     return (outputs.reshape(shape),)
 
 
 def _is_watched() -> bool:
     """Whether somebody maps or differentiates around us, which writing into a tensor would escape."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return is_transformed() or forward_ad._current_level >= 0

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dubio.layers.leaf_loop import is_mapped
 from dubio.layers.sources import Source
 from dubio.sampling import LoopOnlyError, Pass, joined_pass
 
@@ -36,7 +37,7 @@ class Members(Source):
             if run.off:
                 raise ValueError("noise cannot be off: an ensemble has no mean network; take one of its .members")
             place = self._place(run)
-            if not _is_mapped(place) and not torch.compiler.is_compiling():
+            if not is_mapped(place) and not torch.compiler.is_compiling():
                 return self.members[int(place)](*args, **kwargs)
             return self._stacked(place, args, kwargs)
 
@@ -75,15 +76,11 @@ def _one_of(tensors: list[Tensor], place: Int[Tensor, ""]) -> Tensor:
     if not torch.compiler.is_compiling():
         # What indexing would give, without the gathers and scatters of single numbers that a map makes of it.
         places = torch._C._functorch.get_unwrapped(place)
-        if not _is_mapped(places):
+        if not is_mapped(places):
             level = torch._C._functorch.maybe_get_level(place)
             return torch._C._functorch._add_batch_dim(torch.stack([tensors[i] for i in places.tolist()]), 0, level)
     place = place.to(tensors[0].device).reshape(1)
     return torch.stack(tensors).index_select(0, place).squeeze(0)
-
-
-def _is_mapped(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def _takes_statistics(module: nn.Module) -> bool:

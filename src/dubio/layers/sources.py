@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio.sampling import Inputs, Pass, name_sources, run
-from dubio.sampling.settings import STATE, check_num_samples, fresh, settings_for_run
+from dubio.sampling.settings import STATE, check_num_samples, device_of, fresh, settings_for_run
 
 __all__ = [
     "InputSource",
@@ -115,7 +115,7 @@ def divergence(
     terms += [] if closed is None else [closed]
     if terms:
         return torch.stack(terms).sum()
-    return torch.zeros((), device=next((parameter.device for parameter in model.parameters()), None))
+    return torch.zeros((), device=device_of(model))
 
 
 def closed_divergence(model: nn.Module) -> Float[Tensor, ""] | None:

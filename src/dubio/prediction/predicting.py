@@ -26,7 +26,7 @@ from dubio.prediction.streaming import statistics_for
 from dubio.sampling import Estimator, Precision, Using, check_precision, computing_in, stream
 from dubio.sampling.executors import Executor
 from dubio.sampling.planning import memory_budget
-from dubio.sampling.settings import STATE, check_num_samples
+from dubio.sampling.settings import STATE, check_num_samples, device_of
 
 __all__ = ["predict"]
 
@@ -112,7 +112,7 @@ def predict(
         chunk=chunk,
         decisions=decisions_of(model) if decisions and likelihood == own else Decisions(),
     )
-    device = _device(model)
+    device = device_of(model)
     at_work = device or torch.device("cpu")
     parts: list[Predictive] = []
     for block in blocks_of(inputs, shared, device, _limit(inputs, at_work)):
@@ -161,10 +161,6 @@ def _predict_block(model: nn.Module, block: Block, order: _Order) -> Predictive:
         statistics[number].update(soundness.checked(number, outputs))
     soundness.check()
     return joined([part.finish(order.seed) for part in statistics])
-
-
-def _device(model: nn.Module) -> torch.device | None:
-    return next((parameter.device for parameter in model.parameters()), None)
 
 
 def _seed(seed: int | None) -> int:

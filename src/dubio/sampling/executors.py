@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dubio.sampling.drawing import Call, Draws, Inputs, Perturbations, arguments, join, loop_draws, map_draws, repeat
 from dubio.sampling.memory import is_out_of_memory
-from dubio.sampling.passes import name_sources
+from dubio.sampling.passes import is_transformed, name_sources
 from dubio.sampling.planning import Plan, plan_for, remember_failure, remember_out_of_memory
 from dubio.sampling.recomputing import recomputed
 from dubio.sampling.settings import STATE, Using, check_module, check_num_samples, settings_for_run
@@ -140,8 +140,7 @@ def _carry_out(call: Call, plan: Plan, draws: Tensor, drawn: Sequence[Perturbati
             return loop_draws(call, draws, drawn if not plan.recompute else None)
         return map_draws(call, draws, plan.executor == "vmap inputs")
 
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # by someone's vmap or grad around us
-    return recomputed(call, run_draws, plan.moving) if plan.recompute and not transformed else run_draws(call)
+    return recomputed(call, run_draws, plan.moving) if plan.recompute and not is_transformed() else run_draws(call)
 
 
 def stream(

@@ -29,6 +29,7 @@ __all__ = [
     "checkpoint",
     "current_pass",
     "detach",
+    "is_transformed",
     "joined_pass",
     "name_sources",
 ]
@@ -128,6 +129,11 @@ class Pass:
         return noise
 
 
+def is_transformed() -> bool:
+    """Whether some ``vmap``, ``grad`` or other transform of ``torch.func`` runs around us."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def current_pass() -> Pass | None:
     """The pass running in this thread, if any."""
     return STATE.own.current
@@ -203,7 +209,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     if torch.compiler.is_compiling():  # the compiler recomputes by itself, from the same noise
         return torch_checkpoint(function, *args, use_reentrant=False, **kwargs)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_transformed():
         raise RuntimeError("activation checkpointing cannot run under vmap")
     settings, running = STATE.own.settings, STATE.own.current
     drawn, calls = (dict(running.drawn), dict(running.calls)) if running else ({}, {})

@@ -34,6 +34,7 @@ __all__ = [
     "antithetic",
     "check_module",
     "check_num_samples",
+    "device_of",
     "fresh",
     "frozen",
     "memory_limit",
@@ -160,6 +161,11 @@ def check_module(model: object) -> None:
     """Refuse what is not a network."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Where a network is, as its first parameter says; None for one without parameters."""
+    return next((parameter.device for parameter in model.parameters()), None)
 
 
 def check_num_samples(num_samples: int) -> None:

@@ -118,9 +118,8 @@ def perturbed_images(trial: Trial, splits: Splits, source: Source) -> dict[str, 
         attacked = attack(trained_network(trial, splits, source.network), inputs, targets, progress=False)
         return {"inputs": attacked.inputs, "fooled": attacked.fooled}
 
-    described = _described(trial, source.network)
-    # The seed of the network is that of the attack.
-    return trial.kept({"perturbed": described, "attack": repr(attack), "num_test": len(_test(splits)[1])}, make)
+    what = {"perturbed": _described(trial, source.network), "attack": repr(attack), "num_test": len(_test(splits)[1])}
+    return trial.kept({**what, "seed": trial.seed}, make)
 
 
 def attack_of(trial: Trial) -> MinimumNorm:

@@ -41,6 +41,9 @@ def train_network(trial: Trial, train: Examples, wrong_labels: float = 0.0) -> n
     """
     settings = trial.settings
     own = settings["networks"][settings["network"]]
+    unknown = set(own) - {"method", "bootstrap", "beta"}
+    if unknown:
+        raise ValueError(f"a network has method, bootstrap and beta, got {', '.join(sorted(unknown))}")
     method = from_json(own["method"])
     what = {name: settings.get(name) for name in TRAINING}
     return trial.trained(

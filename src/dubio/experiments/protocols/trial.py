@@ -65,6 +65,10 @@ class Trial:
             what: all that they depend on, as plain values: the seed, the data, every setting that has a part in them.
             make: makes them.
         """
+        return {name: value.to(self.device) for name, value in self._kept(what, make).items()}
+
+    def _kept(self, what: dict[str, Any], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The same where they lie, on the CPU."""
         described = json.dumps(what, sort_keys=True)
         self.shared.mkdir(parents=True, exist_ok=True)
         file = self.shared / f"{hashlib.sha256(described.encode()).hexdigest()[:24]}.safetensors"
@@ -76,12 +80,12 @@ class Trial:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata()
             self.origins[file.stem] = f"{metadata['commit']}, {metadata['hardware']}"
-            return {name: opened.get_tensor(name).to(self.device) for name in opened.keys()}  # noqa: SIM118
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
     def learned(
         self, what: dict[str, Any], build: Callable[[], Module], train: Callable[[Module], dict[str, Tensor]]
     ) -> Learned[Module]:
-        """A network as it is after training, on the trial's device, and how it went.
+        """A network as it is after training, on the trial's device, and how it went, in numbers on the CPU.
 
         It is trained once for all trials that describe it so.
 
@@ -99,12 +103,12 @@ class Trial:
             state = {f"model.{name}": value for name, value in model.state_dict().items()}
             return state | {f"history.{name}": value for name, value in history.items()}
 
-        kept = self.kept({"learned": what, "seed": self.seed}, make)
+        kept = self._kept({"learned": what, "seed": self.seed}, make)
         model.load_state_dict(_behind("model.", kept))
         return Learned(model.eval(), _behind("history.", kept))
 
     def trained(self, what: dict[str, Any], build: Callable[[], Module], train: Callable[[Module], object]) -> Module:
-        """The same without any numbers: the network alone."""
+        """A network as it is after training; ``learned`` without any numbers."""
 
         def only_train(model: Module) -> dict[str, Tensor]:
             train(model)
