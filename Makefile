@@ -30,7 +30,7 @@ test: $(STAMP) ## run the fast tests (ARGS="-k elbo" passes options on)
 slow: $(STAMP) ## run the slow tests
 	$(PYTEST) -m slow $(ARGS) || { code=$$?; [ $$code -eq 5 ] && echo "no slow tests selected"; }
 
-check: $(STAMP) ## run all that CI runs after set-up: style, types, imports, status table, tests, examples
+check: $(STAMP) ## run style, types, imports, status table, tests, and the examples in little
 	@for stage in $(CHECKS); do \
 		echo "== $$stage"; start=$$(date +%s); \
 		$(MAKE) --no-print-directory $$stage || exit 1; \
