@@ -91,10 +91,11 @@ def test_published_averages_are_those_of_the_twelve_sets(name: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_networks_of_all_tables_are_the_same_networks(name: str) -> None:
     spec, other = load_spec(name), load_spec("bws-clean")
-    assert {key: spec.settings.get(key) for key in TRAINING} == {key: other.settings.get(key) for key in TRAINING}
+    shared = (*TRAINING, "lr")
+    assert {key: spec.settings.get(key) for key in shared} == {key: other.settings.get(key) for key in shared}
     for variant in ("digits", "tiny"):
         own, others = (one.settings_of(one.cells[0], variant) for one in (spec, other))
-        assert {key: own.get(key) for key in TRAINING} == {key: others.get(key) for key in TRAINING}
+        assert {key: own.get(key) for key in shared} == {key: others.get(key) for key in shared}
     sources = {key: value for key, value in spec.settings.items() if key.startswith(("source_", "attack_"))}
     made = load_spec("bws-fixed-sources" if name.startswith("bws-fixed") else "bws-sources")
     assert all(made.settings[key] == value for key, value in sources.items())
@@ -115,6 +116,10 @@ def test_what_a_cell_says_reaches_its_network(fitted: list[dict[str, Any]], tmp_
     assert dubio.spec(model).method.estimator == "weight"
     plain = trial_of(tmp_path, settings_of("bws-clean", "lambda-1e-2"))
     fixed = trained_network(plain, splits, evaluated_network(plain.settings))
+    own = trial_of(tmp_path, settings_of("bws-transfer", "rho-3-matched", lr=0.02))
+    assert (evaluated_network(own.settings).lr, find_source(own.settings, "fc10_0").network.lr) == (0.01, 0.02)
+    trained_network(own, splits, evaluated_network(own.settings))
+    assert fitted[-1]["lr"] == 0.01
     assert dubio.spec(fixed).method == dubio.Deterministic(l2=0.01)
     assert fitted[1]["objective"] == Elbo(l2=0.01, l2_per="unit")
 

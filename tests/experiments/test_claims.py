@@ -30,10 +30,10 @@ def published_of(name: str, variant: str = "", ending: str = "") -> Values:
 
 CASES: dict[str, tuple[Values, Values]] = {  # of every claim: records with which it holds, and what breaks it
     "bws-clean-accuracies": (published_of("bws-clean"), {"rho-3:validation": 96.7}),
-    "bws-clean-like-torch": (published_of("bws-clean", "-like-torch"), {"rho-2-like-torch:test": 95.5}),
-    "bws-clean-like-torch-together": (
-        published_of("bws-clean", "-like-torch", "_ensemble"),
-        {"rho-30-like-torch:validation_ensemble": 98.1},
+    "bws-clean-matched": (published_of("bws-clean", "-matched"), {"rho-2-matched:test": 95.5}),
+    "bws-clean-matched-together": (
+        published_of("bws-clean", "-matched", "_ensemble"),
+        {"rho-30-matched:validation_ensemble": 98.1},
     ),
     "bws-clean-order": (
         {"rho-30:test": 95.0, "rho-3:test": (94.9, 95.0, 95.2), "rho-1.5:test": 90.0},
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Values, Values]] = {  # of every claim: records with whic
     ),
     "bws-gain-weight-1": ({"*:average": 70.0, "rho-2-weight-1:average": 78.0}, {"lambda-0-weight-1:average": 71.0}),
     "bws-gain-weight-2": ({"*:average": 70.0, "rho-2-weight-2:average": 78.0}, {"rho-2-weight-2:average": 77.0}),
-    "bws-gain-like-torch": ({"*:average": 70.0, "rho-4-like-torch:average": 78.0}, {"lambda-1:average": 71.0}),
+    "bws-gain-matched": ({"*:average": 70.0, "rho-4-matched:average": 78.0}, {"lambda-1:average": 71.0}),
     "bws-gain-by-sampling-searched": (
         {"*:average": 70.0, "rho-4:average": 80.0, "lambda-0-like-prior:average": 74.0},
         {"lambda-0-like-prior:average": 75.5},

@@ -5,10 +5,10 @@ with, and else deterministic with a penalty ``l2`` (E-26). Twelve deterministic 
 as little as deceives them (E-64), and what that does to other networks is the experiment. Inputs are doubled inside the
 networks, so that everybody else sees pixels in [0, 1].
 
-Settings: those in ``TRAINING`` (``beta``, a factor of the divergence, is 1 where it is left out), ``model``, ``init``,
-``rho`` or ``l2``; for sources ``source_models``, ``source_l2``, ``source_init``, and of their attack ``attack_mode``,
-``attack_steps``, ``attack_step_size``, ``attack_c``, ``attack_bisections``, and ``attack_search`` (True where it is
-left out).
+Settings: those in ``TRAINING`` (``beta``, a factor of the divergence, is 1 where it is left out), ``lr``, ``model``,
+``init``, ``rho`` or ``l2``, and ``own_lr`` where the evaluated network has a rate of its own; for sources
+``source_models``, ``source_l2``, ``source_init``, and of their attack ``attack_mode``, ``attack_steps``,
+``attack_step_size``, ``attack_c``, ``attack_bisections``, and ``attack_search`` (True where it is left out).
 """
 
 import math
@@ -52,7 +52,6 @@ TRAINING = (
     "epochs",
     "patience",
     "batch_size",
-    "lr",
     "momentum",
     "kl_weighting",
     "beta",
@@ -63,11 +62,12 @@ TRAINING = (
 
 @dataclass(frozen=True)
 class Network:
-    """A network before it is trained: its architecture, its method, and whether its weights begin like the prior's."""
+    """A network before it is trained: its architecture, its method, whether its weights begin like the prior's."""
 
     model: str
     method: Bayes | Deterministic
     like_prior: bool
+    lr: float
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Source:
 
 def evaluated_network(settings: dict[str, Any]) -> Network:
     """The network of a cell."""
-    return Network(settings["model"], _method_of(settings), _begins_like_prior(settings["init"]))
+    lr = settings.get("own_lr", settings["lr"])
+    return Network(settings["model"], _method_of(settings), _begins_like_prior(settings["init"]), lr)
 
 
 def source_names(settings: dict[str, Any]) -> list[str]:
@@ -94,7 +95,8 @@ def find_source(settings: dict[str, Any], name: str) -> Source:
         raise ValueError(f"source must be one of {', '.join(source_names(settings))}, got {name!r}")
     model, _, l2 = name.partition("_")
     method = Deterministic(l2=settings["source_l2"][l2])
-    return Source(name, Network(settings["source_models"][model], method, _begins_like_prior(settings["source_init"])))
+    like_prior = _begins_like_prior(settings["source_init"])
+    return Source(name, Network(settings["source_models"][model], method, like_prior, settings["lr"]))
 
 
 def trained_network(trial: Trial, splits: Splits, network: Network) -> nn.Module:
@@ -102,7 +104,7 @@ def trained_network(trial: Trial, splits: Splits, network: Network) -> nn.Module
     return trial.trained(
         _described(trial, network),
         lambda: _begin(trial, splits, network),
-        lambda model: _fit(trial, splits, model),
+        lambda model: _fit(trial, splits, model, network.lr),
     )
 
 
@@ -176,7 +178,7 @@ def _begin(trial: Trial, splits: Splits, network: Network) -> nn.Module:
     return network.method.convert(net)
 
 
-def _fit(trial: Trial, splits: Splits, model: nn.Module) -> None:
+def _fit(trial: Trial, splits: Splits, model: nn.Module, lr: float) -> None:
     settings = trial.settings
     method = spec(model).method
     assert isinstance(method, Bayes | Deterministic)
@@ -187,7 +189,7 @@ def _fit(trial: Trial, splits: Splits, model: nn.Module) -> None:
         objective=replace(method.objective(), kl_weighting=settings["kl_weighting"], beta=settings.get("beta", 1.0)),
         epochs=settings["epochs"],
         batch_size=settings["batch_size"],
-        lr=settings["lr"],
+        lr=lr,
         optimizer=partial(torch.optim.SGD, momentum=settings["momentum"]),
         num_samples=settings["train_draws"],
         patience=settings["patience"],
