@@ -37,6 +37,7 @@ from dubio.auditing.values import (
 )
 from dubio.evaluation.gathering import gather
 from dubio.functional.adversarial import Norm
+from dubio.sampling.settings import device_of
 from dubio.version import VERSION, versions
 
 __all__ = ["audit"]
@@ -193,8 +194,7 @@ def _choose(inputs: Any, targets: Tensor, count: int, seed: int, model: Model) -
     """Some images, always the same for a seed, in the order of the data, where the network is."""
     if not isinstance(inputs, Tensor):
         raise TypeError(f"data must have one tensor of inputs to be attacked, got {type(inputs).__name__}")
-    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
-    device = next((parameter.device for parameter in parameters), inputs.device)
+    device = (device_of(model) if isinstance(model, nn.Module) else None) or inputs.device
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
     rows = order[:count].sort().values.to(inputs.device)
     return inputs[rows].to(device), targets[rows].to(device)

@@ -45,19 +45,18 @@ def _is_worth_a_launch(input: Tensor, weight: Tensor) -> bool:
 
 def _one_by_one(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor]:
     """Each draw's product, written to its place."""
-    first = [tensor if axis is None else tensor.movedim(axis, 0) for tensor, axis in zip(tensors, axes, strict=True)]
-    leading = first[0].shape[0 if axes[0] is None else 1 : -1]
-    first[0] = first[0].reshape(*first[0].shape[: axes[0] is not None], leading.numel(), -1)
     inputs, weights, biases = (
-        tensor.expand(num_samples, *tensor.shape) if axis is None else tensor
-        for tensor, axis in zip(first, axes, strict=True)
+        # What draws share is contiguous, so that rows are counted on one axis without a copy for each draw.
+        tensor.contiguous().expand(num_samples, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+        for tensor, axis in zip(tensors, axes, strict=True)
     )
-    shape = (num_samples, *leading, weights.shape[1])
+    rows = inputs.reshape(num_samples, inputs.shape[1:-1].numel(), inputs.shape[-1])
+    shape = (*inputs.shape[:-1], weights.shape[1])
     if _is_watched():
-        return ((torch.bmm(inputs, weights.mT) + biases.unsqueeze(1)).reshape(shape),)
-    outputs = inputs.new_empty(num_samples, leading.numel(), weights.shape[1])
-    for output, rows, weight, bias in zip(outputs, inputs, weights, biases, strict=True):
-        torch.addmm(bias, rows, weight.t(), out=output)
+        return ((torch.bmm(rows, weights.mT) + biases.unsqueeze(1)).reshape(shape),)
+    outputs = rows.new_empty(*rows.shape[:2], weights.shape[1])
+    for output, own_rows, weight, bias in zip(outputs, rows, weights, biases, strict=True):
+        torch.addmm(bias, own_rows, weight.t(), out=output)
     return (outputs.reshape(shape),)
 
 

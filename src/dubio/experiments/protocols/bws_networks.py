@@ -62,7 +62,7 @@ TRAINING = (
 
 @dataclass(frozen=True)
 class Network:
-    """A network before it is trained: its architecture, its method, whether its weights begin like the prior's."""
+    """A network before it is trained: architecture, method, whether weights begin like the prior's, learning rate."""
 
     model: str
     method: Bayes | Deterministic
