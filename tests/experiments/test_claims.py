@@ -70,7 +70,15 @@ CASES: dict[str, tuple[Values, Values]] = {  # of every claim: records with whic
         {"rho-4:audit_accuracy": 7.0},
     ),
     "bbb-mixture-error": ({"mixture-1200:test_error": 1.5}, {"mixture-1200:test_error": 1.51}),
+    "bbb-mixture-error-600-epochs": (
+        {"mixture-1200-600-epochs:test_error": 1.5, "mixture-1200:test_error": 1.6},
+        {"mixture-1200-600-epochs:test_error": 1.51},
+    ),
     "bbb-gaussian-error": ({"gaussian-1200:test_error": 1.6}, {"gaussian-1200:test_error": 1.4}),
+    "bbb-gaussian-error-600-epochs": (
+        {"gaussian-1200-600-epochs:test_error": 2.4},
+        {"gaussian-1200-600-epochs:test_error": 2.6},
+    ),
     "bbb-order-of-errors": ({"*": 1.8, "mixture-1200:test_error": 1.4}, {"mlp-1200:test_error": 1.3}),
     "bbb-pruned": ({"*": 1.2, "removed-95:test_error": 1.4}, {"removed-95:test_error": 1.6}),
     "m3-gaussian-kmnist": ({"gaussian-kmnist:*": 0.95}, {"gaussian-kmnist:auroc_mutual*": 0.94}),

@@ -1,6 +1,7 @@
 """Pictures of records: lines are means over seeds, bands their standard errors, fields of a table its numbers."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,16 @@ def test_four_panels_stand_in_two_rows_and_what_is_left_over_is_empty(unwritten:
     five = draw_curves(spec, results, [*spec.curves], tmp_path / "five.png")
     assert five.axes[0].get_title(loc="left").count("\n") == 1
     assert [axes.get_visible() for axes in five.axes] == [True] * 5 + [False]
-    assert [bool(axes.texts) for axes in five.axes[:5]] == [False, False, True, False, True]
+    assert [bool(axes.texts) for axes in five.axes[:5]] == [False, False, True, False, False]
+
+
+def test_a_last_row_that_is_shorter_names_only_lines_that_no_row_above_has(unwritten: None, tmp_path: Path) -> None:
+    spec = spec_of(curves={f"curve {number}": "a height" for number in range(5)})
+    first = record(spec, "first", 0)
+    without = replace(first, curves={name: curve for name, curve in first.curves.items() if name == "curve 4"})
+    figure = draw_curves(spec, [without, record(spec, "second", 0, 2.0)], [*spec.curves], tmp_path / "five.png")
+    names = [[text.get_text() for text in axes.texts] for axes in figure.axes[:5]]
+    assert names == [[], [], ["second"], [], ["first", "second"]]
 
 
 def test_seeds_that_were_measured_elsewhere_are_averaged_where_all_were() -> None:

@@ -20,7 +20,7 @@ DRAWN = torch.randn(SAMPLES, ROWS, INPUTS)
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Draw by draw, as on a GPU with many outputs; the numbers of draws that ran so."""
+    """Draw by draw, as on a GPU with large products; the numbers of draws that ran so."""
     seen: list[int] = []
 
     def noted(num_samples: int, *rest: object) -> tuple[Tensor]:
@@ -29,7 +29,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     one_by_one = module._one_by_one
     monkeypatch.setattr(module, "DEVICES", ("cpu",))
-    monkeypatch.setattr(module, "MANY_OUTPUTS", 1)
+    monkeypatch.setattr(module, "LARGE_PRODUCT", 1)
     monkeypatch.setattr(module, "_one_by_one", noted)
     return seen
 
@@ -105,10 +105,10 @@ def test_predictions_are_the_same(launched: list[int]) -> None:
     torch.testing.assert_close(mapped.probs, looped.probs)
 
 
-def test_draws_are_launched_on_a_gpu_for_many_outputs_without_gradients(
+def test_draws_are_launched_on_a_gpu_for_large_products_without_gradients(
     launched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MANY_OUTPUTS", ROWS * UNITS)
+    monkeypatch.setattr(module, "LARGE_PRODUCT", ROWS * INPUTS * UNITS)
     vmap(affine)(DRAWN, WEIGHTS, BIASES)
     with torch.no_grad():
         vmap(affine)(DRAWN[:, 1:], WEIGHTS, BIASES)
@@ -123,10 +123,10 @@ def test_draws_are_launched_on_a_gpu_for_many_outputs_without_gradients(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_many_outputs_are_launched_draw_by_draw() -> None:
+def test_on_a_gpu_large_products_are_launched_draw_by_draw() -> None:
     """The decision itself, and numbers beside the map."""
-    inputs = torch.randn(2048, 64, device="cuda")
-    weights, biases = torch.randn(3, 512, 64, device="cuda"), torch.randn(3, 512, device="cuda")
+    inputs = torch.randn(4096, 1024, device="cuda")
+    weights, biases = torch.randn(3, 1024, 1024, device="cuda"), torch.randn(3, 1024, device="cuda")
     decisions = []
 
     def watched(weight: Tensor, bias: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def test_on_a_gpu_many_outputs_are_launched_draw_by_draw() -> None:
 
     with torch.no_grad():
         found = vmap(watched)(weights, biases)
-        vmap(watched)(weights[:, :256], biases[:, :256])
+        vmap(watched)(weights[:, :512], biases[:, :512])
     vmap(watched)(weights, biases)
     assert decisions == [True, False, False]
     torch.testing.assert_close(found, inputs @ weights.mT + biases[:, None], rtol=1e-3, atol=1e-3)

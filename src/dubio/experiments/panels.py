@@ -75,23 +75,31 @@ def name_axes(axes: Any, what: str, along: str) -> None:
 
 def finish(figure: Any, all_axes: Sequence[Any], path: str | Path) -> Any:
     """Name the lines, and write the figure."""
-    found = {line.get_label(): line for axes in all_axes for line in axes.lines if line.get_label()[0] != "_"}
+    found = {name: line for axes in all_axes for name, line in _named(axes).items()}
     if len(found) > MOST_LABELS:
         figure.legend([*found.values()], [*found], loc="outside right center", frameon=False, fontsize=SIZE - 1)
     elif len(found) > 1:
         columns = all_axes[0].get_gridspec().ncols
-        for number, axes in enumerate(all_axes):
-            if number % columns == columns - 1 or number == len(all_axes) - 1:
-                _label_ends(axes)
+        ends = [*all_axes[columns - 1 :: columns]]
+        # Names in a shorter last row would push the panels above it aside.
+        if not {*_named(all_axes[-1])} <= {name for axes in ends for name in _named(axes)}:
+            ends.append(all_axes[-1])
+        for axes in ends:
+            _label_ends(axes)
     write(figure, path)
     return figure
+
+
+def _named(axes: Any) -> dict[str, Any]:
+    """The lines of a panel that have a name, by it."""
+    return {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
 
 
 def _label_ends(axes: Any) -> None:
     """The name of each line in its colour, beside its end, and so far from the others that all can be read."""
     into_panel = axes.transData + axes.transAxes.inverted()
     axes.autoscale_view()
-    lines = [line for line in axes.lines if line.get_label()[0] != "_"]
+    lines = [*_named(axes).values()]
     ends = {line: into_panel.transform(line.get_xydata()[-1])[1] for line in lines}
     lines.sort(key=lambda line: ends[line])
     gap = 1.25 * SIZE / (72 * 0.7 * PANEL_HEIGHT)  # of the height of a panel, most of which are its axes
