@@ -27,14 +27,14 @@ class Headline:
 HEADLINES = (
     Headline(
         "Blundell et al. 2015",
-        "MNIST test error in percent, 2 x 1200 units, mixture prior",
+        "MNIST test error in percent, 2 x 1200 units, mixture prior, 600 epochs",
         "bbb-error",
-        "mixture-1200",
+        "mixture-1200-600-epochs",
         "test_error",
     ),
     Headline(
         "Blundell et al. 2015",
-        "the same with 95 % of the weights removed",
+        "the same after 120 epochs, with 95 % of the weights removed",
         "bbb-pruning",
         "removed-95",
         "test_error",

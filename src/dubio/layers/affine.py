@@ -2,8 +2,8 @@
 
 Torch maps ``F.linear`` to a batched product and an addition of the biases, which reads and writes all outputs once more
 in a kernel that does not vectorise: on a GPU nearly as long as the product. A product of one draw adds its bias on the
-way out. So, where products are large and nothing is to be differentiated, draws are multiplied one after another, outside
-the map, into one tensor; what is launched is small beside the products.
+way out. So, where products are large and nothing is to be differentiated, draws are multiplied one after another,
+outside the map, into one tensor; what is launched is small beside the products.
 """
 
 from collections.abc import Sequence
