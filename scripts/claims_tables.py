@@ -4,18 +4,19 @@ from pathlib import Path
 
 from markdown_tables import markdown_table
 
-from dubio.experiments import CLAIMS, PAPERS, Records
+from dubio.experiments import CLAIMS, PAPERS, Claim, Records
 
 __all__ = ["claims_section", "claims_summary", "claims_table"]
 
 NOT_ASKED = "not asked"
 RULES = f"""What the papers say, decided from the records; [what came out and why](findings.md).
 
-- More than a bar is the mean over seeds that is beyond it by more than twice its standard error; no less, no loss and
-  within are means that are not on the wrong side by more than that. Differences are taken seed by seed. Of one seed, it
-  is the plain comparison.
+- More than a bar is the mean over seeds that is beyond it by more than twice its standard error; no less and no loss
+  are means that are not on the wrong side by more than that; within are means that are. Differences are taken seed by
+  seed. Of one seed, it is the plain comparison.
 - A claim is checked when every cell that it is read from has a record of the present spec for every seed.
-- `{NOT_ASKED}`: the paper suggests it, and the question is ours. Such rows are not counted."""
+- `{NOT_ASKED}`: the paper suggests it, and the question is ours. In brackets: it is asked once more, in a way of ours.
+  Neither is counted."""
 
 
 def claims_table(folder: Path, paper: str) -> str:
@@ -26,7 +27,7 @@ def claims_table(folder: Path, paper: str) -> str:
     return markdown_table(
         headings,
         (
-            (f"{claim.words} ({_links(claim.specs)})", claim.published or NOT_ASKED, one.value, one.word)
+            (f"{claim.words} ({_links(claim.specs)})", _published(claim), one.value, one.word)
             for claim, one in found
         ),
     )
@@ -35,19 +36,25 @@ def claims_table(folder: Path, paper: str) -> str:
 def claims_summary(folder: Path) -> str:
     """How many of the published claims that were checked held."""
     records = Records(folder)
-    outcomes = [claim.outcome(records) for claim in CLAIMS if claim.published is not None]
+    outcomes = [claim.outcome(records) for claim in CLAIMS if claim.is_counted]
     held = [one.held for one in outcomes if one.held is not None]
     return f"{sum(held)} of {len(held)} claims that were checked held"
 
 
 def claims_section(folder: Path) -> str:
     """The section of the page of results: all claims, paper by paper."""
-    num_published = sum(claim.published is not None for claim in CLAIMS)
+    num_published = sum(claim.is_counted for claim in CLAIMS)
     told = f"{claims_summary(folder)}, of {num_published} that were published."
     parts = ["## Claims", told, RULES]
     for paper, (title, _) in PAPERS.items():
         parts += [f"### {title}", claims_table(folder, paper)]
     return "\n\n".join(parts)
+
+
+def _published(claim: Claim) -> str:
+    if claim.published is None:
+        return NOT_ASKED
+    return f"({claim.published})" if claim.in_our_way else claim.published
 
 
 def _links(specs: tuple[str, ...]) -> str:

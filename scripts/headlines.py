@@ -48,7 +48,7 @@ HEADLINES = (
     ),
     Headline(
         "Bayesian Weight Sampling",
-        "accuracy in percent on images perturbed for twelve other networks, rho = -3",
+        "accuracy in percent on images perturbed for twelve other networks, up to the boundary, rho = -3",
         "bws-transfer",
         "rho-3",
         "average",

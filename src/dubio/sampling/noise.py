@@ -7,13 +7,14 @@ data into batches changes nothing either - ``torch.randn`` gives no such promise
 agree with a shorter one only where the number of elements is a multiple of 16.
 
 The seeded draw is a custom operator with a vmap rule: under ``vmap`` the rule receives all draw indices at once and
-draws outside the map; under ``torch.compile`` it stays one opaque call, generators included. The same seed gives other
-numbers on other devices.
+draws outside the map; under ``torch.compile`` it stays one opaque call, generators included. On a GPU with Triton all
+draws are one launch (``noise_kernel``). The same seed gives other numbers on other devices, and without Triton.
 """
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -60,6 +61,12 @@ def seeded_noise(
     """
     out = torch.empty((draw.numel(), *shape), dtype=dtype, device=device)
     base = f"{int(seed)}/{key}/{call}"
+    if dtype == torch.float32 and _launches_at_once(device):
+        from dubio.sampling.noise_kernel import fill
+
+        rows, first = (shape[0], first_row) if by_row and shape else (1, 0)
+        fill(out, draw.reshape(-1).tolist(), _digest(base, 0), kind, antithetic, rows, first)
+        return out.reshape((*draw.shape, *shape))
     generator = torch.Generator(device=device)  # one for all draws: seeding it anew costs less than making another
     for target, index in zip(out, draw.reshape(-1).tolist(), strict=True):
         source, mirrored = (index // 2, index % 2 == 1) if antithetic else (index, False)
@@ -99,6 +106,14 @@ def _map_draws(info: Any, in_dims: tuple[Any, ...], seed: Tensor, draw: Tensor, 
 
 
 seeded_noise.register_vmap(_map_draws)
+
+
+@cache
+def _launches_at_once(device: torch.device) -> bool:
+    """Whether Triton is there and compiles for this device."""
+    return (
+        device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
 
 
 def _fill_rows(target: Tensor, generator: torch.Generator, base: str, draw: int, kind: str, first_row: int) -> None:

@@ -4,7 +4,8 @@ A claim is decided by means over seeds and their standard errors, and only when 
 record of the present spec for every seed; until then it was not run. The rule for noise is the same for all:
 
 - more than a bar: the mean is beyond the bar by more than twice its standard error;
-- no less than a bar, nothing lost, within a tolerance: the mean is not beyond the bar by more than twice that.
+- no less than a bar, nothing lost: the mean is not beyond the bar by more than twice that;
+- within a tolerance: the mean is, whatever its standard error.
 
 The standard error is that over seeds. Where there is one seed, both rules are the plain comparison. A difference
 between cells of one spec is taken seed by seed, on the same data, before it is averaged.
@@ -139,6 +140,13 @@ class Claim:
     published: str | None
     """What the paper says came out; ``None`` where the question is ours."""
     check: Callable[[Records], Outcome]
+    in_our_way: bool = False
+    """Whether it is asked in a way of ours, beside that of the paper."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is the paper's, asked in the paper's way."""
+        return self.published is not None and not self.in_our_way
 
     def outcome(self, records: Records) -> Outcome:
         """What the records say of it."""

@@ -70,6 +70,7 @@ CLAIMS = (
             ("flow-paired",),
             "0.009 and 0.094",
             partial(_better, cell=f"ece-stochastic-deterministic{ending}"),
+            in_our_way=bool(ending),
         )
         for ending, words in (("", "both trained until they settle"), ("-early", "the deterministic one stopped early"))
     ),
