@@ -26,10 +26,7 @@ def claims_table(folder: Path, paper: str) -> str:
     headings = ("claim", "published", "ours", "held")
     return markdown_table(
         headings,
-        (
-            (f"{claim.words} ({_links(claim.specs)})", _published(claim), one.value, one.word)
-            for claim, one in found
-        ),
+        ((f"{claim.words} ({_links(claim.specs)})", _published(claim), one.value, one.word) for claim, one in found),
     )
 
 
