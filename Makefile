@@ -7,7 +7,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CHECKS := lint types imports status test slow examples
+CHECKS := lint types imports status tests examples
 
 # One thread per worker, and threads that sleep while they wait: workers do not compete for cores.
 TESTENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
@@ -16,7 +16,7 @@ PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --di
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo check bench faults oracles reproduce-tiny table clean $(CHECKS)
+.PHONY: help demo test slow check bench faults oracles reproduce-tiny table clean $(CHECKS)
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -29,6 +29,9 @@ test: $(STAMP) ## run the fast tests (ARGS="-k elbo" passes options on)
 
 slow: $(STAMP) ## run the slow tests
 	$(PYTEST) -m slow $(ARGS) || { code=$$?; [ $$code -eq 5 ] && echo "no slow tests selected"; }
+
+tests: $(STAMP) ## run both, in one go
+	$(PYTEST) $(ARGS)
 
 check: $(STAMP) ## run style, types, imports, status table, tests, and the examples in little
 	@for stage in $(CHECKS); do \
