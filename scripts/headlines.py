@@ -7,10 +7,9 @@ from pathlib import Path
 from markdown_tables import markdown_table
 
 from dubio.experiments import Row, Spec, load_results, load_spec, spec_names, tabulate
+from dubio.experiments.tables import EARLIER
 
 __all__ = ["HEADLINES", "Headline", "headlines_table"]
-
-EARLIER = "(made under an earlier spec)"
 
 
 @dataclass(frozen=True)
@@ -97,4 +96,4 @@ def _rows(headline: Headline, spec: Spec, folder: Path) -> Iterable[tuple[str, .
 
 def ours_marked(row: Row) -> str:
     """Our number, and whether it was made before the spec was changed."""
-    return f"{row.ours} {EARLIER}" if row.earlier else row.ours
+    return f"{row.ours} ({EARLIER})" if row.earlier else row.ours

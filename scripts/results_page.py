@@ -11,14 +11,14 @@ function of specs and records: nothing in it tells the time. With ``--check`` no
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from claims_tables import claims_section
-from headlines import EARLIER, ours_marked
+from headlines import ours_marked
 from markdown_tables import markdown_table
 
 from dubio.experiments import (
@@ -34,16 +34,10 @@ from dubio.experiments import (
     spec_names,
     tabulate,
 )
+from dubio.experiments.tables import EARLIER
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_METRICS, MOST_ROWS = 6, 48  # of a table with a row for each number; one of more has rows and columns
-HEAT_MAPS = ("bws-ensembles", "bws-pruning", "bws-transfer")  # tables of one unit that are easier seen than read
-SWEEPS = {  # figures whose lines are made of cells called NAME-NUMBER: what the number is, and which metrics are drawn
-    "bbb-pruning": ("percent of weights removed", ("test_error", "test_error_mean_weights")),
-    "bws-pruning": ("percent of weights removed", ("test", "average", "test_one", "average_one")),
-    "flow-lengths": ("length of the flow", ("elbo", "log_likelihood", "kl")),
-    "label-noise": ("share of wrong labels", ("accuracy", "nll", "ece")),
-}
 INTRODUCTION = """# Results
 
 The published tables and figures that dubio can run again: what was published, and what came out. `make table` writes
@@ -59,6 +53,73 @@ this page from the records under `results/`; nobody types a number. [How to run 
 
 A number is traced by its record, `results/SPEC/CELL-SEED.json`: all settings, their digest, the commit, versions,
 hardware and seconds. Check out that commit and run the command above the table."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """How curves of a spec are drawn, where not all cells share one panel: see ``draw_curves``."""
+
+    groups: Mapping[str, Mapping[str, str]] | None = None
+    heights: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    diagonal: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How numbers of cells called NAME-NUMBER are drawn along the number: see ``draw_sweep``."""
+
+    along: str
+    metrics: tuple[str, ...]
+    lines: Mapping[str, str] = field(default_factory=dict)
+    less: str | None = None
+    left_of: float | None = None
+
+
+HEAT_MAPS = ("bws-ensembles", "bws-pruning", "bws-transfer")  # tables of one unit that are easier seen than read
+NO_CURVES = ("flow-lengths",)  # whose curves coincide
+NETWORKS = {"plain": "mlp", "dropout": "dropout", "Gaussian prior": "gaussian", "mixture prior": "mixture"}
+CURVES = {
+    "bbb-error": Curves(
+        groups={
+            **{
+                f"{width} units": {words: f"{network}-{width}" for words, network in NETWORKS.items()}
+                for width in (400, 800, 1200)
+            },
+            "1200 units, trained otherwise": {
+                "Gaussian, 600 epochs": "gaussian-1200-600-epochs",
+                "mixture, 600 epochs": "mixture-1200-600-epochs",
+                "mixture, a tenth of the KL": "mixture-1200-tenth-of-the-divergence",
+            },
+        },
+        heights={"test_error_by_epoch": (1.0, 2.5)},
+    ),
+    "flow-2d": Curves(diagonal=("reliability",)),
+    "flow-lenet": Curves(  # what all networks begin as is left out
+        groups={"": {name: name for name in ("deterministic", "dropout", "no-flow", "flow")}},
+        heights={"accuracy": (84.0, 91.0)},
+    ),
+}
+SWEEPS = {
+    "bbb-pruning": Sweep(
+        "percent of weights left",
+        ("test_error", "test_error_mean_weights"),
+        lines={"removed": "mixture prior"},
+        left_of=100.0,
+    ),
+    "bws-pruning": Sweep(
+        "percent of weights left",
+        ("test", "average", "test_one", "average_one"),
+        lines={
+            "snr": "Bayesian, by signal to noise",
+            "magnitude": "Bayesian, by magnitude",
+            "lambda-0": "deterministic, lambda 0",
+            "lambda-1e-2": "deterministic, lambda 1e-2",
+        },
+        left_of=100.0,
+    ),
+    "flow-lengths": Sweep("length of the flow", ("elbo", "log_likelihood", "kl"), less="length-0"),
+    "label-noise": Sweep("share of wrong labels", ("accuracy", "nll", "ece"), less="plain"),
+}
 
 
 @dataclass(frozen=True)
@@ -176,7 +237,7 @@ def _wide_table(spec: Spec, rows: Sequence[Row]) -> str:
     lines = [("cell", *(f"`{metric}`" for metric in spec.metrics), "seeds", "attempts")]
     for cell, found in own.items():
         values = (_wide_entry(entries.get((cell, metric))) for metric in spec.metrics)
-        name = f"{cell} {EARLIER}" if any(row.earlier for row in found) else cell
+        name = f"{cell} ({EARLIER})" if any(row.earlier for row in found) else cell
         most = max(found, key=lambda row: row.attempts)
         lines.append((name, *values, str(max(row.num_seeds for row in found)), most.tries))
     head, *body = lines if len(own) >= len(spec.metrics) else [*zip(*lines, strict=True)]
@@ -195,14 +256,22 @@ def pictures_of(found: Found) -> list[Picture]:
     spec, results, place = found.spec, found.results, ROOT / "docs" / "images" / "results" / found.spec.name
     pictures = []
     drawn = [name for name in spec.curves if name.removesuffix("_error") not in {*spec.curves} - {name}]
-    curves = [name for name in drawn if any(name in one.curves for one in results)]
-    if curves:
-        words = f"{', '.join(curves)}: one line for each cell, the mean over seeds and its standard error"
-        pictures.append(Picture(_png(place), words, partial(draw_curves, spec, results, curves)))
-    along, metrics = SWEEPS.get(spec.name, ("", ()))
-    if along and results:
-        words = f"{', '.join(metrics)} by {along}: means over seeds and their standard errors"
-        draw = partial(draw_sweep, spec, results, metrics, along)
+    how = CURVES.get(spec.name, Curves())
+    left_out = _left_out(spec, how)
+    curves = [name for name in drawn if any(name in one.curves for one in results if one.cell not in left_out)]
+    if curves and spec.name not in NO_CURVES:
+        cells = f"cell but {', '.join(left_out)}" if left_out else "cell"
+        lines = f"one line for each {cells}, the mean over seeds and its standard error"
+        draw = partial(
+            draw_curves, spec, results, curves, groups=how.groups, heights=how.heights, diagonal=how.diagonal
+        )
+        pictures.append(Picture(_png(place), f"{', '.join(curves)}: {lines}", draw))
+    sweep = SWEEPS.get(spec.name)
+    if sweep and results:
+        words = f"{', '.join(sweep.metrics)} by {sweep.along}: means over seeds and their standard errors"
+        words += f"; and the same less that of {sweep.less}, seed by seed" if sweep.less else ""
+        numbers = partial(draw_sweep, spec, results, sweep.metrics, sweep.along)
+        draw = partial(numbers, lines=sweep.lines, less=sweep.less, left_of=sweep.left_of)
         pictures.append(Picture(_png(place, "-sweep"), words, draw))
     if spec.name in HEAT_MAPS and results:
         published = [metric for metric in spec.metrics if any(metric in cell.published for cell in spec.cells)]
@@ -242,6 +311,14 @@ def _found(spec: Spec, folder: Path) -> Found:
         taken = (sorted(folder.glob(f"{spec.name}/{cell.name}-{seed}-[!0-9]*.png")) for seed in spec.seeds)
         pictures += next((own for own in taken if own), [])
     return Found(spec, results, len([*folder.glob(f"{spec.name}/*.json")]) - len(results), tuple(pictures))
+
+
+def _left_out(spec: Spec, how: Curves) -> list[str]:
+    """The cells without lines."""
+    if how.groups is None:
+        return []
+    drawn = {cell for lines in how.groups.values() for cell in lines.values()}
+    return [cell.name for cell in spec.cells if cell.name not in drawn]
 
 
 def _png(place: Path, ending: str = "") -> Path:

@@ -1,6 +1,7 @@
 """Pictures of records: lines are means over seeds, bands their standard errors, fields of a table its numbers."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from dubio.experiments import Cell, Curve, draw_curves, draw_heat_map, draw_sweep, mean_curve
-from dubio.experiments.panels import _apart
+from dubio.experiments import Cell, Curve, Result, draw_curves, draw_heat_map, draw_sweep, mean_curve
+from dubio.experiments.panels import COLOURS, _apart
 from made_up_records import record, spec_of
 
 SPEC = spec_of()
@@ -100,6 +101,34 @@ def test_a_last_row_that_is_shorter_names_only_lines_that_no_row_above_has(unwri
     assert names == [[], [], ["second"], [], ["first", "second"]]
 
 
+def test_groups_of_cells_have_panels_of_their_own_and_the_rest_is_left_out(unwritten: None, tmp_path: Path) -> None:
+    spec = spec_of(cells=tuple(Cell(name) for name in ("a-1", "b-1", "a-2", "b-2", "other", "to-come")))
+    results = [record(spec, cell.name, 0, float(place)) for place, cell in enumerate(spec.cells[:-1])]
+    groups = {f"size {size}": {f"kind {kind}": f"{kind}-{size}" for kind in "ab"} for size in (1, 2)}
+    groups["nothing yet"] = {"kind c": "to-come"}
+    figure = draw_curves(spec, results, ["rise"], tmp_path / "groups.png", groups=groups, heights={"rise": (0.5, 4.0)})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "error in percent\nsize 1",
+        "error in percent\nsize 2",
+    ]
+    for axes, starts in zip(figure.axes, ([0.0, 1.0], [2.0, 3.0]), strict=True):
+        assert [line.get_label() for line in axes.lines] == ["kind a", "kind b"]
+        assert [line.get_ydata()[0] for line in axes.lines] == starts
+        assert [line.get_color() for line in axes.lines] == [line.get_color() for line in figure.axes[0].lines]
+        assert axes.get_ylim() == (0.5, 4.0)
+    with pytest.raises(ValueError, match="groups must hold cells of made-up, got c-1"):
+        draw_curves(spec, results, ["rise"], tmp_path / "never.png", groups={"size 1": {"kind c": "c-1"}})
+
+
+def test_the_diagonal_is_where_both_axes_are_equal(unwritten: None, tmp_path: Path) -> None:
+    figure = draw_curves(SPEC, RESULTS, ["rise", "fall"], tmp_path / "diagonal.png", diagonal=["fall"])
+    left, right = figure.axes
+    assert [len(axes.lines) for axes in (left, right)] == [2, 3]
+    np.testing.assert_array_equal(right.lines[-1].get_xydata(), [[0.0, 0.0], [2.0, 2.0]])
+    assert right.get_title(loc="left") == "share of the rest (dashed: both axes equal)"
+    assert {*texts(right)} == {"first", "second"}
+
+
 def test_seeds_that_were_measured_elsewhere_are_averaged_where_all_were() -> None:
     short, long = Curve((1.0, 2.0), (4.0, 6.0)), Curve((0.0, 1.5, 3.0), (0.0, 3.0, 6.0))
     mean = mean_curve([short, long])
@@ -121,6 +150,26 @@ def test_records_of_an_earlier_spec_are_drawn_only_where_there_are_no_others(unw
     assert axes.lines[0].get_ydata()[0] == 0.0
     (axes,) = draw_curves(SPEC, [old], ["rise"], tmp_path / "old.png").axes
     assert axes.lines[0].get_ydata()[0] == 100.0
+
+
+def test_a_picture_of_records_of_an_earlier_spec_says_so(unwritten: None, tmp_path: Path) -> None:
+    spec = spec_of(cells=(Cell("first-1"), Cell("first-2")))
+    now = [record(spec, cell.name, 0) for cell in spec.cells]
+    old = [replace(one, digest="earlier") for one in now]
+    draws: tuple[Callable[[list[Result]], Any], ...] = (
+        lambda results: draw_curves(spec, results, ["rise"], tmp_path / "curves.png"),
+        lambda results: draw_sweep(spec, results, ["metric_0"], "strength", tmp_path / "sweep.png"),
+        lambda results: draw_heat_map(spec, results, ["metric_0"], tmp_path / "table.png"),
+    )
+    plain = spec_of(cells=(*spec.cells, Cell("plain")))
+    base = record(plain, "plain", 0, digest="earlier")
+    path = tmp_path / "less.png"
+    assert draw_sweep(plain, [*now, base], ["metric_0"], "strength", path, less="plain").get_suptitle() == (
+        "in part made under an earlier spec"
+    )
+    for draw in draws:
+        notes = [draw(results).get_suptitle() for results in (now, old, [now[0], old[1]])]
+        assert notes == ["", "made under an earlier spec", "in part made under an earlier spec"]
 
 
 def test_a_line_that_all_cells_share_is_drawn_once(unwritten: None, tmp_path: Path) -> None:
@@ -175,14 +224,78 @@ def test_numbers_of_cells_are_drawn_along_the_number_in_their_names(unwritten: N
     left, right = draw_sweep(spec, results, ["metric_0", "metric_1"], "strength", tmp_path / "sweep.png").axes
     assert [line.get_label() for line in left.lines if line.get_xdata().size] == ["ours", "se-snn"]
     np.testing.assert_array_equal(left.lines[0].get_xydata(), [[0.5, 3.0], [2.0, 2.0], [10.0, 1.0]])
+    assert [line.get_color() for line in left.lines] == [*COLOURS[:2]]
     edges = left.collections[0].get_paths()[0].vertices
     assert (edges[:, 1].min(), edges[:, 1].max()) == (0.0, 4.0)
-    assert [axes.get_title(loc="left") for axes in (left, right)] == ["metric 0", "metric 1 (circles: published)"]
+    assert [axes.get_title(loc="left") for axes in (left, right)] == ["metric 0", "metric 1"]
     assert left.get_xlabel() == "strength"
     circles = next(line for line in right.lines if line.get_marker() == "o" and line.get_xdata().size)
     np.testing.assert_array_equal(circles.get_xydata(), [[10.0, 3.0], [2.0, 3.0], [0.5, 3.0]])
     assert circles.get_color() == right.lines[0].get_color()
     assert {*texts(right)} == {"ours", "se-snn"}
+    assert left.get_legend() is None
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["published"]
+
+
+def test_circles_are_explained_once_and_beside_them_a_line_that_is_alone(unwritten: None, tmp_path: Path) -> None:
+    cells = tuple(Cell(f"snr-{number}", {}, {"metric_0": 3.0, "metric_1": 3.0}) for number in (1, 2))
+    spec = spec_of(cells=cells)
+    results = [record(spec, cell.name, 0) for cell in cells]
+    words = {"snr": "by signal to noise"}
+    figure = draw_sweep(spec, results, [*spec.metrics], "strength", tmp_path / "once.png", lines=words)
+    left, right = figure.axes
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["by signal to noise", "published"]
+    assert right.get_legend() is None
+    for axes in (left, right):
+        assert [line.get_label() for line in axes.lines] == ["by signal to noise", "_published"]
+
+
+@pytest.mark.parametrize("less", ["plain", "plain-2"])
+def test_differences_are_taken_seed_by_seed(unwritten: None, tmp_path: Path, less: str) -> None:
+    cells = tuple(Cell(name, {}, {"metric_0": 3.0}) for name in ("ours-1", "ours-2", "plain-1", "plain-2"))
+    spec = spec_of(1, cells=cells, seeds=(0, 1, 2))
+    values = {  # seeds differ far more than cells of one seed do
+        "ours-1": (1.0, 101.0, 50.0),
+        "ours-2": (2.0, 104.0),
+        "plain-1": (0.0, 100.0),
+        "plain-2": (0.0, 100.0),
+    }
+    results = [record(spec, cell, seed, value) for cell, own in values.items() for seed, value in enumerate(own)]
+    figure = draw_sweep(spec, results, ["metric_0"], "strength", tmp_path / "less.png", less=less)
+    whole, above = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["metric 0", f"metric 0 less that of {less}"]
+    np.testing.assert_allclose(whole.lines[0].get_ydata(), [152.0 / 3.0, 53.0])
+    np.testing.assert_allclose(
+        above.lines[0].get_xydata(), [[1.0, 1.0], [2.0, 3.0]]
+    )  # a seed without a pair is not in it
+    np.testing.assert_allclose(above.lines[1].get_ydata(), [0.0, 0.0])
+    edges = above.collections[0].get_paths()[0].vertices
+    assert (edges[:, 1].min(), edges[:, 1].max()) == (1.0, 4.0)  # 0 and 1 standard errors of differences
+    assert "_published" in [line.get_label() for line in whole.lines]
+    assert "_published" not in [line.get_label() for line in above.lines]
+
+    alone = [one for one in results if one.seed == 0]
+    above = draw_sweep(spec, alone, ["metric_0"], "strength", tmp_path / "one.png", less=less).axes[1]
+    np.testing.assert_allclose(above.lines[0].get_ydata(), [1.0, 2.0])
+    assert not above.collections
+    without = [one for one in results if one.cell.startswith("ours")]
+    assert len(draw_sweep(spec, without, ["metric_0"], "strength", tmp_path / "none.png", less=less).axes) == 1
+
+
+def test_what_a_number_leaves_falls_along_a_logarithmic_axis(unwritten: None, tmp_path: Path) -> None:
+    cells = tuple(Cell(f"removed-{number}", {}, {"metric_0": 3.0}) for number in (98, 0, 50))
+    spec = spec_of(1, cells=cells)
+    results = [record(spec, cell.name, 0, float(place)) for place, cell in enumerate(cells)]
+    path = tmp_path / "left.png"
+    (axes,) = draw_sweep(spec, results, ["metric_0"], "percent left", path, left_of=100.0).axes
+    line, circles = axes.lines
+    np.testing.assert_array_equal(line.get_xydata(), [[100.0, 1.0], [50.0, 2.0], [2.0, 0.0]])
+    assert {*circles.get_xdata()} == {100.0, 50.0, 2.0}
+    assert (axes.get_xscale(), axes.xaxis_inverted()) == ("log", True)
+    low, high = sorted(axes.get_xlim())
+    assert [f"{tick:g}" for tick in axes.get_xticks() if low <= tick <= high] == ["2", "5", "10", "20", "50", "100"]
+    with pytest.raises(ValueError, match="left_of must be above the numbers of all cells, got 98 and removed-98"):
+        draw_sweep(spec, results, ["metric_0"], "percent left", path, left_of=98.0)
 
 
 def test_a_heat_map_shows_published_numbers_above_ours_on_one_scale(unwritten: None, tmp_path: Path) -> None:
@@ -218,6 +331,10 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         draw_sweep(SPEC, RESULTS, ["rise"], "strength", path)
     with pytest.raises(ValueError, match="results must hold cells of made-up called NAME-NUMBER, got none"):
         draw_sweep(SPEC, RESULTS, ["metric_0"], "strength", path)
+    swept = spec_of(cells=(Cell("ours-1"),))
+    words = "less must be a cell of made-up, or the NAME of cells called NAME-NUMBER, got plain"
+    with pytest.raises(ValueError, match=words):
+        draw_sweep(swept, [record(swept, "ours-1", 0)], ["metric_0"], "strength", path, less="plain")
     apart = [record(SPEC, "first", seed, curves={"rise": Curve((float(seed),), (0.0,))}) for seed in (0, 1)]
     with pytest.raises(ValueError, match="rise of first in made-up cannot be drawn: curves must overlap"):
         draw_curves(SPEC, apart, ["rise"], path)

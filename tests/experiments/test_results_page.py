@@ -1,6 +1,7 @@
 """docs/results.md and the table of the first page: written from records, the same from the same records."""
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -184,7 +185,9 @@ def test_pictures_are_drawn_and_linked(desk: Desk) -> None:
     for name in ("first-1-0-images", "first-1-1-images", "first-2-1-images"):
         (desk.folder / "results" / "made-up" / f"{name}.png").touch()
     desk.monkeypatch.setattr(desk.page, "HEAT_MAPS", ("made-up",))
-    desk.monkeypatch.setattr(desk.page, "SWEEPS", {"made-up": ("strength", ("metric_1",))})
+    desk.monkeypatch.setattr(
+        desk.page, "SWEEPS", {"made-up": desk.page.Sweep("strength", ("metric_1",), less="first-1")}
+    )
     assert desk.run() == 0
     text = (desk.folder / "docs" / "results.md").read_text()
     for name in ("made-up.png", "made-up-sweep.png", "made-up-table.png"):
@@ -194,6 +197,9 @@ def test_pictures_are_drawn_and_linked(desk: Desk) -> None:
     assert "![first-1-0-images](../results/made-up/first-1-0-images.png)" in text
     assert "![first-2-1-images](../results/made-up/first-2-1-images.png)" in text
     assert "first-1-1-images" not in text  # one seed of a cell is enough
+    assert (
+        "![metric_1 by strength: means over seeds and their standard errors; and the same less that of first-1" in text
+    )
     assert "- `rise`: height (a curve)" in text
     assert desk.run("--check") == 0
     (desk.folder / "docs" / "images" / "results" / "made-up.png").unlink()
@@ -254,7 +260,35 @@ def test_headlines_are_numbers_of_their_specs(monkeypatch: pytest.MonkeyPatch) -
         assert one.metric in spec.metrics, one
 
 
-def test_sweeps_are_metrics_of_their_specs(desk: Desk) -> None:
-    for name in {*desk.page.SWEEPS} & {*spec_names()}:
-        _, metrics = desk.page.SWEEPS[name]
-        assert {*metrics} <= {*load_spec(name).metrics}, name
+def test_pictures_are_drawn_as_the_page_says(desk: Desk) -> None:
+    desk.use(spec_of(curves={"rise": "height"}))
+    desk.keep_all()
+    (found,) = desk.page.find(desk.folder / "results")
+    drawn: list[dict[str, Any]] = []
+    desk.monkeypatch.setattr(desk.page, "draw_curves", lambda *_, **options: drawn.append(options))
+    how = desk.page.Curves(groups={"": {"one": "first"}}, heights={"rise": (0.0, 1.0)}, diagonal=("rise",))
+    desk.monkeypatch.setattr(desk.page, "CURVES", {"made-up": how})
+    (picture,) = desk.page.pictures_of(found)
+    picture.draw(picture.file)
+    assert drawn == [{"groups": how.groups, "heights": how.heights, "diagonal": how.diagonal}]
+    assert picture.words.startswith("rise: one line for each cell but second, the mean")
+    only_second = replace(found, results=[one for one in found.results if one.cell == "second"])
+    assert desk.page.pictures_of(only_second) == []
+    desk.monkeypatch.setattr(desk.page, "NO_CURVES", ("made-up",))
+    assert desk.page.pictures_of(found) == []
+
+
+def test_pictures_are_of_what_their_specs_have(desk: Desk) -> None:
+    page = desk.page
+    assert {*page.SWEEPS, *page.CURVES, *page.NO_CURVES, *page.HEAT_MAPS} <= {*spec_names()}
+    for name, sweep in page.SWEEPS.items():
+        spec = load_spec(name)
+        cells = [cell.name for cell in spec.cells]
+        assert {*sweep.metrics} <= {*spec.metrics}, name
+        for line in sweep.lines:
+            assert any(cell.startswith(f"{line}-") for cell in cells), (name, line)
+    for name, how in page.CURVES.items():
+        spec = load_spec(name)
+        assert {*how.heights, *how.diagonal} <= {*spec.curves}, name
+        drawn = [cell for lines in (how.groups or {}).values() for cell in lines.values()]
+        assert {*drawn} <= {cell.name for cell in spec.cells}, name

@@ -1,14 +1,15 @@
-"""Pictures of records: curves with a line for each cell, numbers along cells, and tables too wide to be read.
+"""Pictures of records: curves with a line for each cell, and tables too wide to be read.
 
 A line is the mean over seeds, and its band one standard error of that mean to either side; of a single seed, what the
 curve ``NAME_error`` says. Where seeds were measured at different places, they are averaged where all of them were,
 between the places of each in straight lines.
 
-Invariants: what is drawn are means of the records that ``tabulate`` counts (``tests/experiments/test_drawing.py``).
+Invariants: what is drawn are means of the records that ``tabulate`` counts, and a picture of records that were made
+under an earlier spec says so above it (``tests/experiments/test_drawing.py``).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,21 +17,30 @@ from typing import Any
 
 import numpy as np
 
-from dubio.experiments.panels import SIZE, WIDTH, Lines, MeanCurve, draw_panels, finish, name_axes
+from dubio.experiments.panels import SIZE, WIDTH, Lines, MeanCurve, add_note, draw_panels, finish, name_axes
 from dubio.experiments.results import Curve, Result
 from dubio.experiments.spec import Spec
-from dubio.experiments.tables import Row, results_that_count, tabulate
+from dubio.experiments.tables import Row, earlier_note, results_that_count, tabulate
 from dubio.pictures.figures import blank_figure, write
 
-__all__ = ["MeanCurve", "draw_curves", "draw_heat_map", "draw_sweep", "mean_curve"]
+__all__ = ["MeanCurve", "draw_curves", "draw_heat_map", "mean_curve"]
 
 ROW_HEIGHT = 0.3  # inches, of a heat map
 ALL_CELLS = "all cells"  # the name of a line that is the same for all of them
+DIAGONAL = "dashed: both axes equal"
 ALONG = re.compile(r",? by ([^,;]+)")  # in the words of a curve: what it is measured along
-SWEPT = re.compile(r"(.+)-(\d+(?:\.\d+)?)")  # the name of a cell of which there are several, with its number
 
 
-def draw_curves(spec: Spec, results: Sequence[Result], names: Sequence[str], path: str | Path) -> Any:
+def draw_curves(
+    spec: Spec,
+    results: Sequence[Result],
+    names: Sequence[str],
+    path: str | Path,
+    *,
+    groups: Mapping[str, Mapping[str, str]] | None = None,
+    heights: Mapping[str, tuple[float, float]] | None = None,
+    diagonal: Sequence[str] = (),
+) -> Any:
     """Draw curves, one panel for each and in it one line for each cell; gives matplotlib's figure.
 
     Args:
@@ -38,49 +48,36 @@ def draw_curves(spec: Spec, results: Sequence[Result], names: Sequence[str], pat
         results: the records to draw.
         names: which curves of the spec.
         path: where the picture goes; its ending says of which kind it is.
+        groups: in words, the panels of each curve, and for each its lines with the cells that they are of; cells in no
+            group are left out, and so are groups without records. None: one panel with all cells.
+        heights: the lowest and highest number that panels of a curve show, where not all are shown.
+        diagonal: curves beside which the line is drawn where both axes are equal.
     """
     unknown = [name for name in names if name not in spec.curves]
     if unknown or not names:
         raise ValueError(f"names must be curves of {spec.name}, {', '.join(spec.curves) or 'none'}, got {[*names]}")
-    panels = {name: _lines(spec, results, name) for name in names}
-    empty = [name for name in names if not panels[name]]
+    shown = groups or {"": {cell.name: cell.name for cell in spec.cells}}
+    cells = [cell for lines in shown.values() for cell in lines.values()]
+    strangers = [cell for cell in cells if cell not in {one.name for one in spec.cells}]
+    if strangers:
+        raise ValueError(f"groups must hold cells of {spec.name}, got {strangers[0]}")
+    every = {(name, group): _lines(spec, results, name, own) for name in names for group, own in shown.items()}
+    panels = {place: lines for place, lines in every.items() if lines}
+    empty = [name for name in names if name not in {own for own, _ in panels}]
     if empty:
         raise ValueError(f"results must hold the curve {empty[0]} of {spec.name}, got none with it")
-    figure, all_axes = draw_panels(panels, [*(cell.name for cell in spec.cells), ALL_CELLS])
-    for axes, name in zip(all_axes, names, strict=True):
+
+    figure, all_axes = draw_panels([*panels.values()], [*(line for own in shown.values() for line in own), ALL_CELLS])
+    for axes, (name, group) in zip(all_axes, panels, strict=True):
         along = ALONG.search(spec.curves[name])
-        name_axes(axes, ALONG.sub("", spec.curves[name], count=1), along[1] if along else "")
-    return finish(figure, all_axes, path)
-
-
-def draw_sweep(spec: Spec, results: Sequence[Result], names: Sequence[str], along: str, path: str | Path) -> Any:
-    """Draw numbers of cells called ``NAME-NUMBER`` over that number, one panel for each metric, one line for each name.
-
-    Gives matplotlib's figure. Circles are what was published.
-
-    Args:
-        spec: says which cells there are, and what was published.
-        results: the records to draw.
-        names: which metrics of the spec.
-        along: what the number is, in words.
-        path: where the picture goes; its ending says of which kind it is.
-    """
-    unknown = [name for name in names if name not in spec.metrics]
-    if unknown or not names:
-        raise ValueError(f"names must be metrics of {spec.name}, {', '.join(spec.metrics)}, got {[*names]}")
-    rows = [row for row in tabulate(spec, results) if row.metric in names and SWEPT.fullmatch(row.cell)]
-    if not rows:
-        raise ValueError(f"results must hold cells of {spec.name} called NAME-NUMBER, got none")
-    panels = {name: _swept([row for row in rows if row.metric == name]) for name in names}
-    figure, all_axes = draw_panels(panels, [*dict.fromkeys(_place(row)[0] for row in rows)])
-    for axes, name in zip(all_axes, names, strict=True):
-        known = [row for row in rows if row.metric == name and row.published is not None]
-        for line in axes.lines[:]:
-            own = [row for row in known if _place(row)[0] == line.get_label()]
-            places, heights = [_place(row)[1] for row in own], [row.published for row in own]
-            axes.plot(places, heights, "o", mfc="none", color=line.get_color(), label="_published")
-        name_axes(axes, name.replace("_", " ") + (" (circles: published)" if known else ""), along)
-    return finish(figure, all_axes, path)
+        what = ALONG.sub("", spec.curves[name], count=1)
+        if name in diagonal:
+            what = f"{what} ({DIAGONAL})"
+            _draw_diagonal(axes)
+        name_axes(axes, what, along[1] if along else "", group)
+        if heights and name in heights:
+            axes.set_ylim(heights[name])
+    return finish(figure, all_axes, path, earlier_note([row for row in tabulate(spec, results) if row.cell in cells]))
 
 
 def draw_heat_map(spec: Spec, results: Sequence[Result], names: Sequence[str], path: str | Path) -> Any:
@@ -115,6 +112,7 @@ def draw_heat_map(spec: Spec, results: Sequence[Result], names: Sequence[str], p
         axes.tick_params(length=0, labelsize=SIZE - 2)
         axes.spines[:].set_visible(False)
         _write_numbers(axes, table, low + 0.6 * (high - low))
+    add_note(figure, earlier_note(rows))
     write(figure, path)
     return figure
 
@@ -141,40 +139,29 @@ def mean_curve(curves: Sequence[Curve]) -> MeanCurve:
     return MeanCurve(tuple(x.tolist()), tuple(heights.mean(axis=0).tolist()), error)
 
 
-def _lines(spec: Spec, results: Sequence[Result], name: str) -> Lines:
-    """The line of every cell that has the curve, by its name."""
+def _lines(spec: Spec, results: Sequence[Result], name: str, cells: Mapping[str, str]) -> Lines:
+    """The lines whose cells have the curve, by their names."""
     lines = {}
-    for cell in spec.cells:
+    known = {cell.name: cell for cell in spec.cells}
+    for line, cell in ((line, known[cell]) for line, cell in cells.items()):
         own = [one.curves for one in results_that_count(spec, cell, results) if name in one.curves]
         if not own:
             continue
         try:
-            lines[cell.name] = mean_curve([curves[name] for curves in own])
+            lines[line] = mean_curve([curves[name] for curves in own])
         except ValueError as error:
             raise ValueError(f"{name} of {cell.name} in {spec.name} cannot be drawn: {error}") from error
         if len(own) == 1 and f"{name}_error" in own[0]:
-            lines[cell.name] = replace(lines[cell.name], standard_error=own[0][f"{name}_error"].y)
+            lines[line] = replace(lines[line], standard_error=own[0][f"{name}_error"].y)
     alike = len(lines) > 1 and len({*lines.values()}) == 1
     return {ALL_CELLS: next(iter(lines.values()))} if alike else lines
 
 
-def _place(row: Row) -> tuple[str, float]:
-    """Which line a row is on, and where."""
-    found = SWEPT.fullmatch(row.cell)
-    assert found is not None
-    return found[1], float(found[2])
-
-
-def _swept(rows: Sequence[Row]) -> Lines:
-    """The lines of a metric, each along the numbers of its cells."""
-    lines = {}
-    for name in dict.fromkeys(_place(row)[0] for row in rows):
-        own = sorted((row for row in rows if _place(row)[0] == name), key=_place)
-        errors = [row.standard_error for row in own]
-        known = tuple(error for error in errors if error is not None)
-        x, y = tuple(_place(row)[1] for row in own), tuple(row.mean for row in own)
-        lines[name] = MeanCurve(x, y, known if len(known) == len(errors) else None)
-    return lines
+def _draw_diagonal(axes: Any) -> None:
+    """The line where both axes are equal, as far as the lines of a panel go."""
+    places = [place for line in axes.lines for place in line.get_xdata()]
+    ends = (min(places), max(places))
+    axes.plot(ends, ends, color="black", linestyle="--", linewidth=1.0, zorder=1, label="_diagonal")
 
 
 def _table(rows: Sequence[Row], names: Sequence[str], field: str) -> tuple[list[str], Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dubio.pictures.figures import blank_figure, class_colours, write
 
-__all__ = ["SIZE", "WIDTH", "Lines", "MeanCurve", "draw_panels", "finish", "name_axes"]
+__all__ = ["SIZE", "WIDTH", "Lines", "MeanCurve", "add_note", "draw_panels", "finish", "name_axes"]
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#666666")  # told apart by all eyes
 MOST_LABELS = len(COLOURS)  # of lines that are named beside their ends; more are named in a legend
@@ -39,7 +39,7 @@ Lines = dict[str, MeanCurve]
 """The lines of a panel, by name."""
 
 
-def draw_panels(panels: dict[str, Lines], order: Sequence[str]) -> tuple[Any, list[Any]]:
+def draw_panels(panels: Sequence[Lines], order: Sequence[str]) -> tuple[Any, list[Any]]:
     """A figure with the lines of each panel, in colours that are the same in all."""
     columns = len(panels) if len(panels) <= 3 else 2 if len(panels) == 4 else 3
     num_rows = -(-len(panels) // columns)
@@ -47,9 +47,9 @@ def draw_panels(panels: dict[str, Lines], order: Sequence[str]) -> tuple[Any, li
     all_axes = [*figure.subplots(num_rows, columns, squeeze=False).flat]
     for axes in all_axes[len(panels) :]:
         axes.set_visible(False)
-    drawn = [name for name in order if any(name in lines for lines in panels.values())]
+    drawn = [name for name in dict.fromkeys(order) if any(name in lines for lines in panels)]
     colours = dict(zip(drawn, COLOURS if len(drawn) <= MOST_LABELS else class_colours(len(drawn)), strict=False))
-    for axes, lines in zip(all_axes, panels.values(), strict=False):
+    for axes, lines in zip(all_axes, panels, strict=False):
         for name, line in lines.items():
             marker = {"marker": ".", "markersize": 7} if len(line.x) <= MOST_MARKERS else {}
             axes.plot(line.x, line.y, color=colours[name], linewidth=1.8, label=name, **marker)
@@ -59,9 +59,10 @@ def draw_panels(panels: dict[str, Lines], order: Sequence[str]) -> tuple[Any, li
     return figure, all_axes[: len(panels)]
 
 
-def name_axes(axes: Any, what: str, along: str) -> None:
-    """Words above a panel and below it, and its look."""
-    axes.set_title(fill(what, LETTERS // axes.get_gridspec().ncols), loc="left", fontsize=SIZE)
+def name_axes(axes: Any, what: str, along: str, group: str = "") -> None:
+    """Words above a panel, where a group of lines has a line of its own, and below it, and its look."""
+    title = fill(what, LETTERS // axes.get_gridspec().ncols)
+    axes.set_title(f"{title}\n{group}" if group else title, loc="left", fontsize=SIZE)
     axes.set_xlabel(along, fontsize=SIZE)
     for words, side, set_scale in ((along, "get_xdata", axes.set_xscale), (what, "get_ydata", axes.set_yscale)):
         values = [float(value) for line in axes.lines for value in getattr(line, side)()]
@@ -73,8 +74,9 @@ def name_axes(axes: Any, what: str, along: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def finish(figure: Any, all_axes: Sequence[Any], path: str | Path) -> Any:
-    """Name the lines, and write the figure."""
+def finish(figure: Any, all_axes: Sequence[Any], path: str | Path, note: str = "") -> Any:
+    """Name the lines, write a note above all panels, and write the figure."""
+    add_note(figure, note)
     found = {name: line for axes in all_axes for name, line in _named(axes).items()}
     if len(found) > MOST_LABELS:
         figure.legend([*found.values()], [*found], loc="outside right center", frameon=False, fontsize=SIZE - 1)
@@ -88,6 +90,12 @@ def finish(figure: Any, all_axes: Sequence[Any], path: str | Path) -> Any:
             _label_ends(axes)
     write(figure, path)
     return figure
+
+
+def add_note(figure: Any, note: str) -> None:
+    """A note above all panels, where there is one."""
+    if note:
+        figure.suptitle(note, x=0.01, ha="left", fontsize=SIZE)
 
 
 def _named(axes: Any) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from dubio.experiments.results import Result
 from dubio.experiments.spec import Cell, Spec
 
-__all__ = ["Row", "results_that_count", "tabulate"]
+__all__ = ["EARLIER", "Row", "earlier_note", "results_that_count", "tabulate"]
+
+EARLIER = "made under an earlier spec"
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ def results_that_count(spec: Spec, cell: Cell, results: Sequence[Result]) -> lis
     """Those of a cell that were made under this spec; where there are none, those made under an earlier one."""
     own = [result for result in results if result.cell == cell.name]
     return [result for result in own if result.digest == spec.digest_of(cell, result.variant)] or own
+
+
+def earlier_note(rows: Sequence[Row]) -> str:
+    """Whether numbers were made under an earlier spec, in words; empty where none was."""
+    marks = {row.earlier for row in rows}
+    return EARLIER if marks == {True} else f"in part {EARLIER}" if True in marks else ""
 
 
 def _row(spec: Spec, cell: Cell, metric: str, results: Sequence[Result]) -> Row:
