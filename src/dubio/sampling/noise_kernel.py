@@ -23,7 +23,7 @@ from torch import Tensor
 __all__ = ["fill"]
 
 KINDS = ("normal", "uniform", "sign")
-BLOCK = 1024
+BLOCK = 512
 MOST_DRAWS = 2**16 - 1
 """Along the second axis of a grid."""
 
@@ -42,7 +42,7 @@ def _sign(bits):
     return tl.where((bits >> 31) == 0, 1.0, -1.0)
 
 
-@triton.jit(do_not_specialize=["low", "high", "first_draw", "first_row"])
+@triton.jit(do_not_specialize=["low", "high", "first_draw", "first_row", "calls", "width"])
 def _fill(
     out,
     low,
