@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, computing_in, plan, rounding_products, shrink_chunks
-from dubio.sampling.capturing import Buffers, Captured, as_it_is, signature
+from dubio.sampling.capturing import as_it_is, signature
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.settings import STATE
 from dubio.training.computing import (
@@ -29,7 +29,6 @@ from dubio.training.computing import (
     compiled,
     compute,
     first_line,
-    images_channels_last,
     to_channels_last,
     without_graph,
 )
@@ -37,6 +36,7 @@ from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
 from dubio.training.optimising import forget, make_capturable, match_layouts, why_not_capturable
 from dubio.training.processes import ALONE, LostProcessError, Processes
+from dubio.training.recording import Recording
 from dubio.training.shapes import Shapes
 from dubio.training.trial import Trial
 
@@ -124,10 +124,7 @@ class Step:
         self._shapes = Shapes()
         self._looked = time.perf_counter()
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._captured: Captured[tuple[Loss, Tensor]] | None = None
-        self._buffers: Buffers | None = None
-        self._circumstances: tuple[Any, ...] = ()
-        self._rates: list[Tensor] = []
+        self._recording: Recording | None = None
         self._capture = on_gpu and self._compile and not self._why_not_captured()
         if self._capture:
             make_capturable(optimizer, self.device)
@@ -139,19 +136,21 @@ class Step:
     @property
     def how(self) -> str:
         """How steps run: ``captured``, ``compiled`` or ``eager``, and why where something stood in the way."""
-        recorded = self._captured is not None and self._captured.is_ready
-        way = "captured" if recorded else "compiled" if self._compile else "eager"
+        way = "captured" if self._is_recorded else "compiled" if self._compile else "eager"
         return f"{way}, since {self.why}" if self.why else way
+
+    @property
+    def _is_recorded(self) -> bool:
+        return self._recording is not None and self._recording.is_ready
 
     @property
     def capture_seconds(self) -> float:
         """How long compiling and recording took."""
-        return self._captured.seconds if self._captured is not None else 0.0
+        return self._recording.seconds if self._recording is not None else 0.0
 
     def news(self) -> str:
         """What there is to say about how steps run, once: that they are recorded, or what stands in the way."""
-        ready = self._captured is not None and self._captured.is_ready
-        if self._told or not (ready or self.why):
+        if self._told or not (self._is_recorded or self.why):
             return ""
         self._told = True
         return (
@@ -191,12 +190,12 @@ class Step:
         forget(self.optimizer)
         self._health.restart()
         self.num_rows = 0
-        if self._captured is not None:
-            self._captured.seconds = 0.0
+        if self._recording is not None:
+            self._recording.forget_seconds()
 
     def close(self) -> None:
         """Let go of what was compiled and recorded; ``how`` and ``capture_seconds`` are then those of a new step."""
-        self._buffers = self._captured = None
+        self._recording = None
         self._compiled.clear()
 
     def learn(self, batch: Batch, place: Place, complete: bool = True) -> Learned:
@@ -362,36 +361,28 @@ class Step:
         values = (batch.inputs, batch.targets, batch.weight, self._in_tensors(place))
         if signature(values[:3]) != self._shapes.chosen:
             return None
-        if self._buffers is None:
-            self._buffers = Buffers(images_channels_last(values))
-            self._captured = Captured(self._whole_step, self.device)
-            self._circumstances, self._rates = self._present(), [g["lr"] for g in self.optimizer.param_groups]
-        elif signature(values) != self._buffers.signature or self._present() != self._circumstances:
+        circumstances = self._circumstances()
+        if self._recording is None:
+            self._recording = Recording(self._whole_step, values, circumstances, self.optimizer, self.device)
+        elif not self._recording.fits(values, circumstances):
             return None
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            if group["lr"] is not rate:  # somebody has set another: the recording reads the one it knows
-                group["lr"] = rate.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else rate.fill_(group["lr"])
-        self._buffers.copy(values)
-        assert self._captured is not None
         try:
-            return Learned(*self._captured())
+            return Learned(*self._recording(values))
         except RuntimeError as error:
             if self.fast is True or is_out_of_memory(error):
                 raise
             self._fall_back("compiled", f"its recording failed: {first_line(error)}")
             return None
 
-    def _present(self) -> tuple[Any, ...]:
+    def _circumstances(self) -> tuple[Any, ...]:
         """What a recording depends on beside its tensors; while it is other than then, steps run as they are."""
         settings = STATE.own.settings
         noise = (settings.mode, settings.seed is None, settings.antithetic, settings.estimator, settings.memory)
         return (*noise, self.model.training, self.clip_norm, self.num_samples)
 
-    def _whole_step(self) -> tuple[Loss, Tensor]:
-        assert self._buffers is not None
-        inputs, targets, weight, place = self._buffers.values
+    def _whole_step(self, inputs: Any, targets: Tensor, weight: Tensor | None, place: Place) -> tuple[Loss, Tensor]:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, sums = self._loss(Batch(inputs, targets, weight), Place(*place))
+        loss, sums = self._loss(Batch(inputs, targets, weight), place)
         loss.total.backward()
         self._health.watch(loss.total, self._through if self._compile else as_it_is)
         self._clip_and_step()
@@ -425,4 +416,4 @@ class Step:
     def _fall_back(self, way: Literal["compiled", "eager"], why: str) -> None:
         self._capture, self.why = False, why
         self._compile = way == "compiled"
-        self._buffers = self._captured = None
+        self._recording = None
