@@ -46,7 +46,7 @@ bench: $(STAMP) ## measure speed (ARGS="loading attacking" for some parts, ARGS=
 faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test catches it
 	$(BIN)/python scripts/faults.py $(ARGS)
 
-oracles: $(STAMP) ## compare attacks with foolbox and AutoAttack, in an environment of their own
+oracles: $(STAMP) ## compare attacks with foolbox and AutoAttack, and noise of GPUs with Philox, in an environment apart
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/oracles.py
 
 reproduce-tiny: $(STAMP) ## see that every published table and figure runs, into a folder that is removed again

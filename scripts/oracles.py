@@ -1,11 +1,13 @@
-"""Compare dubio's attacks with those of foolbox and AutoAttack, on networks without noise.
+"""Compare dubio's attacks with those of foolbox and AutoAttack, on networks without noise, and its noise with Philox.
 
 The other libraries live in an environment of their own, ``.venv-oracles``, which borrows torch from the one that runs
 this script. At no radius may an attack of ours be weaker than its counterpart by more than a point of success. An
 undefended and an adversarially trained network are audited, too, and AutoAttack as a whole (C12) may not leave less
-than all our attacks together by more than a point, within the paired interval.
+than all our attacks together by more than a point, within the paired interval. The kernel that draws noise on a GPU is
+interpreted by Triton on the CPU, and tested there.
 
-Exit status: 0 none is weaker, or the environment could not be made (one line says so); 1 some attack is weaker.
+Exit status: 0 all is well, or the environment could not be made (one line says so); else some attack is weaker, or the
+kernel is wrong.
 """
 
 import os
@@ -24,8 +26,9 @@ ENVIRONMENT = ROOT / ".venv-oracles"
 PACKAGES = (
     *("foolbox", "eagerpy", "GitPython", "gitdb", "smmap"),
     *("requests", "urllib3", "certifi", "idna", "charset-normalizer"),
-    "pyautoattack",
+    *("pyautoattack", "triton"),
 )
+KERNEL = "tests/sampling/test_noise_kernel.py"
 INSIDE = "DUBIO_INSIDE_ORACLES"
 TOLERANCE = 0.01
 AUDIT_RADIUS, AUDIT_IMAGES = 0.1, 300
@@ -39,12 +42,15 @@ def main() -> int:
     if os.environ.get(INSIDE):
         return max(compare(), compare_audits())
     try:
-        python = make_environment(ENVIRONMENT, PACKAGES, "torch, foolbox, pyautoattack")
+        python = make_environment(ENVIRONMENT, PACKAGES, "torch, foolbox, pyautoattack, triton")
     except (OSError, subprocess.SubprocessError) as error:
         print(f"oracles: skipped, since their environment could not be made: {reason(error)}")
         return 0
     settings = os.environ | {INSIDE: "1", "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run([str(python), str(Path(__file__).resolve())], env=settings).returncode
+    attacks = subprocess.run([str(python), str(Path(__file__).resolve())], env=settings).returncode
+    pytest = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", KERNEL]
+    kernel = subprocess.run(pytest, env=settings | {"TRITON_INTERPRET": "1"}, cwd=ROOT).returncode
+    return attacks or kernel
 
 
 def compare() -> int:

@@ -287,6 +287,8 @@ def test_pictures_are_of_what_their_specs_have(desk: Desk) -> None:
         assert {*sweep.metrics} <= {*spec.metrics}, name
         for line in sweep.lines:
             assert any(cell.startswith(f"{line}-") for cell in cells), (name, line)
+        less = sweep.less
+        assert less is None or less in cells or any(cell.startswith(f"{less}-") for cell in cells), name
     for name, how in page.CURVES.items():
         spec = load_spec(name)
         assert {*how.heights, *how.diagonal} <= {*spec.curves}, name

@@ -30,6 +30,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     one_by_one = module._one_by_one
     monkeypatch.setattr(module, "DEVICES", ("cpu",))
     monkeypatch.setattr(module, "LARGE_PRODUCT", 1)
+    monkeypatch.setattr(module, "MANY_OUTPUTS", 1)
     monkeypatch.setattr(module, "_one_by_one", noted)
     return seen
 
@@ -112,6 +113,9 @@ def test_draws_are_launched_on_a_gpu_for_large_products_without_gradients(
     vmap(affine)(DRAWN, WEIGHTS, BIASES)
     with torch.no_grad():
         vmap(affine)(DRAWN[:, 1:], WEIGHTS, BIASES)
+        monkeypatch.setattr(module, "MANY_OUTPUTS", ROWS * UNITS + 1)
+        vmap(affine)(DRAWN, WEIGHTS, BIASES)
+        monkeypatch.setattr(module, "MANY_OUTPUTS", ROWS * UNITS)
         vmap(affine, in_dims=(0, None, None))(DRAWN, WEIGHTS[0], BIASES[0])
         vmap(lambda inputs, weight: affine(inputs, weight, None))(DRAWN, WEIGHTS)
         assert launched == []

@@ -75,7 +75,7 @@ def test_numbers_are_those_of_philox_by_box_and_muller(draw: int) -> None:
 
 
 def test_the_known_answer_of_philox() -> None:
-    """The second vector of Random123's kat_vectors: counter and key of ones, here for the reference above."""
+    """The first vector of Random123's kat_vectors, counter and key of zeros, for the reference above."""
     assert philox(0, 0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 

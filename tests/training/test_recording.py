@@ -1,6 +1,9 @@
 """What a recorded step reads and what it holds for; recorded here means called, so that no GPU is needed."""
 
-from collections.abc import Callable, Iterator
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -32,9 +35,13 @@ class Called:
 
 
 @pytest.fixture(autouse=True)
-def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "Captured", Called)
-    return
+
+
+def learned_from(recorded: Recording, *values: Any) -> tuple[Loss, Tensor]:
+    recorded.read(values)
+    return recorded()
 
 
 def optimizer_at(*rates: float) -> torch.optim.Optimizer:
@@ -56,8 +63,8 @@ def test_batches_are_copied_to_where_the_first_one_was_read() -> None:
     seen: list[tuple[Any, ...]] = []
     recorded = made(optimizer_at(0.1), seen)
     place = Place(torch.tensor(3.0), 5, None)
-    loss, sums = recorded((2.0 * torch.ones(2, 3), torch.ones(2), None, place))
-    recorded((3.0 * torch.ones(2, 3), torch.ones(2), None, place))
+    loss, sums = learned_from(recorded, 2.0 * torch.ones(2, 3), torch.ones(2), None, place)
+    learned_from(recorded, 3.0 * torch.ones(2, 3), torch.ones(2), None, place)
     assert loss.total.item() == 12.0
     assert sums.item() == 12.0
     assert seen[0][0] is seen[1][0]
@@ -81,7 +88,7 @@ def test_rates_that_are_set_later_are_written_to_the_tensors_that_it_reads() -> 
     read = [group["lr"] for group in optimizer.param_groups]
     recorded = made(optimizer, [])
     optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = 0.5, torch.tensor(0.25)
-    recorded((torch.ones(2, 3), torch.ones(2), None, Place(torch.tensor(1.0), 5, None)))
+    learned_from(recorded, torch.ones(2, 3), torch.ones(2), None, Place(torch.tensor(1.0), 5, None))
     assert [rate.item() for rate in read] == [0.5, 0.25]
     assert all(group["lr"] is rate for group, rate in zip(optimizer.param_groups, read, strict=True))
 
@@ -89,7 +96,7 @@ def test_rates_that_are_set_later_are_written_to_the_tensors_that_it_reads() -> 
 def test_seconds_are_those_of_the_recording_until_they_are_forgotten() -> None:
     recorded = made(optimizer_at(0.1), [])
     assert (recorded.seconds, recorded.is_ready) == (1.5, False)
-    recorded((torch.ones(2, 3), torch.ones(2), None, Place(torch.tensor(1.0), 5, None)))
+    learned_from(recorded, torch.ones(2, 3), torch.ones(2), None, Place(torch.tensor(1.0), 5, None))
     recorded.forget_seconds()
     assert (recorded.seconds, recorded.is_ready) == (0.0, True)
 
@@ -102,13 +109,11 @@ def test_recorded_steps_learn_what_eager_ones_learn_with_short_batches_and_other
         step = Step(model, dubio.Elbo(num_data=20), optimizer, num_samples=2, fast=False)
         step._capture = records
         torch.manual_seed(1)
-        for number, rows in enumerate((4, 4, 4, 2, 4, 4)):
+        noise = {4: dubio.noise_off(), 5: dubio.frozen(1), 6: dubio.frozen(2)}
+        for number, rows in enumerate((4, 4, 4, 2, 4, 4, 4, 4)):
             batch = Batch(torch.randn(rows, 3), torch.arange(rows) % 2, None)
-            if number == 4:
-                with dubio.noise_off():
-                    step.learn(batch, Place(number, 6, 0.0))
-            else:
-                step.learn(batch, Place(number, 6, 0.0))
+            with noise.get(number, nullcontext()):
+                step.learn(batch, Place(number, 8, 0.0))
         return model.state_dict(), step.how
 
     eager, how = learned(records=False)
@@ -117,3 +122,24 @@ def test_recorded_steps_learn_what_eager_ones_learn_with_short_batches_and_other
     assert how == "captured"
     for name, value in eager.items():
         torch.testing.assert_close(recorded[name], value)
+
+
+def test_steps_of_frozen_noise_are_not_recorded() -> None:
+    model = dubio.Bayes().convert(nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+    step = Step(model, dubio.Elbo(num_data=20), optimizer, fast=False)
+    step._capture = True
+    with dubio.frozen(1):
+        step.learn(Batch(torch.randn(4, 3), torch.arange(4) % 2, None), Place(0, 1, 0.0))
+    assert step._recording is None
+
+
+def test_a_recording_is_gone_when_nobody_holds_it() -> None:
+    recorded = made(optimizer_at(0.1), [])
+    gone = weakref.ref(recorded)
+    gc.disable()
+    try:
+        del recorded
+        assert gone() is None
+    finally:
+        gc.enable()

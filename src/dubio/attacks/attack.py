@@ -181,6 +181,8 @@ class Attack:
                     self._perturb(part, inputs[piece], targets[piece], ticker)
                     for part, piece in zip(victims, pieces, strict=True)
                 ]
+            if recorder is not None:
+                recorder.close()
             return self._collect(found, inputs, victims, began)
 
     def _recorder(self, victim: Victim, device: torch.device) -> Recorder | None:

@@ -28,7 +28,8 @@ class Recorder:
         if self._failed or not self._fits(inputs, labels):
             return None
         if self._captured is None:
-            self._captured = Captured(lambda: look(*self._own.values), self._device, WARM_UPS)
+            own = self._own
+            self._captured = Captured(lambda: look(*own.values), self._device, WARM_UPS)
         self._own.copy((inputs, labels))
         try:
             return tuple(part.clone() for part in self._captured())
@@ -37,6 +38,10 @@ class Recorder:
         except RuntimeError:  # a network that asks for values while it runs
             self._failed = True
             return None
+
+    def close(self) -> None:
+        """Let go of the recording, which holds whoever looks, who holds this."""
+        self._captured = None
 
     @property
     def _own(self) -> Buffers:

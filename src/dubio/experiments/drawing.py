@@ -77,7 +77,8 @@ def draw_curves(
         name_axes(axes, what, along[1] if along else "", group)
         if heights and name in heights:
             axes.set_ylim(heights[name])
-    return finish(figure, all_axes, path, earlier_note([row for row in tabulate(spec, results) if row.cell in cells]))
+    drawn = [one for one in results if one.cell in cells and any(name in one.curves for name in names)]
+    return finish(figure, all_axes, path, earlier_note(tabulate(spec, drawn)))
 
 
 def draw_heat_map(spec: Spec, results: Sequence[Result], names: Sequence[str], path: str | Path) -> Any:

@@ -20,8 +20,8 @@ __all__ = ["affine"]
 
 DEVICES = ("cuda",)
 """Where the addition of mapped biases costs that much."""
-LARGE_PRODUCT = 2**32
-"""Multiplications of a draw from which it is worth a launch of its own: some 20 microseconds of a large GPU."""
+LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
+"""Multiplications and outputs of a draw from which it is worth a launch of its own, and fills a large GPU alone."""
 
 
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -40,7 +40,8 @@ def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _is_worth_a_launch(input: Tensor, weight: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or input.device.type not in DEVICES:
         return False
-    return is_mapped(weight) and input.shape[:-1].numel() * weight.numel() >= LARGE_PRODUCT
+    rows = input.shape[:-1].numel()
+    return is_mapped(weight) and rows * weight.numel() >= LARGE_PRODUCT and rows * len(weight) >= MANY_OUTPUTS
 
 
 def _one_by_one(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor]:

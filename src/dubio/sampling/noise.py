@@ -12,9 +12,9 @@ draws are one launch (``noise_kernel``). The same seed gives other numbers on ot
 """
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -61,7 +61,9 @@ def seeded_noise(
     """
     out = torch.empty((draw.numel(), *shape), dtype=dtype, device=device)
     base = f"{int(seed)}/{key}/{call}"
-    if dtype == torch.float32 and _launches_at_once(device):
+    if out.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("frozen noise cannot be recorded: a replay would have the seed of the recording")
+    if dtype == torch.float32 and _launches_at_once(out.device):
         from dubio.sampling.noise_kernel import fill
 
         rows, first = (shape[0], first_row) if by_row and shape else (1, 0)
@@ -110,10 +112,20 @@ seeded_noise.register_vmap(_map_draws)
 
 @cache
 def _launches_at_once(device: torch.device) -> bool:
-    """Whether Triton is there and compiles for this device."""
-    return (
-        device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
+    """Whether Triton is there and compiles for this device, which is tried once."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        from dubio.sampling.noise_kernel import fill
+
+        fill(torch.empty(1, 1, device=device), [0], 0, "normal", antithetic=False, num_rows=1, first_row=0)
+    except ImportError:
+        return False
+    except Exception as error:  # no compiler for C, for one
+        why = str(error).partition("\n")[0] or type(error).__name__
+        warnings.warn(f"frozen noise is launched draw by draw, since Triton cannot compile: {why}", stacklevel=2)
+        return False
+    return True
 
 
 def _fill_rows(target: Tensor, generator: torch.Generator, base: str, draw: int, kind: str, first_row: int) -> None:

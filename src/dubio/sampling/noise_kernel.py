@@ -59,7 +59,7 @@ def _fill(
     number = tl.program_id(1)
     draw = first_draw + number
     source = draw // 2 if antithetic else draw
-    key = (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | (low + source).to(tl.uint32, bitcast=True)
+    key = (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | (low + source).to(tl.uint32)
     call = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     calls_per_row = (width + 3) // 4
     row, place = call // calls_per_row, call % calls_per_row
@@ -120,6 +120,7 @@ def fill(
                 kind=KINDS.index(kind),
                 antithetic=antithetic,
                 block=BLOCK,
+                enable_fp_fusion=False,  # the same numbers by every version of Triton, and 1 - u where it is stored
             )
             done += count
 

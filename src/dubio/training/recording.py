@@ -4,7 +4,7 @@ A recording reads its batch from buffers and its learning rates from the tensors
 filled anew before every replay. What else it depends on, such as the mode of noise, is told as ``circumstances``: while
 these are others, or the batch has another shape, it does not fit.
 
-Invariants: ``tests/training/test_captured.py``, on a GPU.
+Invariants: ``tests/training/test_recording.py``, and ``test_captured.py`` on a GPU.
 """
 
 from collections.abc import Callable
@@ -39,8 +39,8 @@ class Recording:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
     ) -> None:
-        self._buffers = Buffers(images_channels_last(values))
-        self._captured = Captured(lambda: work(*self._buffers.values), device)
+        self._buffers = buffers = Buffers(images_channels_last(values))
+        self._captured = Captured(lambda: work(*buffers.values), device)  # not of self: a circle would outlive us
         self._circumstances, self._optimizer = circumstances, optimizer
         self._rates = [group["lr"] for group in optimizer.param_groups]
 
@@ -62,10 +62,13 @@ class Recording:
         """Whether a batch can be learned from by it."""
         return signature(values) == self._buffers.signature and circumstances == self._circumstances
 
-    def __call__(self, values: tuple[Any, ...]) -> tuple[Loss, Tensor]:
-        """Learn from a batch that fits; the next call overwrites what is given."""
+    def read(self, values: tuple[Any, ...]) -> None:
+        """Take over a batch that fits, and the present learning rates."""
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             if group["lr"] is not rate:  # somebody has set another: the recording reads the one it knows
                 group["lr"] = rate.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else rate.fill_(group["lr"])
         self._buffers.copy(values)
+
+    def __call__(self) -> tuple[Loss, Tensor]:
+        """Learn from the batch that was read; the next call overwrites what is given."""
         return self._captured()

@@ -359,15 +359,16 @@ class Step:
     def _learn_captured(self, batch: Batch, place: Place) -> Learned | None:
         """The whole step from its recording; None where the batch has another shape, or recording fails."""
         values = (batch.inputs, batch.targets, batch.weight, self._in_tensors(place))
-        if signature(values[:3]) != self._shapes.chosen:
+        if signature(values[:3]) != self._shapes.chosen or STATE.own.settings.seed is not None:  # replays have one seed
             return None
         circumstances = self._circumstances()
         if self._recording is None:
             self._recording = Recording(self._whole_step, values, circumstances, self.optimizer, self.device)
         elif not self._recording.fits(values, circumstances):
             return None
+        self._recording.read(values)
         try:
-            return Learned(*self._recording(values))
+            return Learned(*self._recording())
         except RuntimeError as error:
             if self.fast is True or is_out_of_memory(error):
                 raise
@@ -377,7 +378,7 @@ class Step:
     def _circumstances(self) -> tuple[Any, ...]:
         """What a recording depends on beside its tensors; while it is other than then, steps run as they are."""
         settings = STATE.own.settings
-        noise = (settings.mode, settings.seed is None, settings.antithetic, settings.estimator, settings.memory)
+        noise = (settings.mode, settings.antithetic, settings.estimator, settings.memory)
         return (*noise, self.model.training, self.clip_norm, self.num_samples)
 
     def _whole_step(self, inputs: Any, targets: Tensor, weight: Tensor | None, place: Place) -> tuple[Loss, Tensor]:

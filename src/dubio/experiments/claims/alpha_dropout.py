@@ -70,8 +70,8 @@ def _half_has_the_best_error(records: Records) -> Outcome:
 
 def _draws(records: Records) -> Outcome:
     found = [records.number("alpha-samples", cell, "accuracy") for cell in ("1-draw", "10-draws", "100-draws")]
-    near = [not (one - ACCURACY).above(0.3) and not (one - ACCURACY).below(-0.3) for one in found]
-    return Outcome(", ".join(map(str, found)), all(near))
+    near = all(one.within(ACCURACY - 0.3, ACCURACY + 0.3) for one in found)
+    return Outcome(", ".join(map(str, found)), near)
 
 
 CLAIMS = (

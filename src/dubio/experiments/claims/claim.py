@@ -63,6 +63,10 @@ class Number:
         """Whether it is below the bar beyond noise."""
         return self.value + 2 * self.error < bar
 
+    def within(self, low: float, high: float) -> bool:
+        """Whether the mean is, whatever its noise."""
+        return low <= self.value <= high
+
 
 @dataclass(frozen=True)
 class Outcome:

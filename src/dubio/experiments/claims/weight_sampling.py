@@ -35,7 +35,7 @@ def _clean_accuracies(records: Records, names: tuple[str, ...], variant: str = "
         for metric, published in cell.published.items()
         if cell.name in names
     }
-    near = [name for name, gap in gaps.items() if abs(gap.value) <= 0.5]
+    near = [name for name, gap in gaps.items() if gap.within(-0.5, 0.5)]
     worst = max(gaps, key=lambda name: abs(gaps[name].value))
     return Outcome(
         f"largest gap {gaps[worst].signed} ({worst}); {len(near)} of {len(gaps)} within", len(near) == len(gaps)
