@@ -70,10 +70,12 @@ def known(model: nn.Module, num_wrong: int = 0, held_out_wrong: int = 0) -> Trai
         (("bbb-pruning", "removed-95"), ("bbb-error", "mixture-1200")),
         (("bbb-ood", "mlp-kmnist"), ("bbb-error", "mlp-800")),
         (("bbb-ood", "dropout-omniglot"), ("bbb-error", "dropout-800")),
-        (("bbb-fgsa", "dropout"), ("bbb-error", "dropout-800")),
+        (("bbb-fgsa", "dropout-mean"), ("bbb-error", "dropout-800")),
         (("bbb-fgsa", "gaussian-1"), ("bbb-ood", "gaussian-fashionmnist")),
         (("bbb-honest", "gaussian"), ("bbb-ood", "gaussian-kmnist")),
         (("bbb-honest", "mixture"), ("bbb-fgsa", "mixture-eot-10")),
+        (("bbb-ood", "mixture-sgd-kmnist"), ("bbb-error", "mixture-800")),
+        (("bbb-fgsa", "mixture-sgd-1"), ("bbb-error", "mixture-800")),
         (("bbb-honest", "mixture-sgd"), ("bbb-error", "mixture-800")),
     ],
 )
@@ -302,7 +304,7 @@ def test_without_noise_the_mean_network_is_attacked_and_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attacking, "train_network", lambda trial: known(dubio.Bayes(init_std=500.0).convert(Reader())))
-    settings = settings_of("bbb-fgsa", "dropout") | {"draws": 2, "pictures": False}
+    settings = settings_of("bbb-fgsa", "dropout-mean") | {"draws": 2, "pictures": False}
     left = attacking.fgsa(trial_with(settings, tmp_path)).metrics
     assert [left["accuracy_005"].value, left["accuracy_010"].value] == [100.0, 0.0]
     noisy = attacking.fgsa(trial_with(settings | {"noise": "fresh"}, tmp_path)).metrics

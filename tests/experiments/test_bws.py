@@ -116,10 +116,12 @@ def test_what_a_cell_says_reaches_its_network(fitted: list[dict[str, Any]], tmp_
     assert dubio.spec(model).method.estimator == "weight"
     plain = trial_of(tmp_path, settings_of("bws-clean", "lambda-1e-2"))
     fixed = trained_network(plain, splits, evaluated_network(plain.settings))
-    own = trial_of(tmp_path, settings_of("bws-transfer", "rho-3-matched", lr=0.02))
-    assert (evaluated_network(own.settings).lr, find_source(own.settings, "fc10_0").network.lr) == (0.01, 0.02)
-    trained_network(own, splits, evaluated_network(own.settings))
-    assert fitted[-1]["lr"] == 0.01
+    own = trial_of(tmp_path, settings_of("bws-transfer", "rho-3-matched", lr=0.02, patience=7))
+    evaluated, source = evaluated_network(own.settings), find_source(own.settings, "fc10_0").network
+    assert (evaluated.lr, source.lr) == (0.01, 0.02)
+    assert (evaluated.patience, source.patience) == (20, 7)
+    trained_network(own, splits, evaluated)
+    assert (fitted[-1]["lr"], fitted[-1]["patience"]) == (0.01, 20)
     assert dubio.spec(fixed).method == dubio.Deterministic(l2=0.01)
     assert fitted[1]["objective"] == Elbo(l2=0.01, l2_per="unit")
 

@@ -12,7 +12,9 @@ BAYESIAN = tuple(f"rho-{rho}" for rho in ("30", "10", "4", "3", "2.5", "2", "1.5
 PENALISED = tuple(f"lambda-{weight}" for weight in ("0", "1e-4", "1e-2", "1"))
 LIKE_PRIOR = "lambda-0-like-prior"
 MATCHED = "-matched"
-"""How Bayesian networks are called that begin as torch begins layers and have ten times the rate."""
+"""How networks are called that begin as torch begins layers and have ten times the rate and four times the patience."""
+OTHERWISE = "begin as torch begins layers, with ten times the rate and four times the patience"
+MATCHED_PENALISED = tuple(f"lambda-{weight}{MATCHED}" for weight in ("0", "1e-2"))
 SETS = tuple(f"{net}_{weight}" for net in ("fc10", "fc200", "fc1200") for weight in ("0", "1e-4", "1e-2", "1"))
 SHARES = ("25", "50", "75", "90", "95", "98")
 MOST_LOST = 0.5  # points that still count as no loss
@@ -49,9 +51,9 @@ def _clean_order(records: Records) -> Outcome:
     return Outcome(", ".join(map(str, values)), not first.below(0.0) and second.above(0.0))
 
 
-def _gain(records: Records, spec: str, ending: str, variant: str = "") -> Outcome:
-    best, ours = records.best(spec, [cell + variant + ending for cell in BAYESIAN], "average")
-    other, theirs = records.best(spec, [cell + ending for cell in PENALISED], "average")
+def _gain(records: Records, spec: str, bayesian: list[str], deterministic: list[str]) -> Outcome:
+    best, ours = records.best(spec, bayesian, "average")
+    other, theirs = records.best(spec, deterministic, "average")
     gain = ours - theirs
     return Outcome(f"{gain.signed} ({best} {ours}, {other} {theirs})", gain.above(GAIN / 2))
 
@@ -122,8 +124,7 @@ CLAIMS = (
     *(
         Claim(
             name,
-            f"Bayesian networks that begin as torch begins layers, at ten times the rate, are within 0.5 points of "
-            f"what was published, {words}",
+            f"Bayesian networks that {OTHERWISE} are within 0.5 points of what was published, {words}",
             f"{TITLE}, Table 1",
             ("bws-clean",),
             None,
@@ -150,19 +151,30 @@ CLAIMS = (
             f"{TITLE}, Table 2",
             (spec,),
             f"{GAIN:+}",
-            partial(_gain, spec=spec, ending=ending),
+            partial(
+                _gain,
+                spec=spec,
+                bayesian=[cell + ending for cell in BAYESIAN],
+                deterministic=[cell + ending for cell in PENALISED],
+            ),
             in_our_way=name != "searched",
         )
         for name, (spec, ending, words) in ATTACKS.items()
     ),
     Claim(
         "bws-gain-matched",
-        "The best of these Bayesian networks is ahead on the mean of the twelve sets, by half of what was published or "
-        "more (begun as torch begins layers, ten times the rate; perturbations that end at the boundary)",
+        f"The best of the Bayesian networks that {OTHERWISE} is ahead of every deterministic one, also of those that "
+        "do so, on the mean of the twelve sets, by half of what was published or more (perturbations that end at the "
+        "boundary)",
         f"{TITLE}, Table 2",
         ("bws-transfer",),
         None,
-        partial(_gain, spec="bws-transfer", ending="", variant=MATCHED),
+        partial(
+            _gain,
+            spec="bws-transfer",
+            bayesian=[cell + MATCHED for cell in BAYESIAN],
+            deterministic=[*PENALISED, *MATCHED_PENALISED],
+        ),
     ),
     *(
         Claim(

@@ -5,9 +5,9 @@ with, and else deterministic with a penalty ``l2`` (E-26). Twelve deterministic 
 as little as deceives them (E-64), and what that does to other networks is the experiment. Inputs are doubled inside the
 networks, so that everybody else sees pixels in [0, 1].
 
-Settings: those in ``TRAINING`` (``beta``, a factor of the divergence, is 1 where it is left out), ``lr``, ``model``,
-``init``, ``rho`` or ``l2``, and ``own_lr`` where the evaluated network has a rate of its own; for sources
-``source_models``, ``source_l2``, ``source_init``, and of their attack ``attack_mode``, ``attack_steps``,
+Settings: those in ``TRAINING`` (``beta``, a factor of the divergence, is 1 where it is left out), ``lr``, ``patience``,
+``model``, ``init``, ``rho`` or ``l2``, and ``own_lr`` and ``own_patience`` where the evaluated network has its own; for
+sources ``source_models``, ``source_l2``, ``source_init``, and of their attack ``attack_mode``, ``attack_steps``,
 ``attack_step_size``, ``attack_c``, ``attack_bisections``, and ``attack_search`` (True where it is left out).
 """
 
@@ -50,7 +50,6 @@ TRAINING = (
     "prior_wide",
     "prior_narrow",
     "epochs",
-    "patience",
     "batch_size",
     "momentum",
     "kl_weighting",
@@ -62,12 +61,14 @@ TRAINING = (
 
 @dataclass(frozen=True)
 class Network:
-    """A network before it is trained: architecture, method, whether weights begin like the prior's, learning rate."""
+    """A network before it is trained, and in which way it will be."""
 
     model: str
     method: Bayes | Deterministic
     like_prior: bool
+    """Whether weights begin like the prior's."""
     lr: float
+    patience: int
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class Source:
 
 def evaluated_network(settings: dict[str, Any]) -> Network:
     """The network of a cell."""
-    lr = settings.get("own_lr", settings["lr"])
-    return Network(settings["model"], _method_of(settings), _begins_like_prior(settings["init"]), lr)
+    lr, patience = (settings.get(f"own_{name}", settings[name]) for name in ("lr", "patience"))
+    return Network(settings["model"], _method_of(settings), _begins_like_prior(settings["init"]), lr, patience)
 
 
 def source_names(settings: dict[str, Any]) -> list[str]:
@@ -96,7 +97,8 @@ def find_source(settings: dict[str, Any], name: str) -> Source:
     model, _, l2 = name.partition("_")
     method = Deterministic(l2=settings["source_l2"][l2])
     like_prior = _begins_like_prior(settings["source_init"])
-    return Source(name, Network(settings["source_models"][model], method, like_prior, settings["lr"]))
+    architecture = settings["source_models"][model]
+    return Source(name, Network(architecture, method, like_prior, settings["lr"], settings["patience"]))
 
 
 def trained_network(trial: Trial, splits: Splits, network: Network) -> nn.Module:
@@ -104,7 +106,7 @@ def trained_network(trial: Trial, splits: Splits, network: Network) -> nn.Module
     return trial.trained(
         _described(trial, network),
         lambda: _begin(trial, splits, network),
-        lambda model: _fit(trial, splits, model, network.lr),
+        lambda model: _fit(trial, splits, model, network),
     )
 
 
@@ -178,7 +180,7 @@ def _begin(trial: Trial, splits: Splits, network: Network) -> nn.Module:
     return network.method.convert(net)
 
 
-def _fit(trial: Trial, splits: Splits, model: nn.Module, lr: float) -> None:
+def _fit(trial: Trial, splits: Splits, model: nn.Module, network: Network) -> None:
     settings = trial.settings
     method = spec(model).method
     assert isinstance(method, Bayes | Deterministic)
@@ -189,10 +191,10 @@ def _fit(trial: Trial, splits: Splits, model: nn.Module, lr: float) -> None:
         objective=replace(method.objective(), kl_weighting=settings["kl_weighting"], beta=settings.get("beta", 1.0)),
         epochs=settings["epochs"],
         batch_size=settings["batch_size"],
-        lr=lr,
+        lr=network.lr,
         optimizer=partial(torch.optim.SGD, momentum=settings["momentum"]),
         num_samples=settings["train_draws"],
-        patience=settings["patience"],
+        patience=network.patience,
         monitor="val_accuracy",
         seed=trial.seed,
         device=trial.device,
