@@ -1,6 +1,11 @@
-"""Time of a training step and of a prediction, by estimator, executor and number of draws."""
+"""Time of a training step and of a prediction, by estimator, executor and number of draws.
+
+On a GPU also predictions of a ResNet-18, by executor, rows, precision and layout of the images: what the planner's rule
+for drawn filters rests on.
+"""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,6 +17,7 @@ import dubio
 
 WIDTHS = (784, 1200, 1200, 10)
 BATCH = 128
+LAYOUTS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
 
 
 def mlp() -> nn.Sequential:
@@ -47,4 +53,23 @@ def measure(device: torch.device) -> list[dict[str, Any]]:
     milliseconds = median_ms(lambda: dubio.predict(model, images, 10, keep_samples=False), device, repetitions=3)
     records.append({"what": "predict 2,000 images", "num_samples": 10, "milliseconds": milliseconds})
     print(f"predict 2,000 images          S=10   {milliseconds:8.1f} ms", flush=True)
+    return records + (convolutions(device) if device.type == "cuda" else [])
+
+
+def convolutions(device: torch.device) -> list[dict[str, Any]]:
+    """Predictions of a network whose filters are drawn."""
+    records = []
+    model = dubio.Bayes().convert(dubio.models.build("resnet18:cifar:3x32x32-10")).to(device)
+    for rows, precision, layout, executor in product(
+        (32, 128, 512, 1_000), ("tf32", "bf16"), LAYOUTS, ("vmap", "loop", "auto")
+    ):
+        images = torch.rand(rows, 3, 32, 32, device=device).to(memory_format=LAYOUTS[layout])
+        predict = partial(dubio.predict, model, images, 20, keep_samples=False, precision=precision, executor=executor)
+        record = {"what": "predict images of 32x32", "num_samples": 20, "rows": rows, "precision": precision}
+        records.append(
+            {**record, "layout": layout, "executor": executor, "milliseconds": median_ms(predict, device, 3)}
+        )
+        print(
+            f"predict {rows:>5} images  {precision}  {layout:<14} {executor:<5} {records[-1]['milliseconds']:8.1f} ms"
+        )
     return records

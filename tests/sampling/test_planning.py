@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.sampling import planning
+from dubio.sampling import choosing, planning, trying
 from dubio.sampling.choosing import Wanted, choose
 from dubio.sampling.trying import Found
 from networks import InPlace, Residual, mlp
@@ -83,6 +83,38 @@ def test_twice_the_inputs_halve_the_chunk() -> None:
     assert chunk(200) == 128
     assert chunk(10) == 256
     assert chunk(10**9) == 1
+
+
+def test_drawn_filters_are_looped_where_rows_are_many_and_groups_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trying, "GROUPS_ARE_SLOW", ("cpu",))
+    monkeypatch.setattr(choosing, "CONVOLVED_TO_LOOP", 2**16)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    model = dubio.Bayes(estimator="weight").convert(net).eval()
+    few, many = torch.randn(2, 1, 8, 8), torch.randn(64, 1, 8, 8)
+
+    def executor(inputs: torch.Tensor, gradients: bool = False) -> str:
+        return dubio.plan(model, inputs, 5, gradients=gradients).executor
+
+    assert [executor(few), executor(many), executor(few), executor(many, gradients=True)] == [
+        *("vmap", "loop", "vmap", "vmap"),
+    ]
+    assert "convolved faster draw by draw" in dubio.plan(model, many, 5).reason
+    with torch.no_grad():
+        torch.testing.assert_close(
+            dubio.sample(model, many, 5, seed=3), dubio.sample(model, many, 5, seed=3, executor="vmap")
+        )
+        found = dubio.predict(model, many, 5, seed=3), dubio.predict(model, many, 5, seed=3, executor="vmap")
+    torch.testing.assert_close(found[0].probs, found[1].probs)
+    calls: list[int] = []
+    model[1].register_forward_hook(lambda module, args, output: calls.append(1))
+    with torch.no_grad():
+        dubio.sample(model, many, 5, chunk=5)
+    assert len(calls) == 5
+    dense = dubio.Bayes(estimator="weight").convert(mlp(64, 100, 10)).eval()
+    assert dubio.plan(dense, torch.randn(512, 64), 5).executor == "vmap"
+    monkeypatch.setattr(trying, "GROUPS_ARE_SLOW", ("cuda",))
+    again = dubio.Bayes(estimator="weight").convert(net).eval()
+    assert dubio.plan(again, many, 5).executor == "vmap"
 
 
 def test_plans_go_with_their_network() -> None:

@@ -7,12 +7,15 @@ Where draws take ``shared + draws * each`` bytes, and the outputs of all of them
 and the least of these where several such lines were found (``trying``). Without a limit that someone set, the budget
 counts ``each`` alone: it is there for speed.
 
+Without gradients, drawn filters run looped from ``CONVOLVED_TO_LOOP`` bytes on that a draw writes: a GPU has enough to
+do with one draw then, and groups of them are slow.
+
 With gradients all draws run at once, since the graph of each is kept and chunks alone would save nothing; where they do
 not fit, chunks are computed anew in the backward pass, and ``kept`` counts a second set of gradients.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dubio.sampling.memory import memory_in_words
 from dubio.sampling.trying import Found, Mechanism
@@ -20,6 +23,7 @@ from dubio.sampling.trying import Found, Mechanism
 __all__ = ["Plan", "Wanted", "choose", "refusal"]
 
 TIMES = {1: "once", 2: "twice"}
+CONVOLVED_TO_LOOP = 2**29
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,9 @@ class _Takes:
 
 def choose(found: Found, wanted: Wanted) -> Plan | None:
     """The plan; None where a strict limit cannot be kept."""
+    if wanted.gradient_bytes is None and _scale(found, wanted) * found.convolved >= CONVOLVED_TO_LOOP:
+        reason = f"so many rows are convolved faster draw by draw; {found.reason}"
+        found = replace(found, executor="loop", reason=reason)
     takes = _takes(found, wanted)
     gradients = wanted.gradient_bytes is not None
     careful = wanted.strict or gradients
@@ -146,7 +153,7 @@ def refusal(found: Found, wanted: Wanted) -> str:
 
 
 def _takes(found: Found, wanted: Wanted) -> _Takes:
-    scale = max(1.0, wanted.size / max(found.size, 1))
+    scale = max(1.0, _scale(found, wanted))
     lines = tuple((math.ceil(scale * shared), math.ceil(scale * each)) for shared, each in found.lines)
     output = math.ceil(scale * found.bytes_per_output)
     if found.executor == "loop":  # every draw repeats everything
@@ -154,6 +161,11 @@ def _takes(found: Found, wanted: Wanted) -> _Takes:
     # Outputs twice: as they come and joined, or joined and their gradients.
     kept = 2 * wanted.num_samples * output if wanted.joined else 0
     return _Takes(lines, max(each for _, each in lines), kept + (wanted.gradient_bytes or 0))
+
+
+def _scale(found: Found, wanted: Wanted) -> float:
+    """How many times what was tried is wanted."""
+    return wanted.size / max(found.size, 1)
 
 
 def _words(found: Found, wanted: Wanted, takes: _Takes, chunk: int, recompute: bool) -> str:

@@ -122,7 +122,7 @@ def plan_for(
     known = _known(call, executor)
     if known.plan is not None and not known.gradients and num_samples <= min(chunk or 0, known.most or num_samples):
         # A piece of a run that was planned as a whole, which stays the plan to tell of.
-        return replace(known.plan, executor=known.found.executor, num_samples=num_samples, chunk=num_samples)
+        return replace(known.plan, num_samples=num_samples, chunk=num_samples)
     asked = (num_samples, call.size, chunk, joined, limit)
     if known.plan is None or known.asked != asked:
         wanted = _wanted(call, known, num_samples, chunk, joined)
