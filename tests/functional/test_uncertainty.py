@@ -121,6 +121,7 @@ def test_votes_of_classes_nobody_chose_are_zero():
     votes = functional.vote_shares(torch.tensor([[1], [1], [2], [1]]), 5)
 
     assert votes.tolist() == [[0.0, 0.75, 0.25, 0.0, 0.0]]
+    assert functional.vote_counts(torch.tensor([[1], [1], [2], [1]]), 5).tolist() == [[0, 3, 1, 0, 0]]
     assert functional.variation_ratio(votes).tolist() == [0.25]
 
 

@@ -64,6 +64,26 @@ def test_streaming_equals_all_draws_at_once(likelihood: Any, executor: Any, chun
     assert_same(kept, streamed)
 
 
+def test_votes_are_counted_however_draws_are_cut() -> None:
+    model = dubio.Bayes(init_std=0.2).convert(mlp(5, 8, 3)).double()
+    inputs = torch.randn(40, 5, dtype=torch.float64)
+    kept = dubio.predict(model, inputs, 7, seed=3)
+    counts = torch.nn.functional.one_hot(kept.samples.argmax(dim=-1), 3).sum(dim=0)
+    assert 0 < int((counts == 7).any(dim=-1).sum()) < 40
+    for chunk in (7, 3, 2):
+        found = dubio.predict(model, inputs, 7, seed=3, keep_samples=False, executor="vmap", chunk=chunk)
+        assert torch.equal(found.votes, counts.double() / 7)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_all_votes_together_are_one() -> None:
+    """A GPU divides by a number as it multiplies by its inverse: 41 of 41 were 0.99999994."""
+    model = dubio.Bayes(init_std=1e-3).convert(mlp(5, 8, 3)).cuda()
+    for count in (41, 47, 100):
+        found = dubio.predict(model, torch.randn(40, 5).cuda(), count, seed=3, chunk=41)
+        assert float((found.votes.amax(dim=-1) == 1.0).float().mean()) > 0.5
+
+
 def test_quantiles_without_kept_samples_are_refused() -> None:
     model = dubio.Bayes().convert(mlp(5, 8, 1), dubio.Gaussian(std=0.1))
     pred = dubio.predict(model, torch.randn(4, 5), 3, keep_samples=False)

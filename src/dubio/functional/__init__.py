@@ -153,6 +153,7 @@ from dubio.functional.uncertainty import (
     mutual_information,
     predictive_log_probs,
     variation_ratio,
+    vote_counts,
     vote_shares,
 )
 from dubio.functional.wasserstein import (
@@ -322,6 +323,7 @@ __all__ = [
     "variance_margin",
     "variation_ratio",
     "vector_scaled_log_probs",
+    "vote_counts",
     "vote_log_shares",
     "vote_shares",
     "wasserstein_1d",

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from dubio.functional.uncertainty import predictive_log_probs, vote_shares
+from dubio.functional.uncertainty import predictive_log_probs, vote_counts
 
 __all__ = [
     "AttackLoss",
@@ -60,7 +60,7 @@ def averaged_attack_loss(
 def vote_log_shares(log_probs: Float[Tensor, "sample batch class"]) -> Float[Tensor, "batch class"]:
     """Logarithm of the share of draws that vote for each class, half a vote added to all: without a gradient."""
     num_samples, _, num_classes = log_probs.shape
-    counts = num_samples * vote_shares(log_probs.argmax(dim=-1), num_classes)
+    counts = vote_counts(log_probs.argmax(dim=-1), num_classes)
     return torch.log((counts + 0.5) / (num_samples + 0.5 * num_classes)).to(log_probs.dtype)
 
 

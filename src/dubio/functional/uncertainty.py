@@ -21,6 +21,7 @@ __all__ = [
     "mutual_information",
     "predictive_log_probs",
     "variation_ratio",
+    "vote_counts",
     "vote_shares",
 ]
 
@@ -68,9 +69,15 @@ def class_variance(
     return torch.where(variance > rounding, variance, 0.0)
 
 
+def vote_counts(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Int[Tensor, "*batch class"]:
+    """How many draws have each class as their most probable one."""
+    return torch.nn.functional.one_hot(labels.long(), num_classes).sum(dim=0)
+
+
 def vote_shares(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Float[Tensor, "*batch class"]:
-    """Share of draws whose most probable class is each class."""
-    return torch.nn.functional.one_hot(labels.long(), num_classes).float().mean(dim=0)
+    """Share of draws whose most probable class is each class; exactly 1 where all agree."""
+    counts = vote_counts(labels, num_classes)
+    return counts.float() / counts.sum(dim=-1, keepdim=True)  # by a tensor: a GPU multiplies by what is 1 / a number
 
 
 def variation_ratio(votes: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch"]:

@@ -1,7 +1,7 @@
 """Statistics over draws, gathered a few draws at a time: memory does not grow with the number of draws.
 
 Sums run in float64, so that the result does not depend on how the draws were cut into chunks beyond the last digits
-(``test_streaming_equals_all_draws_at_once``).
+(``test_streaming_equals_all_draws_at_once``). Votes are counted, and exactly 1 where all draws agree.
 """
 
 import math
@@ -49,7 +49,7 @@ class ClassStatistics:
         log_sum = functional.predictive_log_probs(exact) + math.log(count)
         entropies = functional.entropy(probs).sum(dim=0)
         squares = probs.square().sum(dim=0)
-        votes = functional.vote_shares(exact.argmax(dim=-1), exact.shape[-1]).double() * count
+        votes = functional.vote_counts(exact.argmax(dim=-1), exact.shape[-1])
         energies = self._energies_of(outputs)
         if self._log_sum is None:
             self._log_sum, self._entropies, self._squares, self._votes = log_sum, entropies, squares, votes
@@ -76,7 +76,7 @@ class ClassStatistics:
             samples=None if self._kept is None else torch.cat(self._kept),
             log_probs=(log_probs if afterwards is None else afterwards.apply(log_probs)).to(self._dtype),
             expected_entropy=(self._entropies / self._count).to(self._dtype),
-            votes=(self._votes / self._count).to(self._dtype),
+            votes=(self._votes.double() / self._votes.sum(dim=-1, keepdim=True)).to(self._dtype),
             class_variance=variance.to(self._dtype),
             energy=None if self._energies is None else (self._energies / self._count).to(self._dtype),
             uncalibrated_log_probs=None if afterwards is None else log_probs.to(self._dtype),
