@@ -90,7 +90,7 @@ def test_the_commands_of_a_report_make_the_same_run_again(runs: Path, tmp_path: 
 def test_the_commands_of_a_report_tell_precision_speed_and_memory(
     speed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dubio.training.stepping.BACKEND", "eager")
+    monkeypatch.setattr("dubio.training.computing.BACKEND", "eager")
     options = ["--precision", "bf16", speed, "--memory", "1 GiB"]
     small = ["--model", "mlp:64-8-10", "--epochs", "1", "--runs", tmp_path]
     assert invoke("train", "one", *options, *small).exit_code == 0

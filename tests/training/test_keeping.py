@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.training import stepping
+from dubio.training import computing
 from networks import mlp
 
 INPUTS = torch.rand(40, 6, generator=torch.Generator().manual_seed(1))
@@ -53,12 +53,12 @@ def test_runs_with_a_kept_step_are_those_with_new_ones(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_kept_step_is_compiled_once(quick_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "BACKEND", "aot_eager")
+    monkeypatch.setattr(computing, "BACKEND", "aot_eager")
     asked: list[Any] = []
-    compiled = stepping.compiled
-    monkeypatch.setattr(stepping, "compiled", lambda *args: asked.append(args[0]) or compiled(*args))
+    compiled = computing.compiled
+    monkeypatch.setattr(computing, "compiled", lambda *args: asked.append(args[0]) or compiled(*args))
     runs(dubio.Steps(), fast=True)
-    assert asked == [stepping.compute]
+    assert asked == [computing.compute]
 
 
 def test_a_step_is_made_anew_for_another_network_or_another_way_of_training() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.attacks import Apgd, Pgd
-from dubio.training import stepping
+from dubio.training import computing, stepping
 from dubio.training.health import BrokenLossError
 from dubio.training.optimising import load_keeping_the_way, make_capturable, match_layouts, set_learning_rates
 from dubio.training.shapes import MOST_CHANGES, OTHERS_TO_CHANGE, Shapes
@@ -37,7 +37,7 @@ QUICK = ("bayes", "bayes, adversarial", "bayes, warm-up and geometric")
 @pytest.fixture
 def traced(quick_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile without writing code: what is traced is what inductor would get."""
-    monkeypatch.setattr(stepping, "BACKEND", "aot_eager")
+    monkeypatch.setattr(computing, "BACKEND", "aot_eager")
 
 
 def make(method: Any = None) -> nn.Module:

@@ -1,20 +1,27 @@
-"""What is computed in a step of training, apart from how: the loss of a batch, its metrics, the layout of images."""
+"""What is computed in a step of training: the loss of a batch, as it is or compiled, its metrics, layouts of images."""
 
+import inspect
+import warnings
+from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio import functional
-from dubio.objectives import Loss
+from dubio.data.batches import Batch
+from dubio.objectives import Loss, Objective
+from dubio.sampling import Precision, computing_in
+from dubio.sampling.capturing import as_it_is
 
 if TYPE_CHECKING:
     from dubio.attacks import Attack
 
 __all__ = [
     "Attacking",
+    "BatchLoss",
     "Place",
     "compiled",
     "compute",
@@ -23,6 +30,11 @@ __all__ = [
     "to_channels_last",
     "without_graph",
 ]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BACKEND = "inductor"
+"""What compiles."""
 
 
 @runtime_checkable
@@ -44,6 +56,68 @@ class Place(NamedTuple):
     num_batches: int | None = None
     epoch: float | Tensor | None = None
     num_parts: int = 1
+
+
+class BatchLoss:
+    """The loss of a batch and the sums of its metrics; what was compiled is kept for the next batch.
+
+    Args:
+        model: a network, on its device.
+        objective: what is minimised; one that attacks the inputs does so first.
+        precision: of the network alone.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective, precision: Precision) -> None:
+        self.model, self.objective, self.precision = model, objective, precision
+        self.device = next(model.parameters()).device
+        self.names: tuple[str, ...] = ()
+        """Metrics whose sums follow the number of examples."""
+        self._takes_parts = "num_parts" in inspect.signature(objective).parameters
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def eager(self, batch: Batch, place: Place, num_samples: int) -> tuple[Loss, Tensor]:
+        """Computed as it is."""
+        return self._computed(as_it_is, batch, place, num_samples)
+
+    def compiled(self, batch: Batch, place: Place, num_samples: int) -> tuple[Loss, Tensor]:
+        """Computed by compiled code; raises what the compiler says where it gives up."""
+        with warnings.catch_warnings():  # what the compiler says of itself is nothing that a user could act on
+            warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
+            return self._computed(self.through, batch, self.in_tensors(place), num_samples)
+
+    def through(self, function: F) -> F:
+        """A function compiled, the first time it is asked for."""
+        if function not in self._compiled:
+            self._compiled[function] = compiled(function, BACKEND, self.device)
+        return cast(F, self._compiled[function])
+
+    def forget(self) -> None:
+        """Let go of what was compiled."""
+        self._compiled.clear()
+
+    def in_tensors(self, place: Place) -> Place:
+        """Numbers that change from batch to batch, as tensors: a compiler would take plain ones for constants."""
+        changing = (place.batch_index, place.epoch)
+        index, epoch = (
+            # Filled there: a number that is copied to a GPU would wait for it.
+            value if value is None or isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
+            for value in changing
+        )
+        return Place(index, place.num_batches, epoch, place.num_parts)
+
+    def _computed(
+        self, through: Callable[[Any], Any], batch: Batch, place: Place, num_samples: int
+    ) -> tuple[Loss, Tensor]:
+        with computing_in(self.precision, self.device):
+            attacked = None
+            if isinstance(self.objective, Attacking):
+                attacked = self.objective.attack_inputs(self.model, batch.inputs, batch.targets, through)
+            place = place if self._takes_parts else place._replace(num_parts=1)
+            given = (batch.inputs, batch.targets, batch.weight)
+            found = through(compute)(self.objective, self.model, *given, num_samples, *place, attacked)
+        total, nll, terms, log_probs, sums = found
+        self.names = ("loss", "nll", *terms, *(() if log_probs is None else ("accuracy",)))
+        return Loss(total, nll, terms, log_probs), sums
 
 
 def without_graph(loss: Loss) -> Loss:

@@ -8,30 +8,19 @@ Invariants (``tests/training/test_stepping.py``, and ``test_captured.py`` on a G
 numbers within the tolerance of floats; with ``fallback_random`` also where noise is drawn, from the same generator.
 """
 
-import inspect
 import time
-import warnings
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
-from dubio.sampling import Precision, check_precision, computing_in, plan, rounding_products, shrink_chunks
+from dubio.sampling import Precision, check_precision, plan, rounding_products, shrink_chunks
 from dubio.sampling.capturing import as_it_is, signature
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.settings import STATE
-from dubio.training.computing import (
-    Attacking,
-    Place,
-    compiled,
-    compute,
-    first_line,
-    to_channels_last,
-    without_graph,
-)
+from dubio.training.computing import Attacking, BatchLoss, Place, first_line, to_channels_last, without_graph
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
 from dubio.training.optimising import forget, make_capturable, match_layouts, why_not_capturable
@@ -43,10 +32,7 @@ from dubio.training.trial import Trial
 __all__ = ["Fast", "Learned", "Place", "Step"]
 
 Fast = bool | Literal["auto"]
-F = TypeVar("F", bound=Callable[..., Any])
 
-BACKEND = "inductor"
-"""What compiles."""
 LOOK_EVERY = 0.25
 """Seconds between two looks at a GPU: each waits until it has caught up."""
 
@@ -102,10 +88,8 @@ class Step:
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.num_samples, self.clip_norm, self.precision, self.fast = num_samples, clip_norm, precision, fast
         self.processes = processes
-        self._takes_parts = "num_parts" in inspect.signature(objective).parameters
         self.device = next(model.parameters()).device
-        self.names: tuple[str, ...] = ()
-        """Metrics that ``Learned.sums`` holds after the number of examples."""
+        self._of_batch = BatchLoss(model, objective, precision)
         self.num_rows = 0
         """Examples whose gradients wait for the update."""
         self.why = ""
@@ -123,7 +107,6 @@ class Step:
         """Whether the parameters of the present step are being changed: there is no way back then."""
         self._shapes = Shapes()
         self._looked = time.perf_counter()
-        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._recording: Recording | None = None
         self._capture = on_gpu and self._compile and not self._why_not_captured()
         if self._capture:
@@ -132,6 +115,11 @@ class Step:
             to_channels_last(model)
             match_layouts(optimizer)
         self._health = Health(self.device, optimizer)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Metrics that ``Learned.sums`` holds after the number of examples."""
+        return self._of_batch.names
 
     @property
     def how(self) -> str:
@@ -196,7 +184,7 @@ class Step:
     def close(self) -> None:
         """Let go of what was compiled and recorded; ``how`` and ``capture_seconds`` are then those of a new step."""
         self._recording = None
-        self._compiled.clear()
+        self._of_batch.forget()
 
     def learn(self, batch: Batch, place: Place, complete: bool = True) -> Learned:
         """Take a batch in; where it completes a step, update the parameters.
@@ -314,51 +302,21 @@ class Step:
         """The loss and its sums, compiled where that works."""
         shapes = signature((batch.inputs, batch.targets, batch.weight))
         if not self._compile or shapes != self._shapes.chosen:  # each further shape would be compiled anew
-            return self._loss_through(as_it_is, batch, place)
+            return self._of_batch.eager(batch, place, self.num_samples)
         try:
-            with warnings.catch_warnings():  # what the compiler says of itself is nothing that a user could act on
-                warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
-                return self._loss_through(self._through, batch, self._in_tensors(place))
+            return self._of_batch.compiled(batch, place, self.num_samples)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            found = self._loss_through(as_it_is, batch, place)  # raises what is the batch's own fault
+            found = self._of_batch.eager(batch, place, self.num_samples)  # raises what is the batch's own fault
             if self.fast is True:
                 raise
             self._fall_back("eager", f"the compiler gave up: {first_line(error)}")
             return found
 
-    def _loss_through(self, through: Callable[[Any], Any], batch: Batch, place: Place) -> tuple[Loss, Tensor]:
-        with computing_in(self.precision, self.device):
-            attacked = None
-            if isinstance(self.objective, Attacking):
-                attacked = self.objective.attack_inputs(self.model, batch.inputs, batch.targets, through)
-            computed = through(compute)
-            place = place if self._takes_parts else place._replace(num_parts=1)
-            given = (batch.inputs, batch.targets, batch.weight)
-            found = computed(self.objective, self.model, *given, self.num_samples, *place, attacked)
-        total, nll, terms, log_probs, sums = found
-        self.names = ("loss", "nll", *terms, *(() if log_probs is None else ("accuracy",)))
-        return Loss(total, nll, terms, log_probs), sums
-
-    def _in_tensors(self, place: Place) -> Place:
-        """Numbers that change from batch to batch, as tensors: a compiler would take plain ones for constants."""
-        changing = (place.batch_index, place.epoch)
-        index, epoch = (
-            # Filled there: a number that is copied to a GPU would wait for it.
-            value if value is None or isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
-            for value in changing
-        )
-        return Place(index, place.num_batches, epoch, place.num_parts)
-
-    def _through(self, function: F) -> F:
-        if function not in self._compiled:
-            self._compiled[function] = compiled(function, BACKEND, self.device)
-        return cast(F, self._compiled[function])
-
     def _learn_captured(self, batch: Batch, place: Place) -> Learned | None:
         """The whole step from its recording; None where the batch has another shape, or recording fails."""
-        values = (batch.inputs, batch.targets, batch.weight, self._in_tensors(place))
+        values = (batch.inputs, batch.targets, batch.weight, self._of_batch.in_tensors(place))
         if signature(values[:3]) != self._shapes.chosen or STATE.own.settings.seed is not None:  # replays have one seed
             return None
         circumstances = self._circumstances()
@@ -385,7 +343,7 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         loss, sums = self._loss(Batch(inputs, targets, weight), place)
         loss.total.backward()
-        self._health.watch(loss.total, self._through if self._compile else as_it_is)
+        self._health.watch(loss.total, self._of_batch.through if self._compile else as_it_is)
         self._clip_and_step()
         return without_graph(loss), sums
 
