@@ -78,6 +78,20 @@ class Sweep:
 HEAT_MAPS = ("bws-ensembles", "bws-pruning", "bws-transfer")  # tables of one unit that are easier seen than read
 NO_CURVES = ("flow-lengths",)  # whose curves coincide
 NETWORKS = {"plain": "mlp", "dropout": "dropout", "Gaussian prior": "gaussian", "mixture prior": "mixture"}
+ATTACKED = {
+    "dropout": "dropout",
+    "Gaussian prior": "gaussian",
+    "mixture prior": "mixture",
+    "mixture prior, small widths": "mixture-sgd",
+}
+
+
+def _attacked(ending: str) -> dict[str, str]:
+    """Cells of networks that draw, by their names in words, after the two that do not."""
+    still = {"plain": "mlp", "dropout, mean network": "dropout-mean"}
+    return still | {words: f"{network}-{ending}" for words, network in ATTACKED.items()}
+
+
 CURVES = {
     "bbb-error": Curves(
         groups={
@@ -92,6 +106,12 @@ CURVES = {
             },
         },
         heights={"test_error_by_epoch": (1.0, 2.5)},
+    ),
+    "bbb-fgsa": Curves(
+        groups={
+            "gradient of one draw": _attacked("1"),
+            "gradient over ten draws": _attacked("eot-10"),
+        }
     ),
     "flow-2d": Curves(diagonal=("reliability",)),
     "flow-lenet": Curves(  # what all networks begin as is left out
