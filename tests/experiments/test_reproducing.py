@@ -2,7 +2,12 @@
 
 import dataclasses
 import json
+import threading
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +20,12 @@ from dubio.experiments import (
     Curve,
     Findings,
     Measured,
+    Reproduction,
     Result,
     Spec,
     load_spec,
     reproduce,
+    reproduce_many,
     spec_names,
     tabulate,
 )
@@ -56,6 +63,47 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
 
     monkeypatch.setitem(PROTOCOLS, "counting", counting)
     return trials
+
+
+class Pool(ThreadPoolExecutor):
+    """A pool in this process, where the protocols of these tests are known; one at a time, in the order given."""
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(1)
+        self.is_broken = self.has_ended = False
+
+    def submit(self, *given: Any) -> Future[Any]:
+        if self.is_broken:
+            raise BrokenProcessPool("it is broken")
+        return super().submit(*given)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        self.has_ended = True
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
+    """The pools that are made."""
+    made: list[Pool] = []
+
+    def make(*given: object) -> Pool:
+        made.append(Pool(*given))
+        return made[-1]
+
+    monkeypatch.setattr("dubio.experiments.running.ProcessPoolExecutor", make)
+    return made
+
+
+def fail_at_one(trial: Trial) -> Findings:
+    """A protocol that fails in the cell called one."""
+    if trial.settings["number"] == 1.0:
+        raise ValueError("it broke,\nand how")
+    return Findings({"drawn": Measured(0.5), "doubled": Measured(4.0)})
+
+
+def spec_of(trial: Trial) -> str:
+    return trial.pictures.parent.name
 
 
 @pytest.mark.parametrize("name", spec_names())
@@ -248,6 +296,127 @@ def test_several_processes_find_what_one_finds(tmp_path: Path) -> None:
         reproduce(spec, tmp_path, workers=0)
 
 
+@pytest.mark.slow
+def test_processes_that_several_specs_share_find_the_same_and_outlive_a_failure(tmp_path: Path) -> None:
+    spec = load_spec("bbb-regression")
+    broken = dataclasses.replace(spec, name="broken", cells=(Cell("bad", {"estimator": "magic"}), spec.cells[0]))
+    found = reproduce_many([broken, spec], tmp_path / "together", variant="tiny", workers=2)
+    assert [[failure.cell for failure in one.failures] for one in found] == [["bad"], []]
+    assert "Traceback" in found[0].failures[0].traceback
+    alone = reproduce(spec, tmp_path / "alone", variant="tiny")
+    assert [one.metrics for one in found[1].results] == [one.metrics for one in alone]
+    assert found[0].results[0].metrics == alone[0].metrics
+    with pytest.raises(ValueError, match="magic"):
+        reproduce(broken, tmp_path / "again", variant="tiny", workers=2)
+
+
+def test_several_specs_share_one_pool_and_timed_ones_run_after_it(
+    pools: list[Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, bool, bool]] = []
+
+    def watched(trial: Trial) -> Findings:
+        ran.append((spec_of(trial), threading.current_thread() is threading.main_thread(), pools[0].has_ended))
+        return Findings({"drawn": Measured(0.0), "doubled": Measured(1.0)})
+
+    monkeypatch.setitem(PROTOCOLS, "counting", watched)
+    specs = [dataclasses.replace(SPEC, name=name, alone=name == "b") for name in "abc"]
+    shown: list[Reproduction] = []
+    found = reproduce_many(specs, tmp_path, seeds=[0], workers=2, finished=shown.append)
+    assert len(pools) == 1
+    pooled, timed = (False, False), (True, True)
+    assert ran == [("a", *pooled), ("a", *pooled), ("c", *pooled), ("c", *pooled), ("b", *timed), ("b", *timed)]
+    assert [one.spec for one in found] == specs
+    assert shown == found
+    assert [[(result.spec, result.cell) for result in one.results] for one in found] == [
+        [(name, "one"), (name, "two")] for name in "abc"
+    ]
+
+
+def test_a_single_worker_runs_specs_in_order_and_shows_each_before_the_next(
+    asked: list[Trial], pools: list[Pool], tmp_path: Path
+) -> None:
+    specs = [dataclasses.replace(SPEC, name=name, alone=name == "a") for name in "ab"]
+    seen: list[tuple[str, list[str]]] = []
+    reproduce_many(
+        specs, tmp_path, seeds=[0], finished=lambda one: seen.append((one.spec.name, [spec_of(each) for each in asked]))
+    )
+    assert seen == [("a", ["a", "a"]), ("b", ["a", "a", "b", "b"])]
+    assert not pools
+
+
+def test_no_pool_is_made_for_what_is_timed(asked: list[Trial], pools: list[Pool], tmp_path: Path) -> None:
+    specs = [dataclasses.replace(SPEC, name=name, alone=True) for name in "ab"]
+    assert [len(one.results) for one in reproduce_many(specs, tmp_path, workers=2)] == [4, 4]
+    assert not pools
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failure_keeps_no_other_cell_from_being_run_and_one_spec_alone_raises_it(
+    workers: int, asked: list[Trial], pools: list[Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROTOCOLS, "failing", fail_at_one)
+    specs = [dataclasses.replace(SPEC, name="a", protocol="failing"), dataclasses.replace(SPEC, name="b", alone=True)]
+    told: list[str] = []
+    found = reproduce_many(specs, tmp_path, workers=workers, tell=told.append)
+    assert [[(one.cell, one.seed) for one in each.failures] for each in found] == [[("one", 0), ("one", 1)], []]
+    assert [(result.cell, result.seed) for result in found[0].results] == [("two", 0), ("two", 1)]
+    assert len(found[1].results) == len(asked) == 4
+    assert "a, one, seed 1 failed: ValueError: it broke, and how" in told
+    assert "fail_at_one" in found[0].failures[0].traceback
+    assert ("2 of 4 done" in told, "3 of 4 done" in told) == (workers == 2, False)
+    with pytest.raises(ValueError, match="it broke"):
+        reproduce(specs[0], tmp_path / "alone", workers=workers)
+    assert not [*tmp_path.glob("alone/a/*.json")]  # nothing that waited was run
+
+
+def test_a_process_that_dies_keeps_no_cell_that_waits_from_being_run(
+    pools: list[Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die_at_one(trial: Trial) -> Findings:
+        if trial.settings["number"] == 1.0:
+            pools[-1].is_broken = True
+            raise BrokenProcessPool("it died")
+        return fail_at_one(trial)
+
+    monkeypatch.setitem(PROTOCOLS, "counting", die_at_one)
+    found = reproduce_many([dataclasses.replace(SPEC, name=name) for name in "ab"], tmp_path, seeds=[0], workers=2)
+    assert [[failure.error for failure in one.failures] for one in found] == [["BrokenProcessPool: it died"]] * 2
+    assert [[result.cell for result in one.results] for one in found] == [["two"]] * 2
+    assert all(pool.has_ended for pool in pools)
+
+
+def test_what_a_failed_cell_held_is_let_go_of_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[nn.Module]] = []
+    gone: list[bool] = []
+
+    def hold_and_fail(trial: Trial) -> Findings:
+        gone.append(all(one() is None for one in held))
+        net = nn.Linear(2, 2)
+        held.append(weakref.ref(net))
+        raise MemoryError(f"no room for {len(held)}")
+
+    monkeypatch.setitem(PROTOCOLS, "counting", hold_and_fail)
+    (found,) = reproduce_many([SPEC], tmp_path)
+    assert gone == [True] * 4
+    assert [one.error for one in found.failures] == [f"MemoryError: no room for {number}" for number in range(1, 5)]
+
+
+def test_what_cannot_be_run_is_refused_before_anything_runs(asked: list[Trial], tmp_path: Path) -> None:
+    other = dataclasses.replace(SPEC, name="other", cells=(Cell("three"),))
+    for specs, refusal in (
+        ((SPEC, SPEC), "specs must have names of their own, got counting 2 times"),
+        ((dataclasses.replace(SPEC, name="a"), other), "cells must match one of three, got 'one'"),
+    ):
+        with pytest.raises(ValueError, match=refusal):
+            reproduce_many(specs, tmp_path, cells="one")
+    with pytest.raises(ValueError, match="other cannot be run on digits"):
+        reproduce_many([dataclasses.replace(SPEC, digits={"number": 5.0}), other], tmp_path, variant="digits")
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        reproduce_many([SPEC], tmp_path, workers=0)
+    assert not asked
+
+
 def test_findings_are_joined_and_nothing_is_found_twice() -> None:
     ours = Findings({"a": Measured(1.0)}, notes={"verdict": "fine"})
     joined = ours | Findings({"b": Measured(2.0)}, {"line": Curve((0.0,), (1.0,))})
@@ -319,32 +488,79 @@ def test_the_command_lists_runs_and_refuses(tmp_path: Path) -> None:
     assert "ratio" in found.output
     record = json.loads((tmp_path / "tiny" / "bbb-regression" / "local-0.json").read_text())
     assert record["format"] == "dubio-result-1"
-    for words in (["reproduce"], ["reproduce", "bbb-regression", "--all"], ["reproduce", "bbb"]):
-        refused = runner.invoke(app, words)
+    for words in ([], ["bbb-regression", "--all"], ["bbb"], ["bbb-regression", "bbb"]):
+        refused = runner.invoke(app, ["reproduce", *words, "--tiny", "--out", str(tmp_path / "refused")])
         assert refused.exit_code == 2, words
-        assert "bbb-regression" in refused.output
+        assert "bbb-search" in refused.output
+    assert not (tmp_path / "refused").exists()
 
 
-def test_all_specs_are_tried_and_failures_told_at_the_end(
-    asked: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(trial: Trial) -> Findings:
-        raise ValueError("it broke")
-
-    monkeypatch.setitem(PROTOCOLS, "failing", fail)
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
+    """Specs that the command knows in place of its own: one fails in a cell, one has another cell, one is timed."""
+    monkeypatch.setitem(PROTOCOLS, "failing", fail_at_one)
     specs = {
-        "a": dataclasses.replace(SPEC, name="a", protocol="failing"),
+        "a": dataclasses.replace(SPEC, name="a", title="The table of a", protocol="failing"),
         "b": dataclasses.replace(SPEC, name="b", cells=(Cell("other"),)),
-        "c": dataclasses.replace(SPEC, name="c"),
+        "c": dataclasses.replace(SPEC, name="c", title="The table of c", alone=True),
+        "d": dataclasses.replace(SPEC, name="d", title="The table of d"),
     }
     monkeypatch.setattr("dubio.cli.reproduce_command.spec_names", lambda: [*specs])
     monkeypatch.setattr("dubio.cli.reproduce_command.load_spec", specs.__getitem__)
-    words = ["reproduce", "--all", "--cells", "one", "--seed", "1", "--device", "cpu", "--out", str(tmp_path)]
-    found = CliRunner().invoke(app, words)
+    return specs
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_all_specs_are_tried_and_failures_told_at_the_end(
+    workers: str, asked: list[Trial], pools: list[Pool], several: dict[str, Spec], tmp_path: Path
+) -> None:
+    words = ["reproduce", "--all", "--cells", "[ot][nw]*", "--seed", "1", "--device", "cpu", "--out", str(tmp_path)]
+    found = CliRunner().invoke(app, [*words, "--workers", workers])
     assert found.exit_code == 1
     assert "b: has no such cells" in found.output
-    assert "failed: a; all that finished is kept" in found.output
-    assert [(trial.seed, trial.settings["number"]) for trial in asked] == [(1, 1.0)]
+    assert "Traceback" not in found.output
+    *_, named, kept = found.stderr.splitlines()
+    assert named == "a, one, seed 1 failed: ValueError: it broke, and how"
+    assert kept == "1 failed; all that finished is kept, and the same command tries the rest again"
+    assert sorted(str(file.relative_to(tmp_path)) for file in tmp_path.glob("*/*.json")) == [
+        *("a/two-1.json", "c/one-1.json", "c/two-1.json", "d/one-1.json", "d/two-1.json"),
+    ]
+    titles = [line.split()[-1] for line in found.stdout.splitlines() if "The table of" in line]
+    assert titles == ["a", "c", "d"]
+    assert [spec_of(trial) for trial in asked] == [*("ccdd" if workers == "1" else "ddcc")]
+
+
+def test_the_command_runs_the_specs_that_it_names(asked: list[Trial], several: dict[str, Spec], tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["reproduce", "d", "c", "--seed", "0", "--device", "cpu", "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    assert found.stdout.index("The table of d") < found.stdout.index("The table of c")
+    assert [spec_of(trial) for trial in asked] == ["d", "d", "c", "c"]
+    twice = CliRunner().invoke(app, ["reproduce", "d", "d", "--device", "cpu", "--out", str(tmp_path)])
+    assert (twice.exit_code, "got d 2 times" in twice.output) == (2, True)
+
+
+def test_specs_without_such_cells_are_left_out_unless_none_has_them(
+    asked: list[Trial], several: dict[str, Spec], tmp_path: Path
+) -> None:
+    def run(*words: str) -> tuple[int, str]:
+        found = CliRunner().invoke(app, ["reproduce", *words, "--device", "cpu", "--out", str(tmp_path)])
+        return found.exit_code, found.output
+
+    code, output = run("b", "d", "--cells", "other")
+    assert (code, "d: has no such cells or seeds, or cannot be run so; left out" in output) == (0, True)
+    assert {spec_of(trial) for trial in asked} == {"b"}
+    for words in (["b", "d", "--cells", "nowhere"], ["--all", "--seed", "7"], ["c", "d", "--data", "digits"]):
+        code, output = run(*words)
+        assert (code, "some spec must have such cells and seeds" in output) == (2, True), words
+    code, output = run("d", "--cells", "nowhere")
+    assert (code, "cells must match one of one, two, got 'nowhere'" in output) == (2, True)
+    assert len(asked) == 2
+
+
+def test_where_a_cell_failed_is_shown_on_demand(several: dict[str, Spec], tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["--debug", "reproduce", "a", "--device", "cpu", "--out", str(tmp_path)])
+    assert found.exit_code == 1
+    assert found.output.count("in fail_at_one") == 2
 
 
 def test_an_interrupted_run_says_how_to_go_on(

@@ -1,6 +1,7 @@
 """How the command line answers: one line for what went wrong, and the exit code that says of which kind it was.
 
-Exit codes: 0 fine, 1 a gate failed, 2 bad arguments (or files, or data), 3 interrupted and resumable, 130 interrupted.
+Exit codes: 0 fine, 1 a gate or a part failed, 2 bad arguments (or files, or data), 3 interrupted and resumable, 130
+interrupted.
 """
 
 import sys
@@ -15,11 +16,16 @@ from typer.exceptions import TyperException
 
 from dubio.training import Interrupted, LostProcessError, Processes, is_raised_by_all
 
-__all__ = ["Answering", "told_once"]
+__all__ = ["Answering", "PartlyFailedError", "told_once"]
 
+FAILED = 1
 BAD_ARGUMENTS = 2
 RESUMABLE = 3
 REFUSALS = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
+
+
+class PartlyFailedError(Exception):
+    """A part of what was asked for failed, which was told already; its text says where, for ``--debug``."""
 
 
 class Answering(TyperGroup):
@@ -52,6 +58,10 @@ class Answering(TyperGroup):
             except (Interrupted, LostProcessError) as interrupted:
                 _say("interrupted", interrupted)
                 raise typer.Exit(RESUMABLE) from None
+            except PartlyFailedError as error:
+                if ctx.params.get("debug"):
+                    typer.echo(str(error), err=True)
+                raise typer.Exit(FAILED) from None
             except BrokenPipeError:  # the reader has gone; typer ends quietly
                 raise
             except REFUSALS as error:

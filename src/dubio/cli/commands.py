@@ -82,7 +82,7 @@ def options(
 
     Begin with:  dubio demo  or  dubio train first  and then  dubio predict first
 
-    Exit codes: 0 fine, 1 a gate failed, 2 bad arguments, 3 interrupted and resumable.
+    Exit codes: 0 fine, 1 a gate or a part failed, 2 bad arguments, 3 interrupted and resumable.
     """
 
 

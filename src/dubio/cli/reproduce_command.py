@@ -11,16 +11,29 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dubio.cli.answers import PartlyFailedError
 from dubio.cli.arguments import Device, device_for
-from dubio.experiments import Result, Spec, Variant, load_spec, reproduce, spec_names, tabulate
+from dubio.experiments import (
+    Failure,
+    Reproduction,
+    Result,
+    Spec,
+    Variant,
+    load_spec,
+    reproduce_many,
+    spec_names,
+    tabulate,
+)
 from dubio.training import Interrupted
 
 __all__ = ["reproduce_experiment"]
 
 
 def reproduce_experiment(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which table or figure; see --list.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them, one after the other.")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which tables or figures; see --list.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List what can be reproduced, and leave.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="Only see that everything runs.")] = False,
     data: Annotated[
@@ -29,42 +42,52 @@ def reproduce_experiment(
     ] = None,
     cells: Annotated[str, typer.Option(metavar="PATTERN", help="Only cells of this name, such as 'rho*'.")] = "*",
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="Only this seed; may be given again.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many processes run cells at once.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="How many processes run cells at once, of all tables and figures together.")
+    ] = 1,
     again: Annotated[bool, typer.Option("--again", help="Run also what has a record, as another attempt.")] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = Path("results"),
     device: Device = None,
 ) -> None:
-    """Run a published table or figure again: every cell and seed, each kept as soon as it is there.
+    """Run published tables and figures again: every cell and seed, each kept as soon as it is there.
 
     What has a record with the same settings is not run again, so an interrupted
-    run goes on where it stopped.
+    run goes on where it stopped. A cell that fails keeps no other from being run;
+    what failed is named at the end, and the exit code is 1.
 
     Example:  dubio reproduce --list
 
     Example:  dubio reproduce bbb-regression --tiny
+
+    Example:  dubio reproduce bws-clean bws-transfer --workers 8
     """
     if listed:
         _list()
         return
-    if (name is None) != everything:
-        raise ValueError(f"name one of {', '.join(spec_names())}, or add --all, got {name or 'neither'}")
+    if bool(names) == everything:
+        got = "both" if everything else "neither"
+        raise ValueError(f"name one or more of {', '.join(spec_names())}, or add --all, got {got}")
     if tiny and data is not None:
         raise ValueError("tiny runs are on digits already where they can be, got --tiny and --data")
     wish = _Wish(
         out, "tiny" if tiny else "full" if data is None else data, cells, seeds, workers, device_for(device), again
     )
+    specs = [load_spec(name) for name in names or spec_names()]
+    if everything or len(specs) > 1:
+        specs = _those_that_apply(wish, specs)
     try:
-        if everything:
-            _run_all(wish)
-        else:
-            wish.run(load_spec(str(name)))
+        found = wish.run(specs)
     except KeyboardInterrupt:
         raise Interrupted("finished cells are kept; give the same command again to go on") from None
+    failures = [failure for one in found for failure in one.failures]
+    if failures:
+        _tell_failures(failures)
+        raise PartlyFailedError("\n".join(failure.traceback for failure in failures))
 
 
 @dataclass(frozen=True)
 class _Wish:
-    """What to run of a spec, and how."""
+    """What to run of specs, and how."""
 
     out: Path
     variant: Variant
@@ -74,10 +97,10 @@ class _Wish:
     device: str
     again: bool
 
-    def run(self, spec: Spec) -> None:
-        """Run it, and print its table."""
-        results = reproduce(
-            spec,
+    def run(self, specs: Sequence[Spec]) -> list[Reproduction]:
+        """Run them, and print their tables."""
+        return reproduce_many(
+            specs,
             self.out,
             variant=self.variant,
             cells=self.cells,
@@ -86,8 +109,8 @@ class _Wish:
             device=self.device,
             again=self.again,
             tell=_tell,
+            finished=_show,
         )
-        Console().print(_table(spec, results))
 
     def applies_to(self, spec: Spec) -> bool:
         """Whether the spec has such cells and seeds, and can be run so."""
@@ -98,21 +121,29 @@ class _Wish:
         )
 
 
-def _run_all(wish: _Wish) -> None:
-    """Every spec, one after the other; what fails is told at the end, and keeps no other from being run."""
-    failed = []
-    for spec in map(load_spec, spec_names()):
-        if not wish.applies_to(spec):
+def _those_that_apply(wish: _Wish, specs: Sequence[Spec]) -> list[Spec]:
+    """Of several specs those that can be run as wished; the others are told."""
+    left = [spec for spec in specs if wish.applies_to(spec)]
+    if not left:
+        names = ", ".join(spec.name for spec in specs)
+        raise ValueError(f"some spec must have such cells and seeds, and a run on such data, got none of {names}")
+    for spec in specs:
+        if spec not in left:
             _tell(f"{spec.name}: has no such cells or seeds, or cannot be run so; left out")
-            continue
-        try:
-            wish.run(spec)
-        except Exception as error:
-            _tell(f"{spec.name}: {error}")
-            failed.append(spec.name)
-    if failed:
-        _tell(f"failed: {', '.join(failed)}; all that finished is kept")
-        raise typer.Exit(1)
+    return left
+
+
+def _show(found: Reproduction) -> None:
+    """Print the table of a spec, unless all of it failed."""
+    if found.results:
+        Console().print(_table(found.spec, found.results))
+
+
+def _tell_failures(failures: Sequence[Failure]) -> None:
+    """Name again at the end what failed, which may have been told hours ago."""
+    for failure in failures:
+        _tell(str(failure))
+    _tell(f"{len(failures)} failed; all that finished is kept, and the same command tries the rest again")
 
 
 def _tell(text: str) -> None:

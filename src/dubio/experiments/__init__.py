@@ -3,7 +3,7 @@
 from dubio.experiments.claims import CLAIMS, PAPERS, Claim, Outcome, Records
 from dubio.experiments.drawing import MeanCurve, draw_curves, draw_heat_map, mean_curve
 from dubio.experiments.results import Curve, Findings, Measured, Result
-from dubio.experiments.running import load_results, reproduce
+from dubio.experiments.running import Failure, Reproduction, load_results, reproduce, reproduce_many
 from dubio.experiments.spec import Cell, Spec, Variant, load_spec, spec_names
 from dubio.experiments.sweeps import draw_sweep
 from dubio.experiments.tables import Row, tabulate
@@ -14,11 +14,13 @@ __all__ = [
     "Cell",
     "Claim",
     "Curve",
+    "Failure",
     "Findings",
     "MeanCurve",
     "Measured",
     "Outcome",
     "Records",
+    "Reproduction",
     "Result",
     "Row",
     "Spec",
@@ -30,6 +32,7 @@ __all__ = [
     "load_spec",
     "mean_curve",
     "reproduce",
+    "reproduce_many",
     "spec_names",
     "tabulate",
 ]

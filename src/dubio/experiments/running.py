@@ -2,18 +2,26 @@
 
 A record that was made with the same settings is not made again, so a run that was interrupted goes on where it stopped.
 One with other settings is replaced, and counted: ``attempts`` says how often a cell was run.
+
+The cells of several specs share one pool of processes. Cells that are timed run after all others, in this process, with
+nothing beside them.
 """
 
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,9 +30,36 @@ from dubio.experiments.results import Findings, Result
 from dubio.experiments.spec import Cell, Spec, Variant
 from dubio.version import commit_here, hardware_of, versions
 
-__all__ = ["load_results", "reproduce", "result_file"]
+__all__ = ["Failure", "Reproduction", "load_results", "reproduce", "reproduce_many", "result_file"]
 
 Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell and seed that failed; in words, since an exception would hold on to the tensors of its cell."""
+
+    spec: str
+    cell: str
+    seed: int
+    error: str
+    """What went wrong, in a line."""
+    traceback: str
+    """Where it went wrong, in many."""
+
+    def __str__(self) -> str:
+        return f"{_place(self.spec, self.cell, self.seed)} failed: {self.error}"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What came of a spec."""
+
+    spec: Spec
+    results: tuple[Result, ...]
+    """The records of all cells and seeds that were asked for and did not fail, in the order of the spec."""
+    failures: tuple[Failure, ...] = ()
+    """What failed, in the same order."""
 
 
 def reproduce(
@@ -41,6 +76,8 @@ def reproduce(
 ) -> list[Result]:
     """Run every cell of a spec that has no record yet; all records, in the order of the spec.
 
+    The first cell that fails ends the run, and its error is raised; what is done stays.
+
     Args:
         spec: what to run; see ``load_spec``.
         out: folder of all records; a cell's is ``out/SPEC/CELL-SEED.json``, and of smaller runs
@@ -53,23 +90,56 @@ def reproduce(
         again: run also what has a record, as another attempt: after an error in the code was mended.
         tell: is told a line before and after each cell, and how far it is; with several workers, after each.
     """
-    if spec.protocol not in PROTOCOLS:
-        raise ValueError(f"protocol of {spec.name} must be one of {', '.join(PROTOCOLS)}, got {spec.protocol!r}")
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
-    chosen = [cell for cell in spec.cells if fnmatchcase(cell.name, cells)]
-    if not chosen:
-        raise ValueError(f"cells must match one of {', '.join(cell.name for cell in spec.cells)}, got {cells!r}")
-    unknown = [seed for seed in seeds or () if seed not in spec.seeds]
-    if unknown:
-        raise ValueError(f"seeds must be some of {', '.join(map(str, spec.seeds))}, got {unknown[0]}")
-    taken = tuple(seeds) if seeds else spec.seeds[:1] if variant == "tiny" else spec.seeds
-    work = [
-        _Work(spec, cell, seed, Path(out), variant, torch.device(device), again) for cell in chosen for seed in taken
-    ]
-    if workers == 1 or spec.alone:
-        return [one.done(tell or _silent) for one in work]
-    return _in_parallel(work, workers, tell or _silent)
+    work = _work_of(spec, out, variant, cells, seeds, device, again)
+    (found,) = _run([work], workers, tell or _silent, _raise, _silent)
+    return [*found.results]
+
+
+def reproduce_many(
+    specs: Sequence[Spec],
+    out: str | Path = "results",
+    *,
+    variant: Variant = "full",
+    cells: str = "*",
+    seeds: Sequence[int] | None = None,
+    workers: int = 1,
+    device: torch.device | str = "cpu",
+    again: bool = False,
+    tell: Tell | None = None,
+    finished: Callable[[Reproduction], None] | None = None,
+) -> list[Reproduction]:
+    """Run every cell of several specs that has no record yet; what came of each spec, in their order.
+
+    All cells share ``workers`` processes, but for those of specs that are timed: these run last, one at a time, in this
+    process. One worker runs everything in the order given. What cannot be run as asked for is refused before anything
+    runs; a cell that fails later is told, and keeps no other from being run. A process that dies, as for want of
+    memory, fails what runs beside it, too; what waits goes on.
+
+    Args:
+        specs: what to run, each with a name of its own; see ``load_spec``.
+        out: folder of all records, as for ``reproduce``.
+        variant: which form of the experiments, as for ``reproduce``.
+        cells: only cells whose name matches this pattern; every spec must have one.
+        seeds: only these seeds, which every spec must have.
+        workers: how many processes run cells at once.
+        device: where to compute.
+        again: run also what has a record, as another attempt.
+        tell: is told a line before and after each cell, and what failed; with several workers, how far it is.
+        finished: is given what came of a spec as soon as it is all there, and that of the specs before it.
+    """
+    names = [spec.name for spec in specs]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"specs must have names of their own, got {twice[0]} {names.count(twice[0])} times")
+    work = [_work_of(spec, out, variant, cells, seeds, device, again) for spec in specs]
+    tell = tell or _silent
+
+    def told(one: _Work, error: Exception) -> Failure:
+        failure = one.failure(error)
+        tell(str(failure))
+        return failure
+
+    return _run(work, workers, tell, told, finished or _silent)
 
 
 def result_file(out: str | Path, spec: Spec, cell: Cell, seed: int, variant: Variant = "full") -> Path:
@@ -83,9 +153,9 @@ def load_results(spec: Spec, out: str | Path = "results", variant: Variant = "fu
     return [Result.load(file) for file in files if file.is_file()]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Work:
-    """One cell with one seed, to be run."""
+    """One cell with one seed, to be run; each is itself alone, and a key to what came of it."""
 
     spec: Spec
     cell: Cell
@@ -103,7 +173,7 @@ class _Work:
     @property
     def place(self) -> str:
         """What messages call it."""
-        return f"{self.spec.name}, {self.cell.name}, seed {self.seed}"
+        return _place(self.spec.name, self.cell.name, self.seed)
 
     def done(self, tell: Tell) -> Result:
         """Its record, made now where there is none under this spec."""
@@ -145,6 +215,11 @@ class _Work:
             raise ValueError(f"protocol {spec.protocol} must measure {min(missing)}, which {spec.name} promises")
         return result
 
+    def failure(self, error: Exception) -> Failure:
+        """That it failed with this error."""
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        return Failure(self.spec.name, self.cell.name, self.seed, line, "".join(traceback.format_exception(error)))
+
     def _trial(self, settings: dict[str, Any], tell: Tell) -> Trial:
         shared, pictures = self.out / "shared", self.file.with_suffix("")
         return Trial(settings, self.seed, self.device, shared, pictures, lambda text: tell(f"{self.place}: {text}"))
@@ -156,21 +231,118 @@ class _Work:
             return PROTOCOLS[self.spec.protocol](trial)
 
 
-def _in_parallel(work: Sequence[_Work], workers: int, tell: Tell) -> list[Result]:
-    """All of them, ``workers`` at a time; the first failure ends the run, what is done stays."""
+Failed = Callable[[_Work, Exception], Failure]
+"""What to do about an error: raise it, or make a failure of it."""
+Outcomes = Generator[tuple[_Work, Result | Failure], None, None]
+
+
+def _work_of(
+    spec: Spec,
+    out: str | Path,
+    variant: Variant,
+    cells: str,
+    seeds: Sequence[int] | None,
+    device: torch.device | str,
+    again: bool,
+) -> list[_Work]:
+    """Every cell and seed of a spec that is asked for; what cannot be run so is refused."""
+    if spec.protocol not in PROTOCOLS:
+        raise ValueError(f"protocol of {spec.name} must be one of {', '.join(PROTOCOLS)}, got {spec.protocol!r}")
+    chosen = [cell for cell in spec.cells if fnmatchcase(cell.name, cells)]
+    if not chosen:
+        raise ValueError(f"cells must match one of {', '.join(cell.name for cell in spec.cells)}, got {cells!r}")
+    unknown = [seed for seed in seeds or () if seed not in spec.seeds]
+    if unknown:
+        raise ValueError(f"seeds must be some of {', '.join(map(str, spec.seeds))}, got {unknown[0]}")
+    for cell in chosen:
+        spec.settings_of(cell, variant)  # which refuses a variant that the spec does not have
+    taken = tuple(seeds) if seeds else spec.seeds[:1] if variant == "tiny" else spec.seeds
+    return [
+        _Work(spec, cell, seed, Path(out), variant, torch.device(device), again) for cell in chosen for seed in taken
+    ]
+
+
+def _run(
+    work: Sequence[Sequence[_Work]],
+    workers: int,
+    tell: Tell,
+    failed: Failed,
+    finished: Callable[[Reproduction], None],
+) -> list[Reproduction]:
+    """What came of the work of each spec, in their order."""
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    outcomes: dict[_Work, Result | Failure] = {}
+    found: list[Reproduction] = []
+    with closing(_outcomes([one for own in work for one in own], workers, tell, failed)) as coming:
+        for one, outcome in coming:
+            outcomes[one] = outcome
+            while len(found) < len(work) and {*work[len(found)]} <= outcomes.keys():
+                found.append(_reproduction(work[len(found)], outcomes))
+                finished(found[-1])
+    return found
+
+
+def _outcomes(work: Sequence[_Work], workers: int, tell: Tell, failed: Failed) -> Outcomes:
+    """Each with what came of it, as soon as it is there."""
+    # In the order given, and not one of each spec in turn: specs of one paper begin with the same networks, so that
+    # workers would wait for one another's training (``Trial.kept``); neighbours in one spec often differ in their seed.
+    pooled = [one for one in work if workers > 1 and not one.spec.alone]
+    alone = [one for one in work if workers == 1 or one.spec.alone]
+    if pooled:
+        yield from _in_parallel(pooled, workers, tell, failed)
+    for one in alone:  # the pool has ended: its processes would take time and memory from what is timed
+        yield one, _outcome(one, partial(one.done, tell), failed)
+
+
+def _in_parallel(work: Sequence[_Work], workers: int, tell: Tell, failed: Failed) -> Outcomes:
+    """All of them, ``workers`` at a time; whoever stops asking ends the run as soon as what runs is done."""
     threads = max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
-        running = {pool.submit(one.done, _shout): number for number, one in enumerate(work)}
-        results: dict[int, Result] = {}
-        try:
-            for future in as_completed(running):
-                results[running[future]] = future.result()
-                tell(f"{len(results)} of {len(work)} done")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [results[number] for number in range(len(work))]
+    waiting, num_done = deque(work), 0
+    running: dict[Future[Result], _Work] = {}
+    while waiting:  # more than once only where a process died: its pool ends, and what ran there has failed
+        with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
+            _fill(pool, workers, running, waiting)
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    one = running.pop(future)
+                    outcome = _outcome(one, future.result, failed)
+                    _fill(pool, workers, running, waiting)
+                    num_done += isinstance(outcome, Result)
+                    tell(f"{num_done} of {len(work)} done")
+                    yield one, outcome
+
+
+def _fill(pool: Executor, workers: int, running: dict[Future[Result], _Work], waiting: deque[_Work]) -> None:
+    """Let so many run and no more, since what a pool has in its queue runs even after an interruption."""
+    with suppress(BrokenProcessPool):  # those that run tell of it
+        while waiting and len(running) < workers:
+            running[pool.submit(waiting[0].done, _shout)] = waiting[0]
+            waiting.popleft()
+
+
+def _outcome(one: _Work, result: Callable[[], Result], failed: Failed) -> Result | Failure:
+    try:
+        return result()
+    except Exception as error:
+        return failed(one, error)
+
+
+def _reproduction(work: Sequence[_Work], outcomes: Mapping[_Work, Result | Failure]) -> Reproduction:
+    """What came of a spec's work, in its order."""
+    own = [outcomes[one] for one in work]
+    results = tuple(outcome for outcome in own if isinstance(outcome, Result))
+    return Reproduction(work[0].spec, results, tuple(outcome for outcome in own if isinstance(outcome, Failure)))
+
+
+def _raise(one: _Work, error: Exception) -> NoReturn:
+    raise error
+
+
+def _place(spec: str, cell: str, seed: int) -> str:
+    """What messages call a cell with a seed."""
+    return f"{spec}, {cell}, seed {seed}"
 
 
 def _shout(text: str) -> None:
@@ -178,5 +350,5 @@ def _shout(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _silent(text: str) -> None:
+def _silent(what: object) -> None:
     """Say nothing."""
