@@ -65,11 +65,8 @@ def convolutions(device: torch.device) -> list[dict[str, Any]]:
     ):
         images = torch.rand(rows, 3, 32, 32, device=device).to(memory_format=LAYOUTS[layout])
         predict = partial(dubio.predict, model, images, 20, keep_samples=False, precision=precision, executor=executor)
+        milliseconds = median_ms(predict, device, repetitions=3)
         record = {"what": "predict images of 32x32", "num_samples": 20, "rows": rows, "precision": precision}
-        records.append(
-            {**record, "layout": layout, "executor": executor, "milliseconds": median_ms(predict, device, 3)}
-        )
-        print(
-            f"predict {rows:>5} images  {precision}  {layout:<14} {executor:<5} {records[-1]['milliseconds']:8.1f} ms"
-        )
+        records.append({**record, "layout": layout, "executor": executor, "milliseconds": milliseconds})
+        print(f"predict {rows:>5} images  {precision}  {layout:<14} {executor:<5} {milliseconds:8.1f} ms", flush=True)
     return records

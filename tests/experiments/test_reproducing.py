@@ -574,3 +574,28 @@ def test_an_interrupted_run_says_how_to_go_on(
     found = CliRunner().invoke(app, ["reproduce", "counting", "--device", "cpu", "--out", str(tmp_path)])
     assert found.exit_code == 3
     assert "finished cells are kept; give the same command again to go on" in found.output
+
+
+def test_a_seed_that_is_given_twice_runs_once(asked: list[Trial], tmp_path: Path) -> None:
+    assert [result.seed for result in reproduce(SPEC, tmp_path, cells="one", seeds=[1, 1])] == [1]
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_anything_runs(asked: list[Trial], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    told: list[str] = []
+    with pytest.raises(FileExistsError):
+        reproduce(SPEC, file, tell=told.append)
+    assert told == asked == []
+
+
+def test_an_error_of_many_cells_is_named_once_at_the_end(
+    asked: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promising = dataclasses.replace(SPEC, metrics={"lost": "nothing", **SPEC.metrics})
+    monkeypatch.setattr("dubio.cli.reproduce_command.load_spec", lambda name: promising)
+    found = CliRunner().invoke(app, ["reproduce", "counting", "--device", "cpu", "--out", str(tmp_path)])
+    assert found.exit_code == 1
+    last = found.stderr.strip().splitlines()[-2:]
+    assert "and so did 3 more" in " ".join(last)
+    assert last[-1].startswith("4 failed")

@@ -85,36 +85,67 @@ def test_twice_the_inputs_halve_the_chunk() -> None:
     assert chunk(10**9) == 1
 
 
-def test_drawn_filters_are_looped_where_rows_are_many_and_groups_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trying, "GROUPS_ARE_SLOW", ("cpu",))
-    monkeypatch.setattr(choosing, "CONVOLVED_TO_LOOP", 2**16)
-    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
-    model = dubio.Bayes(estimator="weight").convert(net).eval()
-    few, many = torch.randn(2, 1, 8, 8), torch.randn(64, 1, 8, 8)
+@pytest.fixture
+def slow_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that treats convolutions with groups as a GPU does."""
+    monkeypatch.setattr(trying, "SLOW_GROUPS", ("cpu",))
+    monkeypatch.setattr(choosing, "GROUPED_TO_LOOP", 2**12)
 
-    def executor(inputs: torch.Tensor, gradients: bool = False) -> str:
-        return dubio.plan(model, inputs, 5, gradients=gradients).executor
 
-    assert [executor(few), executor(many), executor(few), executor(many, gradients=True)] == [
-        *("vmap", "loop", "vmap", "vmap"),
-    ]
-    assert "convolved faster draw by draw" in dubio.plan(model, many, 5).reason
+def convolutions() -> nn.Sequential:
+    layers = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(4 * 16, 3))
+
+
+FEW, MANY = torch.randn(2, 1, 8, 8), torch.randn(64, 1, 8, 8)
+
+
+def executor_for(model: nn.Module, inputs: torch.Tensor, gradients: bool = False) -> str:
+    return dubio.plan(model, inputs, 5, gradients=gradients).executor
+
+
+def test_drawn_filters_are_looped_where_rows_are_many_and_groups_are_slow(slow_groups: None) -> None:
+    model = dubio.Bayes(estimator="weight").convert(convolutions()).eval()
+    asked = [executor_for(model, inputs) for inputs in (FEW, MANY, FEW)]
+    assert [*asked, executor_for(model, MANY, gradients=True)] == ["vmap", "loop", "vmap", "vmap"]
+    assert "convolved faster draw by draw" in dubio.plan(model, MANY, 5).reason
     with torch.no_grad():
-        torch.testing.assert_close(
-            dubio.sample(model, many, 5, seed=3), dubio.sample(model, many, 5, seed=3, executor="vmap")
-        )
-        found = dubio.predict(model, many, 5, seed=3), dubio.predict(model, many, 5, seed=3, executor="vmap")
-    torch.testing.assert_close(found[0].probs, found[1].probs)
+        looped, mapped = (dubio.sample(model, MANY, 5, seed=3, executor=way) for way in ("auto", "vmap"))
+        torch.testing.assert_close(looped, mapped)
+        found = [dubio.predict(model, MANY, 5, seed=3, executor=way).probs for way in ("auto", "vmap")]
+    torch.testing.assert_close(*found)
+
+
+def test_how_filters_run_depends_on_the_rows_at_hand_and_not_on_those_before(slow_groups: None) -> None:
+    model = dubio.Bayes(estimator="weight").convert(convolutions()).eval()
     calls: list[int] = []
     model[1].register_forward_hook(lambda module, args, output: calls.append(1))
+    numbers = []
     with torch.no_grad():
-        dubio.sample(model, many, 5, chunk=5)
-    assert len(calls) == 5
-    dense = dubio.Bayes(estimator="weight").convert(mlp(64, 100, 10)).eval()
-    assert dubio.plan(dense, torch.randn(512, 64), 5).executor == "vmap"
-    monkeypatch.setattr(trying, "GROUPS_ARE_SLOW", ("cuda",))
-    again = dubio.Bayes(estimator="weight").convert(net).eval()
-    assert dubio.plan(again, many, 5).executor == "vmap"
+        for inputs in (MANY, MANY, FEW, MANY):
+            dubio.sample(model, inputs, 5, chunk=5)
+            numbers.append(len(calls))
+            calls.clear()
+    assert numbers[1:] == [5, 1, 5]
+
+
+def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_network(slow_groups: None) -> None:
+    bayes = dubio.Bayes(estimator="weight")
+    backbone = nn.Sequential(*(nn.Conv2d(1 if i == 0 else 4, 4, 3, padding=1) for i in range(3)))
+    net = nn.Sequential(backbone, nn.Conv2d(4, 3, 1), nn.Flatten())
+    head = dubio.Bayes(where="1", estimator="weight").convert(net).eval()
+    assert executor_for(head, MANY) == "vmap"  # its filters meet inputs that are the same for all draws
+    dropped = dubio.Dropout().convert(nn.Sequential(nn.Dropout(0.5), convolutions())).eval()
+    assert executor_for(dropped, MANY) == "vmap"  # draws are further rows
+    normed = bayes.convert(nn.Sequential(convolutions()[:3], nn.BatchNorm2d(4), nn.Flatten()))
+    assert [executor_for(normed.eval(), MANY), executor_for(normed.train(), MANY)] == ["loop", "vmap"]
+    dense = bayes.convert(mlp(64, 100, 10)).eval()
+    assert executor_for(dense, torch.randn(512, 64)) == "vmap"
+
+
+def test_filters_stay_mapped_where_groups_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "GROUPED_TO_LOOP", 2**12)
+    assert executor_for(dubio.Bayes(estimator="weight").convert(convolutions()).eval(), MANY) == "vmap"
 
 
 def test_plans_go_with_their_network() -> None:

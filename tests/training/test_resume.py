@@ -175,7 +175,7 @@ def test_fifty_kills_at_random_points_change_nothing(tmp_path: Path) -> None:
     """SIGKILL, which nothing can catch, at fifty random moments of several runs."""
     train(tmp_path / "whole", epochs=12)
     chance, kills, number = random.Random(0), 0, 0
-    while kills < 50:
+    while kills < 50 or number < 2:  # on a busy machine a run may take all of fifty
         folder = tmp_path / f"run{number}"
         finished = False
         while not finished:
@@ -196,7 +196,6 @@ def test_fifty_kills_at_random_points_change_nothing(tmp_path: Path) -> None:
                 finished = True
         assert_same(folder, tmp_path / "whole")
         number += 1
-    assert number >= 2
 
 
 class FullDisk:

@@ -55,6 +55,9 @@ def reproduce_experiment(
     run goes on where it stopped. A cell that fails keeps no other from being run;
     what failed is named at the end, and the exit code is 1.
 
+    A cell is one setting of an experiment. Full runs take minutes to hours, and
+    most want a GPU; --tiny takes seconds, and its numbers mean nothing.
+
     Example:  dubio reproduce --list
 
     Example:  dubio reproduce bbb-regression --tiny
@@ -140,9 +143,10 @@ def _show(found: Reproduction) -> None:
 
 
 def _tell_failures(failures: Sequence[Failure]) -> None:
-    """Name again at the end what failed, which may have been told hours ago."""
-    for failure in failures:
-        _tell(str(failure))
+    """Name again at the end what failed, which may have been told hours ago: each error once."""
+    for error in dict.fromkeys(failure.error for failure in failures):
+        first, *others = (failure for failure in failures if failure.error == error)
+        _tell(f"{first}" + (f" (and so did {len(others)} more)" if others else ""))
     _tell(f"{len(failures)} failed; all that finished is kept, and the same command tries the rest again")
 
 

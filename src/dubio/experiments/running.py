@@ -3,8 +3,8 @@
 A record that was made with the same settings is not made again, so a run that was interrupted goes on where it stopped.
 One with other settings is replaced, and counted: ``attempts`` says how often a cell was run.
 
-The cells of several specs share one pool of processes. Cells that are timed run after all others, in this process, with
-nothing beside them.
+The cells of several specs share one pool of processes. With several workers, cells that are timed run after all others,
+in this process, with nothing beside them.
 """
 
 import multiprocessing
@@ -88,7 +88,8 @@ def reproduce(
         workers: how many processes run cells at once; one where cells are timed.
         device: where to compute.
         again: run also what has a record, as another attempt: after an error in the code was mended.
-        tell: is told a line before and after each cell, and how far it is; with several workers, after each.
+        tell: is told a line before and after each cell; with several workers how far it is, while the lines of the
+            cells go to stderr.
     """
     work = _work_of(spec, out, variant, cells, seeds, device, again)
     (found,) = _run([work], workers, tell or _silent, _raise, _silent)
@@ -124,7 +125,8 @@ def reproduce_many(
         workers: how many processes run cells at once.
         device: where to compute.
         again: run also what has a record, as another attempt.
-        tell: is told a line before and after each cell, and what failed; with several workers, how far it is.
+        tell: is told a line before and after each cell, and what failed; with several workers how far it is, while the
+            lines of the cells go to stderr.
         finished: is given what came of a spec as soon as it is all there, and that of the specs before it.
     """
     names = [spec.name for spec in specs]
@@ -256,7 +258,7 @@ def _work_of(
         raise ValueError(f"seeds must be some of {', '.join(map(str, spec.seeds))}, got {unknown[0]}")
     for cell in chosen:
         spec.settings_of(cell, variant)  # which refuses a variant that the spec does not have
-    taken = tuple(seeds) if seeds else spec.seeds[:1] if variant == "tiny" else spec.seeds
+    taken = tuple(dict.fromkeys(seeds)) if seeds else spec.seeds[:1] if variant == "tiny" else spec.seeds
     return [
         _Work(spec, cell, seed, Path(out), variant, torch.device(device), again) for cell in chosen for seed in taken
     ]
@@ -272,6 +274,8 @@ def _run(
     """What came of the work of each spec, in their order."""
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
+    for folder in {one.out for own in work for one in own}:
+        folder.mkdir(parents=True, exist_ok=True)  # what cannot be written to is told before anything runs
     outcomes: dict[_Work, Result | Failure] = {}
     found: list[Reproduction] = []
     with closing(_outcomes([one for own in work for one in own], workers, tell, failed)) as coming:
@@ -297,7 +301,7 @@ def _outcomes(work: Sequence[_Work], workers: int, tell: Tell, failed: Failed) -
 
 def _in_parallel(work: Sequence[_Work], workers: int, tell: Tell, failed: Failed) -> Outcomes:
     """All of them, ``workers`` at a time; whoever stops asking ends the run as soon as what runs is done."""
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    threads = max(1, (os.cpu_count() or 1) // min(workers, len(work)))
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     waiting, num_done = deque(work), 0
     running: dict[Future[Result], _Work] = {}

@@ -21,6 +21,7 @@ __all__ = [
     "mutual_information",
     "predictive_log_probs",
     "variation_ratio",
+    "shares_of_counts",
     "vote_counts",
     "vote_shares",
 ]
@@ -76,8 +77,13 @@ def vote_counts(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Int[T
 
 def vote_shares(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Float[Tensor, "*batch class"]:
     """Share of draws whose most probable class is each class; exactly 1 where all agree."""
-    counts = vote_counts(labels, num_classes)
-    return counts.float() / counts.sum(dim=-1, keepdim=True)  # by a tensor: a GPU multiplies by what is 1 / a number
+    return shares_of_counts(vote_counts(labels, num_classes)).float()
+
+
+def shares_of_counts(counts: Int[Tensor, "*batch class"]) -> Float[Tensor, "*batch class"]:
+    """Counts over the last axis as shares of their sum, in float64; exactly 1 where all are of one class."""
+    # Divided by a tensor: by a number, a GPU would multiply with its rounded inverse.
+    return counts.double() / counts.sum(dim=-1, keepdim=True)
 
 
 def variation_ratio(votes: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch"]:

@@ -76,7 +76,7 @@ class ClassStatistics:
             samples=None if self._kept is None else torch.cat(self._kept),
             log_probs=(log_probs if afterwards is None else afterwards.apply(log_probs)).to(self._dtype),
             expected_entropy=(self._entropies / self._count).to(self._dtype),
-            votes=(self._votes.double() / self._votes.sum(dim=-1, keepdim=True)).to(self._dtype),
+            votes=functional.shares_of_counts(self._votes).to(self._dtype),
             class_variance=variance.to(self._dtype),
             energy=None if self._energies is None else (self._energies / self._count).to(self._dtype),
             uncalibrated_log_probs=None if afterwards is None else log_probs.to(self._dtype),

@@ -7,8 +7,9 @@ Where draws take ``shared + draws * each`` bytes, and the outputs of all of them
 and the least of these where several such lines were found (``trying``). Without a limit that someone set, the budget
 counts ``each`` alone: it is there for speed.
 
-Without gradients, drawn filters run looped from ``CONVOLVED_TO_LOOP`` bytes on that a draw writes: a GPU has enough to
-do with one draw then, and groups of them are slow.
+Without gradients, drawn filters run looped from ``GROUPED_TO_LOOP`` bytes on that their convolutions write in a draw: a
+GPU has enough to do with one draw then, and groups of them are slow. Not so where a forward changes the network, as
+batch norms do in training mode: draws one after another change it more often.
 
 With gradients all draws run at once, since the graph of each is kept and chunks alone would save nothing; where they do
 not fit, chunks are computed anew in the backward pass, and ``kept`` counts a second set of gradients.
@@ -23,7 +24,8 @@ from dubio.sampling.trying import Found, Mechanism
 __all__ = ["Plan", "Wanted", "choose", "refusal"]
 
 TIMES = {1: "once", 2: "twice"}
-CONVOLVED_TO_LOOP = 2**29
+GROUPED_TO_LOOP = 2**29
+"""About 200 images of 32x32 in a ResNet-18."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class _Takes:
 
 def choose(found: Found, wanted: Wanted) -> Plan | None:
     """The plan; None where a strict limit cannot be kept."""
-    if wanted.gradient_bytes is None and _scale(found, wanted) * found.convolved >= CONVOLVED_TO_LOOP:
+    if _is_faster_looped(found, wanted):
         reason = f"so many rows are convolved faster draw by draw; {found.reason}"
         found = replace(found, executor="loop", reason=reason)
     takes = _takes(found, wanted)
@@ -132,6 +134,13 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
     return Plan(
         found.executor, wanted.num_samples, chunk, recompute, takes.each, in_all, wanted.limit, words, found.moving
     )
+
+
+def _is_faster_looped(found: Found, wanted: Wanted) -> bool:
+    """Whether mapped draws would be groups of large convolutions."""
+    if found.executor == "loop" or found.moving or wanted.gradient_bytes is not None:
+        return False
+    return _scale(found, wanted) * found.grouped >= GROUPED_TO_LOOP
 
 
 def refusal(found: Found, wanted: Wanted) -> str:

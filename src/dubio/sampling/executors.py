@@ -96,28 +96,34 @@ def _run(
         mechanism, size = _choose(call, len(draws), executor, chunk)
         looped = mechanism == "loop"
         return loop_draws(call, draws, drawn) if looped else join([map_draws(call, part) for part in draws.split(size)])
-    if plan_for(call, len(draws), executor, chunk).executor == "loop":
-        return _in_chunks(call, draws, executor, chunk, drawn)
+    piece = drawn is not None
+    if plan_for(call, len(draws), executor, chunk, piece=piece).executor == "loop":
+        return _in_chunks(call, draws, executor, chunk, drawn, piece)
     try:
-        return _in_chunks(call, draws, executor, chunk, None)
+        return _in_chunks(call, draws, executor, chunk, None, piece)
     except (RuntimeError, ValueError, TypeError) as error:
         if executor == "vmap" or is_out_of_memory(error):
             raise
         failure = error
-    looped_draws = _in_chunks(call, draws, "loop", chunk, drawn)
+    looped_draws = _in_chunks(call, draws, "loop", chunk, drawn, piece)
     # Only now: had the loop failed too, the inputs and not the map would be at fault.
     remember_failure(call, failure)
     return looped_draws
 
 
 def _in_chunks(
-    call: Call, draws: Tensor, executor: Executor, chunk: int | None, drawn: Sequence[Perturbations] | None
+    call: Call,
+    draws: Tensor,
+    executor: Executor,
+    chunk: int | None,
+    drawn: Sequence[Perturbations] | None,
+    piece: bool,
 ) -> Draws:
     """Run draws by their plan; what runs out of memory runs again in smaller chunks."""
     parts: list[Draws] = []
     done = 0
     while done < len(draws):
-        plan = plan_for(call, len(draws), executor, chunk)
+        plan = plan_for(call, len(draws), executor, chunk, piece=piece)
         size = len(draws) if plan.executor == "loop" and not plan.recompute else plan.chunk
         try:
             parts.append(_carry_out(call, plan, draws[done : done + size], drawn))

@@ -78,6 +78,8 @@ class Footprint(TorchDispatchMode):
         """What ran."""
         self.course: list[int] = []
         """How many bytes were alive after each operator."""
+        self.convolutions: list[tuple[int, int]] = []
+        """Groups of each convolution, and the bytes that it wrote."""
         self._alive = 0
         self._storages: set[int] = set()
 
@@ -91,6 +93,8 @@ class Footprint(TorchDispatchMode):
         for leaf in pytree.tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._count(leaf, before)
+        if func is torch.ops.aten.convolution.default:
+            self.convolutions.append((args[-1], out.nbytes))
         self.operators.append(func)
         self.course.append(self._alive)
         return out

@@ -106,11 +106,18 @@ def plan(
 
 
 def plan_for(
-    call: Call, num_samples: int, executor: Executor = "auto", chunk: int | None = None, *, joined: bool = True
+    call: Call,
+    num_samples: int,
+    executor: Executor = "auto",
+    chunk: int | None = None,
+    *,
+    joined: bool = True,
+    piece: bool = False,
 ) -> Plan:
     """The plan for these draws under the settings of the call; the network is tried on first use.
 
-    ``joined`` says whether the outputs of all draws end up in one tensor, or are given away chunk by chunk.
+    ``joined`` says whether the outputs of all draws end up in one tensor, or are given away chunk by chunk; ``piece``,
+    whether these draws are some of a run that was planned as a whole, whose plan then stays the one to tell of.
     """
     if num_samples == 1:
         mechanism = "loop" if executor == "auto" else executor
@@ -120,8 +127,8 @@ def plan_for(
         at_a_time = 1 if executor == "loop" else chunk or num_samples
         return Plan(executor, num_samples, at_a_time, False, 0, 0, None, "as asked for")
     known = _known(call, executor)
-    if known.plan is not None and not known.gradients and num_samples <= min(chunk or 0, known.most or num_samples):
-        # A piece of a run that was planned as a whole, which stays the plan to tell of.
+    fits = not known.gradients and num_samples <= min(chunk or 0, known.most or num_samples)
+    if piece and known.plan is not None and fits:
         return replace(known.plan, num_samples=num_samples, chunk=num_samples)
     asked = (num_samples, call.size, chunk, joined, limit)
     if known.plan is None or known.asked != asked:
@@ -240,6 +247,7 @@ def _key(call: Call, executor: Executor) -> str:
         *([] if device == "cpu" else [f"on {device}"]),
         "training mode" if call.model.training else "eval mode",
         "with gradients" if torch.is_grad_enabled() else "without gradients",
+        *(["autocast"] if torch.is_autocast_enabled(device) else []),
         *([f"estimator {call.settings.estimator}"] if call.settings.estimator else []),
         *([] if executor == "auto" else [f"executor {executor}"]),
     ]

@@ -9,7 +9,7 @@ memory counts and gradients are wanted, each trial runs backwards as well. What 
   64-100-100-10 it is 9 ms looped and 5 ms mapped), but mapped when most work is shared, as under a Bayesian head;
 - on a GPU, drawn filters run looped where nothing is differentiated and rows are many (``choosing``): mapped, they are
   one convolution with groups, for which there are no fast kernels (ResNet-18, 1,000 images, a hundred draws on one
-  H200: 2,297 ms mapped, 1,272 ms in another library's loop);
+  H200: 2,297 ms mapped; another library's loop took 1,272 ms);
 - everything else is mapped.
 
 What more draws would take follows operator by operator: where ``a`` bytes are alive with one draw and ``b`` with two,
@@ -45,8 +45,8 @@ __all__ = [
 
 REPEATED_WORK_TO_LOOP = 0.5
 BYTES_PER_DRAW_TO_LOOP = 6 * 2**20
-GROUPS_ARE_SLOW = ("cuda",)
-"""Where a convolution with groups takes longer than one after another."""
+SLOW_GROUPS = ("cuda",)
+"""Devices on which a convolution with groups takes longer than one after another."""
 
 Executor = Literal["auto", "vmap", "loop"]
 Mechanism = Literal["vmap", "vmap inputs", "loop"]
@@ -79,8 +79,8 @@ class Found:
     """Why draws cannot be computed anew in the backward pass, where they cannot."""
     gave_way_to: int | None = None
     """The limit for which two draws were not tried."""
-    convolved: int = 0
-    """Bytes that a draw of filters writes, where many rows of it are faster looped; else 0."""
+    grouped: int = 0
+    """Bytes that convolutions of a draw write which are groups of one convolution when mapped; 0 where that is fast."""
 
     @property
     def bytes_per_draw(self) -> int:
@@ -98,7 +98,6 @@ class _Trial:
     forward_peak: int
     bytes_per_output: int
     drew_weights: bool
-    drew_filters: bool
     obstacle: str
 
 
@@ -155,19 +154,11 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
         each = memory_in_words(max(each for _, each in lines))
         share = f"a further draw repeats {repeated:.0%} of the work and takes {each} at {rows} rows"
     gave_way_to = limit if two is None else None
-    convolved = one.written if may_loop and one.drew_filters and device.type in GROUPS_ARE_SLOW else 0
     found = Found(
-        mechanism,
-        share,
-        lines,
-        one.bytes_per_output,
-        call.size,
-        backward,
-        tuple(moving),
-        one.obstacle,
-        gave_way_to,
-        convolved,
+        mechanism, share, lines, one.bytes_per_output, call.size, backward, tuple(moving), one.obstacle, gave_way_to
     )
+    if may_loop and two is not None and device.type in SLOW_GROUPS:
+        found = replace(found, grouped=_grouped(one.footprint, two.footprint))
     large = repeated > REPEATED_WORK_TO_LOOP and forward > BYTES_PER_DRAW_TO_LOOP
     if may_loop and device.type == "cpu" and one.drew_weights and large:
         reason = f"weights of this size are drawn faster one by one on a CPU; {share}"
@@ -212,14 +203,22 @@ def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: boo
             draws = map_draws(call, torch.arange(num_samples, device="cpu"), mechanism == "vmap inputs", drawn)
             values = draws.outputs, draws.terms
             del draws
-        drew_weights, drew_filters = bool(drawn), any(weights.dim() > 2 for weights in drawn.values())
+        drew_weights = bool(drawn)
         drawn.clear()
         written, forward_peak = footprint.written, footprint.peak
         obstacle = _obstacle(call, values) if torch.is_grad_enabled() else ""
         if backward:
             _differentiate(call, values)
     output = tensor_bytes(values) // num_samples
-    return _Trial(footprint, written, forward_peak, output, drew_weights, drew_filters, obstacle)
+    return _Trial(footprint, written, forward_peak, output, drew_weights, obstacle)
+
+
+def _grouped(one: Footprint, two: Footprint) -> int:
+    """Bytes that a draw writes by convolutions which have a group for each draw."""
+    if len(one.convolutions) != len(two.convolutions):
+        return 0
+    pairs = zip(one.convolutions, two.convolutions, strict=True)
+    return sum(written // 2 for (fewer, _), (more, written) in pairs if more > fewer)
 
 
 def _lines(one: Footprint, two: Footprint) -> tuple[tuple[int, int], ...]:

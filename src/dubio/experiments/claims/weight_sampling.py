@@ -13,7 +13,7 @@ PENALISED = tuple(f"lambda-{weight}" for weight in ("0", "1e-4", "1e-2", "1"))
 LIKE_PRIOR = "lambda-0-like-prior"
 MATCHED = "-matched"
 """How networks are called that begin as torch begins layers and have ten times the rate and four times the patience."""
-OTHERWISE = "begin as torch begins layers, with ten times the rate and four times the patience"
+OTHERWISE = "begin as torch begins layers, with ten times the rate and four times the patience,"
 MATCHED_PENALISED = tuple(f"lambda-{weight}{MATCHED}" for weight in ("0", "1e-2"))
 SETS = tuple(f"{net}_{weight}" for net in ("fc10", "fc200", "fc1200") for weight in ("0", "1e-4", "1e-2", "1"))
 SHARES = ("25", "50", "75", "90", "95", "98")
