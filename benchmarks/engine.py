@@ -1,7 +1,7 @@
 """Time of a training step and of a prediction, by estimator, executor and number of draws.
 
-On a GPU also predictions of a ResNet-18, by executor, rows, precision and layout of the images: what the planner's rule
-for drawn filters rests on.
+On a GPU also predictions of a ResNet-18, by executor, rows, precision and layout of the images: by these the planner's
+rule for drawn filters can be judged.
 """
 
 from collections.abc import Callable
