@@ -17,7 +17,8 @@ import dubio
 
 WIDTHS = (784, 1200, 1200, 10)
 BATCH = 128
-LAYOUTS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
+LAYOUTS = {"channels first": (), "images channels last": ("images",), "all channels last": ("images", "filters")}
+"""What is laid out channels last."""
 
 
 def mlp() -> nn.Sequential:
@@ -59,14 +60,18 @@ def measure(device: torch.device) -> list[dict[str, Any]]:
 def convolutions(device: torch.device) -> list[dict[str, Any]]:
     """Predictions of a network whose filters are drawn."""
     records = []
-    model = dubio.Bayes().convert(dubio.models.build("resnet18:cifar:3x32x32-10")).to(device)
-    for rows, precision, layout, executor in product(
-        (32, 128, 512, 1_000), ("tf32", "bf16"), LAYOUTS, ("vmap", "loop", "auto")
+    for layout, rows, precision, executor in product(
+        LAYOUTS, (32, 128, 256, 1_000), ("tf32", "bf16"), ("vmap", "loop", "auto")
     ):
-        images = torch.rand(rows, 3, 32, 32, device=device).to(memory_format=LAYOUTS[layout])
+        model = dubio.Bayes().convert(dubio.models.build("resnet18:cifar:3x32x32-10")).to(device)
+        images = torch.rand(rows, 3, 32, 32, device=device)
+        if "images" in LAYOUTS[layout]:
+            images = images.to(memory_format=torch.channels_last)
+        if "filters" in LAYOUTS[layout]:
+            model = model.to(memory_format=torch.channels_last)
         predict = partial(dubio.predict, model, images, 20, keep_samples=False, precision=precision, executor=executor)
         milliseconds = median_ms(predict, device, repetitions=3)
         record = {"what": "predict images of 32x32", "num_samples": 20, "rows": rows, "precision": precision}
         records.append({**record, "layout": layout, "executor": executor, "milliseconds": milliseconds})
-        print(f"predict {rows:>5} images  {precision}  {layout:<14} {executor:<5} {milliseconds:8.1f} ms", flush=True)
+        print(f"predict {rows:>5} images  {precision}  {layout:<20} {executor:<5} {milliseconds:8.1f} ms", flush=True)
     return records

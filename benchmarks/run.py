@@ -68,6 +68,7 @@ def main() -> int:
 
     beside = partial(
         peers.measure,
+        commit=about["commit"],
         nets=options.nets,
         draws=options.draws,
         tiny=options.tiny,
@@ -80,13 +81,18 @@ def main() -> int:
 
 
 def earlier_record(path: Path | None, about: dict[str, Any]) -> dict[str, Any] | None:
-    """What peers measured before, to be added to; refused where it was of another commit, machine or version."""
+    """What peers measured before, to be added to; refused where it was of another machine or other versions.
+
+    It may be of another commit: every network says its own.
+    """
     if path is None or not path.is_file():
         return None
     stored = json.loads(path.read_text(encoding="utf-8"))
-    for key, value in about.items():
-        if stored[key] != value:
-            raise SystemExit(f"--add needs a record of the same {key}: {path} has {stored[key]!r}, this is {value!r}")
+    for key in ("hardware", "versions"):
+        if stored[key] != about[key]:
+            raise SystemExit(
+                f"--add needs a record of the same {key}: {path} has {stored[key]!r}, this is {about[key]!r}"
+            )
     record: dict[str, Any] = stored["records"]["peers"]
     return record
 

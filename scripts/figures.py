@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from claims_tables import claims_summary, claims_table
 from headlines import headlines_table
 from markdown_tables import markdown_table
-from peer_tables import MAIN_NET, PEER_TABLES, missing
+from peer_tables import MAIN_NET, PEER_TABLES, commits_in_words, missing
 
 from dubio.auditing import CHECKS
 from dubio.cli.fields import fields_of, spell
@@ -244,11 +244,12 @@ def beside_peers(kind: str, choice: str) -> str:
     place = f"benchmarks/results/{name}.json"
     stored = _load(name) if (RESULTS / f"{name}.json").is_file() else None
     record = None if stored is None else stored["records"]["peers"]
-    gap = missing(record, place, net or (MAIN_NET if kind == "peer-summary" else ""))
+    shown = net or (MAIN_NET if kind == "peer-summary" else "")
+    gap = missing(record, place, shown)
     if gap or stored is None or record is None:
         return gap
-    found = PEER_TABLES[kind](record, net)
-    return f"{markdown_table(found.headings, found.rows)}\n\n{found.about} {_source(name, stored)}"
+    found, source = PEER_TABLES[kind](record, net), _source(name, stored, commits_in_words(record, shown))
+    return f"{markdown_table(found.headings, found.rows)}\n\n{found.about} {source}"
 
 
 def peer_picture(choice: str) -> str:
@@ -303,9 +304,9 @@ def _range(records: Sequence[dict[str, Any]], column: str) -> str:
     return " to ".join(f"{value:.3g}" for value in (values[0], values[-1]))
 
 
-def _source(name: str, stored: dict[str, Any]) -> str:
+def _source(name: str, stored: dict[str, Any], place: str = "") -> str:
     commit = stored.get("commit")
-    place = f"commit {commit[:7]}" if commit else "commit not recorded"
+    place = place or (f"commit {commit[:7]}" if commit else "commit not recorded")
     return f"{stored['hardware']}, torch {stored['versions']['torch']}, {place}: `benchmarks/results/{name}.json`."
 
 

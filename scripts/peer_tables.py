@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MAIN_NET", "PEER_TABLES", "PeerTable", "fastest_peer", "missing"]
+__all__ = ["MAIN_NET", "PEER_TABLES", "PeerTable", "commits_in_words", "fastest_peer", "missing"]
 
 Row = dict[str, Any]
 MAIN_NET = "784-1200-1200-10"
@@ -142,6 +142,18 @@ def missing(record: Row | None, place: str, net: str) -> str:
     if net and net not in record["settings"]["nets"]:
         return f"Not measured yet: {net} is not in `{place}`; {how} on such a machine measures it."
     return ""
+
+
+def commits_in_words(record: Row, net: str) -> str:
+    """The commit at which a network was measured, or those of all where none is named."""
+    nets: dict[str, list[str]] = {}
+    for name, own in record["settings"]["nets"].items():
+        if net in ("", name):
+            nets.setdefault(own["commit"][:7] if own.get("commit") else "not recorded", []).append(name)
+    if len(nets) == 1:
+        return f"commit {next(iter(nets))}"
+    *others, last = (f"{commit} ({', '.join(own)})" for commit, own in nets.items())
+    return f"commits {', '.join(others)} and {last}"
 
 
 def fastest_peer(

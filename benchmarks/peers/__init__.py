@@ -40,6 +40,7 @@ def measure(
     device: torch.device,
     nets: Sequence[str] = (),
     draws: Sequence[int] = (),
+    commit: str | None = None,
     tiny: bool = False,
     earlier: dict[str, Any] | None = None,
     keep: Callable[[dict[str, Any]], None] | None = None,
@@ -50,6 +51,7 @@ def measure(
         device: where everyone runs.
         nets: names of networks; by default those that suit the device.
         draws: numbers of draws; by default those that suit the device and the network.
+        commit: what is measured, kept with each network, since others may be added at another one.
         tiny: take small networks and repeat little, to see that everything runs.
         earlier: a record of other networks, which stay in this one.
         keep: called with the record after each network, so that what is finished is not lost.
@@ -69,7 +71,7 @@ def measure(
             record["steps"] += steps
             record["slopes"] += _slopes(net, steps)
             record["predictions"] += _predictions(net, taking_part, 2 if tiny else None, device, seconds)
-            sizes = {"batch": net.batch, "num_data": net.num_data, "draws": list(numbers)}
+            sizes = {"commit": commit, "batch": net.batch, "num_data": net.num_data, "draws": list(numbers)}
             record["settings"]["nets"][net.name] = {**sizes, "load_after": os.getloadavg()[0]}
             if keep is not None:
                 keep(record)

@@ -45,7 +45,7 @@ def record() -> dict[str, Any]:
     failed = {"net": net, "contestant": "broken, tf32", "error": "RuntimeError: no"}
     return {
         "settings": {
-            "nets": {net: {"batch": 128, "num_data": 60_000, "draws": [1, 10]}},
+            "nets": {net: {"commit": "0123456789", "batch": 128, "num_data": 60_000, "draws": [1, 10]}},
             "warm_ups": 5,
             "rows_at_a_time": 1_000,
         },

@@ -75,6 +75,16 @@ def test_what_is_not_measured_is_told(record: dict[str, Any]) -> None:
     assert missing(record, "p.json", NET) == missing(record, "p.json", "") == ""
 
 
+def test_every_network_says_which_commit_it_was_measured_at(record: dict[str, Any]) -> None:
+    from peer_tables import commits_in_words
+
+    assert commits_in_words(record, "") == commits_in_words(record, NET) == "commit 0123456"
+    record["settings"]["nets"] |= {"small": {"commit": "89abcdef01"}, "other": {"commit": "0123456789"}, "old": {}}
+    assert commits_in_words(record, NET) == "commit 0123456"
+    told = f"commits 0123456 ({NET}, other), 89abcde (small) and not recorded (old)"
+    assert commits_in_words(record, "") == told
+
+
 def test_a_page_holds_a_table_of_a_record_or_says_that_there_is_none(
     record: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

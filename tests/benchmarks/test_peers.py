@@ -89,25 +89,35 @@ def test_networks_are_kept_one_by_one_and_added_to(cpu: torch.device, monkeypatc
 
     monkeypatch.setattr(peers, "entries", lambda net, device, draws: [Entry(Ours("local", fast=False), tuple(draws))])
     kept: list[list[str]] = []
-    first = peers.measure(cpu, tiny=True, draws=[1], keep=lambda record: kept.append(list(record["settings"]["nets"])))
+
+    def keep(record: dict[str, Any]) -> None:
+        kept.append(list(record["settings"]["nets"]))
+
+    first = peers.measure(cpu, tiny=True, draws=[1], commit="one", keep=keep)
     assert kept == [["8-16-1"], ["8-16-1", "8-16-3"]]
-    again = peers.measure(cpu, nets=["8-16-3"], tiny=True, draws=[1, 3], earlier=first)
+    again = peers.measure(cpu, nets=["8-16-3"], tiny=True, draws=[1, 3], commit="two", earlier=first)
     assert [(row["net"], row["num_samples"]) for row in again["steps"]] == [("8-16-1", 1), ("8-16-3", 1), ("8-16-3", 3)]
     assert again["settings"]["nets"]["8-16-3"]["draws"] == [1, 3]
+    assert {name: own["commit"] for name, own in again["settings"]["nets"].items()} == {
+        "8-16-1": "one",
+        "8-16-3": "two",
+    }
     assert again["steps"][0] == first["steps"][0]
     assert [row["net"] for row in again["predictions"]] == ["8-16-1", "8-16-3"]
 
 
-def test_a_record_of_another_commit_is_not_added_to(tmp_path: Path) -> None:
+def test_a_record_of_another_machine_is_not_added_to(tmp_path: Path) -> None:
     import run
 
     path = tmp_path / "peers.json"
-    about = {"commit": "one", "hardware": "CPU"}
+    about = {"commit": "one", "hardware": "CPU", "versions": {"torch": "2"}}
     assert run.earlier_record(path, about) is None
     path.write_text(json.dumps({**about, "records": {"peers": {"steps": []}}}))
-    assert run.earlier_record(path, about) == {"steps": []}
-    with pytest.raises(SystemExit, match=r"--add needs a record of the same commit: .* has 'one', this is 'two'"):
-        run.earlier_record(path, {**about, "commit": "two"})
+    assert run.earlier_record(path, about | {"commit": "two"}) == {"steps": []}
+    with pytest.raises(SystemExit, match=r"--add needs a record of the same hardware: .* has 'CPU', this is 'GPU'"):
+        run.earlier_record(path, about | {"hardware": "GPU"})
+    with pytest.raises(SystemExit, match="--add needs a record of the same versions"):
+        run.earlier_record(path, about | {"versions": {"torch": "3"}})
 
 
 def test_who_fails_is_recorded_with_the_first_line_of_the_error(cpu: torch.device) -> None:

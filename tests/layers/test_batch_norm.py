@@ -9,6 +9,7 @@ from torch import nn
 import dubio
 from dubio.layers import MAPPABLE
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SAMPLES, ROWS = 3, 4
 DIMENSIONS = {
     "1d": (lambda: nn.Linear(5, 6), nn.BatchNorm1d, (ROWS, 5)),
@@ -157,6 +158,22 @@ def test_in_eval_mode_batch_norm_is_mapped_under_autocast(kind, affine):
     )
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("what", ["images", "filters"])
+def test_batch_norm_is_mapped_whatever_the_layout(device, training, what):
+    net, inputs = with_norm("2d")
+    model, inputs = dubio.Bayes(init_std=0.3).convert(net).to(device).train(training), inputs.to(device)
+    expected = dubio.sample(model, inputs, SAMPLES, seed=1, executor="vmap")
+    if what == "images":
+        inputs = inputs.to(memory_format=torch.channels_last)
+    else:
+        model.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(
+        dubio.sample(model, inputs, SAMPLES, seed=1, executor="vmap"), expected, rtol=1e-4, atol=1e-4
+    )
+
+
 def test_the_operator_behind_batch_norm_keeps_torchs_rules():
     torch.library.opcheck(torch.ops.dubio.standardise.default, (torch.randn(4, 3, 5, requires_grad=True), 1e-5))
 
@@ -170,8 +187,9 @@ def test_batch_norm_in_training_refuses_one_value_per_channel():
     assert dubio.sample(model, torch.randn(1, 5), 2, executor="vmap").isfinite().all()
 
 
-def test_mapped_batch_norm_refuses_inputs_of_the_wrong_shape_as_the_plain_one_does():
-    model = dubio.Bayes().convert(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm2d(6)))
+@pytest.mark.parametrize("training", [True, False])
+def test_mapped_batch_norm_refuses_inputs_of_the_wrong_shape_as_the_plain_one_does(training):
+    model = dubio.Bayes().convert(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm2d(6))).train(training)
 
     with pytest.raises(ValueError, match="expected 4D input"):
         dubio.sample(model, torch.randn(4, 5), 2, executor="vmap")

@@ -1,7 +1,8 @@
 """Batch norm whose training mode can be mapped over draws: statistics are taken over draws and batch together.
 
-The running statistics move once a pass. Outside a mapped pass, and in eval mode, these are torch's own layers;
-parameters, buffers and names stay the same throughout.
+The running statistics move once a pass. In eval mode it is one scale and one shift per channel: torch's own rule
+refuses inputs of another type than the statistics, and on a GPU channels-last ones. Outside a mapped pass these are
+torch's own layers; parameters, buffers and names stay the same throughout.
 """
 
 from typing import Any, cast
@@ -82,20 +83,28 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         run = current_pass()
         if run is None or not run.mapped:
             return super().forward(input)
+        self._check_input_dim(input)
         channels = (-1, *(1 for _ in input.shape[2:]))
         output: Tensor
         if self.training:
-            self._check_input_dim(input)
             output, mean, _, variance = standardise(input, self.eps)
             self._move_running_statistics(mean, variance)
-        elif self.running_mean is None or self.running_var is None or input.dtype == self.running_mean.dtype:
+            if self.weight is not None:
+                output = torch.addcmul(self.bias.view(channels), output, self.weight.view(channels))
+        elif self.running_mean is None or self.running_var is None:
             return super().forward(input)
-        else:  # under autocast, torch's vmap rule refuses inputs and statistics of two types
-            inverse_std = (self.running_var + self.eps).rsqrt()
-            output = (input - self.running_mean.view(channels)) * inverse_std.view(channels)
-        if self.weight is not None:
-            output = output * self.weight.view(channels) + self.bias.view(channels)
+        else:
+            scale, shift = self._scale_and_shift(self.running_mean, self.running_var)
+            output = torch.addcmul(shift.view(channels), input, scale.view(channels))
         return output.to(input.dtype)
+
+    def _scale_and_shift(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """What batch norm with these statistics multiplies by and adds."""
+        scale = (variance + self.eps).rsqrt()
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale
+        return scale, shift if self.weight is None else shift + self.bias
 
     @torch.no_grad()
     def _move_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
