@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.sampling import choosing, planning, trying
+from dubio.sampling import choosing, executors, planning, trying
 from dubio.sampling.choosing import Wanted, choose
 from dubio.sampling.trying import Found
 from networks import InPlace, Residual, mlp
@@ -89,7 +89,7 @@ def test_twice_the_inputs_halve_the_chunk() -> None:
 def slow_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that treats convolutions with groups as a GPU does."""
     monkeypatch.setattr(trying, "SLOW_GROUPS", ("cpu",))
-    monkeypatch.setattr(choosing, "GROUPED_TO_LOOP", 2**12)
+    monkeypatch.setattr(choosing, "GROUPED_TO_LOOP", 2**10)
 
 
 def convolutions() -> nn.Sequential:
@@ -129,6 +129,23 @@ def test_how_filters_run_depends_on_the_rows_at_hand_and_not_on_those_before(slo
     assert numbers[1:] == [5, 1, 5]
 
 
+def test_looped_images_are_laid_out_as_a_gpu_convolves_them_fastest(
+    slow_groups: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "CHANNELS_LAST", ("cpu",))
+    net = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten())
+    model = dubio.Bayes(estimator="weight").convert(net).eval()
+    layouts: list[tuple[int, bool]] = []
+    model[0].register_forward_hook(lambda module, args, output: layouts.append((len(output), output.is_contiguous())))
+    few, many = torch.randn(2, 2, 8, 8), torch.randn(64, 2, 8, 8)
+    plain = [dubio.predict(model, inputs, 3, seed=1, executor="vmap").probs for inputs in (few, many)]
+    layouts.clear()
+    torch.testing.assert_close([dubio.predict(model, inputs, 3, seed=1).probs for inputs in (few, many)], plain)
+    assert {layout for rows, layout in layouts if rows == 2} == {True}  # mapped
+    assert [layout for rows, layout in layouts if rows == 64] == [False] * 3
+    assert many.is_contiguous()
+
+
 def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_network(slow_groups: None) -> None:
     bayes = dubio.Bayes(estimator="weight")
     backbone = nn.Sequential(*(nn.Conv2d(1 if i == 0 else 4, 4, 3, padding=1) for i in range(3)))
@@ -144,7 +161,7 @@ def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_net
 
 
 def test_filters_stay_mapped_where_groups_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "GROUPED_TO_LOOP", 2**12)
+    monkeypatch.setattr(choosing, "GROUPED_TO_LOOP", 2**10)
     assert executor_for(dubio.Bayes(estimator="weight").convert(convolutions()).eval(), MANY) == "vmap"
 
 

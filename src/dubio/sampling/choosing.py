@@ -7,8 +7,8 @@ Where draws take ``shared + draws * each`` bytes, and the outputs of all of them
 and the least of these where several such lines were found (``trying``). Without a limit that someone set, the budget
 counts ``each`` alone: it is there for speed.
 
-Without gradients, drawn filters run looped from ``GROUPED_TO_LOOP`` bytes on that their convolutions write in a draw: a
-GPU has enough to do with one draw then, and groups of them are slow. Not so where a forward changes the network, as
+Without gradients, drawn filters run looped from ``GROUPED_TO_LOOP`` numbers on that their convolutions write in a draw:
+a GPU has enough to do with one draw then, and groups of them are slow. Not so where a forward changes the network, as
 batch norms do in training mode: draws one after another change it more often.
 
 With gradients all draws run at once, since the graph of each is kept and chunks alone would save nothing; where they do
@@ -24,8 +24,9 @@ from dubio.sampling.trying import Found, Mechanism
 __all__ = ["Plan", "Wanted", "choose", "refusal"]
 
 TIMES = {1: "once", 2: "twice"}
-GROUPED_TO_LOOP = 2**29
-"""About 245 images of 32x32 in a ResNet-18, in float32."""
+GROUPED_TO_LOOP = 5 * 2**26
+"""About 600 images of 32x32 in a ResNet-18: mapped, 256 take half the time or less, looped, 1,000 seven eighths of it.
+(``benchmarks/results/engine_h200.json``)"""
 
 
 @dataclass(frozen=True)

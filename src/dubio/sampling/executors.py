@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio.sampling.drawing import Call, Draws, Inputs, Perturbations, arguments, join, loop_draws, map_draws, repeat
+from dubio.sampling.layout import CHANNELS_LAST, has_filters, images_channels_last
 from dubio.sampling.memory import is_out_of_memory
 from dubio.sampling.passes import is_transformed, name_sources
 from dubio.sampling.planning import Plan, plan_for, remember_failure, remember_out_of_memory
@@ -175,16 +176,18 @@ def stream(
     if trial is not None and STATE.own.settings.mode != "off":
         with Using(first_row=first_row, num_rows=None):
             _choose(Call(model, *arguments(trial), settings_for_run(seed)), num_samples, executor, chunk)
-    size = num_samples if STATE.own.settings.mode == "off" else None
+    size = num_samples
+    if STATE.own.settings.mode != "off":
+        with Using(first_row=first_row, num_rows=num_rows[0]):  # the first batch decides
+            call = Call(model, *arguments(batches[0]), settings_for_run(seed))
+            mechanism, size = _choose(call, num_samples, executor, chunk)
+        if mechanism == "loop":
+            size, batches = 1, _laid_out(call, batches)
     first_draw = 0
     while first_draw < num_samples:
         drawn: list[Perturbations] = []
         for number, batch in enumerate(batches):
             with Using(first_row=first_rows[number], num_rows=num_rows[number]):
-                if size is None:  # the first batch decides
-                    call = Call(model, *arguments(batch), settings_for_run(seed))
-                    mechanism, size = _choose(call, num_samples, executor, chunk)
-                    size = 1 if mechanism == "loop" else size
                 count = min(size, num_samples - first_draw)
                 drawn = drawn or [{} for _ in range(count)]
                 draws = run(
@@ -199,6 +202,16 @@ def stream(
                 )
             yield number, draws.outputs
         first_draw += count
+
+
+def _laid_out(call: Call, batches: Sequence[Inputs]) -> Sequence[Inputs]:
+    """Batches as a GPU convolves them fastest.
+
+    Not for mapped draws: torch maps some operators over contiguous tensors alone.
+    """
+    if call.rows_and_device()[1].type not in CHANNELS_LAST or not has_filters(call.model):
+        return batches
+    return [images_channels_last(batch) for batch in batches]
 
 
 def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str) -> None:

@@ -79,7 +79,7 @@ class Footprint(TorchDispatchMode):
         self.course: list[int] = []
         """How many bytes were alive after each operator."""
         self.convolutions: list[tuple[int, int]] = []
-        """Groups of each convolution, and the bytes that it wrote."""
+        """Groups of each convolution, and how many numbers it wrote."""
         self._alive = 0
         self._storages: set[int] = set()
 
@@ -94,7 +94,7 @@ class Footprint(TorchDispatchMode):
             if isinstance(leaf, Tensor):
                 self._count(leaf, before)
         if func is torch.ops.aten.convolution.default:
-            self.convolutions.append((args[-1], out.nbytes))
+            self.convolutions.append((args[-1], out.numel()))
         self.operators.append(func)
         self.course.append(self._alive)
         return out

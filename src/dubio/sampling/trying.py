@@ -80,7 +80,7 @@ class Found:
     gave_way_to: int | None = None
     """The limit for which two draws were not tried."""
     grouped: int = 0
-    """Bytes that convolutions of a draw write which are groups of one convolution when mapped; 0 where that is fast."""
+    """Numbers that convolutions of a draw write which are groups of one when mapped; 0 where that is fast."""
 
     @property
     def bytes_per_draw(self) -> int:
@@ -214,7 +214,7 @@ def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: boo
 
 
 def _grouped(one: Footprint, two: Footprint) -> int:
-    """Bytes that a draw writes by convolutions which have a group for each draw."""
+    """Numbers that a draw writes by convolutions which have a group for each draw."""
     if len(one.convolutions) != len(two.convolutions):
         return 0
     pairs = zip(one.convolutions, two.convolutions, strict=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, runt
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dubio import functional
 from dubio.data.batches import Batch
@@ -26,8 +25,6 @@ __all__ = [
     "compiled",
     "compute",
     "first_line",
-    "images_channels_last",
-    "to_channels_last",
     "without_graph",
 ]
 
@@ -161,21 +158,6 @@ def compute(
     ones = torch.ones_like(values[0])
     metrics = torch.stack([ones, *values]).detach().double()
     return loss.total, loss.nll, loss.terms, loss.log_probs, metrics * len(targets)
-
-
-def to_channels_last(model: nn.Module) -> None:
-    """Lay out the weights of two-dimensional convolutions as GPUs like them best."""
-    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def images_channels_last(values: Any) -> Any:
-    """Images laid out likewise."""
-    return pytree.tree_map_only(
-        Tensor,
-        lambda leaf: leaf.to(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf,
-        values,
-    )
 
 
 def compiled(function: Any, backend: str, device: torch.device) -> Any:

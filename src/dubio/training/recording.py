@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dubio.objectives import Loss
 from dubio.sampling.capturing import Buffers, Captured, signature
-from dubio.training.computing import images_channels_last
+from dubio.sampling.layout import images_channels_last
 
 __all__ = ["Recording"]
 

@@ -18,9 +18,10 @@ from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, plan, rounding_products, shrink_chunks
 from dubio.sampling.capturing import as_it_is, signature
+from dubio.sampling.layout import filters_channels_last
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.settings import STATE
-from dubio.training.computing import Attacking, BatchLoss, Place, first_line, to_channels_last, without_graph
+from dubio.training.computing import Attacking, BatchLoss, Place, first_line, without_graph
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
 from dubio.training.optimising import forget, make_capturable, match_layouts, why_not_capturable
@@ -112,7 +113,7 @@ class Step:
         if self._capture:
             make_capturable(optimizer, self.device)
         if on_gpu and self._compile:
-            to_channels_last(model)
+            filters_channels_last(model)
             match_layouts(optimizer)
         self._health = Health(self.device, optimizer)
 
