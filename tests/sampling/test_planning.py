@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.sampling import choosing, executors, planning, trying
+from dubio.sampling import choosing, layout, planning, trying
 from dubio.sampling.choosing import Wanted, choose
 from dubio.sampling.trying import Found
 from networks import InPlace, Residual, mlp
@@ -129,21 +129,25 @@ def test_how_filters_run_depends_on_the_rows_at_hand_and_not_on_those_before(slo
     assert numbers[1:] == [5, 1, 5]
 
 
-def test_looped_images_are_laid_out_as_a_gpu_convolves_them_fastest(
-    slow_groups: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executors, "CHANNELS_LAST", ("cpu",))
-    net = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten())
-    model = dubio.Bayes(estimator="weight").convert(net).eval()
-    layouts: list[tuple[int, bool]] = []
-    model[0].register_forward_hook(lambda module, args, output: layouts.append((len(output), output.is_contiguous())))
-    few, many = torch.randn(2, 2, 8, 8), torch.randn(64, 2, 8, 8)
-    plain = [dubio.predict(model, inputs, 3, seed=1, executor="vmap").probs for inputs in (few, many)]
+def test_images_are_laid_out_as_a_gpu_convolves_them_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dubio.Bayes(estimator="weight").convert(nn.Sequential(nn.ReLU(), nn.Conv2d(2, 4, 3), nn.Flatten())).eval()
+    dense = dubio.Bayes(estimator="weight").convert(nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))).eval()
+    images, layouts = torch.randn(6, 2, 8, 8), []
+    for net in (model, dense):
+        net[0].register_forward_hook(lambda module, args, output: layouts.append(output.is_contiguous()))
+    expected = dubio.predict(model, images, 3, seed=1).probs
+    assert all(layouts)
+    monkeypatch.setattr(layout, "DEVICES", ("cpu",))
+    for executor in ("vmap", "loop"):
+        layouts.clear()
+        found = dubio.predict(model, images, 3, seed=1, batch_size=4, executor=executor).probs
+        torch.testing.assert_close(found, expected)
+        assert layouts
+        assert not any(layouts)
     layouts.clear()
-    torch.testing.assert_close([dubio.predict(model, inputs, 3, seed=1).probs for inputs in (few, many)], plain)
-    assert {layout for rows, layout in layouts if rows == 2} == {True}  # mapped
-    assert [layout for rows, layout in layouts if rows == 64] == [False] * 3
-    assert many.is_contiguous()
+    dubio.predict(dense, images, 3)
+    assert all(layouts)
+    assert images.is_contiguous()
 
 
 def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_network(slow_groups: None) -> None:

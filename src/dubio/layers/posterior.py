@@ -98,6 +98,8 @@ class WeightSource(Source):
             noise = run.noise_for_weights(self, self.mean)
             self.collect_from(run, noise)
             drawn = run.drawn[key] = self.without_removed(self.scale(noise))
+            if run.asked is not None:
+                run.asked.append(self.perturbation)
             if not torch.is_grad_enabled():
                 run.noise[key] = noise
         elif torch.is_grad_enabled() and self.learns_noise and not drawn.requires_grad and key in run.noise:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubio.sampling.ahead import Ahead
 from dubio.sampling.drawing import Call, Draws, Inputs, Perturbations, arguments, join, loop_draws, map_draws, repeat
-from dubio.sampling.layout import CHANNELS_LAST, has_filters, images_channels_last
+from dubio.sampling.layout import convolves_channels_last, images_channels_last
 from dubio.sampling.memory import is_out_of_memory
 from dubio.sampling.passes import is_transformed, name_sources
 from dubio.sampling.planning import Plan, plan_for, remember_failure, remember_out_of_memory
@@ -176,20 +177,20 @@ def stream(
     if trial is not None and STATE.own.settings.mode != "off":
         with Using(first_row=first_row, num_rows=None):
             _choose(Call(model, *arguments(trial), settings_for_run(seed)), num_samples, executor, chunk)
-    size = num_samples
+    size, ahead = num_samples, None
     if STATE.own.settings.mode != "off":
+        batches = _laid_out(model, batches)
         with Using(first_row=first_row, num_rows=num_rows[0]):  # the first batch decides
             call = Call(model, *arguments(batches[0]), settings_for_run(seed))
             mechanism, size = _choose(call, num_samples, executor, chunk)
         if mechanism == "loop":
-            size, batches = 1, _laid_out(call, batches)
+            size, ahead = 1, Ahead(call, num_samples)
     first_draw = 0
     while first_draw < num_samples:
-        drawn: list[Perturbations] = []
+        count = min(size, num_samples - first_draw)
+        drawn: list[Perturbations] = [{} for _ in range(count)] if ahead is None else [ahead.of(first_draw)]
         for number, batch in enumerate(batches):
             with Using(first_row=first_rows[number], num_rows=num_rows[number]):
-                count = min(size, num_samples - first_draw)
-                drawn = drawn or [{} for _ in range(count)]
                 draws = run(
                     model,
                     batch,
@@ -204,14 +205,10 @@ def stream(
         first_draw += count
 
 
-def _laid_out(call: Call, batches: Sequence[Inputs]) -> Sequence[Inputs]:
-    """Batches as a GPU convolves them fastest.
-
-    Not for mapped draws: torch maps some operators over contiguous tensors alone.
-    """
-    if call.rows_and_device()[1].type not in CHANNELS_LAST or not has_filters(call.model):
-        return batches
-    return [images_channels_last(batch) for batch in batches]
+def _laid_out(model: nn.Module, batches: Sequence[Inputs]) -> Sequence[Inputs]:
+    """Batches as the device convolves images fastest."""
+    device = Call(model, *arguments(batches[0]), STATE.own.settings).rows_and_device()[1]
+    return [images_channels_last(batch) for batch in batches] if convolves_channels_last(model, device) else batches
 
 
 def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str) -> None:

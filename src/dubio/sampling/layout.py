@@ -6,20 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-__all__ = ["CHANNELS_LAST", "filters_channels_last", "has_filters", "images_channels_last"]
+__all__ = ["convolves_channels_last", "filters_channels_last", "images_channels_last"]
 
-CHANNELS_LAST = ("cuda",)
-"""Devices that convolve images faster so."""
-
-
-def has_filters(model: nn.Module) -> bool:
-    """Whether a network convolves images."""
-    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+DEVICES = ("cuda",)
 
 
-def filters_channels_last(model: nn.Module) -> None:
-    """Lay out the filters of a network so."""
-    if has_filters(model):
+def convolves_channels_last(model: nn.Module, device: torch.device) -> bool:
+    """Whether a network convolves images, on a device that does so faster channels last."""
+    return device.type in DEVICES and any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def filters_channels_last(model: nn.Module, device: torch.device) -> None:
+    """Lay out the filters of a network so, where that is faster."""
+    if convolves_channels_last(model, device):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

@@ -23,6 +23,7 @@ from dubio.sampling.settings import STATE, Settings
 
 __all__ = [
     "Joined",
+    "KeptDraw",
     "Pass",
     "attach",
     "attach_alone",
@@ -33,6 +34,15 @@ __all__ = [
     "joined_pass",
     "name_sources",
 ]
+
+
+class KeptDraw(dict[int, Tensor]):
+    """What posteriors drew for a draw, by identity of their means; and which of them were asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Callable[["Pass"], Tensor]] = []
+        """Perturbations as functions of a pass."""
 
 
 class Pass:
@@ -53,6 +63,8 @@ class Pass:
         """Whether the forward runs under the executor's ``vmap``, ``draw`` standing for many."""
         self.drawn: dict[int, Tensor] = {} if drawn is None else drawn
         """What posteriors drew in this pass, by identity of their means."""
+        self.asked = drawn.asked if isinstance(drawn, KeptDraw) else None
+        """Who drew, where someone wants to know."""
         self.noise: dict[int, Tensor] = {}
         """The noise of what was drawn without gradients."""
         self.calls: dict[int, int] = {}

@@ -113,7 +113,7 @@ class Step:
         if self._capture:
             make_capturable(optimizer, self.device)
         if on_gpu and self._compile:
-            filters_channels_last(model)
+            filters_channels_last(model, self.device)
             match_layouts(optimizer)
         self._health = Health(self.device, optimizer)
 
