@@ -33,6 +33,7 @@ from dubio.experiments.protocols import PROTOCOLS, Trial
 from dubio.experiments.protocols.watching import Watch
 from dubio.experiments.running import result_file
 from dubio.experiments.spec import FOLDER
+from dubio.training.health import BrokenLossError
 from dubio.version import commit_here, hardware_of
 
 SPEC = Spec(
@@ -384,6 +385,28 @@ def test_a_process_that_dies_keeps_no_cell_that_waits_from_being_run(
     assert [[failure.error for failure in one.failures] for one in found] == [["BrokenProcessPool: it died"]] * 2
     assert [[result.cell for result in one.results] for one in found] == [["two"]] * 2
     assert all(pool.has_ended for pool in pools)
+
+
+class UnsendableError(Exception):
+    """Cannot be made again from what it says."""
+
+    def __init__(self, what: str, number: int) -> None:
+        super().__init__(f"{what} {number}")
+
+
+def test_an_error_that_cannot_be_sent_from_a_process_is_sent_in_words(
+    pools: list[Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(trial: Trial) -> Findings:
+        raise UnsendableError("no", trial.seed) if trial.settings["number"] == 1.0 else BrokenLossError(1.0, "here", 2)
+
+    monkeypatch.setitem(PROTOCOLS, "counting", fail)
+    (found,) = reproduce_many([SPEC], tmp_path, seeds=[1], workers=2)
+    assert [one.error for one in found.failures] == [
+        "RuntimeError: UnsendableError: no 1",
+        "BrokenLossError: loss is 1.0, from here",
+    ]
+    assert "in fail" in found.failures[0].traceback
 
 
 def test_what_a_failed_cell_held_is_let_go_of_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ in this process, with nothing beside them.
 
 import multiprocessing
 import os
+import pickle
 import sys
 import time
 import traceback
@@ -217,6 +218,15 @@ class _Work:
             raise ValueError(f"protocol {spec.protocol} must measure {min(missing)}, which {spec.name} promises")
         return result
 
+    def done_in_a_pool(self) -> Result:
+        """The same in another process; an error that cannot be sent from there is sent in words."""
+        try:
+            return self.done(_shout)
+        except Exception as error:
+            if _can_be_sent(error):
+                raise
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
     def failure(self, error: Exception) -> Failure:
         """That it failed with this error."""
         line = " ".join(f"{type(error).__name__}: {error}".split())
@@ -322,7 +332,7 @@ def _fill(pool: Executor, workers: int, running: dict[Future[Result], _Work], wa
     """Let so many run and no more, since what a pool has in its queue runs even after an interruption."""
     with suppress(BrokenProcessPool):  # those that run tell of it
         while waiting and len(running) < workers:
-            running[pool.submit(waiting[0].done, _shout)] = waiting[0]
+            running[pool.submit(waiting[0].done_in_a_pool)] = waiting[0]
             waiting.popleft()
 
 
@@ -347,6 +357,15 @@ def _raise(one: _Work, error: Exception) -> NoReturn:
 def _place(spec: str, cell: str, seed: int) -> str:
     """What messages call a cell with a seed."""
     return f"{spec}, {cell}, seed {seed}"
+
+
+def _can_be_sent(error: Exception) -> bool:
+    """Whether an error survives being pickled: one that does not would take its neighbours in the pool with it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
 
 
 def _shout(text: str) -> None:

@@ -18,6 +18,10 @@ class BrokenLossError(FloatingPointError):
         self.num_steps = num_steps
         """Steps that went well before."""
 
+    def __reduce__(self) -> tuple[type["BrokenLossError"], tuple[float, str, int]]:
+        """As it was made: an exception is by default made again from its message."""
+        return type(self), (self.value, self.culprit, self.num_steps)
+
 
 class Health:
     """Watches losses. A fused optimiser leaves the parameters alone from the first one on that is not finite."""
