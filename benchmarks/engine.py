@@ -61,7 +61,7 @@ def convolutions(device: torch.device) -> list[dict[str, Any]]:
     """Predictions of a network whose filters are drawn."""
     records = []
     for layout, rows, precision, executor in product(
-        LAYOUTS, (32, 128, 256, 512, 1_000), ("tf32", "bf16"), ("vmap", "loop", "auto")
+        LAYOUTS, (32, 128, 512, 1_000, 2_000), ("tf32", "bf16"), ("vmap", "loop", "auto")
     ):
         model = dubio.Bayes().convert(dubio.models.build("resnet18:cifar:3x32x32-10")).to(device)
         images = torch.rand(rows, 3, 32, 32, device=device)

@@ -184,7 +184,7 @@ def epochs(choice: str) -> str:
         for record in stored["records"]["fitting"]
     ]
     headings = ("training by `dubio.fit`", "an epoch", "to compile and record, once", "data")
-    about = "Medians from the third epoch on; random images of the same number and size take the same time."
+    about = "Medians from the third epoch on; random images stand in for those of CIFAR-10, as many and as large."
     return f"{markdown_table(headings, rows)}\n\n{about} {_source(name, stored)}"
 
 

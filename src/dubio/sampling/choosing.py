@@ -24,8 +24,8 @@ from dubio.sampling.trying import Found, Mechanism
 __all__ = ["Plan", "Wanted", "choose", "refusal"]
 
 TIMES = {1: "once", 2: "twice"}
-GROUPED_TO_LOOP = 5 * 2**26
-"""About 600 images of 32x32 in a ResNet-18: with tf32, mapped is faster at 512 and looped at 1,000
+GROUPED_TO_LOOP = 5 * 2**27
+"""About 1,200 images of 32x32 in a ResNet-18: at 512, mapped is faster, and at 1,000 it depends on precision and host
 (``benchmarks/results/engine_h200.json``)."""
 
 
