@@ -94,6 +94,8 @@ def earlier_record(path: Path | None, about: dict[str, Any]) -> dict[str, Any] |
                 f"--add needs a record of the same {key}: {path} has {stored[key]!r}, this is {about[key]!r}"
             )
     record: dict[str, Any] = stored["records"]["peers"]
+    for own in record["settings"]["nets"].values():
+        own.setdefault("commit", stored["commit"])
     return record
 
 

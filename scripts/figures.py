@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from claims_tables import claims_summary, claims_table
 from headlines import headlines_table
-from markdown_tables import markdown_table
+from markdown_tables import commit_in_words, markdown_table
 from peer_tables import MAIN_NET, PEER_TABLES, commits_in_words, missing
 
 from dubio.auditing import CHECKS
@@ -305,8 +305,7 @@ def _range(records: Sequence[dict[str, Any]], column: str) -> str:
 
 
 def _source(name: str, stored: dict[str, Any], place: str = "") -> str:
-    commit = stored.get("commit")
-    place = place or (f"commit {commit[:7]}" if commit else "commit not recorded")
+    place = place or commit_in_words(stored.get("commit"))
     return f"{stored['hardware']}, torch {stored['versions']['torch']}, {place}: `benchmarks/results/{name}.json`."
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markdown_tables import short_commit
+
 __all__ = ["MAIN_NET", "PEER_TABLES", "PeerTable", "commits_in_words", "fastest_peer", "missing"]
 
 Row = dict[str, Any]
@@ -149,7 +151,7 @@ def commits_in_words(record: Row, net: str) -> str:
     nets: dict[str, list[str]] = {}
     for name, own in record["settings"]["nets"].items():
         if net in ("", name):
-            nets.setdefault(own["commit"][:7] if own.get("commit") else "not recorded", []).append(name)
+            nets.setdefault(short_commit(own["commit"]) if own.get("commit") else "not recorded", []).append(name)
     if len(nets) == 1:
         return f"commit {next(iter(nets))}"
     *others, last = (f"{commit} ({', '.join(own)})" for commit, own in nets.items())

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, get_args
 
 from claims_tables import claims_section
 from headlines import ours_marked
-from markdown_tables import markdown_table
+from markdown_tables import commit_in_words, markdown_table
 
 from dubio.experiments import (
     Result,
@@ -315,7 +315,7 @@ def origins(found: Found) -> str:
     """Commits, hardware and seconds of the records."""
     groups: dict[str, list[float]] = {}
     for one in found.results:
-        groups.setdefault(f"{_commit(one.commit)}, {one.hardware}, torch {one.versions['torch']}", []).append(
+        groups.setdefault(f"{commit_in_words(one.commit)}, {one.hardware}, torch {one.versions['torch']}", []).append(
             one.seconds
         )
     said = [f"{len(own)} from {place}, {sum(own):,.0f} seconds" for place, own in sorted(groups.items())]
@@ -343,12 +343,6 @@ def _left_out(spec: Spec, how: Curves) -> list[str]:
 
 def _png(place: Path, ending: str = "") -> Path:
     return place.with_name(f"{place.name}{ending}.png")
-
-
-def _commit(commit: str | None) -> str:
-    if commit is None:
-        return "a commit not recorded"
-    return f"commit {commit[:7]}{' with changed files' if commit.endswith('-dirty') else ''}"
 
 
 def _command(spec: Spec) -> str:

@@ -59,14 +59,19 @@ def measure(
     known = TINY if tiny else NETS
     chosen = [known[name] for name in nets or default_nets(device, tiny)]
     seconds = 0.0 if tiny else 1.0
-    record = _without(earlier, [net.name for net in chosen]) if earlier else _empty(device, tiny)
+    record = _empty(device, tiny)
+    if earlier:
+        _check_alike(earlier["settings"], record["settings"], "settings")
+        record = _without(earlier, [net.name for net in chosen])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the peers' own
         for net in chosen:
             numbers = tuple(draws or ((1, 2) if tiny else default_draws(net, device)))
             taking_part = entries(net, device, numbers)
             for one in (entry.contestant for entry in taking_part):
-                record["contestants"].setdefault(_label(one), _described(one))
+                described = _described(one)
+                _check_alike(record["contestants"].get(_label(one), described), described, _label(one), ("version",))
+                record["contestants"][_label(one)] = described
             steps = [row for n in numbers for row in _steps(net, taking_part, n, device, seconds)]
             record["steps"] += steps
             record["slopes"] += _slopes(net, steps)
@@ -200,6 +205,13 @@ def _empty(device: torch.device, tiny: bool) -> dict[str, Any]:
         "tiny": tiny,
     }
     return {"settings": settings, "contestants": {}, "steps": [], "slopes": [], "predictions": []}
+
+
+def _check_alike(earlier: dict[str, Any], now: dict[str, Any], what: str, names: Sequence[str] = ()) -> None:
+    """Refuse to add to what was measured otherwise."""
+    for name in names or [name for name in now if name not in ("nets", "load_before")]:
+        if earlier[name] != now[name]:
+            raise SystemExit(f"--add needs the same {name} of {what}: had {earlier[name]!r}, now {now[name]!r}")
 
 
 def _without(record: dict[str, Any], nets: Sequence[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The benchmark beside other libraries: what it times, what it records, and what it says of those it cannot run."""
 
+import copy
 import json
 import statistics
 from collections.abc import Callable
@@ -106,14 +107,33 @@ def test_networks_are_kept_one_by_one_and_added_to(cpu: torch.device, monkeypatc
     assert [row["net"] for row in again["predictions"]] == ["8-16-1", "8-16-3"]
 
 
+def test_what_was_measured_otherwise_is_not_added_to(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    import peers
+    from peers.entries import Entry
+    from peers.ours import Ours
+
+    monkeypatch.setattr(peers, "entries", lambda net, device, draws: [Entry(Ours("local", fast=False), tuple(draws))])
+    first = peers.measure(cpu, nets=["8-16-1"], tiny=True, draws=[1])
+    others = copy.deepcopy(first), copy.deepcopy(first)
+    others[0]["settings"]["warm_ups"] = 1
+    others[1]["contestants"]["dubio local, fp32"]["version"] = "0.0.1"
+    for other, refusal in zip(
+        others, ("the same warm_ups of settings: had 1", "the same version of dubio"), strict=True
+    ):
+        with pytest.raises(SystemExit, match=refusal):
+            peers.measure(cpu, nets=["8-16-3"], tiny=True, draws=[1], earlier=other)
+
+
 def test_a_record_of_another_machine_is_not_added_to(tmp_path: Path) -> None:
     import run
 
     path = tmp_path / "peers.json"
     about = {"commit": "one", "hardware": "CPU", "versions": {"torch": "2"}}
     assert run.earlier_record(path, about) is None
-    path.write_text(json.dumps({**about, "records": {"peers": {"steps": []}}}))
-    assert run.earlier_record(path, about | {"commit": "two"}) == {"steps": []}
+    settings = {"nets": {"old": {}, "own": {"commit": "none"}}}
+    path.write_text(json.dumps({**about, "records": {"peers": {"settings": settings}}}))
+    kept = {"nets": {"old": {"commit": "one"}, "own": {"commit": "none"}}}
+    assert run.earlier_record(path, about | {"commit": "two"}) == {"settings": kept}
     with pytest.raises(SystemExit, match=r"--add needs a record of the same hardware: .* has 'CPU', this is 'GPU'"):
         run.earlier_record(path, about | {"hardware": "GPU"})
     with pytest.raises(SystemExit, match="--add needs a record of the same versions"):

@@ -174,6 +174,33 @@ def test_batch_norm_is_mapped_whatever_the_layout(device, training, what):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("mean", "variance"), [(10.0, 1.0), (100.0, 1e-2), (500.0, 1e-6)])
+def test_in_eval_mode_mapped_batch_norm_is_as_exact_as_the_plain_one(dtype, mean, variance):
+    net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)).to(dtype).eval()
+    net[1].running_mean.fill_(mean)
+    net[1].running_var.fill_(variance)
+    model = dubio.Bayes(init_std=1e-3).convert(net)
+    model[0].bias_posterior.mean.data.fill_(mean)
+    inputs = torch.randn(ROWS, 5, dtype=dtype) * variance**0.5
+    below = dubio.sample(nn.Sequential(model[0]), inputs, SAMPLES, seed=1, executor="loop")
+    exact = copy.deepcopy(net[1]).double()(below.double().flatten(0, 1)).unflatten(0, (SAMPLES, ROWS))
+    mapped, looped = (dubio.sample(model, inputs, SAMPLES, seed=1, executor=way) for way in ("vmap", "loop"))
+    assert mapped.dtype == dtype
+    errors = [(found.double() - exact).abs().max() for found in (mapped, looped)]
+    assert errors[0] <= 2.0 * errors[1] + 1e-9
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("missing", ["weight", "bias"])
+def test_a_scale_without_a_shift_and_a_shift_without_a_scale_are_kept(missing, training):
+    net, inputs = with_norm("1d")
+    net[1].register_parameter(missing, None)
+    model, plain = dubio.Bayes(init_std=0.3).convert(net).train(training), copy.deepcopy(net[1]).train(training)
+    mapped = dubio.sample(model, inputs, SAMPLES, seed=1, executor="vmap")
+    torch.testing.assert_close(mapped, pooled_by_hand(model, plain, inputs, seed=1), rtol=1e-5, atol=1e-5)
+
+
 def test_the_operator_behind_batch_norm_keeps_torchs_rules():
     torch.library.opcheck(torch.ops.dubio.standardise.default, (torch.randn(4, 3, 5, requires_grad=True), 1e-5))
 
@@ -193,3 +220,7 @@ def test_mapped_batch_norm_refuses_inputs_of_the_wrong_shape_as_the_plain_one_do
 
     with pytest.raises(ValueError, match="expected 4D input"):
         dubio.sample(model, torch.randn(4, 5), 2, executor="vmap")
+    for given, expected in ((1, 6), (6, 1)):
+        net = nn.Sequential(nn.Linear(5, given), nn.BatchNorm1d(expected))
+        with pytest.raises(ValueError, match=f"expected {expected} channels, got {given}"):
+            dubio.sample(dubio.Bayes().convert(net).train(training), torch.randn(4, 5), 2, executor="vmap")

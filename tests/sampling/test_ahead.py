@@ -1,26 +1,84 @@
 """Weights of looped draws, drawn ahead: the same numbers, in fewer launches, within memory."""
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import dubio
 from dubio.layers import posterior
-from dubio.sampling import Pass, ahead, passes
+from dubio.sampling import ahead, executors, passes
 from networks import mlp
 
 INPUTS = torch.randn(6, 5)
-METHODS = {
-    "bayes": dubio.Bayes(init_std=0.3),
-    "bayes, mixture prior": dubio.Bayes(init_std=0.3, prior=dubio.ScaleMixture(0.5, 1.0, 0.1)),
-    "parametric noise": dubio.Pni(),
-    "dropout": dubio.Dropout(),
-    "ensemble": dubio.Ensemble(3),
+NETWORKS = {
+    "bayes": lambda: dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 3)),
+    "mixture prior": lambda: dubio.Bayes(init_std=0.3, prior=dubio.ScaleMixture(0.5, 1.0, 0.1)).convert(mlp(5, 8, 3)),
+    "parametric noise": lambda: dubio.Pni().convert(mlp(5, 8, 3)),
+    "tied": lambda: dubio.Bayes(init_std=0.3).convert(Tied()),
+    "pruned": lambda: pruned(),
+    "recurrent": lambda: dubio.Bayes(init_std=0.3).convert(Recurrent()),
+    "double": lambda: dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 3)).double(),
 }
+
+
+class Tied(nn.Module):
+    """One layer, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.layer(x).relu()))
+
+
+class Recurrent(nn.Module):
+    """A layer that torch can map over nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(1, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x.unsqueeze(-1))[0][:, -1])
+
+
+class Tempered(nn.Module):
+    """Runs a network with other widths than its own, from some draw on."""
+
+    def __init__(self, net: nn.Module, first: int, in_place: bool) -> None:
+        super().__init__()
+        self.net, self.first, self.in_place = net, first, in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        run = dubio.sampling.current_pass()
+        if run is None or run.draw is None or int(run.draw) < self.first:
+            return self.net(x)
+        wider = {name: value + 3.0 for name, value in self.net.named_parameters() if name.endswith("rho")}
+        if not self.in_place:
+            return functional_call(self.net, wider, (x,))
+        own = {name: value.clone() for name, value in self.net.named_parameters() if name in wider}
+        for name, value in self.net.named_parameters():
+            if name in wider:
+                value.copy_(wider[name])
+        found = self.net(x)
+        for name, value in self.net.named_parameters():
+            if name in own:
+                value.copy_(own[name])
+        return found
+
+
+def pruned() -> nn.Module:
+    model = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 3))
+    dubio.prune(model, 0.5)
+    return model
 
 
 @pytest.fixture
@@ -46,18 +104,21 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def looped(model: nn.Module, num_samples: int = 20, **options: Any) -> Tensor:
-    samples = dubio.predict(model, INPUTS, num_samples, seed=3, executor="loop", **options).samples
+    inputs = INPUTS.to(next(model.parameters()).dtype)
+    samples = dubio.predict(model, inputs, num_samples, seed=3, executor="loop", **options).samples
     assert samples is not None
     return samples
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_drawing_ahead_changes_no_draw(
-    method: Any, batch_size: int | None, slow_launches: None, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], nn.Module], batch_size: int | None, slow_launches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = method.convert(mlp(5, 8, 3))
-    found = looped(model, batch_size=batch_size)
+    model = make()
+    with counted(monkeypatch) as calls:
+        found = looped(model, batch_size=batch_size)
+    assert set(calls) == {16, 4}
     with dubio.antithetic():
         mirrored = looped(model, batch_size=batch_size)
     monkeypatch.setattr(ahead, "DEVICES", ())
@@ -70,7 +131,7 @@ def test_noise_is_drawn_for_many_draws_at_a_time(slow_launches: None, monkeypatc
     model = dubio.Bayes().convert(nn.Linear(5, 3))  # weights and biases
     with counted(monkeypatch) as calls:
         looped(model, batch_size=2)
-    assert calls == [1, 1, 16, 16, 3, 3]
+    assert calls == [16, 16, 4, 4]
     monkeypatch.setattr(ahead, "DEVICES", ())
     with counted(monkeypatch) as calls:
         looped(model)
@@ -79,55 +140,120 @@ def test_noise_is_drawn_for_many_draws_at_a_time(slow_launches: None, monkeypatc
 
 def test_what_is_drawn_ahead_takes_a_share_of_the_memory(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model = dubio.Bayes().convert(nn.Linear(5, 3))
-    size = 4 * (15 + 3)
-    monkeypatch.setattr(ahead, "memory_budget", lambda device: 5 * ahead.SHARE * size)
+    parameters = 2 * 4 * (15 + 3)
+    monkeypatch.setattr(executors, "memory_budget", lambda device: 5 * ahead.SHARE * parameters)
     with counted(monkeypatch) as calls:
-        looped(model, 12)
-    assert calls == [1, 1, 5, 5, 5, 5, 1, 1]
-    monkeypatch.setattr(ahead, "memory_budget", lambda device: 1)
+        looped(model, 11)
+    assert calls == [5, 5, 5, 5, 1, 1]
+    monkeypatch.setattr(executors, "memory_budget", lambda device: 1)
     with counted(monkeypatch) as calls:
-        looped(model, 12)
-    assert calls == [1] * 24
+        looped(model, 11)
+    assert calls == [1] * 22
     monkeypatch.undo()
     monkeypatch.setattr(ahead, "DEVICES", ("cpu",))
     with dubio.memory_limit("1 GiB"):
-        looped(model, 12)  # tries the network first
+        looped(model, 11)  # tries the network first
         with counted(monkeypatch) as calls:
-            looped(model, 12)
-    assert calls == [1] * 24
+            looped(model, 11)
+    assert calls == [1] * 22
+
+
+def test_no_more_than_one_stack_of_each_posterior_is_held(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    most: list[int] = []
+    whole = ahead.Ahead._drawn
+
+    def spy(self: Any, *values: Any) -> Any:
+        most.append(sum(one() is not None for one in alive))
+        found = whole(self, *values)
+        alive.append(weakref.ref(found.tensor))
+        return found
+
+    monkeypatch.setattr(ahead.Ahead, "_drawn", spy)
+    looped(dubio.Bayes().convert(mlp(5, 8, 3)), 48)
+    assert (len(most), max(most)) == (12, 3)  # of four posteriors, as one draws anew
+    assert not any(one() is not None for one in alive)
+
+
+def test_out_of_memory_with_weights_drawn_ahead_goes_on_without(
+    slow_launches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(nn.Module):
+        """Has no room beside weights that were drawn ahead."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found, run = self.layer(x), dubio.sampling.current_pass()
+            if run is not None and run.ahead is not None and run.ahead.holds_any:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return found
+
+    model = dubio.Bayes(init_std=0.3).convert(Full())
+    found = looped(model, 5)
+    monkeypatch.setattr(ahead, "DEVICES", ())
+    torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("first", [0, 3])
+def test_weights_are_drawn_from_what_a_posterior_holds_at_the_time(
+    first: int, in_place: bool, slow_launches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dubio.Bayes(init_std=0.3).convert(Tempered(mlp(5, 8, 3), first, in_place))
+    found = looped(model, 6)
+    monkeypatch.setattr(ahead, "DEVICES", ())
+    torch.testing.assert_close(found, looped(model, 6), rtol=0.0, atol=0.0)
 
 
 def test_weights_that_cannot_be_mapped_are_drawn_one_by_one(
     slow_launches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 3))
-    whole, asked = posterior.GaussianPosterior.perturbation, []
+    model = dubio.Bayes(init_std=0.3).convert(nn.Linear(5, 3))
+    whole, mapped = posterior.GaussianPosterior.scale, []
 
-    def unmapped(self: Any, run: Pass) -> Tensor:
-        asked.append(run.mapped)
-        if run.mapped:
+    def unmapped(self: Any, noise: Tensor) -> Tensor:
+        mapped.append(torch._C._functorch.is_batchedtensor(noise))
+        if mapped[-1]:
             raise RuntimeError("not over draws")
-        return whole(self, run)
+        return whole(self, noise)
 
     expected = looped(model, 5)
-    monkeypatch.setattr(posterior.WeightSource, "perturbation", unmapped)
+    monkeypatch.setattr(posterior.GaussianPosterior, "scale", unmapped)
     torch.testing.assert_close(looped(model, 5), expected, rtol=0.0, atol=0.0)
-    assert asked.count(True) == 1
+    assert mapped.count(True) == 2  # tried once for weights and once for biases
 
 
-def test_what_only_later_draws_ask_for_is_drawn_then(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Alternating(nn.Module):
-        """Takes another layer in every draw."""
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_said_of_operators_that_torch_maps_one_by_one(
+    slow_launches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = posterior.GaussianPosterior.scale
+    monkeypatch.setattr(
+        posterior.GaussianPosterior, "scale", lambda self, noise: whole(self, torch.renorm(noise, 2, 0, 1e6))
+    )
+    looped(dubio.Bayes().convert(nn.Linear(5, 3, bias=False)), 5)
+
+
+def test_gradients_and_maps_of_the_network_itself_draw_as_ever(
+    slow_launches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Transformed(nn.Module):
+        """Differentiates and maps its layer."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(5, 3) for _ in range(2))
+            self.layer = nn.Linear(5, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            run = dubio.sampling.current_pass()
-            return self.layers[0 if run is None or run.draw is None else int(run.draw) % 2](x)
+            with torch.enable_grad():
+                inputs = x.detach().requires_grad_()
+                (slope,) = torch.autograd.grad(self.layer(inputs).square().sum(), inputs)
+            return torch.func.vmap(self.layer)(x + slope)
 
-    model = dubio.Bayes(init_std=0.3).convert(Alternating())
-    found = looped(model, 6)
+    model = dubio.Bayes(init_std=0.3).convert(Transformed())
+    found = looped(model, 5)
     monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, looped(model, 6), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)

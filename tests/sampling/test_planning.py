@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.sampling import choosing, layout, planning, trying
+from dubio.sampling import choosing, planning, trying
 from dubio.sampling.choosing import Wanted, choose
 from dubio.sampling.trying import Found
 from networks import InPlace, Residual, mlp
@@ -129,25 +129,11 @@ def test_how_filters_run_depends_on_the_rows_at_hand_and_not_on_those_before(slo
     assert numbers[1:] == [5, 1, 5]
 
 
-def test_images_are_laid_out_as_a_gpu_convolves_them_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = dubio.Bayes(estimator="weight").convert(nn.Sequential(nn.ReLU(), nn.Conv2d(2, 4, 3), nn.Flatten())).eval()
-    dense = dubio.Bayes(estimator="weight").convert(nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))).eval()
-    images, layouts = torch.randn(6, 2, 8, 8), []
-    for net in (model, dense):
-        net[0].register_forward_hook(lambda module, args, output: layouts.append(output.is_contiguous()))
-    expected = dubio.predict(model, images, 3, seed=1).probs
-    assert all(layouts)
-    monkeypatch.setattr(layout, "DEVICES", ("cpu",))
-    for executor in ("vmap", "loop"):
-        layouts.clear()
-        found = dubio.predict(model, images, 3, seed=1, batch_size=4, executor=executor).probs
-        torch.testing.assert_close(found, expected)
-        assert layouts
-        assert not any(layouts)
-    layouts.clear()
-    dubio.predict(dense, images, 3)
-    assert all(layouts)
-    assert images.is_contiguous()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_convolutions_write_is_counted_in_numbers(dtype: torch.dtype, slow_groups: None) -> None:
+    model = dubio.Bayes(estimator="weight").convert(convolutions()).eval().to(dtype)
+    for rows, executor in ((15, "vmap"), (16, "loop")):  # 64 numbers for an image, by the second convolution
+        assert executor_for(model, torch.randn(rows, 1, 8, 8, dtype=dtype)) == executor
 
 
 def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_network(slow_groups: None) -> None:

@@ -1,8 +1,9 @@
 """Batch norm whose training mode can be mapped over draws: statistics are taken over draws and batch together.
 
-The running statistics move once a pass. In eval mode it is one scale and one shift per channel: torch's own rule
-refuses inputs of another type than the statistics, and on a GPU channels-last ones. Outside a mapped pass these are
-torch's own layers; parameters, buffers and names stay the same throughout.
+The running statistics move once a pass. Mapped in eval mode it is one scale and one shift per channel, in float32 at
+least, as torch's kernel for a CPU has it: torch's own rule refuses inputs of another type than the statistics, and on a
+GPU channels-last ones. Outside a mapped pass these are torch's own layers; parameters, buffers and names stay the same
+throughout.
 """
 
 from typing import Any, cast
@@ -84,27 +85,30 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         if run is None or not run.mapped:
             return super().forward(input)
         self._check_input_dim(input)
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected {self.num_features} channels, got {input.shape[1]}")
         channels = (-1, *(1 for _ in input.shape[2:]))
         output: Tensor
         if self.training:
             output, mean, _, variance = standardise(input, self.eps)
             self._move_running_statistics(mean, variance)
-            if self.weight is not None:
-                output = torch.addcmul(self.bias.view(channels), output, self.weight.view(channels))
+            scale, shift = self.weight, self.bias
+            output = output if scale is None else output * scale.view(channels)
+            output = output if shift is None else output + shift.view(channels)
         elif self.running_mean is None or self.running_var is None:
             return super().forward(input)
         else:
-            scale, shift = self._scale_and_shift(self.running_mean, self.running_var)
-            output = torch.addcmul(shift.view(channels), input, scale.view(channels))
+            output = self._with(self.running_mean, self.running_var, input, channels)
         return output.to(input.dtype)
 
-    def _scale_and_shift(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """What batch norm with these statistics multiplies by and adds."""
-        scale = (variance + self.eps).rsqrt()
-        if self.weight is not None:
-            scale = scale * self.weight
-        shift = -mean * scale
-        return scale, shift if self.weight is None else shift + self.bias
+    def _with(self, mean: Tensor, variance: Tensor, input: Tensor, channels: tuple[int, ...]) -> Tensor:
+        """Batch norm with these statistics."""
+        exact = torch.promote_types(mean.dtype, torch.float32)
+        scale = (variance.to(exact) + self.eps).rsqrt()
+        scale = scale if self.weight is None else scale * self.weight.to(exact)
+        shift = -mean.to(exact) * scale
+        shift = shift if self.bias is None else shift + self.bias.to(exact)
+        return torch.addcmul(shift.view(channels), input, scale.view(channels))
 
     @torch.no_grad()
     def _move_running_statistics(self, mean: Tensor, variance: Tensor) -> None:

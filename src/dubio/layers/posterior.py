@@ -94,12 +94,14 @@ class WeightSource(Source):
         # By the mean, since an exporter may show the module itself as another object every time.
         key = id(self.mean)
         drawn = run.drawn.get(key)
+        if drawn is None and not torch.compiler.is_compiling() and run.ahead is not None:
+            drawn = run.ahead.perturbation(self, run)
+            if drawn is not None:
+                run.drawn[key] = drawn
         if drawn is None:
             noise = run.noise_for_weights(self, self.mean)
             self.collect_from(run, noise)
             drawn = run.drawn[key] = self.without_removed(self.scale(noise))
-            if run.asked is not None:
-                run.asked.append(self.perturbation)
             if not torch.is_grad_enabled():
                 run.noise[key] = noise
         elif torch.is_grad_enabled() and self.learns_noise and not drawn.requires_grad and key in run.noise:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dubio.sampling.passes import Pass
+from dubio.sampling.passes import Pass, Supply
 from dubio.sampling.settings import STATE, Settings
+from dubio.sampling.silence import without_fallback_warnings
 
 __all__ = [
     "Call",
@@ -41,6 +42,8 @@ class Call:
     kwargs: dict[str, Any]
     settings: Settings
     collecting: Collection[str] = ()
+    ahead: Supply | None = None
+    """Who draws weights of looped draws ahead, where anyone does."""
 
     def rows_and_device(self) -> tuple[int, torch.device]:
         """Number of rows and device of the first tensor among the arguments."""
@@ -92,7 +95,7 @@ def one_draw(
     """Run the network once, in a pass of its own: its output, and the terms that its layers handed over."""
     own = STATE.own
     former = own.settings, own.current
-    running = Pass(call.settings, draw, drawn, call.collecting, mapped=mapped)
+    running = Pass(call.settings, draw, drawn, call.collecting, mapped=mapped, ahead=None if mapped else call.ahead)
     own.settings, own.current = call.settings, running
     try:
         outputs = call.model(*call.args, **call.kwargs)
@@ -110,13 +113,8 @@ def map_draws(call: Call, draws: Tensor, map_inputs: bool = False, drawn: Pertur
     """
     if torch.compiler.is_compiling():
         return _map_draws(call, draws, map_inputs, drawn)
-    # Torch warns of every operator that it maps draw by draw. Nobody can act on it, and trials time the result.
-    warn_of_fallbacks = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
-    warn_of_fallbacks(False)
-    try:
+    with without_fallback_warnings():
         return _map_draws(call, draws, map_inputs, drawn)
-    finally:
-        warn_of_fallbacks(True)  # torch's default; it cannot be asked
 
 
 def _map_draws(call: Call, draws: Tensor, map_inputs: bool, drawn: Perturbations | None) -> Draws:

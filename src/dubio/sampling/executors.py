@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubio.sampling.ahead import Ahead
+from dubio.sampling import ahead as drawing_ahead
+from dubio.sampling.ahead import MOST, SHARE, Ahead
 from dubio.sampling.drawing import Call, Draws, Inputs, Perturbations, arguments, join, loop_draws, map_draws, repeat
-from dubio.sampling.layout import convolves_channels_last, images_channels_last
-from dubio.sampling.memory import is_out_of_memory
+from dubio.sampling.layout import images_channels_last, takes_channels_last
+from dubio.sampling.memory import free_memory, is_out_of_memory, tensor_bytes
 from dubio.sampling.passes import is_transformed, name_sources
-from dubio.sampling.planning import Plan, plan_for, remember_failure, remember_out_of_memory
+from dubio.sampling.planning import Plan, memory_budget, plan_for, remember_failure, remember_out_of_memory
 from dubio.sampling.recomputing import recomputed
 from dubio.sampling.settings import STATE, Using, check_module, check_num_samples, settings_for_run
 from dubio.sampling.trying import Executor
@@ -65,15 +66,16 @@ def run(
     first_draw: int = 0,
     collecting: Collection[str] = (),
     drawn: Sequence[Perturbations] | None = None,
+    ahead: Ahead | None = None,
 ) -> Draws:
     """What ``sample`` does, with the terms that the layers collected.
 
     ``collecting`` names the kinds of terms that are wanted: ``divergence``, ``entropy``, ``penalty``.
     ``first_draw`` continues an earlier run of the same seed. ``drawn``, one dict per draw, keeps drawn weights from
-    call to call while the same frozen draws meet several batches; only the loop can use it.
+    call to call while the same frozen draws meet several batches; only the loop can use it, and what draws ``ahead``.
     """
     _check(model, num_samples, chunk, executor)
-    call = Call(model, *arguments(inputs), settings_for_run(seed), collecting)
+    call = Call(model, *arguments(inputs), settings_for_run(seed), collecting, ahead)
     if call.settings.mode == "off":
         return repeat(call, num_samples)
     if call.settings.seed is not None and not torch.compiler.is_compiling():
@@ -177,38 +179,54 @@ def stream(
     if trial is not None and STATE.own.settings.mode != "off":
         with Using(first_row=first_row, num_rows=None):
             _choose(Call(model, *arguments(trial), settings_for_run(seed)), num_samples, executor, chunk)
+    is_last = _gains_channels_last(model, batches[0], num_rows[0])
     size, ahead = num_samples, None
     if STATE.own.settings.mode != "off":
-        batches = _laid_out(model, batches)
+        first = images_channels_last(model, batches[0]) if is_last else batches[0]
         with Using(first_row=first_row, num_rows=num_rows[0]):  # the first batch decides
-            call = Call(model, *arguments(batches[0]), settings_for_run(seed))
+            call = Call(model, *arguments(first), settings_for_run(seed))
             mechanism, size = _choose(call, num_samples, executor, chunk)
         if mechanism == "loop":
-            size, ahead = 1, Ahead(call, num_samples)
-    first_draw = 0
-    while first_draw < num_samples:
-        count = min(size, num_samples - first_draw)
-        drawn: list[Perturbations] = [{} for _ in range(count)] if ahead is None else [ahead.of(first_draw)]
-        for number, batch in enumerate(batches):
-            with Using(first_row=first_rows[number], num_rows=num_rows[number]):
-                draws = run(
-                    model,
-                    batch,
-                    count,
-                    seed=seed,
-                    executor=executor,
-                    chunk=size,
-                    first_draw=first_draw,
-                    drawn=drawn,
-                )
-            yield number, draws.outputs
-        first_draw += count
+            size, ahead = 1, _ahead(call, num_samples)
+
+    def outputs_of(number: int, first_draw: int, drawn: Sequence[Perturbations]) -> Any:
+        inputs = images_channels_last(model, batches[number]) if is_last else batches[number]
+        options: dict[str, Any] = {"seed": seed, "executor": executor, "chunk": size}
+        with Using(first_row=first_rows[number], num_rows=num_rows[number]):
+            return run(model, inputs, len(drawn), **options, first_draw=first_draw, drawn=drawn, ahead=ahead).outputs
+
+    for first_draw in range(0, num_samples, size):
+        drawn: list[Perturbations] = [{} for _ in range(min(size, num_samples - first_draw))]
+        for number in range(len(batches)):
+            try:
+                outputs = outputs_of(number, first_draw, drawn)
+            except (RuntimeError, MemoryError) as error:
+                if ahead is None or not ahead.holds_any or not is_out_of_memory(error):
+                    raise
+                outputs = None
+            if outputs is None and ahead is not None:  # outside of the handler, where nothing refers to the failed run
+                ahead.stop()
+                drawn = [{}]
+                free_memory()
+                outputs = outputs_of(number, first_draw, drawn)
+            yield number, outputs
 
 
-def _laid_out(model: nn.Module, batches: Sequence[Inputs]) -> Sequence[Inputs]:
-    """Batches as the device convolves images fastest."""
-    device = Call(model, *arguments(batches[0]), STATE.own.settings).rows_and_device()[1]
-    return [images_channels_last(batch) for batch in batches] if convolves_channels_last(model, device) else batches
+def _gains_channels_last(model: nn.Module, inputs: Inputs, rows: int) -> bool:
+    """Whether images are to be laid out channels last; a copy of them is in no limit."""
+    if torch.compiler.is_compiling() or _is_exporting() or STATE.own.settings.memory is not None:
+        return False
+    return takes_channels_last(model, inputs, rows)
+
+
+def _ahead(call: Call, num_samples: int) -> Ahead | None:
+    """Who draws weights of looped draws ahead, where that saves time; what it holds is in no limit."""
+    device = call.rows_and_device()[1]
+    is_frozen = call.settings.mode == "frozen" and call.settings.memory is None
+    if device.type not in drawing_ahead.DEVICES or not is_frozen or torch.compiler.is_compiling():
+        return None
+    weights = max(tensor_bytes(list(call.model.parameters())), 1)
+    return Ahead(call.settings, num_samples, min(MOST, memory_budget(device) // SHARE // weights))
 
 
 def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str) -> None:

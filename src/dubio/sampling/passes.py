@@ -12,7 +12,7 @@ never outlives its forward, also when that raises (``test_traps.py``).
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,8 @@ from dubio.sampling.settings import STATE, Settings
 
 __all__ = [
     "Joined",
-    "KeptDraw",
     "Pass",
+    "Supply",
     "attach",
     "attach_alone",
     "checkpoint",
@@ -36,13 +36,12 @@ __all__ = [
 ]
 
 
-class KeptDraw(dict[int, Tensor]):
-    """What posteriors drew for a draw, by identity of their means; and which of them were asked."""
+@runtime_checkable
+class Supply(Protocol):
+    """Who may know a perturbation before its posterior draws it (``ahead``)."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[Callable[["Pass"], Tensor]] = []
-        """Perturbations as functions of a pass."""
+    def perturbation(self, source: Any, run: "Pass") -> Tensor | None:
+        """That of a posterior in a pass; None where it must draw itself."""
 
 
 class Pass:
@@ -56,6 +55,7 @@ class Pass:
         collecting: Collection[str] = (),
         owner: nn.Module | None = None,
         mapped: bool = False,
+        ahead: Supply | None = None,
     ) -> None:
         self.settings = settings
         self.draw = draw
@@ -63,8 +63,7 @@ class Pass:
         """Whether the forward runs under the executor's ``vmap``, ``draw`` standing for many."""
         self.drawn: dict[int, Tensor] = {} if drawn is None else drawn
         """What posteriors drew in this pass, by identity of their means."""
-        self.asked = drawn.asked if isinstance(drawn, KeptDraw) else None
-        """Who drew, where someone wants to know."""
+        self.ahead = ahead
         self.noise: dict[int, Tensor] = {}
         """The noise of what was drawn without gradients."""
         self.calls: dict[int, int] = {}

@@ -7,9 +7,8 @@ memory counts and gradients are wanted, each trial runs backwards as well. What 
 - on a CPU, weight sampling runs looped when a draw repeats more than half of the work and takes more than the cache
   holds (784-1200-1200-10, batch 128, ten draws, two cores: a training step takes 402 ms looped and 784 ms mapped; at
   64-100-100-10 it is 9 ms looped and 5 ms mapped), but mapped when most work is shared, as under a Bayesian head;
-- on a GPU, drawn filters run looped where nothing is differentiated and rows are many (``choosing``): mapped, they are
-  one convolution with groups, for which there are no fast kernels (ResNet-18, 1,000 images, a hundred draws on one
-  H200: 2,297 ms mapped; another library's loop took 1,272 ms);
+- on a GPU, drawn filters run looped where nothing is differentiated and rows are very many (``choosing``): mapped, they
+  are one convolution with a group for each draw, which does less in the same time;
 - everything else is mapped.
 
 What more draws would take follows operator by operator: where ``a`` bytes are alive with one draw and ``b`` with two,

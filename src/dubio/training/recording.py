@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dubio.objectives import Loss
 from dubio.sampling.capturing import Buffers, Captured, signature
-from dubio.sampling.layout import images_channels_last
 
 __all__ = ["Recording"]
 
@@ -39,7 +38,7 @@ class Recording:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
     ) -> None:
-        self._buffers = buffers = Buffers(images_channels_last(values))
+        self._buffers = buffers = Buffers(values)
         self._captured = Captured(lambda: work(*buffers.values), device)  # not of self: a circle would outlive us
         self._circumstances, self._optimizer = circumstances, optimizer
         self._rates = [group["lr"] for group in optimizer.param_groups]

@@ -18,7 +18,7 @@ from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, plan, rounding_products, shrink_chunks
 from dubio.sampling.capturing import as_it_is, signature
-from dubio.sampling.layout import filters_channels_last
+from dubio.sampling.layout import images_channels_last, lay_out
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.settings import STATE
 from dubio.training.computing import Attacking, BatchLoss, Place, first_line, without_graph
@@ -112,9 +112,8 @@ class Step:
         self._capture = on_gpu and self._compile and not self._why_not_captured()
         if self._capture:
             make_capturable(optimizer, self.device)
-        if on_gpu and self._compile:
-            filters_channels_last(model, self.device)
-            match_layouts(optimizer)
+        self._channels_last: bool | None = None
+        """Whether images and filters lie so; None before the first batch."""
         self._health = Health(self.device, optimizer)
 
     @property
@@ -195,6 +194,7 @@ class Step:
         """
         if len(batch.targets):
             self._check_memory(batch)
+            self._lay_out(batch)
         while True:
             waiting, self._updating = self.num_rows, False
             try:
@@ -224,6 +224,12 @@ class Step:
         if complete:
             self._update()
         return learned
+
+    def _lay_out(self, batch: Batch) -> None:
+        """Lay out images and filters as the device convolves them fastest, from the first batch on."""
+        if self._channels_last is None:
+            self._channels_last = self._compile and lay_out(self.model, batch.inputs)
+            match_layouts(self.optimizer)
 
     def _check_memory(self, batch: Batch) -> None:
         """Leave the compiler out of it where a limit wants fewer draws at a time: compiled, they run all at once."""
@@ -322,7 +328,8 @@ class Step:
             return None
         circumstances = self._circumstances()
         if self._recording is None:
-            self._recording = Recording(self._whole_step, values, circumstances, self.optimizer, self.device)
+            layout = images_channels_last(self.model, values) if self._channels_last else values
+            self._recording = Recording(self._whole_step, layout, circumstances, self.optimizer, self.device)
         elif not self._recording.fits(values, circumstances):
             return None
         self._recording.read(values)
