@@ -29,8 +29,9 @@ def flow(channels: int, axis: int) -> FlowNoise:
 
 
 def factors(layer: InputPosterior, *shape: int) -> Tensor:
+    """What inputs are multiplied by; in float64, where no two of a few hundred are the same by rounding."""
     with torch.no_grad():
-        return layer(torch.ones(shape))
+        return layer.double()(torch.ones(shape, dtype=torch.float64))
 
 
 def log_ratios(layer: InputPosterior, rows: int) -> Tensor:
