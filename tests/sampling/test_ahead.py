@@ -127,6 +127,19 @@ def test_drawing_ahead_changes_no_draw(
         torch.testing.assert_close(mirrored, looped(model, batch_size=batch_size), rtol=0.0, atol=0.0)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_a_gpu_drawing_ahead_changes_no_draw(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 3))
+    model, images = dubio.Bayes(init_std=0.3).convert(nn.Sequential(*layers)).cuda(), torch.rand(9, 3, 8, 8).cuda()
+    options: Any = {"seed": 3, "executor": "loop", "precision": precision}
+    with counted(monkeypatch) as calls:
+        found = dubio.predict(model, images, 20, **options).samples
+    assert set(calls) == {16, 4}
+    monkeypatch.setattr(ahead, "DEVICES", ())
+    torch.testing.assert_close(found, dubio.predict(model, images, 20, **options).samples, rtol=0.0, atol=0.0)
+
+
 def test_noise_is_drawn_for_many_draws_at_a_time(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model = dubio.Bayes().convert(nn.Linear(5, 3))  # weights and biases
     with counted(monkeypatch) as calls:

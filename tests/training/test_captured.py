@@ -92,6 +92,31 @@ def test_recorded_steps_equal_eager_ones(name: str) -> None:
     check_equals_eager(name)
 
 
+class Viewing(nn.Module):
+    """Wants its images in one piece."""
+
+    def __init__(self, has_view: bool) -> None:
+        super().__init__()
+        self.convolution, self.head, self.has_view = nn.Conv2d(3, 4, 3), nn.Linear(400, 3), has_view
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.convolution(images).relu()
+        return self.head(maps.view(len(maps), -1) if self.has_view else maps.flatten(1))
+
+
+@pytest.mark.parametrize("has_view", [True, False])
+def test_images_lie_channels_last_where_the_network_takes_it(has_view: bool) -> None:
+    model = dubio.Bayes().convert(Viewing(has_view)).cuda()
+    step = Step(model, dubio.Elbo(100), torch.optim.Adam(model.parameters()), num_samples=2)
+    inputs, targets = (tensor.cuda() for tensor in data())
+    for _ in range(6):
+        step(inputs, targets)
+    assert step.how == "captured"
+    assert model.convolution.weight_posterior.mean.is_contiguous() is has_view
+    for executor in ("vmap", "loop", "auto"):
+        assert dubio.predict(model, inputs, 4, executor=executor).probs.isfinite().all()
+
+
 def test_what_is_set_later_is_obeyed() -> None:
     model = make(dubio.Bayes())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
