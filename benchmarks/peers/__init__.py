@@ -210,8 +210,8 @@ def _empty(device: torch.device, tiny: bool) -> dict[str, Any]:
 def _check_alike(earlier: dict[str, Any], now: dict[str, Any], what: str, names: Sequence[str] = ()) -> None:
     """Refuse to add to what was measured otherwise."""
     for name in names or [name for name in now if name not in ("nets", "load_before")]:
-        if earlier[name] != now[name]:
-            raise SystemExit(f"--add needs the same {name} of {what}: had {earlier[name]!r}, now {now[name]!r}")
+        if earlier.get(name) != now[name]:
+            raise SystemExit(f"--add needs the same {name} of {what}: had {earlier.get(name)!r}, now {now[name]!r}")
 
 
 def _without(record: dict[str, Any], nets: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import dubio
 from dubio.layers import posterior
-from dubio.sampling import ahead, executors, passes
+from dubio.sampling import ahead, passes
 from networks import mlp
 
 INPUTS = torch.randn(6, 5)
@@ -53,26 +53,30 @@ class Recurrent(nn.Module):
 class Tempered(nn.Module):
     """Runs a network with other widths than its own, from some draw on."""
 
-    def __init__(self, net: nn.Module, first: int, in_place: bool) -> None:
+    def __init__(self, net: nn.Module, first: int, how: str) -> None:
         super().__init__()
-        self.net, self.first, self.in_place = net, first, in_place
+        self.net, self.first, self.how = net, first, how
 
     def forward(self, x: Tensor) -> Tensor:
         run = dubio.sampling.current_pass()
         if run is None or run.draw is None or int(run.draw) < self.first:
             return self.net(x)
-        wider = {name: value + 3.0 for name, value in self.net.named_parameters() if name.endswith("rho")}
-        if not self.in_place:
+        more = 1.0 + float(run.draw)
+        wider = {name: value + more for name, value in self.net.named_parameters() if name.endswith("rho")}
+        if self.how == "swapped":
             return functional_call(self.net, wider, (x,))
         own = {name: value.clone() for name, value in self.net.named_parameters() if name in wider}
-        for name, value in self.net.named_parameters():
-            if name in wider:
-                value.copy_(wider[name])
+        self._set(wider)
         found = self.net(x)
-        for name, value in self.net.named_parameters():
-            if name in own:
-                value.copy_(own[name])
+        self._set(own)
         return found
+
+    def _set(self, values: dict[str, Tensor]) -> None:
+        for name, value in self.net.named_parameters():
+            if name in values and self.how == "in place":
+                value.copy_(values[name])
+            elif name in values:
+                value.data = values[name]
 
 
 def pruned() -> nn.Module:
@@ -154,11 +158,11 @@ def test_noise_is_drawn_for_many_draws_at_a_time(slow_launches: None, monkeypatc
 def test_what_is_drawn_ahead_takes_a_share_of_the_memory(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model = dubio.Bayes().convert(nn.Linear(5, 3))
     parameters = 2 * 4 * (15 + 3)
-    monkeypatch.setattr(executors, "memory_budget", lambda device: 5 * ahead.SHARE * parameters)
+    monkeypatch.setattr(ahead, "memory_budget", lambda device: 5 * ahead.SHARE * parameters)
     with counted(monkeypatch) as calls:
         looped(model, 11)
     assert calls == [5, 5, 5, 5, 1, 1]
-    monkeypatch.setattr(executors, "memory_budget", lambda device: 1)
+    monkeypatch.setattr(ahead, "memory_budget", lambda device: 1)
     with counted(monkeypatch) as calls:
         looped(model, 11)
     assert calls == [1] * 22
@@ -200,7 +204,7 @@ def test_out_of_memory_with_weights_drawn_ahead_goes_on_without(
 
         def forward(self, x: Tensor) -> Tensor:
             found, run = self.layer(x), dubio.sampling.current_pass()
-            if run is not None and run.ahead is not None and run.ahead.holds_any:
+            if run is not None and run.ahead is not None and run.ahead.is_drawing:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return found
 
@@ -210,12 +214,25 @@ def test_out_of_memory_with_weights_drawn_ahead_goes_on_without(
     torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("in_place", [True, False])
+def test_out_of_memory_in_drawing_ahead_goes_on_without(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dubio.Bayes(init_std=0.3).convert(nn.Linear(5, 3, bias=False))
+    expected, whole = looped(model, 5), posterior.GaussianPosterior.scale
+
+    def scale(self: Any, noise: Tensor) -> Tensor:
+        if torch._C._functorch.is_batchedtensor(noise):
+            raise RuntimeError("CUDA error: out of memory")
+        return whole(self, noise)
+
+    monkeypatch.setattr(posterior.GaussianPosterior, "scale", scale)
+    torch.testing.assert_close(looped(model, 5), expected, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("how", ["swapped", "in place", "other data"])
 @pytest.mark.parametrize("first", [0, 3])
 def test_weights_are_drawn_from_what_a_posterior_holds_at_the_time(
-    first: int, in_place: bool, slow_launches: None, monkeypatch: pytest.MonkeyPatch
+    first: int, how: str, slow_launches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = dubio.Bayes(init_std=0.3).convert(Tempered(mlp(5, 8, 3), first, in_place))
+    model = dubio.Bayes(init_std=0.3).convert(Tempered(mlp(5, 8, 3), first, how))
     found = looped(model, 6)
     monkeypatch.setattr(ahead, "DEVICES", ())
     torch.testing.assert_close(found, looped(model, 6), rtol=0.0, atol=0.0)
@@ -270,3 +287,27 @@ def test_gradients_and_maps_of_the_network_itself_draw_as_ever(
     found = looped(model, 5)
     monkeypatch.setattr(ahead, "DEVICES", ())
     torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)
+
+
+def test_widths_have_gradients_where_a_layer_was_read_without_them_before(slow_launches: None) -> None:
+    class Twice(nn.Module):
+        """Runs its layer without gradients, and then with them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+            self.gradients: list[Tensor | None] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.layer(x)
+            with torch.enable_grad():
+                again = self.layer(x)
+                rho = self.layer.weight_posterior.rho
+                self.gradients += torch.autograd.grad(again.sum(), rho, allow_unused=True)
+            torch.testing.assert_close(again.detach(), found)
+            return found
+
+    model = dubio.Bayes(init_std=0.3).convert(Twice())
+    looped(model, 4)
+    assert all(gradient is not None and gradient.abs().sum() > 0.0 for gradient in model.gradients)
+    assert len(model.gradients) >= 4

@@ -9,7 +9,6 @@ in this process, with nothing beside them.
 
 import multiprocessing
 import os
-import pickle
 import sys
 import time
 import traceback
@@ -21,6 +20,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -362,7 +362,7 @@ def _place(spec: str, cell: str, seed: int) -> str:
 def _can_be_sent(error: Exception) -> bool:
     """Whether an error survives being pickled: one that does not would take its neighbours in the pool with it."""
     try:
-        pickle.loads(pickle.dumps(error))
+        ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:
         return False
     return True

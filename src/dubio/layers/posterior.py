@@ -104,9 +104,13 @@ class WeightSource(Source):
             drawn = run.drawn[key] = self.without_removed(self.scale(noise))
             if not torch.is_grad_enabled():
                 run.noise[key] = noise
-        elif torch.is_grad_enabled() and self.learns_noise and not drawn.requires_grad and key in run.noise:
+        elif torch.is_grad_enabled() and self.learns_noise and not drawn.requires_grad:
             # First read without gradients, and now with them.
-            drawn = run.drawn[key] = self.without_removed(self.scale(run.noise.pop(key)))
+            known = run.noise.pop(key, None)
+            if known is None and run.ahead is not None:  # which is frozen, and drawn again
+                known = run.noise_for_weights(self, self.mean)
+            if known is not None:
+                drawn = run.drawn[key] = self.without_removed(self.scale(known))
         return drawn
 
     def collect_from(self, run: Pass, noise: Float[Tensor, "*shape"]) -> None:

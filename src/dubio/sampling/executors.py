@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubio.sampling import ahead as drawing_ahead
-from dubio.sampling.ahead import MOST, SHARE, Ahead
+from dubio.sampling.ahead import Ahead, ahead_of
 from dubio.sampling.drawing import Call, Draws, Inputs, Perturbations, arguments, join, loop_draws, map_draws, repeat
-from dubio.sampling.layout import images_channels_last, takes_channels_last
-from dubio.sampling.memory import free_memory, is_out_of_memory, tensor_bytes
+from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.passes import is_transformed, name_sources
-from dubio.sampling.planning import Plan, memory_budget, plan_for, remember_failure, remember_out_of_memory
+from dubio.sampling.planning import Plan, plan_for, remember_failure, remember_out_of_memory
 from dubio.sampling.recomputing import recomputed
 from dubio.sampling.settings import STATE, Using, check_module, check_num_samples, settings_for_run
 from dubio.sampling.trying import Executor
@@ -173,27 +171,26 @@ def stream(
     executor suits is tried on ``trial``, some of these rows, where one is given, and else on the first batch.
     """
     _check(model, num_samples, chunk, executor)
+    if not batches:
+        return
     if num_rows is None:
         num_rows = [Call(model, *arguments(batch), STATE.own.settings).rows_and_device()[0] for batch in batches]
     first_rows = list(accumulate(num_rows, initial=first_row))
     if trial is not None and STATE.own.settings.mode != "off":
         with Using(first_row=first_row, num_rows=None):
             _choose(Call(model, *arguments(trial), settings_for_run(seed)), num_samples, executor, chunk)
-    is_last = _gains_channels_last(model, batches[0], num_rows[0])
     size, ahead = num_samples, None
     if STATE.own.settings.mode != "off":
-        first = images_channels_last(model, batches[0]) if is_last else batches[0]
         with Using(first_row=first_row, num_rows=num_rows[0]):  # the first batch decides
-            call = Call(model, *arguments(first), settings_for_run(seed))
+            call = Call(model, *arguments(batches[0]), settings_for_run(seed))
             mechanism, size = _choose(call, num_samples, executor, chunk)
         if mechanism == "loop":
-            size, ahead = 1, _ahead(call, num_samples)
+            size, ahead = 1, ahead_of(call, num_samples)
 
     def outputs_of(number: int, first_draw: int, drawn: Sequence[Perturbations]) -> Any:
-        inputs = images_channels_last(model, batches[number]) if is_last else batches[number]
-        options: dict[str, Any] = {"seed": seed, "executor": executor, "chunk": size}
+        options: dict[str, Any] = {"seed": seed, "executor": executor, "chunk": size, "first_draw": first_draw}
         with Using(first_row=first_rows[number], num_rows=num_rows[number]):
-            return run(model, inputs, len(drawn), **options, first_draw=first_draw, drawn=drawn, ahead=ahead).outputs
+            return run(model, batches[number], len(drawn), **options, drawn=drawn, ahead=ahead).outputs
 
     for first_draw in range(0, num_samples, size):
         drawn: list[Perturbations] = [{} for _ in range(min(size, num_samples - first_draw))]
@@ -201,32 +198,17 @@ def stream(
             try:
                 outputs = outputs_of(number, first_draw, drawn)
             except (RuntimeError, MemoryError) as error:
-                if ahead is None or not ahead.holds_any or not is_out_of_memory(error):
+                if ahead is None or not ahead.is_drawing or not is_out_of_memory(error):
                     raise
-                outputs = None
-            if outputs is None and ahead is not None:  # outside of the handler, where nothing refers to the failed run
+                ran_out = True
+            else:
+                ran_out = False
+            if ran_out and ahead is not None:  # outside of the handler, where nothing refers to the failed run
                 ahead.stop()
                 drawn = [{}]
                 free_memory()
                 outputs = outputs_of(number, first_draw, drawn)
             yield number, outputs
-
-
-def _gains_channels_last(model: nn.Module, inputs: Inputs, rows: int) -> bool:
-    """Whether images are to be laid out channels last; a copy of them is in no limit."""
-    if torch.compiler.is_compiling() or _is_exporting() or STATE.own.settings.memory is not None:
-        return False
-    return takes_channels_last(model, inputs, rows)
-
-
-def _ahead(call: Call, num_samples: int) -> Ahead | None:
-    """Who draws weights of looped draws ahead, where that saves time; what it holds is in no limit."""
-    device = call.rows_and_device()[1]
-    is_frozen = call.settings.mode == "frozen" and call.settings.memory is None
-    if device.type not in drawing_ahead.DEVICES or not is_frozen or torch.compiler.is_compiling():
-        return None
-    weights = max(tensor_bytes(list(call.model.parameters())), 1)
-    return Ahead(call.settings, num_samples, min(MOST, memory_budget(device) // SHARE // weights))
 
 
 def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str) -> None:

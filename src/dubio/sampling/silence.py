@@ -1,5 +1,6 @@
 """Torch warns of every operator that it maps draw by draw. Nobody can act on it, and trials time the result."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,13 +8,22 @@ import torch
 
 __all__ = ["without_fallback_warnings"]
 
+_LOCK = threading.Lock()
+_SILENT = [0]
+"""How many maps want silence: torch has one switch for all threads, and cannot be asked how it stands."""
+
 
 @contextmanager
 def without_fallback_warnings() -> Iterator[None]:
     """Map without such warnings."""
-    warn_of_fallbacks = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
-    warn_of_fallbacks(False)
+    _add(1)
     try:
         yield
     finally:
-        warn_of_fallbacks(True)  # torch's default; it cannot be asked
+        _add(-1)
+
+
+def _add(number: int) -> None:
+    with _LOCK:
+        _SILENT[0] += number
+        torch._C._functorch._set_vmap_fallback_warning_enabled(_SILENT[0] == 0)  # type: ignore[attr-defined]

@@ -18,12 +18,12 @@ from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, plan, rounding_products, shrink_chunks
 from dubio.sampling.capturing import as_it_is, signature
-from dubio.sampling.layout import images_channels_last, lay_out
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.settings import STATE
 from dubio.training.computing import Attacking, BatchLoss, Place, first_line, without_graph
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
+from dubio.training.layout import Layout
 from dubio.training.optimising import forget, make_capturable, match_layouts, why_not_capturable
 from dubio.training.processes import ALONE, LostProcessError, Processes
 from dubio.training.recording import Recording
@@ -112,8 +112,8 @@ class Step:
         self._capture = on_gpu and self._compile and not self._why_not_captured()
         if self._capture:
             make_capturable(optimizer, self.device)
-        self._channels_last: bool | None = None
-        """Whether images and filters lie so; None before the first batch."""
+        self._layout: Layout | None = None
+        """How images and filters lie, from the first batch on."""
         self._health = Health(self.device, optimizer)
 
     @property
@@ -227,8 +227,8 @@ class Step:
 
     def _lay_out(self, batch: Batch) -> None:
         """Lay out images and filters as the device convolves them fastest, from the first batch on."""
-        if self._channels_last is None:
-            self._channels_last = self._compile and lay_out(self.model, batch.inputs)
+        if self._layout is None and self._compile:
+            self._layout = Layout(self.model, batch.inputs)
             match_layouts(self.optimizer)
 
     def _check_memory(self, batch: Batch) -> None:
@@ -315,6 +315,7 @@ class Step:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
+            self._undo_layout()
             found = self._of_batch.eager(batch, place, self.num_samples)  # raises what is the batch's own fault
             if self.fast is True:
                 raise
@@ -328,8 +329,8 @@ class Step:
             return None
         circumstances = self._circumstances()
         if self._recording is None:
-            layout = images_channels_last(self.model, values) if self._channels_last else values
-            self._recording = Recording(self._whole_step, layout, circumstances, self.optimizer, self.device)
+            laid_out = values if self._layout is None else self._layout.of(values)
+            self._recording = Recording(self._whole_step, laid_out, circumstances, self.optimizer, self.device)
         elif not self._recording.fits(values, circumstances):
             return None
         self._recording.read(values)
@@ -383,4 +384,12 @@ class Step:
     def _fall_back(self, way: Literal["compiled", "eager"], why: str) -> None:
         self._capture, self.why = False, why
         self._compile = way == "compiled"
+        if not self._compile:
+            self._undo_layout()
+
+    def _undo_layout(self) -> None:
+        """Lay filters out as they were: for the compiler only they lie otherwise, and the fault may be there."""
+        if self._layout is not None and self._layout.is_last:
+            self._layout.undo()
+            match_layouts(self.optimizer)
         self._recording = None

@@ -1,0 +1,79 @@
+"""How images and filters lie in memory: GPUs convolve them fastest channels last.
+
+A network may not take it: ``x.view(len(x), -1)`` wants its rows in one piece. So it is tried, and everything is put
+back where it was if that fails (``test_a_network_that_does_not_run_channels_last_is_left_as_it_was``). After training,
+filters stay so: their values are the same, and ``dubio.save`` writes them as ever.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from dubio.sampling import noise_off
+from dubio.sampling.drawing import Inputs, arguments
+from dubio.sampling.restoring import unchanged
+
+__all__ = ["Layout"]
+
+DEVICES = ("cuda",)
+"""Where it is faster."""
+
+
+class Layout:
+    """The filters of a network channels last, where that is faster and the network runs so.
+
+    Args:
+        model: the network.
+        inputs: a batch, with which it is tried.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        self._before: list[tuple[nn.Parameter, Tensor]] = []
+        self._channels: set[int] = set()
+        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        if not leaves or leaves[0].device.type not in DEVICES:
+            return
+        convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+        self._channels = {module.in_channels for module in convolutions}
+        runs = False
+        try:
+            for filters in {id(each): each for module in convolutions for each in module.parameters()}.values():
+                if not is_lazy(filters) and filters.dim() == 4:
+                    self._before.append((filters, filters.data))
+                    filters.data = filters.data.to(memory_format=torch.channels_last)
+            runs = bool(self._before) and _runs(model, self.of(inputs))
+        finally:
+            if not runs:
+                self.undo()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether filters lie channels last."""
+        return bool(self._before)
+
+    def of(self, values: Any) -> Any:
+        """Values laid out likewise, where they are images: have as many channels as some convolution takes."""
+        return pytree.tree_map_only(Tensor, self._laid_out, values) if self.is_last else values
+
+    def undo(self) -> None:
+        """Lay filters out as they were."""
+        for filters, values in self._before:
+            filters.data = values.copy_(filters.data)
+        self._before = []
+
+    def _laid_out(self, leaf: Tensor) -> Tensor:
+        is_image = leaf.dim() == 4 and leaf.layout is torch.strided and leaf.shape[1] in self._channels
+        return leaf.to(memory_format=torch.channels_last) if is_image else leaf
+
+
+def _runs(model: nn.Module, inputs: Inputs) -> bool:
+    args, kwargs = arguments(inputs)
+    try:
+        with torch.no_grad(), noise_off(), unchanged(model):
+            model(*args, **kwargs)
+    except Exception:  # its own fault, or that of the layout
+        return False
+    return True

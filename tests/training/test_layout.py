@@ -1,0 +1,150 @@
+"""Filters channels last: where a device is faster so, and a network takes it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio.training import computing, layout
+from dubio.training.layout import Layout
+
+LABELS = torch.randint(3, (6,))
+
+
+class Convolving(nn.Module):
+    """A convolution and what is made of its maps, some of it in other shapes."""
+
+    def __init__(self, channels: int, size: int, flatten: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, 4, size)
+        self.head, self.flatten = nn.LazyLinear(3), flatten
+        self.volumes = nn.Conv3d(1, 1, 1)
+        self.register_buffer("mask", torch.ones(1, 4, 3, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.convolution(images) + self.mask.view(1, -1).sum() + self.volumes.weight.sum()
+        return self.head(self.flatten(maps))
+
+
+def flattened(maps: Tensor) -> Tensor:
+    return maps.flatten(1)
+
+
+def viewed(maps: Tensor) -> Tensor:
+    return maps.view(len(maps), -1)
+
+
+def network(channels: int, size: int, flatten: Callable[[Tensor], Tensor]) -> tuple[Any, Tensor]:
+    torch.manual_seed(0)
+    net, images = Convolving(channels, size, flatten), torch.randn(6, channels, 8, 8)
+    net(images)
+    return dubio.Bayes().convert(net), images
+
+
+def strides(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.stride() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU on which images are laid out as on a GPU."""
+    monkeypatch.setattr(layout, "DEVICES", ("cpu",))
+    monkeypatch.setattr(computing, "BACKEND", "aot_eager")
+
+
+SHAPES = pytest.mark.parametrize(("channels", "size"), [(2, 3), (1, 3), (2, 1), (1, 1)])
+
+
+@SHAPES
+def test_filters_and_images_are_laid_out_and_nothing_else(gpu: None, channels: int, size: int) -> None:
+    model, images = network(channels, size, flattened)
+    before, values = strides(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = Layout(model, images)
+    assert found.is_last
+    changed = {name for name, stride in strides(model).items() if stride != before[name]}
+    expected = {"convolution.weight_posterior.mean", "convolution.weight_posterior.rho"}
+    assert changed == (expected if channels > 1 or size > 1 else set())
+    mask, rows = torch.ones(6, 5, 3, 3), torch.ones(6, 2)
+    laid_out = found.of((images, mask, rows))
+    assert laid_out[0].is_contiguous(memory_format=torch.channels_last)
+    assert (laid_out[1] is mask, laid_out[2] is rows) == (True, True)
+    with torch.no_grad():
+        model.convolution.weight_posterior.mean.add_(1.0)
+    found.undo()
+    assert strides(model) == before
+    values["convolution.weight_posterior.mean"] += 1.0
+    assert all(torch.equal(tensor, values[name]) for name, tensor in model.state_dict().items())
+
+
+@SHAPES
+def test_a_network_that_does_not_run_channels_last_is_left_as_it_was(
+    gpu: None, channels: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(layout, "DEVICES", devices)
+        model, images = network(channels, size, viewed)
+        before = strides(model)
+        step = dubio.Step(model, dubio.Elbo(num_data=6), torch.optim.Adam(model.parameters()))
+        step._compile = True  # as on a GPU
+        found.append([step(images, LABELS).total for _ in range(2)])
+        assert step.how == "compiled"
+        assert strides(model) == before
+    torch.testing.assert_close(*found)
+
+
+def test_compiled_steps_are_the_same_in_either_layout(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(layout, "DEVICES", devices)
+        model, images = network(2, 3, flattened)
+        step = dubio.Step(model, dubio.Elbo(num_data=6), torch.optim.Adam(model.parameters()), fast=True)
+        found.append([step(images, LABELS).total for _ in range(3)])
+        assert model.convolution.weight_posterior.mean.is_contiguous() is not bool(devices)
+        assert step.how == "compiled"
+    torch.testing.assert_close(*found)
+
+
+def test_an_eager_step_leaves_filters_alone_and_one_that_falls_back_puts_them_back(gpu: None) -> None:
+    class Penalised(dubio.Elbo):
+        """Wants filters in one piece."""
+
+        def __call__(self, model: Any, *values: Any, **options: Any) -> Any:
+            loss = super().__call__(model, *values, **options)
+            filters = model.convolution.weight_posterior.mean
+            return dataclasses.replace(loss, total=loss.total + filters.view(len(filters), -1).square().sum())
+
+    for fast, how in ((False, "eager"), ("auto", "eager, since the compiler gave up")):
+        model, images = network(2, 3, flattened)
+        before = strides(model)
+        step = dubio.Step(model, Penalised(num_data=6), torch.optim.Adam(model.parameters()), fast=fast)
+        step._compile = fast == "auto"  # as on a GPU
+        for _ in range(2):
+            step(images, LABELS)
+        assert step.how.startswith(how)
+        assert strides(model) == before
+
+
+def test_an_interrupted_trial_leaves_everything_as_it_was(gpu: None) -> None:
+    model, images = network(2, 3, flattened)
+    before = strides(model)
+
+    def interrupt(module: nn.Module, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.head.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Layout(model, images)
+    hook.remove()
+    assert strides(model) == before
+    assert Layout(model, images).is_last
+
+
+def test_a_network_without_convolutions_is_not_tried(gpu: None) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(128, 3))
+    model.register_forward_hook(lambda module, args, output: pytest.fail("it ran"))
+    assert not Layout(model, torch.randn(6, 2, 8, 8)).is_last
