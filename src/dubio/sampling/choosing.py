@@ -25,8 +25,8 @@ __all__ = ["Plan", "Wanted", "choose", "refusal"]
 
 TIMES = {1: "once", 2: "twice"}
 GROUPED_TO_LOOP = 5 * 2**27
-"""About 1,200 images of 32x32 in a ResNet-18: at 512, mapped is faster, and at 1,000 it depends on precision, layout and host
-(``benchmarks/results/engine_h200.json``)."""
+"""About 1,200 images of 32x32 in a ResNet-18: at 512, mapped is faster, and at 1,000 it depends on precision, layout
+and host (``benchmarks/results/engine_h200.json``)."""
 
 
 @dataclass(frozen=True)
