@@ -1,6 +1,7 @@
 """A step of training: the numbers are the same whichever way it runs; what stands in the way of one is said."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import jaxtyping
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.attacks import Apgd, Pgd
+from dubio.data.batches import Batch
 from dubio.training import computing, stepping
 from dubio.training.health import BrokenLossError
 from dubio.training.optimising import load_keeping_the_way, make_capturable, match_layouts, set_learning_rates
@@ -298,6 +300,16 @@ def test_a_memory_limit_leaves_the_compiler_out_where_all_draws_do_not_fit(trace
         large = Step(models[1], dubio.Elbo(40), torch.optim.SGD(models[1].parameters(), lr=0.1), fast=True)
         large(INPUTS, TARGETS)
     assert large.how == "compiled"
+
+
+def test_a_step_that_falls_back_lets_go_of_its_recording(traced: None) -> None:
+    step = steps_of(make(), dubio.Elbo(40), fast=True)
+    step(INPUTS, TARGETS)
+    step._capture, step._recording = True, SimpleNamespace(is_ready=True, seconds=1.0)  # as on a GPU
+    assert step.how == "captured"
+    step.learn(Batch(INPUTS, TARGETS, None), Place(0, 4, 0.0), complete=False)
+    assert step.how == "compiled, since several batches make up a step"
+    assert step.capture_seconds == 0.0
 
 
 # The trial on a CPU

@@ -384,6 +384,7 @@ class Step:
     def _fall_back(self, way: Literal["compiled", "eager"], why: str) -> None:
         self._capture, self.why = False, why
         self._compile = way == "compiled"
+        self._recording = None
         if not self._compile:
             self._undo_layout()
 
@@ -392,4 +393,3 @@ class Step:
         if self._layout is not None and self._layout.is_last:
             self._layout.undo()
             match_layouts(self.optimizer)
-        self._recording = None
