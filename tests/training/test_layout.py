@@ -109,6 +109,22 @@ def test_compiled_steps_are_the_same_in_either_layout(gpu: None, monkeypatch: py
     torch.testing.assert_close(*found)
 
 
+def test_a_step_that_laid_out_filters_is_kept_for_the_next_run(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = network(2, 3, flattened)
+    start, steps = {name: tensor.clone() for name, tensor in model.state_dict().items()}, dubio.Steps()
+    ends = []
+    for seed in (1, 2, 2):
+        model.load_state_dict(start)
+        options: Any = {"epochs": 2, "batch_size": 6, "progress": False, "fast": True}
+        ends.append(dubio.fit(model, (images, LABELS), seed=seed, steps=steps, **options).history[-1]["loss"])
+    assert not model.convolution.weight_posterior.mean.is_contiguous()
+    assert steps.num_made == 1
+    assert ends[1] == pytest.approx(ends[2]) != ends[0]
+    model.convolution.weight_posterior.mean.data = start["convolution.weight_posterior.mean"]  # somewhere else
+    dubio.fit(model, (images, LABELS), steps=steps, **options)
+    assert steps.num_made == 2
+
+
 def test_an_eager_step_leaves_filters_alone_and_one_that_falls_back_puts_them_back(gpu: None) -> None:
     class Penalised(dubio.Elbo):
         """Wants filters in one piece."""

@@ -44,17 +44,12 @@ class Steps:
             make: makes a new step.
         """
         step = self._step
-        fits = step is not None and step.model is model and self._way == (*way, *_places(model))
+        fits = step is not None and step.model is model and step.is_in_place and self._way == way
         if step is not None and fits and begins_at_zero(step.optimizer):
             step.restart()
             return step
         self._step = None  # lets go of it before another is made
         self._step = step = make()
-        self._way = (*way, *_places(model))  # which a new step may have laid out anew
+        self._way = way
         self.num_made += 1
         return step
-
-
-def _places(model: nn.Module) -> tuple[tuple[int, bool], ...]:
-    """Where parameters and buffers are, and which are trained: a recording knows no others."""
-    return tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in (*model.parameters(), *model.buffers()))

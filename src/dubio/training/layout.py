@@ -16,7 +16,7 @@ from dubio.sampling import noise_off
 from dubio.sampling.drawing import Inputs, arguments
 from dubio.sampling.restoring import unchanged
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "places_of"]
 
 DEVICES = ("cuda",)
 """Where it is faster."""
@@ -67,6 +67,11 @@ class Layout:
     def _laid_out(self, leaf: Tensor) -> Tensor:
         is_image = leaf.dim() == 4 and leaf.layout is torch.strided and leaf.shape[1] in self._channels
         return leaf.to(memory_format=torch.channels_last) if is_image else leaf
+
+
+def places_of(model: nn.Module) -> tuple[tuple[int, bool], ...]:
+    """Where parameters and buffers are, and which are trained: a recording knows no others."""
+    return tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _runs(model: nn.Module, inputs: Inputs) -> bool:

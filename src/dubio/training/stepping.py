@@ -23,7 +23,7 @@ from dubio.sampling.settings import STATE
 from dubio.training.computing import Attacking, BatchLoss, Place, first_line, without_graph
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
-from dubio.training.layout import Layout
+from dubio.training.layout import Layout, places_of
 from dubio.training.optimising import forget, make_capturable, match_layouts, why_not_capturable
 from dubio.training.processes import ALONE, LostProcessError, Processes
 from dubio.training.recording import Recording
@@ -114,6 +114,7 @@ class Step:
             make_capturable(optimizer, self.device)
         self._layout: Layout | None = None
         """How images and filters lie, from the first batch on."""
+        self._places = places_of(model)
         self._health = Health(self.device, optimizer)
 
     @property
@@ -173,6 +174,11 @@ class Step:
             self.check(batch)
         return loss
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether parameters and buffers are where the step has left them: what was recorded knows no others."""
+        return self._places == places_of(self.model)
+
     def restart(self) -> None:
         """Forget every step so far, and keep what was compiled and recorded: for the network's next run."""
         forget(self.optimizer)
@@ -229,7 +235,7 @@ class Step:
         """Lay out images and filters as the device convolves them fastest, from the first batch on."""
         if self._layout is None and self._compile:
             self._layout = Layout(self.model, batch.inputs)
-            match_layouts(self.optimizer)
+            self._take_places()
 
     def _check_memory(self, batch: Batch) -> None:
         """Leave the compiler out of it where a limit wants fewer draws at a time: compiled, they run all at once."""
@@ -392,4 +398,9 @@ class Step:
         """Lay filters out as they were: for the compiler only they lie otherwise, and the fault may be there."""
         if self._layout is not None and self._layout.is_last:
             self._layout.undo()
-            match_layouts(self.optimizer)
+            self._take_places()
+
+    def _take_places(self) -> None:
+        """Go by where parameters are now."""
+        match_layouts(self.optimizer)
+        self._places = places_of(self.model)
