@@ -1,7 +1,7 @@
 """Time of a training step and of a prediction, by estimator, executor and number of draws.
 
-On a GPU also predictions of a ResNet-18, by executor, rows, precision and layout of the images: by these the planner's
-rule for drawn filters can be judged.
+On a GPU also predictions of a ResNet-18, by executor, rows and precision: by these the planner's rule for drawn filters
+can be judged.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,6 @@ import dubio
 
 WIDTHS = (784, 1200, 1200, 10)
 BATCH = 128
-LAYOUTS = {"channels first": (), "images channels last": ("images",), "all channels last": ("images", "filters")}
-"""What is laid out channels last."""
 
 
 def mlp() -> nn.Sequential:
@@ -60,18 +58,12 @@ def measure(device: torch.device) -> list[dict[str, Any]]:
 def convolutions(device: torch.device) -> list[dict[str, Any]]:
     """Predictions of a network whose filters are drawn."""
     records = []
-    for layout, rows, precision, executor in product(
-        LAYOUTS, (32, 128, 512, 1_000, 2_000), ("tf32", "bf16"), ("vmap", "loop", "auto")
-    ):
-        model = dubio.Bayes().convert(dubio.models.build("resnet18:cifar:3x32x32-10")).to(device)
+    model = dubio.Bayes().convert(dubio.models.build("resnet18:cifar:3x32x32-10")).to(device)
+    for rows, precision, executor in product((32, 128, 512, 1_000, 2_000), ("tf32", "bf16"), ("vmap", "loop", "auto")):
         images = torch.rand(rows, 3, 32, 32, device=device)
-        if "images" in LAYOUTS[layout]:
-            images = images.to(memory_format=torch.channels_last)
-        if "filters" in LAYOUTS[layout]:
-            model = model.to(memory_format=torch.channels_last)
         predict = partial(dubio.predict, model, images, 20, keep_samples=False, precision=precision, executor=executor)
         milliseconds = median_ms(predict, device, repetitions=3)
         record = {"what": "predict images of 32x32", "num_samples": 20, "rows": rows, "precision": precision}
-        records.append({**record, "layout": layout, "executor": executor, "milliseconds": milliseconds})
-        print(f"predict {rows:>5} images  {precision}  {layout:<20} {executor:<5} {milliseconds:8.1f} ms", flush=True)
+        records.append({**record, "executor": executor, "milliseconds": milliseconds})
+        print(f"predict {rows:>5} images  {precision}  {executor:<5} {milliseconds:8.1f} ms", flush=True)
     return records

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.training import computing, layout
+from dubio.sampling import layout
+from dubio.training import computing
 from dubio.training.layout import Layout
 
 LABELS = torch.randint(3, (6,))

@@ -18,6 +18,7 @@ from torch import nn
 from dubio.decisions import Decisions, decisions_of
 from dubio.layers import num_members
 from dubio.likelihoods import Likelihood, likelihood_of, observation_scale
+from dubio.prediction.layout import with_images_laid_out
 from dubio.prediction.predictive import Predictive, joined, moved
 from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
 from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
@@ -140,8 +141,10 @@ def _limit(inputs: Readable, device: torch.device) -> int:
 def _predict_block(model: nn.Module, block: Block, order: _Order) -> Predictive:
     """All draws for the rows of one block."""
     batch_size = order.batch_size or rows_at_a_time(model, block, order.num_samples, order.seed)
+    device = block.tensors()[0].device
+    block = with_images_laid_out(model, block, order.num_samples, order.seed, memory_budget(device) // SHARE_OF_INPUTS)
     batches, num_rows = block.batches(batch_size)
-    on_cpu = block.tensors()[0].device.type == "cpu"
+    on_cpu = device.type == "cpu"
     statistics = [
         statistics_for(order.likelihood, order.keep_samples, observation_scale(model), order.decisions) for _ in batches
     ]

@@ -8,8 +8,8 @@ Invariants: a block holds ``limit`` bytes of inputs, or a single batch where tha
 (``test_no_more_than_a_block_is_read_ahead``); rows come in their order and each once (``test_reading.py``).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,11 +52,26 @@ class Block:
             return {name: self._cut(name, value, start, stop) for name, value in self.kwargs.items()}
         return tuple(self._cut(place, value, start, stop) for place, value in enumerate(self.args))
 
+    def first(self, num_rows: int) -> "Block":
+        """The first rows, as a block."""
+        args, kwargs = arguments(self.rows(0, num_rows))
+        return replace(self, args=args, kwargs=kwargs, num_rows=min(num_rows, self.num_rows))
+
     def batches(self, batch_size: int) -> tuple[list[Inputs], list[int]]:
         """All rows in batches, and how many each has."""
         starts = range(0, self.num_rows, batch_size)
         sizes = [min(batch_size, self.num_rows - start) for start in starts]
         return [self.rows(start, start + size) for start, size in zip(starts, sizes, strict=True)], sizes
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Block":
+        """The same rows, each tensor of them as ``change`` gives it."""
+        args, kwargs = self.args, self.kwargs
+        changed = {
+            name: value if name in self.shared else pytree.tree_map_only(Tensor, change, value)
+            for name, value in _named(args, kwargs).items()
+        }
+        own_args = tuple(changed[place] for place in range(len(args)))
+        return replace(self, args=own_args, kwargs={name: changed[name] for name in kwargs})
 
     def tensors(self) -> list[Tensor]:
         """The tensors that have rows."""

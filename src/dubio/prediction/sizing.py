@@ -19,12 +19,12 @@ from dubio.sampling.noise import ROWS
 from dubio.sampling.planning import Footprint, memory_budget, unchanged
 from dubio.sampling.settings import STATE, settings_for_run
 
-__all__ = ["MODEST_ROWS", "rows_at_a_time"]
+__all__ = ["MODEST_ROWS", "WORTH_A_TRIAL", "rows_at_a_time"]
 
 MODEST_ROWS = 256
 """Rows that are taken together without a trial."""
 WORTH_A_TRIAL = 8192
-"""Rows times draws from which on a trial of ``MODEST_ROWS`` rows costs little."""
+"""Rows times draws from which on a trial of at most ``MODEST_ROWS`` rows costs little."""
 BYTES_IN_CACHE = 16 * 2**20
 """Activations of one draw that a CPU works on well."""
 SEVERAL_DRAWS = 8

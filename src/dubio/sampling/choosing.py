@@ -24,9 +24,9 @@ from dubio.sampling.trying import Found, Mechanism
 __all__ = ["Plan", "Wanted", "choose", "refusal"]
 
 TIMES = {1: "once", 2: "twice"}
-GROUPED_TO_LOOP = 5 * 2**27
-"""About 1,200 images of 32x32 in a ResNet-18: at 512, mapped is faster, and at 1,000 it depends on precision, layout
-and host (``benchmarks/results/engine_h200.json``)."""
+GROUPED_TO_LOOP = 7 * 2**26
+"""About 850 images of 32x32 in a ResNet-18: at 512 mapped draws are faster, and from 1,000 on looped ones
+(``benchmarks/results/engine_h200.json``)."""
 
 
 @dataclass(frozen=True)

@@ -187,28 +187,27 @@ def stream(
         if mechanism == "loop":
             size, ahead = 1, ahead_of(call, num_samples)
 
-    def outputs_of(number: int, first_draw: int, drawn: Sequence[Perturbations]) -> Any:
+    def run_draws(number: int, first_draw: int, drawn: Sequence[Perturbations]) -> Any:
         options: dict[str, Any] = {"seed": seed, "executor": executor, "chunk": size, "first_draw": first_draw}
         with Using(first_row=first_rows[number], num_rows=num_rows[number]):
             return run(model, batches[number], len(drawn), **options, drawn=drawn, ahead=ahead).outputs
 
+    def outputs_of(number: int, first_draw: int, drawn: list[Perturbations]) -> Any:
+        try:
+            return run_draws(number, first_draw, drawn)
+        except (RuntimeError, MemoryError) as error:
+            if ahead is None or not ahead.is_drawing or not is_out_of_memory(error):
+                raise
+        # Outside of the handler, where nothing refers to the failed run any more.
+        ahead.stop()
+        drawn[:] = [{}]
+        free_memory()
+        return run_draws(number, first_draw, drawn)
+
     for first_draw in range(0, num_samples, size):
         drawn: list[Perturbations] = [{} for _ in range(min(size, num_samples - first_draw))]
         for number in range(len(batches)):
-            try:
-                outputs = outputs_of(number, first_draw, drawn)
-            except (RuntimeError, MemoryError) as error:
-                if ahead is None or not ahead.is_drawing or not is_out_of_memory(error):
-                    raise
-                ran_out = True
-            else:
-                ran_out = False
-            if ran_out and ahead is not None:  # outside of the handler, where nothing refers to the failed run
-                ahead.stop()
-                drawn = [{}]
-                free_memory()
-                outputs = outputs_of(number, first_draw, drawn)
-            yield number, outputs
+            yield number, outputs_of(number, first_draw, drawn)
 
 
 def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str) -> None:

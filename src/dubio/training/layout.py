@@ -14,12 +14,10 @@ from torch.utils import _pytree as pytree
 
 from dubio.sampling import noise_off
 from dubio.sampling.drawing import Inputs, arguments
+from dubio.sampling.layout import channels_last, image_channels, is_faster_channels_last
 from dubio.sampling.restoring import unchanged
 
 __all__ = ["Layout", "places_of"]
-
-DEVICES = ("cuda",)
-"""Where it is faster."""
 
 
 class Layout:
@@ -34,10 +32,10 @@ class Layout:
         self._before: list[tuple[nn.Parameter, Tensor]] = []
         self._channels: set[int] = set()
         leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        if not leaves or leaves[0].device.type not in DEVICES:
+        if not leaves or not is_faster_channels_last(leaves[0].device):
             return
         convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-        self._channels = {module.in_channels for module in convolutions}
+        self._channels = image_channels(model)
         runs = False
         try:
             for filters in {id(each): each for module in convolutions for each in module.parameters()}.values():
@@ -56,17 +54,13 @@ class Layout:
 
     def of(self, values: Any) -> Any:
         """Values laid out likewise, where they are images: have as many channels as some convolution takes."""
-        return pytree.tree_map_only(Tensor, self._laid_out, values) if self.is_last else values
+        return channels_last(values, self._channels) if self.is_last else values
 
     def undo(self) -> None:
         """Lay filters out as they were."""
         for filters, values in self._before:
             filters.data = values.copy_(filters.data)
         self._before = []
-
-    def _laid_out(self, leaf: Tensor) -> Tensor:
-        is_image = leaf.dim() == 4 and leaf.layout is torch.strided and leaf.shape[1] in self._channels
-        return leaf.to(memory_format=torch.channels_last) if is_image else leaf
 
 
 def places_of(model: nn.Module) -> tuple[tuple[int, bool], ...]:

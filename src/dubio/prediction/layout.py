@@ -1,0 +1,88 @@
+"""Images of a prediction channels last, where a GPU convolves them faster and the network takes it.
+
+A network may not: ``x.view(len(x), -1)`` wants its rows in one piece, and some operators cannot be mapped so. It is
+tried on a few rows in either layout, once, and must give the same in the same way; else images stay as they are. The
+network itself is not touched: filters are small, and a convolution lays them out as its images lie.
+"""
+
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dubio.prediction.reading import Block
+from dubio.prediction.sizing import WORTH_A_TRIAL
+from dubio.sampling.drawing import Call, map_draws, one_draw
+from dubio.sampling.layout import channels_last, image_channels, is_faster_channels_last
+from dubio.sampling.memory import is_out_of_memory
+from dubio.sampling.restoring import unchanged
+from dubio.sampling.settings import STATE, settings_for_run
+
+__all__ = ["with_images_laid_out"]
+
+ROWS_TRIED = 2
+TOLERANCE = 0.05
+"""Of the largest output: algorithms for either layout round in other ways, and in tf32 not all of them do."""
+
+_TAKEN: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def with_images_laid_out(model: nn.Module, block: Block, num_samples: int, seed: int | None, limit: int) -> Block:
+    """The same rows; images among them channels last, where that is faster and takes ``limit`` bytes at most."""
+    tensors = block.tensors()
+    worthwhile = is_faster_channels_last(tensors[0].device) and block.num_rows * num_samples >= WORTH_A_TRIAL
+    if not worthwhile or sum(leaf.nbytes for leaf in tensors) > limit:
+        return block
+    lay_out = partial(channels_last, channels=image_channels(model))
+    few = block.first(ROWS_TRIED)
+    laid_out = few.changed(lay_out)
+    if _strides(laid_out) == _strides(few):
+        return block
+    form = [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in tensors]
+    key = (str(form), STATE.own.settings.estimator, torch.is_autocast_enabled(form[0][2].type), STATE.own.settings.mode)
+    known = _TAKEN.setdefault(model, {})
+    if key not in known:
+        known[key] = _gives_the_same(*(_call(model, each, seed) for each in (few, laid_out)))
+    return block.changed(lay_out) if known[key] else block
+
+
+def _call(model: nn.Module, block: Block, seed: int | None) -> Call:
+    return Call(model, block.args, block.kwargs, settings_for_run(seed))
+
+
+def _gives_the_same(call: Call, laid_out: Call) -> bool:
+    try:
+        with unchanged(call.model):
+            expected, found = _tried(call), _tried(laid_out)
+    except (RuntimeError, ValueError, TypeError):  # the run itself tells what is wrong, or that nothing is
+        return False
+    (mapped, outputs), (mapped_before, outputs_before) = found, expected
+    return mapped == mapped_before and _are_close(outputs, outputs_before)
+
+
+def _tried(call: Call) -> tuple[bool, Any]:
+    """Whether draws can be mapped, and some of them."""
+    if call.settings.mode != "off":
+        try:
+            return True, map_draws(call, torch.arange(2, device="cpu")).outputs
+        except (RuntimeError, ValueError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
+    return False, one_draw(call, torch.zeros((), dtype=torch.int64, device="cpu"))[0]
+
+
+def _are_close(found: Any, expected: Any) -> bool:
+    """Whether all tensors agree within ``TOLERANCE``."""
+    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
+    return all(
+        torch.allclose(one.double(), other.double(), rtol=0.0, atol=TOLERANCE * float(other.abs().max()))
+        for one, other in pairs
+        if isinstance(one, Tensor) and one.numel()
+    )
+
+
+def _strides(block: Block) -> list[tuple[int, ...]]:
+    return [leaf.stride() for leaf in block.tensors()]

@@ -1,0 +1,146 @@
+"""Images of a prediction channels last: where a device is faster so, and a network gives the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio.prediction import layout
+from dubio.sampling import layout as devices
+from dubio.sampling.passes import is_transformed
+from dubio.sampling.planning import LoopOnlyError
+
+IMAGES = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(1))
+
+
+def flattened(maps: Tensor) -> Tensor:
+    return maps.flatten(1)
+
+
+def viewed(maps: Tensor) -> Tensor:
+    return maps.view(len(maps), -1)
+
+
+def read_as_it_lies(maps: Tensor) -> Tensor:
+    if is_transformed():
+        raise LoopOnlyError("not over draws")
+    return maps.as_strided((len(maps), 36), (36, 1))
+
+
+def not_mapped(maps: Tensor) -> Tensor:
+    if is_transformed() and not SEEN[-1][1]:
+        raise RuntimeError("not over draws")
+    return maps.flatten(1)
+
+
+class Convolving(nn.Module):
+    """A convolution and what is made of its maps; how its images lie is noted."""
+
+    def __init__(self, flatten: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.convolution, self.head, self.flatten = nn.Conv2d(2, 4, 3), nn.Linear(36, 3), flatten
+
+    def forward(self, images: Tensor, shift: Tensor | None = None) -> Tensor:
+        SEEN.append((len(images), images.is_contiguous(), shift is None or shift.is_contiguous()))
+        maps = self.convolution(images if shift is None else images + shift)
+        return self.head(self.flatten(maps))
+
+
+SEEN: list[tuple[int, bool, bool]] = []
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that convolves images faster channels last."""
+    monkeypatch.setattr(devices, "DEVICES", ("cpu",))
+    monkeypatch.setattr(layout, "WORTH_A_TRIAL", 1)
+    SEEN.clear()
+
+
+def network(flatten: Callable[[Tensor], Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    return dubio.Bayes(init_std=0.3).convert(Convolving(flatten))
+
+
+def predicted(model: nn.Module, images: Any = IMAGES, **options: Any) -> Tensor:
+    SEEN.clear()
+    samples = dubio.predict(model, images, 4, seed=3, **options).samples
+    assert samples is not None
+    return samples
+
+
+def lay_in_rows() -> bool:
+    """Whether the images of the prediction itself, not of a trial, lay channels first."""
+    (found,) = {in_rows for rows, in_rows, _ in SEEN if rows == len(IMAGES)}
+    return found
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("noise_off", [False, True])
+def test_images_are_laid_out_and_predictions_stay_what_they_are(
+    executor: Any, noise_off: bool, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(flattened)
+    strides = [parameter.stride() for parameter in model.parameters()]
+    with dubio.noise_off() if noise_off else dubio.antithetic():
+        found = predicted(model, executor=executor)
+        assert not lay_in_rows()
+        assert [parameter.stride() for parameter in model.parameters()] == strides
+        assert IMAGES.is_contiguous()
+        monkeypatch.setattr(devices, "DEVICES", ())
+        torch.testing.assert_close(found, predicted(model, executor=executor))
+        assert lay_in_rows()
+
+
+@pytest.mark.parametrize("flatten", [viewed, read_as_it_lies, not_mapped])
+@pytest.mark.parametrize("executor", ["loop", "auto"])
+def test_a_network_that_does_not_give_the_same_in_the_same_way_keeps_its_images(
+    flatten: Callable[[Tensor], Tensor], executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(flatten)
+    found = predicted(model, executor=executor)
+    assert lay_in_rows()
+    monkeypatch.setattr(devices, "DEVICES", ())
+    torch.testing.assert_close(found, predicted(network(flatten), executor=executor), rtol=0.0, atol=0.0)
+
+
+def test_a_network_is_tried_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tried = network(flattened), []
+    whole = layout._gives_the_same
+    monkeypatch.setattr(layout, "_gives_the_same", lambda *values: tried.append(1) or whole(*values))
+    predicted(model)
+    predicted(model)
+    assert len(tried) == 1
+    predicted(model, precision="bf16")
+    assert len(tried) == 2
+
+
+def test_it_is_tried_only_where_it_is_worth_it(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "_gives_the_same", lambda *values: 1 / 0)
+    predicted(network(flattened), IMAGES.to(memory_format=torch.channels_last))
+    monkeypatch.setattr(layout, "WORTH_A_TRIAL", 4 * len(IMAGES) + 1)
+    predicted(network(flattened))
+    assert lay_in_rows()
+    monkeypatch.setattr(layout, "WORTH_A_TRIAL", 4 * len(IMAGES))
+    with pytest.raises(ZeroDivisionError):
+        predicted(network(flattened))
+    monkeypatch.setattr("dubio.prediction.predicting.SHARE_OF_INPUTS", 2**40)  # a copy would be too large
+    predicted(network(flattened))
+    dubio.predict(dubio.Bayes().convert(nn.Linear(5, 3)), torch.randn(6, 5), 4)
+
+
+def test_what_has_no_rows_is_left_as_it_is(gpu: None) -> None:
+    shift = torch.randn(1, 2, 5, 5)
+    model = network(flattened)
+    found = predicted(model, {"images": IMAGES, "shift": shift}, shared=("shift",))
+    assert all(in_rows for rows, _, in_rows in SEEN)
+    assert not lay_in_rows()
+    torch.testing.assert_close(found, predicted(model, (IMAGES + shift,)))
+
+
+def test_a_network_that_fails_says_so_itself(gpu: None) -> None:
+    with pytest.raises(ValueError, match="must have 36 features"):
+        predicted(network(lambda maps: maps.flatten()))
