@@ -25,8 +25,8 @@ __all__ = ["Plan", "Wanted", "choose", "refusal"]
 
 TIMES = {1: "once", 2: "twice"}
 GROUPED_TO_LOOP = 7 * 2**26
-"""About 850 images of 32x32 in a ResNet-18: at 512 mapped draws are faster, and from 1,000 on looped ones
-(``benchmarks/results/engine_h200.json``)."""
+"""About 850 images of 32x32 in a ResNet-18. At 512, mapped draws are twice as fast; at 1,000 a hundred looped ones are
+faster by a fifth, and at 2,000 few as well (``engine_h200.json`` and ``peers_h200.json`` in ``benchmarks/results``)."""
 
 
 @dataclass(frozen=True)
