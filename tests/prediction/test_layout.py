@@ -96,8 +96,10 @@ def test_images_are_laid_out_and_predictions_stay_what_they_are(
         assert lay_in_rows()
 
 
-@pytest.mark.parametrize("flatten", [viewed, read_as_it_lies, not_mapped])
-@pytest.mark.parametrize("executor", ["loop", "auto"])
+@pytest.mark.parametrize(
+    ("flatten", "executor"),
+    [(viewed, "loop"), (viewed, "auto"), (read_as_it_lies, "loop"), (read_as_it_lies, "auto"), (not_mapped, "auto")],
+)
 def test_a_network_that_does_not_give_the_same_in_the_same_way_keeps_its_images(
     flatten: Callable[[Tensor], Tensor], executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,69 @@ def test_a_network_that_does_not_give_the_same_in_the_same_way_keeps_its_images(
     assert lay_in_rows()
     monkeypatch.setattr(devices, "DEVICES", ())
     torch.testing.assert_close(found, predicted(network(flatten), executor=executor), rtol=0.0, atol=0.0)
+
+
+def in_one_piece(maps: Tensor) -> Tensor:
+    assert SEEN[-1][1]
+    return maps.flatten(1)
+
+
+def for_so_many_rows(maps: Tensor) -> Tensor:
+    return maps.flatten(1) + maps[5].sum()
+
+
+@pytest.mark.parametrize("flatten", [in_one_piece, for_so_many_rows])
+@pytest.mark.parametrize("executor", ["loop", "auto"])
+def test_a_network_that_fails_in_the_trial_alone_predicts_as_ever(
+    flatten: Callable[[Tensor], Tensor], executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = predicted(network(flatten), executor=executor)
+    assert lay_in_rows()
+    monkeypatch.setattr(devices, "DEVICES", ())
+    torch.testing.assert_close(found, predicted(network(flatten), executor=executor))
+
+
+class Choosing(Convolving):
+    """Goes by what it is called with."""
+
+    def forward(self, images: Tensor, shift: Tensor | None = None, how: str = "flatten") -> Tensor:
+        self.flatten = viewed if how == "view" or shift is not None else flattened
+        return super().forward(images, shift)
+
+
+def test_a_network_is_tried_for_every_way_to_call_it(gpu: None) -> None:
+    model = dubio.Bayes().convert(Choosing(flattened))
+    shift = torch.zeros(1, 2, 5, 5)
+    for more, shared, in_rows in (({}, (), False), ({"how": "view"}, (), True), ({"shift": shift}, ("shift",), True)):
+        predicted(model, {"images": IMAGES, **more}, shared=shared)
+        assert lay_in_rows() == in_rows
+    model = network(lambda maps: maps.view(-1, 36))
+    predicted(model, IMAGES[:1])  # of one row, this is a view channels last, too
+    predicted(model)
+    assert lay_in_rows()
+
+
+def test_a_network_that_changes_its_inputs_changes_each_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shifting(Convolving):
+        """Works on its inputs in place."""
+
+        def forward(self, images: Tensor, shift: Tensor | None = None) -> Tensor:
+            return super().forward(images.sub_(1.0), shift)
+
+    monkeypatch.setattr("dubio.prediction.sizing.WORTH_A_TRIAL", 1)
+    monkeypatch.setattr("dubio.prediction.sizing.MODEST_ROWS", 4)
+    model = dubio.Bayes().convert(Shifting(flattened))
+    with dubio.noise_off():
+        found = predicted(model, IMAGES.clone())
+        monkeypatch.setattr(devices, "DEVICES", ())
+        torch.testing.assert_close(found, predicted(model, IMAGES.clone(), batch_size=6))
+
+
+def test_looped_draws_need_not_be_mapped_in_either_layout(gpu: None) -> None:
+    model = network(not_mapped)
+    for executor, in_rows in (("auto", True), ("loop", False), ("auto", True)):
+        predicted(model, executor=executor)
+        assert lay_in_rows() == in_rows
 
 
 def test_a_network_is_tried_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +193,9 @@ def test_it_is_tried_only_where_it_is_worth_it(gpu: None, monkeypatch: pytest.Mo
     monkeypatch.setattr(layout, "WORTH_A_TRIAL", 4 * len(IMAGES))
     with pytest.raises(ZeroDivisionError):
         predicted(network(flattened))
-    monkeypatch.setattr("dubio.prediction.predicting.SHARE_OF_INPUTS", 2**40)  # a copy would be too large
+    with dubio.memory_limit("1 GiB"):
+        predicted(network(flattened))
+    monkeypatch.setattr(layout, "SHARE_OF_COPIES", 2**40)  # there is no room for one
     predicted(network(flattened))
     dubio.predict(dubio.Bayes().convert(nn.Linear(5, 3)), torch.randn(6, 5), 4)
 

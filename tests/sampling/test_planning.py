@@ -101,7 +101,7 @@ FEW, MANY = torch.randn(2, 1, 8, 8), torch.randn(64, 1, 8, 8)
 
 
 def executor_for(model: nn.Module, inputs: torch.Tensor, gradients: bool = False) -> str:
-    return dubio.plan(model, inputs, 5, gradients=gradients).executor
+    return dubio.plan(model, inputs, choosing.FEW_DRAWS, gradients=gradients).executor
 
 
 def test_drawn_filters_are_looped_where_rows_are_many_and_groups_are_slow(slow_groups: None) -> None:
@@ -148,6 +148,14 @@ def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_net
     assert [executor_for(normed.eval(), MANY), executor_for(normed.train(), MANY)] == ["loop", "vmap"]
     dense = bayes.convert(mlp(64, 100, 10)).eval()
     assert executor_for(dense, torch.randn(512, 64)) == "vmap"
+
+
+def test_few_draws_are_looped_for_more_rows(slow_groups: None) -> None:
+    model = dubio.Bayes(estimator="weight").convert(convolutions()).eval()
+    inputs = torch.randn(20, 1, 8, 8)  # 20 * 64 numbers of the second convolution, of which 1,024 are many
+    asked = [dubio.plan(model, inputs, draws).executor for draws in (choosing.FEW_DRAWS, choosing.FEW_DRAWS - 1)]
+    assert asked == ["loop", "vmap"]
+    assert dubio.plan(model, inputs.repeat(2, 1, 1, 1), 2).executor == "loop"
 
 
 def test_filters_stay_mapped_where_groups_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,22 @@ def test_a_step_that_laid_out_filters_is_kept_for_the_next_run(gpu: None, monkey
     assert steps.num_made == 2
 
 
+def test_a_step_knows_where_parameters_are_and_how_they_lie() -> None:
+    model, images = network(2, 3, flattened)
+    model.register_buffer("graph", torch.eye(4).to_sparse())  # which is nowhere
+    step = dubio.Step(model, dubio.Elbo(num_data=6), torch.optim.Adam(model.parameters()), fast=False)
+    step(images, LABELS)
+    assert step.is_in_place
+    filters = model.convolution.weight_posterior.mean
+    before = filters.data
+    filters.data = before.as_strided(before.shape, (18, 1, 6, 2))  # the same memory
+    assert not step.is_in_place
+    filters.data = before
+    assert step.is_in_place
+    filters.requires_grad_(False)
+    assert not step.is_in_place
+
+
 def test_an_eager_step_leaves_filters_alone_and_one_that_falls_back_puts_them_back(gpu: None) -> None:
     class Penalised(dubio.Elbo):
         """Wants filters in one piece."""

@@ -142,7 +142,7 @@ def _predict_block(model: nn.Module, block: Block, order: _Order) -> Predictive:
     """All draws for the rows of one block."""
     batch_size = order.batch_size or rows_at_a_time(model, block, order.num_samples, order.seed)
     device = block.tensors()[0].device
-    block = with_images_laid_out(model, block, order.num_samples, order.seed, memory_budget(device) // SHARE_OF_INPUTS)
+    block = with_images_laid_out(model, block, order.num_samples, order.seed, order.executor)
     batches, num_rows = block.batches(batch_size)
     on_cpu = device.type == "cpu"
     statistics = [

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from dubio.prediction.reading import Block
-from dubio.sampling import arguments
 from dubio.sampling.drawing import Call, one_draw
 from dubio.sampling.noise import ROWS
 from dubio.sampling.planning import Footprint, memory_budget, unchanged
@@ -69,7 +68,8 @@ def _bytes_per_row(model: nn.Module, block: Block, seed: int | None) -> int:
 
 def _peak(model: nn.Module, block: Block, rows: int, seed: int | None) -> int:
     """The most bytes alive at once while one draw of some rows runs."""
-    call = Call(model, *arguments(block.rows(0, rows)), settings_for_run(seed))
+    few = block.first(rows).changed(torch.clone)  # a network may change its inputs
+    call = Call(model, few.args, few.kwargs, settings_for_run(seed))
     footprint = Footprint()
     with unchanged(model), footprint:
         one_draw(call, torch.zeros((), dtype=torch.int64, device="cpu"))

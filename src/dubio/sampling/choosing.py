@@ -25,8 +25,11 @@ __all__ = ["Plan", "Wanted", "choose", "refusal"]
 
 TIMES = {1: "once", 2: "twice"}
 GROUPED_TO_LOOP = 7 * 2**26
-"""About 850 images of 32x32 in a ResNet-18. At 512, mapped draws are twice as fast; at 1,000 a hundred looped ones are
-faster by a fifth, and at 2,000 few as well (``engine_h200.json`` and ``peers_h200.json`` in ``benchmarks/results``)."""
+"""About 850 images of 32x32 in a ResNet-18. At 512, mapped draws are twice as fast; at 1,000 looped ones take a fifth
+less where there are a hundred, and a fifth more where there are 20; at 2,000 they take less in either case
+(``engine_h200.json`` and ``peers_h200.json`` in ``benchmarks/results``)."""
+FEW_DRAWS = 32
+"""For fewer it takes half as many images again."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ def _is_faster_looped(found: Found, wanted: Wanted) -> bool:
     """Whether mapped draws would be groups of large convolutions."""
     if found.executor == "loop" or found.moving or wanted.gradient_bytes is not None:
         return False
-    return _scale(found, wanted) * found.grouped >= GROUPED_TO_LOOP
+    enough = GROUPED_TO_LOOP if wanted.num_samples >= FEW_DRAWS else 1.5 * GROUPED_TO_LOOP
+    return _scale(found, wanted) * found.grouped >= enough
 
 
 def refusal(found: Found, wanted: Wanted) -> str:

@@ -63,9 +63,16 @@ class Layout:
         self._before = []
 
 
-def places_of(model: nn.Module) -> tuple[tuple[int, bool], ...]:
-    """Where parameters and buffers are, and which are trained: a recording knows no others."""
-    return tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in (*model.parameters(), *model.buffers()))
+def places_of(model: nn.Module) -> tuple[tuple[Any, ...], ...]:
+    """Where parameters and buffers are and how they lie, and which are trained: a recording knows no others."""
+    return tuple((*_place(tensor), tensor.requires_grad) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    try:
+        return tensor.data_ptr(), tensor.stride(), tensor.dtype
+    except RuntimeError:  # a sparse one, for which the object must do
+        return (id(tensor),)
 
 
 def _runs(model: nn.Module, inputs: Inputs) -> bool:
