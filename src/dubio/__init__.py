@@ -42,7 +42,6 @@ try:
         Wasserstein,
     )
     from dubio.objectives import Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
-    from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
     from dubio.sampling import (
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from dubio.deciding import abstain, calibrate, conformal
     from dubio.evaluation import Evaluation, evaluate
     from dubio.objectives import Adversarial
+    from dubio.persistence import load, save
     from dubio.pruning import Pruning, prune
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, Steps, TensorBoard, fit
 
@@ -79,12 +79,13 @@ LATER = {
     "deciding": ("abstain", "calibrate", "conformal"),
     "evaluation": ("Evaluation", "evaluate"),
     "objectives": ("Adversarial",),
+    "persistence": ("load", "save"),
     "pictures": (),
     "pruning": ("Pruning", "prune"),
     "reporting": (),
     "training": ("Callback", "CollapseWarning", "Interrupted", "Run", "Step", "Steps", "TensorBoard", "fit"),
 }
-"""What trains, judges, decides and draws is imported when it is first asked for."""
+"""What trains, judges, decides, keeps and draws is imported when it is first asked for."""
 
 __all__ = [
     "Adversarial",

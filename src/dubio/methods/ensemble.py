@@ -18,7 +18,7 @@ from dubio.layers import Members
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.checks import check_count, check_flag
 from dubio.methods.method import NoiseOff, Recipe
-from dubio.models import architecture_of, build
+from dubio.models import architecture_of
 from dubio.objectives import EnsembleLoss
 from dubio.sampling import Inputs, attach
 
@@ -119,6 +119,8 @@ def _settings(net: nn.Module) -> dict[str, str]:
 
 def _anew(net: nn.Module, strict: bool) -> nn.Module:
     """A copy of a network with new weights."""
+    from dubio.models import build  # which imports all networks
+
     member = copy.deepcopy(net)
     architecture = architecture_of(net)
     built = None if architecture is None else build(architecture)

@@ -1,11 +1,27 @@
-"""Networks by name and as functions: those of the papers, and any of torchvision or timm where installed."""
+"""Networks by name and as functions: those of the papers, and any of torchvision or timm where installed.
 
-from dubio.models.building import build
-from dubio.models.convolutional import DadCnn, LeNet, Vgg16, dad_cnn, lenet, vgg16
-from dubio.models.dense import VibMlp, dad_mlp, fc, mlp, vib_mlp
+They are imported when they are first asked for.
+"""
+
+from typing import TYPE_CHECKING
+
+from dubio.later import import_later
 from dubio.models.naming import Sizes, architecture_of, sizes_of
-from dubio.models.normalising import NORMALISATIONS, Normalise, normalised
-from dubio.models.residual import PreActResNet, ResNet, Stem, preresnet18, resnet18, resnet50, resnext101_32x8d
+
+if TYPE_CHECKING:
+    from dubio.models.building import build
+    from dubio.models.convolutional import DadCnn, LeNet, Vgg16, dad_cnn, lenet, vgg16
+    from dubio.models.dense import VibMlp, dad_mlp, fc, mlp, vib_mlp
+    from dubio.models.normalising import NORMALISATIONS, Normalise, normalised
+    from dubio.models.residual import PreActResNet, ResNet, Stem, preresnet18, resnet18, resnet50, resnext101_32x8d
+
+LATER = {
+    "building": ("build",),
+    "convolutional": ("DadCnn", "LeNet", "Vgg16", "dad_cnn", "lenet", "vgg16"),
+    "dense": ("VibMlp", "dad_mlp", "fc", "mlp", "vib_mlp"),
+    "normalising": ("NORMALISATIONS", "Normalise", "normalised"),
+    "residual": ("PreActResNet", "ResNet", "Stem", "preresnet18", "resnet18", "resnet50", "resnext101_32x8d"),
+}
 
 __all__ = [
     "DadCnn",
@@ -34,3 +50,9 @@ __all__ = [
     "vgg16",
     "vib_mlp",
 ]
+
+__getattr__ = import_later("dubio.models", LATER)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *LATER})
