@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 import warnings
@@ -44,6 +45,30 @@ def values(folder: Path, task: Callable[[int], Any], count: int = 2) -> list[Any
     ended = in_processes(folder, task, count)
     assert [(one.error, one.signal) for one in ended] == [("", 0)] * count
     return [one.value for one in ended]
+
+
+def in_interpreters(script: str, count: int = 2) -> list[subprocess.CompletedProcess[str]]:
+    """How a script ended in each of the processes, which begin with nothing imported."""
+    shared = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    command = [sys.executable, "-c", script]
+    started = [
+        subprocess.Popen(
+            command,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        said = [process.communicate() for process in started]
+    finally:
+        for process in started:  # the test ran out of time
+            process.kill()
+    return [
+        subprocess.CompletedProcess(command, process.wait(), *both) for process, both in zip(started, said, strict=True)
+    ]
 
 
 def _fork(folder: Path, task: Callable[[int], Any], rank: int, count: int, port: int) -> int:

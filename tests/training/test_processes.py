@@ -24,7 +24,7 @@ from dubio.training import ALONE, LostProcessError, Processes, Step, checkpoints
 from dubio.training.stepping import Place
 from dubio.training.validation import validate
 from networks import Residual, mlp
-from several_processes import in_processes, values
+from several_processes import in_interpreters, in_processes, values
 from stopping import StopAfter
 
 INPUTS = torch.randn(41, 5, generator=torch.Generator().manual_seed(1))
@@ -464,6 +464,26 @@ def test_gradients_are_summed_wherever_some_process_has_one(tmp_path: Path) -> N
         assert torch.equal(second, torch.arange(6.0).view(2, 3))
         assert unused is None
         torch.testing.assert_close(double, torch.full((2, 3), 0.3, dtype=torch.float64))
+
+
+OPENED_AND_CLOSED = """
+import os
+import torch
+from dubio.training import Processes
+
+with Processes.here(torch.device("cpu")).joined() as processes:
+    torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))])  # imports the compiler
+    assert processes.gather(processes.rank) == [0, 1]
+tasks = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+print([name for name in tasks if "gloo" in name])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs the threads of a process by name")
+def test_no_thread_of_a_group_outlives_it() -> None:
+    ended = in_interpreters(OPENED_AND_CLOSED)
+    assert [(one.returncode, one.stdout.strip()) for one in ended] == [(0, "[]")] * 2, ended
 
 
 def test_one_process_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ Gradients travel by the backend of their device, nccl or gloo; everything else i
 by gloo, which notices at once when another process has ended. Held by ``tests/training/test_processes.py``.
 """
 
+import importlib
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
@@ -254,6 +255,9 @@ def _meet(device: torch.device) -> None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ValueError(f"WORLD_SIZE is set but {' and '.join(missing)} not; start several processes with torchrun")
+    # First, since the compiler keeps hold of a group that is open when it is imported, as the first optimiser does: the
+    # threads of the group would outlive it, and now and then abort a process that ends.
+    importlib.import_module("torch._dynamo")
     with _talking():
         dist.init_process_group(BACKENDS[device.type], timeout=WAIT)
 
