@@ -40,8 +40,8 @@ check: $(STAMP) ## run style, types, imports, status table, tests, and the examp
 		echo "== $$stage passed in $$(( $$(date +%s) - start )) s"; \
 	done
 
-bench: $(STAMP) ## measure speed (ARGS="loading attacking" for some parts, ARGS=peers beside other libraries)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/run.py $(ARGS)
+bench: $(STAMP) ## measure speed beside other libraries (ARGS="engine loading" for other parts)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/run.py $(or $(ARGS),peers)
 
 faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test catches it
 	$(BIN)/python scripts/faults.py $(ARGS)

@@ -60,7 +60,7 @@ def test_works_take_turns_and_leave_when_time_is_spent(cpu: torch.device, monkey
 
 
 @pytest.mark.feature(
-    "make bench ARGS=peers times training and prediction beside four other libraries, and records what each cannot do"
+    "make bench times training and prediction beside four other libraries, and records what each cannot do"
 )
 def test_a_tiny_run_records_everyone_who_takes_part(cpu: torch.device) -> None:
     import peers
