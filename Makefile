@@ -3,6 +3,8 @@
 PYTHON ?= python3
 WORKERS ?= auto
 ARGS ?=
+# What make bench measures.
+PARTS ?= peers
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,8 +42,8 @@ check: $(STAMP) ## run style, types, imports, status table, tests, and the examp
 		echo "== $$stage passed in $$(( $$(date +%s) - start )) s"; \
 	done
 
-bench: $(STAMP) ## measure speed beside other libraries (ARGS="engine loading" for other parts)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/run.py $(or $(ARGS),peers)
+bench: $(STAMP) ## measure speed beside other libraries (PARTS="engine loading" for other parts)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/run.py $(PARTS) $(ARGS)
 
 faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test catches it
 	$(BIN)/python scripts/faults.py $(ARGS)

@@ -138,7 +138,7 @@ PEER_TABLES: dict[str, Callable[[Row, str], PeerTable]] = {
 
 def missing(record: Row | None, place: str, net: str) -> str:
     """What is not measured yet, in words; nothing where all is there."""
-    how = f'`make bench ARGS="peers --output {place}"`'
+    how = f'`make bench ARGS="--output {place}"`'
     if record is None:
         return f"Not measured yet: `{place}` is missing; {how} writes it on such a machine."
     if net and net not in record["settings"]["nets"]:

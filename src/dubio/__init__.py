@@ -63,6 +63,7 @@ finally:
 
 if TYPE_CHECKING:
     from dubio import attacks, pictures, pruning
+    from dubio import reporting as reporting
     from dubio.auditing import Audit, audit
     from dubio.deciding import abstain, calibrate, conformal
     from dubio.evaluation import Evaluation, evaluate
@@ -169,7 +170,8 @@ __all__ = [
     "to_mean",
 ]
 
-__getattr__ = import_later("dubio", LATER)
+if not TYPE_CHECKING:  # which knows all names, and would take any other for one of them
+    __getattr__ = import_later("dubio", LATER)
 
 
 def __dir__() -> list[str]:

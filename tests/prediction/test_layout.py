@@ -133,8 +133,8 @@ def test_a_network_that_fails_in_the_trial_alone_predicts_as_ever(
 class Choosing(Convolving):
     """Goes by what it is called with."""
 
-    def forward(self, images: Tensor, shift: Tensor | None = None, how: str = "flatten") -> Tensor:
-        self.flatten = viewed if how == "view" or shift is not None else flattened
+    def forward(self, images: Tensor, shift: Tensor | None = None, how: Any = "flatten") -> Tensor:
+        self.flatten = viewed if "view" in how or shift is not None else flattened
         return super().forward(images, shift)
 
 
@@ -144,10 +144,64 @@ def test_a_network_is_tried_for_every_way_to_call_it(gpu: None) -> None:
     for more, shared, in_rows in (({}, (), False), ({"how": "view"}, (), True), ({"shift": shift}, ("shift",), True)):
         predicted(model, {"images": IMAGES, **more}, shared=shared)
         assert lay_in_rows() == in_rows
+    predicted(model, {"images": IMAGES, "how": {"flatten"}})  # which may become another between two calls
+    assert lay_in_rows()
     model = network(lambda maps: maps.view(-1, 36))
     predicted(model, IMAGES[:1])  # of one row, this is a view channels last, too
     predicted(model)
     assert lay_in_rows()
+
+
+def test_another_layout_is_tried_anew_for_another_network(gpu: None) -> None:
+    model = dubio.Bayes().convert(nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(36, 3)))
+    predicted(model)
+
+    class Reading(nn.Module):
+        """Takes numbers as they lie."""
+
+        def forward(self, maps: Tensor) -> Tensor:
+            return maps.view(len(maps), 36) if is_transformed() else read_as_it_lies(maps)
+
+    model[1] = Reading()
+    found = predicted(model, executor="loop")
+    torch.testing.assert_close(found, predicted(model, IMAGES.clone(), executor="loop", batch_size=1))
+
+
+def for_few_rows(maps: Tensor) -> Tensor:
+    return maps.flatten(1) if len(maps) < 4 else maps.view(len(maps), -1)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
+def test_a_network_that_fails_after_a_trial_predicts_as_ever(
+    executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(for_few_rows)
+    found = predicted(model, executor=executor)
+    predicted(model, executor=executor)
+    assert lay_in_rows() is True, "it is not tried again"
+    monkeypatch.setattr(devices, "DEVICES", ())
+    torch.testing.assert_close(found, predicted(network(for_few_rows), executor=executor))
+
+
+def test_outputs_may_be_infinite(gpu: None) -> None:
+    model = network(flattened)
+    model.head.register_forward_hook(lambda *values: values[-1].index_fill(1, torch.tensor([1]), -torch.inf))
+    predicted(model)
+    assert not lay_in_rows()
+
+
+def test_what_ran_out_of_memory_is_tried_again(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, whole = network(flattened), layout.map_draws
+
+    def full(*values: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(layout, "map_draws", full)
+    predicted(model)
+    assert lay_in_rows()
+    monkeypatch.setattr(layout, "map_draws", whole)
+    predicted(model)
+    assert not lay_in_rows()
 
 
 def test_a_network_that_changes_its_inputs_changes_each_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,15 +209,18 @@ def test_a_network_that_changes_its_inputs_changes_each_once(gpu: None, monkeypa
         """Works on its inputs in place."""
 
         def forward(self, images: Tensor, shift: Tensor | None = None) -> Tensor:
-            return super().forward(images.sub_(1.0), shift)
+            return super().forward(images.sub_(1.0), None if shift is None else shift.add_(1.0))
 
     monkeypatch.setattr("dubio.prediction.sizing.WORTH_A_TRIAL", 1)
     monkeypatch.setattr("dubio.prediction.sizing.MODEST_ROWS", 4)
     model = dubio.Bayes().convert(Shifting(flattened))
     with dubio.noise_off():
         found = predicted(model, IMAGES.clone())
+        shifted = predicted(model, (IMAGES.clone(), torch.zeros(1, 2, 5, 5)), shared=(1,), batch_size=6)
         monkeypatch.setattr(devices, "DEVICES", ())
         torch.testing.assert_close(found, predicted(model, IMAGES.clone(), batch_size=6))
+        again = predicted(model, (IMAGES.clone(), torch.zeros(1, 2, 5, 5)), shared=(1,), batch_size=6)
+        torch.testing.assert_close(shifted, again)
 
 
 def test_looped_draws_need_not_be_mapped_in_either_layout(gpu: None) -> None:

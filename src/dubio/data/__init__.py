@@ -99,7 +99,8 @@ __all__ = [
     "status",
 ]
 
-__getattr__ = import_later("dubio.data", LATER)
+if not TYPE_CHECKING:  # which knows all names, and would take any other for one of them
+    __getattr__ = import_later("dubio.data", LATER)
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,7 @@ LATER = {
     "building": ("build",),
     "convolutional": ("DadCnn", "LeNet", "Vgg16", "dad_cnn", "lenet", "vgg16"),
     "dense": ("VibMlp", "dad_mlp", "fc", "mlp", "vib_mlp"),
+    "external": (),
     "normalising": ("NORMALISATIONS", "Normalise", "normalised"),
     "residual": ("PreActResNet", "ResNet", "Stem", "preresnet18", "resnet18", "resnet50", "resnext101_32x8d"),
 }
@@ -51,7 +52,8 @@ __all__ = [
     "vib_mlp",
 ]
 
-__getattr__ = import_later("dubio.models", LATER)
+if not TYPE_CHECKING:  # which knows all names, and would take any other for one of them
+    __getattr__ = import_later("dubio.models", LATER)
 
 
 def __dir__() -> list[str]:

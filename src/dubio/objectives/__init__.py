@@ -18,4 +18,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Adversarial", "Alpha", "BootstrapHard", "BootstrapSoft", "Elbo", "EnsembleLoss", "Loss", "Objective"]
 
-__getattr__ = import_later(__name__, {"adversarial": ("Adversarial",)})
+if not TYPE_CHECKING:  # which knows all names, and would take any other for one of them
+    __getattr__ = import_later(__name__, {"adversarial": ("Adversarial",)})

@@ -23,13 +23,15 @@ from dubio.sampling.planning import memory_budget
 from dubio.sampling.restoring import unchanged
 from dubio.sampling.settings import STATE, settings_for_run
 
-__all__ = ["with_images_laid_out"]
+__all__ = ["forget_layout", "with_images_laid_out"]
 
 ROWS_TRIED = 2
-SHARE_OF_COPIES = 4
+SHARE_OF_COPIES = 2
 """A copy of the images may take one part in so many of what a chunk of draws may."""
 TOLERANCE = 0.05
 """Of the largest output: algorithms for either layout round in other ways, and in tf32 not all of them do."""
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+"""Types of arguments beside tensors that say all about themselves."""
 
 _TAKEN: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
@@ -45,56 +47,83 @@ def with_images_laid_out(
     if not worthwhile or limited or sum(leaf.nbytes for leaf in tensors) > memory_budget(device) // SHARE_OF_COPIES:
         return block
     lay_out = partial(channels_last, channels=image_channels(model))
-    few = block.first(ROWS_TRIED).changed(torch.clone)  # a network may change its inputs
+    few = block.first(ROWS_TRIED)
     laid_out = few.changed(lay_out)
-    if _strides(laid_out) == _strides(few):
+    form = _form(few)
+    if form is None or _strides(laid_out) == _strides(few):
         return block
     looped = executor == "loop" or settings.mode == "off"
-    key = (*_form(few), looped, settings.estimator, torch.is_autocast_enabled(device.type))
+    modules = tuple(type(module) for module in model.modules())
+    key = (form, modules, looped, settings.estimator, torch.is_autocast_enabled(device.type))
     known = _TAKEN.setdefault(model, {})
-    if key not in known:
-        known[key] = _gives_the_same(_call(model, few, seed), _call(model, laid_out, seed), looped)
-    return block.changed(lay_out) if known[key] else block
+    taken = known.get(key)
+    if taken is None:
+        taken = _gives_the_same(model, few, laid_out, seed, looped)
+    if taken is not None:
+        known[key] = taken
+    return block.changed(lay_out) if taken else block
 
 
-def _form(block: Block) -> tuple[Any, ...]:
-    """What a forward may go by beside numbers: structure, shapes and types of its arguments, and what is no tensor."""
+def forget_layout(model: nn.Module) -> None:
+    """Lay out no images for a network any more: what a trial promised did not come true."""
+    _TAKEN[model] = dict.fromkeys(_TAKEN.get(model, {}), False)
+
+
+def _form(block: Block) -> tuple[Any, ...] | None:
+    """What a forward may go by beside numbers: structure, shapes and types of its arguments, and what is no tensor.
+
+    None where there are other things among them, which may change from call to call.
+    """
     leaves, spec = pytree.tree_flatten((block.args, block.kwargs))
-    described = [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves]
+    if not all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in leaves):
+        return None
+    described = [
+        (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
+    ]
     return (str(spec), *described)
 
 
-def _call(model: nn.Module, block: Block, seed: int | None) -> Call:
-    return Call(model, block.args, block.kwargs, settings_for_run(seed))
-
-
-def _gives_the_same(call: Call, laid_out: Call, looped: bool) -> bool:
+def _gives_the_same(model: nn.Module, block: Block, laid_out: Block, seed: int | None, looped: bool) -> bool | None:
+    """None where the network fails as it is: the run itself tells what is wrong, or that nothing is."""
     try:
-        with unchanged(call.model):
-            expected, found = _tried(call, looped), _tried(laid_out, looped)
-        return _are_close(found, expected)
-    except Exception:  # the run itself tells what is wrong, or that nothing is
-        return False
+        expected = _tried(model, block, seed, looped)
+    except Exception:
+        return None
+    try:
+        return _are_close(_tried(model, laid_out, seed, looped), expected)
+    except Exception as error:
+        return None if is_out_of_memory(error) else False
 
 
-def _tried(call: Call, looped: bool) -> Any:
+def _tried(model: nn.Module, block: Block, seed: int | None, looped: bool) -> Any:
     """Two mapped draws, or one where they are looped or cannot be mapped."""
     if not looped:
         try:
-            return map_draws(call, torch.arange(2, device="cpu")).outputs
+            with unchanged(model):
+                return map_draws(_call(model, block, seed), torch.arange(2, device="cpu")).outputs
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-    return one_draw(call, torch.zeros((), dtype=torch.int64, device="cpu"))[0]
+    with unchanged(model):
+        return one_draw(_call(model, block, seed), torch.zeros((), dtype=torch.int64, device="cpu"))[0]
+
+
+def _call(model: nn.Module, block: Block, seed: int | None) -> Call:
+    copied = block.copied()  # a network may change its inputs
+    return Call(model, copied.args, copied.kwargs, settings_for_run(seed))
 
 
 def _are_close(found: Any, expected: Any) -> bool:
     """Whether all tensors agree in shape, mapped draws with mapped ones, and within ``TOLERANCE``."""
     mine, others = _tensors(found), _tensors(expected)
-    return len(mine) == len(others) and all(
-        one.shape == other.shape and bool((one - other).abs().amax() <= TOLERANCE * other.abs().amax())
-        for one, other in zip(mine, others, strict=True)
-    )
+    return len(mine) == len(others) and all(_is_close(*pair) for pair in zip(mine, others, strict=True))
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    scale = torch.where(other.isfinite(), other.abs(), 0.0).amax()
+    return bool(((one == other) | ((one - other).abs() <= TOLERANCE * scale)).all())
 
 
 def _tensors(values: Any) -> list[Tensor]:

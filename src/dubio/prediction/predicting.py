@@ -18,7 +18,7 @@ from torch import nn
 from dubio.decisions import Decisions, decisions_of
 from dubio.layers import num_members
 from dubio.likelihoods import Likelihood, likelihood_of, observation_scale
-from dubio.prediction.layout import with_images_laid_out
+from dubio.prediction.layout import forget_layout, with_images_laid_out
 from dubio.prediction.predictive import Predictive, joined, moved
 from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
 from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
@@ -26,6 +26,7 @@ from dubio.prediction.soundness import Soundness
 from dubio.prediction.streaming import statistics_for
 from dubio.sampling import Estimator, Precision, Using, check_precision, computing_in, stream
 from dubio.sampling.executors import Executor
+from dubio.sampling.memory import is_out_of_memory
 from dubio.sampling.planning import memory_budget
 from dubio.sampling.settings import STATE, check_num_samples, device_of
 
@@ -139,12 +140,22 @@ def _limit(inputs: Readable, device: torch.device) -> int:
 
 
 def _predict_block(model: nn.Module, block: Block, order: _Order) -> Predictive:
-    """All draws for the rows of one block."""
+    """All draws for the rows of one block; its images as the device takes them fastest, unless the network fails so."""
     batch_size = order.batch_size or rows_at_a_time(model, block, order.num_samples, order.seed)
-    device = block.tensors()[0].device
-    block = with_images_laid_out(model, block, order.num_samples, order.seed, order.executor)
+    laid_out = with_images_laid_out(model, block, order.num_samples, order.seed, order.executor)
+    try:
+        return _predict_rows(model, laid_out, order, batch_size)
+    except Exception as error:
+        if laid_out is block or is_out_of_memory(error):
+            raise
+    forget_layout(model)
+    return _predict_rows(model, block, order, batch_size)
+
+
+def _predict_rows(model: nn.Module, block: Block, order: _Order, batch_size: int) -> Predictive:
+    """All draws for the rows of one block as they lie."""
     batches, num_rows = block.batches(batch_size)
-    on_cpu = device.type == "cpu"
+    on_cpu = block.tensors()[0].device.type == "cpu"
     statistics = [
         statistics_for(order.likelihood, order.keep_samples, observation_scale(model), order.decisions) for _ in batches
     ]

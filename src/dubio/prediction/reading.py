@@ -73,6 +73,11 @@ class Block:
         own_args = tuple(changed[place] for place in range(len(args)))
         return replace(self, args=own_args, kwargs={name: changed[name] for name in kwargs})
 
+    def copied(self) -> "Block":
+        """The same in memory of its own, what has no rows included."""
+        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs)
+
     def tensors(self) -> list[Tensor]:
         """The tensors that have rows."""
         return [leaf for _, leaf in _tensors(_named(self.args, self.kwargs), self.shared)]

@@ -26,7 +26,7 @@ __all__ = ["Plan", "Wanted", "choose", "refusal"]
 TIMES = {1: "once", 2: "twice"}
 GROUPED_TO_LOOP = 7 * 2**26
 """About 850 images of 32x32 in a ResNet-18. At 512, mapped draws are twice as fast; at 1,000 looped ones take a fifth
-less where there are a hundred, and a fifth more where there are 20; at 2,000 they take less in either case
+less where there are a hundred, and more where there are 20; at 2,000 they take less in either case
 (``engine_h200.json`` and ``peers_h200.json`` in ``benchmarks/results``)."""
 FEW_DRAWS = 32
 """For fewer it takes half as many images again."""
