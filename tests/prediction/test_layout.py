@@ -295,3 +295,22 @@ def test_a_trial_leaves_no_trace(gpu: None, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_network_that_fails_says_so_itself(gpu: None) -> None:
     with pytest.raises(ValueError, match="must have 36 features"):
         predicted(network(lambda maps: maps.flatten()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.05)])
+def test_on_a_gpu_images_are_laid_out_and_predictions_stay_what_they_are(
+    executor: Any, precision: Any, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 3))
+    model = dubio.Bayes(init_std=0.1).convert(nn.Sequential(*layers)).cuda()
+    images, lay = torch.rand(900, 3, 8, 8).cuda(), []
+    model[0].register_forward_pre_hook(lambda module, args: lay.append(args[0].is_contiguous()))
+    options: Any = {"seed": 3, "executor": executor, "precision": precision}
+    found = dubio.predict(model, images, 20, **options).probs
+    assert not lay[-1]
+    monkeypatch.setattr(devices, "DEVICES", ())
+    expected = dubio.predict(model, images, 20, **options).probs
+    assert lay[-1]
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=tolerance)
