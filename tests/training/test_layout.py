@@ -50,6 +50,12 @@ def strides(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tensor.stride() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
 
 
+def laid_out(model: nn.Module, images: Tensor) -> Layout:
+    found = Layout(model, torch.optim.SGD(model.parameters()))
+    found.lay_out(images)
+    return found
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU on which images are laid out as on a GPU."""
@@ -64,15 +70,15 @@ SHAPES = pytest.mark.parametrize(("channels", "size"), [(2, 3), (1, 3), (2, 1), 
 def test_filters_and_images_are_laid_out_and_nothing_else(gpu: None, channels: int, size: int) -> None:
     model, images = network(channels, size, flattened)
     before, values = strides(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = Layout(model, images)
+    found = laid_out(model, images)
     assert found.is_last
     changed = {name for name, stride in strides(model).items() if stride != before[name]}
     expected = {"convolution.weight_posterior.mean", "convolution.weight_posterior.rho"}
     assert changed == (expected if channels > 1 or size > 1 else set())
     mask, rows = torch.ones(6, 5, 3, 3), torch.ones(6, 2)
-    laid_out = found.of((images, mask, rows))
-    assert laid_out[0].is_contiguous(memory_format=torch.channels_last)
-    assert (laid_out[1] is mask, laid_out[2] is rows) == (True, True)
+    values_last = found.of((images, mask, rows))
+    assert values_last[0].is_contiguous(memory_format=torch.channels_last)
+    assert (values_last[1] is mask, values_last[2] is rows) == (True, True)
     with torch.no_grad():
         model.convolution.weight_posterior.mean.add_(1.0)
     found.undo()
@@ -171,13 +177,13 @@ def test_an_interrupted_trial_leaves_everything_as_it_was(gpu: None) -> None:
 
     hook = model.head.register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        Layout(model, images)
+        laid_out(model, images)
     hook.remove()
     assert strides(model) == before
-    assert Layout(model, images).is_last
+    assert laid_out(model, images).is_last
 
 
 def test_a_network_without_convolutions_is_not_tried(gpu: None) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(128, 3))
     model.register_forward_hook(lambda module, args, output: pytest.fail("it ran"))
-    assert not Layout(model, torch.randn(6, 2, 8, 8)).is_last
+    assert not laid_out(model, torch.randn(6, 2, 8, 8)).is_last

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from dubio.prediction.reading import Block
 from dubio.prediction.sizing import WORTH_A_TRIAL
+from dubio.sampling.capturing import signature
 from dubio.sampling.drawing import Call, map_draws, one_draw
 from dubio.sampling.executors import Executor
 from dubio.sampling.layout import channels_last, image_channels, is_faster_channels_last
@@ -74,13 +75,9 @@ def _form(block: Block) -> tuple[Any, ...] | None:
 
     None where there are other things among them, which may change from call to call.
     """
-    leaves, spec = pytree.tree_flatten((block.args, block.kwargs))
-    if not all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in leaves):
-        return None
-    described = [
-        (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
-    ]
-    return (str(spec), *described)
+    values = (block.args, block.kwargs)
+    is_plain = all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in pytree.tree_leaves(values))
+    return signature(values) if is_plain else None
 
 
 def _gives_the_same(model: nn.Module, block: Block, laid_out: Block, seed: int | None, looped: bool) -> bool | None:

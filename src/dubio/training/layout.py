@@ -16,41 +16,45 @@ from dubio.sampling import noise_off
 from dubio.sampling.drawing import Inputs, arguments
 from dubio.sampling.layout import channels_last, image_channels, is_faster_channels_last
 from dubio.sampling.restoring import unchanged
+from dubio.training.optimising import match_layouts
 
-__all__ = ["Layout", "places_of"]
+__all__ = ["Layout"]
 
 
 class Layout:
-    """The filters of a network channels last, where that is faster and the network runs so.
+    """Where the parameters of a network lie, and how: filters channels last, where that is faster and it runs so.
 
     Args:
         model: the network.
-        inputs: a batch, with which it is tried.
+        optimizer: whose state lies as the parameters do.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._is_tried = False
         self._before: list[tuple[nn.Parameter, Tensor]] = []
         self._channels: set[int] = set()
-        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        if not leaves or not is_faster_channels_last(leaves[0].device):
-            return
-        convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-        self._channels = image_channels(model)
-        runs = False
-        try:
-            for filters in {id(each): each for module in convolutions for each in module.parameters()}.values():
-                if not is_lazy(filters) and filters.dim() == 4:
-                    self._before.append((filters, filters.data))
-                    filters.data = filters.data.to(memory_format=torch.channels_last)
-            runs = bool(self._before) and _runs(model, self.of(inputs))
-        finally:
-            if not runs:
-                self.undo()
+        self._places = _places(model)
 
     @property
     def is_last(self) -> bool:
         """Whether filters lie channels last."""
         return bool(self._before)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether parameters and buffers are where they were left: a recording knows no others."""
+        return self._places == _places(self._model)
+
+    def lay_out(self, inputs: Inputs) -> None:
+        """Lay out filters, tried with a batch; from the second time on, leave all as it is."""
+        if self._is_tried:
+            return
+        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        if leaves and is_faster_channels_last(leaves[0].device):
+            self._try_out(inputs)
+        self._take_places()
+        self._is_tried = True
 
     def of(self, values: Any) -> Any:
         """Values laid out likewise, where they are images: have as many channels as some convolution takes."""
@@ -58,13 +62,34 @@ class Layout:
 
     def undo(self) -> None:
         """Lay filters out as they were."""
-        for filters, values in self._before:
-            filters.data = values.copy_(filters.data)
-        self._before = []
+        if self.is_last:
+            for filters, values in self._before:
+                filters.data = values.copy_(filters.data)
+            self._before = []
+            self._take_places()
+
+    def _try_out(self, inputs: Inputs) -> None:
+        convolutions = [module for module in self._model.modules() if isinstance(module, nn.Conv2d)]
+        self._channels = image_channels(self._model)
+        runs = False
+        try:
+            for filters in {id(each): each for module in convolutions for each in module.parameters()}.values():
+                if not is_lazy(filters) and filters.dim() == 4:
+                    self._before.append((filters, filters.data))
+                    filters.data = filters.data.to(memory_format=torch.channels_last)
+            runs = bool(self._before) and _runs(self._model, self.of(inputs))
+        finally:
+            if not runs:
+                self.undo()
+
+    def _take_places(self) -> None:
+        """Go by where parameters are now."""
+        match_layouts(self._optimizer)
+        self._places = _places(self._model)
 
 
-def places_of(model: nn.Module) -> tuple[tuple[Any, ...], ...]:
-    """Where parameters and buffers are and how they lie, and which are trained: a recording knows no others."""
+def _places(model: nn.Module) -> tuple[tuple[Any, ...], ...]:
+    """Where parameters and buffers are and how they lie, and which are trained."""
     return tuple((*_place(tensor), tensor.requires_grad) for tensor in (*model.parameters(), *model.buffers()))
 
 

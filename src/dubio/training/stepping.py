@@ -23,8 +23,8 @@ from dubio.sampling.settings import STATE
 from dubio.training.computing import Attacking, BatchLoss, Place, first_line, without_graph
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import BrokenLossError, Health
-from dubio.training.layout import Layout, places_of
-from dubio.training.optimising import forget, make_capturable, match_layouts, why_not_capturable
+from dubio.training.layout import Layout
+from dubio.training.optimising import forget, make_capturable, why_not_capturable
 from dubio.training.processes import ALONE, LostProcessError, Processes
 from dubio.training.recording import Recording
 from dubio.training.shapes import Shapes
@@ -112,9 +112,7 @@ class Step:
         self._capture = on_gpu and self._compile and not self._why_not_captured()
         if self._capture:
             make_capturable(optimizer, self.device)
-        self._layout: Layout | None = None
-        """How images and filters lie, from the first batch on."""
-        self._places = places_of(model)
+        self._layout = Layout(model, optimizer)
         self._health = Health(self.device, optimizer)
 
     @property
@@ -177,7 +175,7 @@ class Step:
     @property
     def is_in_place(self) -> bool:
         """Whether parameters and buffers are where the step has left them: what was recorded knows no others."""
-        return self._places == places_of(self.model)
+        return self._layout.is_in_place
 
     def restart(self) -> None:
         """Forget every step so far, and keep what was compiled and recorded: for the network's next run."""
@@ -200,7 +198,8 @@ class Step:
         """
         if len(batch.targets):
             self._check_memory(batch)
-            self._lay_out(batch)
+            if self._compile:
+                self._layout.lay_out(batch.inputs)
         while True:
             waiting, self._updating = self.num_rows, False
             try:
@@ -230,12 +229,6 @@ class Step:
         if complete:
             self._update()
         return learned
-
-    def _lay_out(self, batch: Batch) -> None:
-        """Lay out images and filters as the device convolves them fastest, from the first batch on."""
-        if self._layout is None and self._compile:
-            self._layout = Layout(self.model, batch.inputs)
-            self._take_places()
 
     def _check_memory(self, batch: Batch) -> None:
         """Leave the compiler out of it where a limit wants fewer draws at a time: compiled, they run all at once."""
@@ -321,7 +314,7 @@ class Step:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            self._undo_layout()
+            self._layout.undo()  # it is for the compiler only, and the fault may be there
             found = self._of_batch.eager(batch, place, self.num_samples)  # raises what is the batch's own fault
             if self.fast is True:
                 raise
@@ -335,7 +328,7 @@ class Step:
             return None
         circumstances = self._circumstances()
         if self._recording is None:
-            laid_out = values if self._layout is None else self._layout.of(values)
+            laid_out = self._layout.of(values)
             self._recording = Recording(self._whole_step, laid_out, circumstances, self.optimizer, self.device)
         elif not self._recording.fits(values, circumstances):
             return None
@@ -392,15 +385,4 @@ class Step:
         self._compile = way == "compiled"
         self._recording = None
         if not self._compile:
-            self._undo_layout()
-
-    def _undo_layout(self) -> None:
-        """Lay filters out as they were: for the compiler only they lie otherwise, and the fault may be there."""
-        if self._layout is not None and self._layout.is_last:
             self._layout.undo()
-            self._take_places()
-
-    def _take_places(self) -> None:
-        """Go by where parameters are now."""
-        match_layouts(self.optimizer)
-        self._places = places_of(self.model)
