@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 import dubio
 from dubio.layers import MAPPABLE
@@ -199,6 +201,34 @@ def test_a_scale_without_a_shift_and_a_shift_without_a_scale_are_kept(missing, t
     model, plain = dubio.Bayes(init_std=0.3).convert(net).train(training), copy.deepcopy(net[1]).train(training)
     mapped = dubio.sample(model, inputs, SAMPLES, seed=1, executor="vmap")
     torch.testing.assert_close(mapped, pooled_by_hand(model, plain, inputs, seed=1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiler_sees_into_batch_norm_and_computes_the_same(dtype):
+    """An operator of our own is a wall to the compiler: nothing before or behind it is fused with it."""
+    names, found = [], []
+
+    def take_down(graph, example_inputs):
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    def draws(model, inputs):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            return dubio.sample(model, inputs, SAMPLES)
+
+    for run in (draws, torch.compile(draws, backend=aot_autograd(fw_compiler=take_down), fullgraph=True)):
+        torch.manual_seed(2)
+        net, inputs = with_norm("2d")
+        model = dubio.Bayes(init_std=0.3).convert(net)
+        outputs = run(model, inputs)
+        outputs.square().sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        found.append((outputs, gradients, running(model[1])))
+    assert outputs.dtype == dtype
+    assert any("batch_norm" in name for name in names)
+    assert not any("standardise" in name for name in names)
+    torch.testing.assert_close(*found, rtol=1e-5 if dtype == torch.float32 else 0.02, atol=1e-4)
 
 
 def test_the_operator_behind_batch_norm_keeps_torchs_rules():

@@ -1,9 +1,10 @@
 """Batch norm whose training mode can be mapped over draws: statistics are taken over draws and batch together.
 
-The running statistics move once a pass. Mapped in eval mode it is one scale and one shift per channel, in float32 at
-least, as torch's kernel for a CPU has it: torch's own rule refuses inputs of another type than the statistics, and on a
-GPU channels-last ones. Outside a mapped pass these are torch's own layers; parameters, buffers and names stay the same
-throughout.
+The running statistics move once a pass. Compiled, it consists of torch's own functions instead of an operator of ours:
+the compiler fuses them with what stands around them. Mapped in eval mode it is one scale and one shift per channel, in
+float32 at least, as torch's kernel for a CPU has it: torch's own rule refuses inputs of another type than the
+statistics, and on a GPU channels-last ones. Outside a mapped pass these are torch's own layers; parameters, buffers and
+names stay the same throughout.
 """
 
 from typing import Any, cast
@@ -24,6 +25,10 @@ def standardise(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tens
     because its vmap rule, statistics over the mapped axis too, can be written for nothing less: ``torch.compile``
     traces an ``autograd.Function`` into its forward, past its vmap rule.
     """
+    return _standardised(input, eps)
+
+
+def _standardised(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     count = input.numel() // input.shape[1]
     if count < 2:
         raise ValueError(
@@ -70,7 +75,8 @@ def _pool_draws(
     info: Any, in_dims: tuple[Any, ...], input: Tensor, eps: float
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     input = input.movedim(in_dims[0], 0)
-    output, *statistics = standardise(input.flatten(0, 1), eps)
+    compute = _standardised if torch.compiler.is_compiling() else standardise  # the compiler sees into the former
+    output, *statistics = compute(input.flatten(0, 1), eps)
     return (output.unflatten(0, input.shape[:2]), *statistics), (0, None, None, None)
 
 
