@@ -17,7 +17,7 @@ from dubio.layers.leaf_loop import is_mapped
 from dubio.layers.sources import Source
 from dubio.sampling import LoopOnlyError, Pass, joined_pass
 
-__all__ = ["Members", "num_members"]
+__all__ = ["Members", "num_members", "why_only_looped"]
 
 
 class Members(Source):
@@ -58,8 +58,9 @@ class Members(Source):
         return (uniform * len(self.members)).long().clamp_max(len(self.members) - 1)
 
     def _stacked(self, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.training and any(_takes_statistics(module) for module in self.members[0].modules()):
-            raise LoopOnlyError("batch statistics of the members of an ensemble cannot be mapped")
+        reason = why_only_looped(self)
+        if reason:
+            raise LoopOnlyError(reason)
         states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
         chosen = {name: _one_of([state[name] for state in states], place) for name in states[0]}
         return functional_call(self.members[0], chosen, args, kwargs)
@@ -69,6 +70,13 @@ def num_members(model: nn.Module) -> int | None:
     """How many members an ensemble has; None for any other network."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     return len(model.members) if isinstance(model, Members) else None
+
+
+def why_only_looped(model: nn.Module) -> str:
+    """Why the draws of a network are meant to be looped, which the compiler cannot do; "" where they are not."""
+    if isinstance(model, Members) and model.training and any(map(_takes_statistics, model.members[0].modules())):
+        return "batch statistics of the members of an ensemble cannot be mapped"
+    return ""
 
 
 def _one_of(tensors: list[Tensor], place: Int[Tensor, ""]) -> Tensor:
