@@ -26,16 +26,17 @@ class Display:
 
 
 class Lines(Display):
-    """One line per epoch, with the time left."""
+    """One line per epoch, with the time left. The first epoch, which compiles, counts only while it is alone."""
 
     def __init__(self, epochs: int) -> None:
-        self._epochs, self._began, self._first = epochs, time.perf_counter(), 0
+        self._epochs, self._since, self._first = epochs, time.perf_counter(), 0
 
     def epoch(self, metrics: dict[str, float]) -> None:
         """After an epoch."""
-        number = int(metrics["epoch"])
-        self._first = self._first or number
-        pace = (time.perf_counter() - self._began) / (number - self._first + 1)
+        number, now = int(metrics["epoch"]), time.perf_counter()
+        pace = (now - self._since) / (number - self._first if self._first else 1)
+        if not self._first:
+            self._first, self._since = number, now
         left = pace * (self._epochs - number)
         self.note(f"epoch {number}/{self._epochs}  {summary(metrics)}  {left:.0f} s left")
 

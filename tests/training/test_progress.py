@@ -1,0 +1,33 @@
+"""What a run shows of itself: a line for each epoch, with the time that is left."""
+
+import pytest
+
+from dubio.training import progress
+
+METRICS = {"loss": 0.5, "divergence": 0.0, "seconds": 3.0}
+
+
+def lines_of(ends: list[tuple[int, float]], epochs: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is left, as it is told after epochs that end at these seconds."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    told: list[str] = []
+    lines = progress.Lines(epochs)
+    monkeypatch.setattr(lines, "note", told.append)
+    for number, now in ends:  # noqa: B007, which is what the clock says
+        lines.epoch({"epoch": number, **METRICS})
+    return told
+
+
+def test_the_time_left_does_not_count_what_only_the_first_epoch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = lines_of([(1, 30.0), (2, 32.0), (3, 35.0)], 10, monkeypatch)
+    assert told == [
+        "epoch 1/10  loss 0.5  270 s left",
+        "epoch 2/10  loss 0.5  16 s left",
+        "epoch 3/10  loss 0.5  18 s left",  # 2.5 s each
+    ]
+
+
+def test_a_resumed_run_tells_what_is_left_from_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = lines_of([(8, 30.0), (9, 32.0), (10, 34.0)], 10, monkeypatch)
+    assert [line.rpartition("  ")[2] for line in told] == ["60 s left", "2 s left", "0 s left"]
