@@ -23,6 +23,7 @@ import engine
 import families
 import fitting
 import glow
+import kernels
 import loading
 import noise
 import peers
@@ -41,12 +42,13 @@ PARTS: dict[str, Callable[[torch.device], Any]] = {
     "noise": noise.measure,
     "families": families.measure,
     "fitting": fitting.measure,
+    "kernels": kernels.measure,
     "audits": audits.measure,
     "audits_mnist": audits.measure_mnist,
     "autoattack": audits.measure_autoattack,
     "peers": peers.measure,
 }
-ALONE = [part for part in PARTS if part not in ("fitting", "audits_mnist", "autoattack", "peers")]
+ALONE = [part for part in PARTS if part not in ("fitting", "kernels", "audits_mnist", "autoattack", "peers")]
 """Those that need nothing beside what is installed: no data, no GPU, no other library."""
 OTHERS = ("bayesian_torch", "torch_uncertainty", "torchbayesian", "blitz")
 INSIDE = "DUBIO_INSIDE_PEERS"
@@ -75,7 +77,7 @@ def main() -> int:
         earlier=earlier_record(options.output, about) if options.add else None,
         keep=lambda record: write({"peers": record}),
     )
-    parts = PARTS | {"peers": beside}
+    parts = PARTS | {"peers": beside, "kernels": partial(kernels.measure, nets=options.nets)}
     write({part: parts[part](device) for part in options.parts or ALONE})
     return 0
 
@@ -105,7 +107,7 @@ def _parsed() -> argparse.Namespace:
         "parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}; by default {', '.join(ALONE)}"
     )
     parser.add_argument("--output", type=Path, help="write the records here as JSON")
-    parser.add_argument("--nets", type=_names, default=(), help="of peers: networks, with commas between")
+    parser.add_argument("--nets", type=_names, default=(), help="of peers and kernels: networks, with commas between")
     parser.add_argument("--draws", type=_numbers, default=(), help="of peers: numbers of draws, with commas between")
     parser.add_argument("--tiny", action="store_true", help="of peers: small networks, only to see that all run")
     parser.add_argument("--add", action="store_true", help="of peers: keep other networks that the output has already")

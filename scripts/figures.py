@@ -184,7 +184,38 @@ def epochs(choice: str) -> str:
         for record in stored["records"]["fitting"]
     ]
     headings = ("training by `dubio.fit`", "an epoch", "to compile and record, once", "data")
-    about = "Medians from the third epoch on; random images stand in for those of CIFAR-10, as many and as large."
+    about = "Medians from the third epoch on."
+    if any(record["data"] == "random images" for record in stored["records"]["fitting"]):
+        about += " Where the data were not there, random images stood in, as many and as large."
+    return f"{markdown_table(headings, rows)}\n\n{about} {_source(name, stored)}"
+
+
+def kernels(choice: str) -> str:
+    """What the GPU does in a step or a prediction, on the machine that is named."""
+    name = f"kernels_{choice}"
+    stored = _load(name)
+    records = stored["records"]["kernels"]
+    groups = sorted({group for record in records for group in record["groups"]})
+    groups.sort(key=lambda group: -max(record["groups"].get(group, [0.0])[0] / record["busy"] for record in records))
+
+    def cells(record: dict[str, Any]) -> list[str]:
+        found = [record["groups"].get(group) for group in groups]
+        return ["-" if own is None else f"{own[0]:.3g} ({own[1]:.0f})" for own in found]
+
+    rows = [
+        (
+            f"{record['what']} of {record['net']}, {record['estimator']}, "
+            f"S = {record['num_samples']}, {record['precision']}",
+            f"{record['milliseconds']:.3g}",
+            f"{record['busy']:.3g}",
+            *cells(record),
+        )
+        for record in records
+    ]
+    about = (
+        "Milliseconds, and launches of kernels in brackets; the compiler's kernels are named after what ends in them."
+    )
+    headings = ("what", "in all", "the GPU works", *groups)
     return f"{markdown_table(headings, rows)}\n\n{about} {_source(name, stored)}"
 
 
@@ -281,6 +312,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "steps": steps,
     "glow": glow,
     "epochs": epochs,
+    "kernels": kernels,
     "checks": checks,
     "audits": audits,
     "autoattack": autoattack,
