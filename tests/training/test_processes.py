@@ -486,6 +486,82 @@ def test_no_thread_of_a_group_outlives_it() -> None:
     assert [(one.returncode, one.stdout.strip()) for one in ended] == [(0, "[]")] * 2, ended
 
 
+ON_ONE_DEVICE = """
+import torch
+import torch._dynamo  # before a group is opened: see docs/processes.md
+import torch.distributed as dist
+import dubio
+
+dist.init_process_group("cpu:gloo,cuda:gloo")  # nccl wants a GPU for each process
+torch.manual_seed(0)
+inputs, targets = torch.randn(41, 5), torch.randint(4, (41,))
+found = {}
+for name, noise in (("noise off", dubio.noise_off), ("noise on", dubio.fresh)):
+    torch.manual_seed(1)
+    layers = (torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 4))
+    model = dubio.Bayes(init_std=0.1).convert(torch.nn.Sequential(*layers))
+    with noise():
+        run = dubio.fit(
+            model, (inputs, targets), (inputs, targets), epochs=3, batch_size=10, num_samples=2, accumulate=2,
+            clip_norm=0.5, seed=3, device=DEVICE, precision="fp32", progress=False,
+        )
+    found[name] = {key: tensor.cpu() for key, tensor in model.state_dict().items()}
+    found[name]["nll"] = torch.tensor([line["val_nll"] for line in run.history])
+torch.save(found, f"{FOLDER}/{dist.get_world_size()}-{dist.get_rank()}.pt")
+dist.destroy_process_group()
+"""
+GPU = pytest.param("cuda:0", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), GPU])
+def test_two_processes_share_one_device(tmp_path: Path, device: str) -> None:
+    """With a group that the script has opened; on a GPU the steps of two are compiled, and those of one recorded."""
+    script = f"DEVICE, FOLDER = {device!r}, {str(tmp_path)!r}\n" + ON_ONE_DEVICE
+    for count in (1, 2):
+        ended = in_interpreters(script, count)
+        assert [one.returncode for one in ended] == [0] * count, ended
+    alone, first, second = (torch.load(tmp_path / f"{which}.pt") for which in ("1-0", "2-0", "2-1"))
+    torch.testing.assert_close(first["noise off"], alone["noise off"], atol=1e-6, rtol=1e-5)
+    assert not torch.equal(first["noise on"]["0.weight_posterior.mean"], first["noise off"]["0.weight_posterior.mean"])
+    for kind, tensors in first.items():
+        assert all(torch.equal(second[kind][name], tensor) for name, tensor in tensors.items())
+
+
+BY_NCCL = """
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import nn
+from dubio.training import Processes
+
+dist.init_process_group("cpu:gloo,cuda:nccl")
+device = torch.device("cuda:0")
+torch.cuda.set_device(device)
+model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1).double()).to(device)
+(model[:2](torch.rand(4, 3, device=device)).sum() + model[2](torch.ones(1, 2, device=device).double()).sum()).backward()
+model[0].bias.grad = None
+before = [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+processes = Processes(0, 2, device)  # of which the other does not answer: what is sent comes back as it was
+assert float(processes.sum_gradients(model.parameters(), 4)) == 4
+for parameter, gradient in zip(model.parameters(), before):
+    assert (parameter.grad is None) == (gradient is None)
+    assert gradient is None or torch.equal(parameter.grad, gradient)
+processes.average_buffers(model)
+assert all(torch.equal(buffer, statistics[name]) for name, buffer in model.named_buffers())
+assert processes.own_buffers(model) == {}
+assert processes.any(True) and not processes.any(False)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_nccl_takes_all_that_is_sent() -> None:
+    """In a group of one: several would want a GPU each."""
+    ended = in_interpreters(BY_NCCL, 1)
+    assert [one.returncode for one in ended] == [0], ended
+
+
 def test_one_process_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(processes.dist, "init_process_group", lambda *args, **options: pytest.fail("joined"))
