@@ -12,7 +12,7 @@ STAMP := $(VENV)/installed
 CHECKS := lint types imports status tests examples
 
 # One thread per worker, and threads that sleep while they wait: workers do not compete for cores.
-TESTENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+TESTENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
 # A worker that has nothing left takes tests from another one.
 PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 

@@ -347,7 +347,7 @@ def test_an_error_in_a_process_is_one_line_and_exit_code_2(tmp_path: Path) -> No
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.feature("Ctrl-C during dubio train saves the run, exits with 3, and --resume goes on")
 def test_an_interrupted_run_exits_with_3_and_goes_on(tmp_path: Path) -> None:
-    process = start("train", "long", "--model", "mlp:64-16-10", "--epochs", 100_000, "--runs", tmp_path)
+    process = start("train", "long", "--model", "mlp:64-16-10", "--epochs", 100_000, "--eager", "--runs", tmp_path)
     assert process.stderr is not None
     assert "epoch 1/" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
