@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from dubio.layers.autocasting import autocast_dtype, lowered
 from dubio.layers.leaf_loop import apart, is_mapped
 from dubio.sampling.passes import is_transformed
 
@@ -26,12 +27,10 @@ LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
 
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear(input, weight, bias)``; under autocast, the bias is added in the type of the product."""
-    device = input.device.type
-    lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    if lower is not None and bias is not None and bias.dtype == torch.float32:
-        bias = bias.to(lower)  # mapped, F.linear would add it in float32
+    lower = autocast_dtype(input.device)
+    bias = None if bias is None else lowered(bias, lower)  # mapped, F.linear would add it in float32
     if bias is not None and _is_worth_a_launch(input, weight):
-        factors = [value.to(lower) if lower and value.dtype == torch.float32 else value for value in (input, weight)]
+        factors = [lowered(value, lower) for value in (input, weight)]
         if all(value.dtype == (lower or bias.dtype) for value in (*factors, bias)):
             return apart(_one_by_one, (*factors, bias))[0]
     return F.linear(input, weight, bias)

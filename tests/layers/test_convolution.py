@@ -1,0 +1,146 @@
+"""Convolutions of a mapped pass under autocast: in its type, as outside a map, weights drawn or not."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dubio
+from dubio.layers import MAPPABLE
+from dubio.sampling import plans
+from dubio.training import computing
+
+KINDS = {
+    "1d": (nn.Conv1d, nn.ConvTranspose1d, (4, 2, 7)),
+    "2d": (nn.Conv2d, nn.ConvTranspose2d, (4, 2, 7, 6)),
+    "3d": (nn.Conv3d, nn.ConvTranspose3d, (4, 2, 4, 5, 3)),
+}
+METHODS = {
+    "bayes, local": dubio.Bayes(estimator="local", init_std=0.1),
+    "bayes, weight": dubio.Bayes(estimator="weight", init_std=0.1),
+    "bayes, flipout": dubio.Bayes(estimator="flipout", init_std=0.1),
+    "bayes, first layer": dubio.Bayes(where="0", init_std=0.1),
+    "dropout": dubio.Dropout(),
+    "input noise": dubio.InputNoise(),
+    "pni": dubio.Pni(),
+}
+
+
+def autoencoder(kind: str) -> tuple[nn.Sequential, torch.Tensor]:
+    """Two convolutions and a transposed one, with noise between them, and inputs."""
+    down, up, shape = KINDS[kind]
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        down(2, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        down(6, 6, 3, padding=1, bias=False),
+        nn.ReLU(),
+        up(6, 2, 2),
+    )
+    return net, torch.randn(shape)
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.feature("Convolutions of mapped draws compute in bf16 where it is asked for, drawn or not")
+def test_mapped_convolutions_compute_in_the_type_of_autocast(kind: str, method: str) -> None:
+    net, inputs = autoencoder(kind)
+    model = METHODS[method].convert(net).eval()
+    found: list[torch.dtype] = []
+    for module in model:
+        if isinstance(module, nn.modules.conv._ConvNd):
+            module.register_forward_hook(lambda module, args, output: found.append(output.dtype))
+    with autocast():
+        mapped = dubio.sample(model, inputs, 3, seed=1, executor="vmap")
+        assert set(found) == {torch.bfloat16}
+        looped = dubio.sample(model, inputs, 3, seed=1, executor="loop")
+    assert mapped.dtype == looped.dtype == torch.bfloat16
+    torch.testing.assert_close(mapped, looped, rtol=0.03, atol=0.03)
+    exact = dubio.sample(model, inputs, 3, seed=1, executor="vmap")
+    assert 0.0 < (mapped - exact).abs().max() < 0.1
+
+
+OPTIONS = {
+    "reflect": {"padding": 1, "padding_mode": "reflect"},
+    "replicate": {"padding": 1, "padding_mode": "replicate"},
+    "circular": {"padding": 1, "padding_mode": "circular"},
+    "same": {"padding": "same"},
+    "groups": {"groups": 2},
+    "dilation and stride": {"dilation": 2, "stride": 2},
+}
+
+
+@pytest.mark.parametrize("method", ["bayes, local", "bayes, weight", "dropout"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("batched", [True, False])
+def test_every_kind_of_convolution_is_mapped_under_autocast(
+    method: str, options: dict[str, Any], batched: bool
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3, **options), nn.Dropout(0.3), nn.Conv2d(4, 4, 3, **options))
+    model, inputs = METHODS[method].convert(net).eval(), torch.randn(3, 2, 19, 18)
+    inputs = inputs if batched else inputs[0]
+    with autocast():
+        mapped, looped = (dubio.sample(model, inputs, 3, seed=1, executor=way) for way in ("vmap", "loop"))
+    assert mapped.dtype == looped.dtype == torch.bfloat16
+    torch.testing.assert_close(mapped, looped, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("method", ["dropout", "bayes, first layer"])
+def test_draws_behind_a_shared_convolution_need_no_map_of_the_inputs(method: str) -> None:
+    """What the first layer gives to all draws is in bf16: the next one must take it."""
+    net, inputs = autoencoder("2d")
+    model = METHODS[method].convert(net)
+    with autocast():
+        dubio.sample(model, inputs, 3)
+    assert {plan.executor for plan in plans(model).values()} == {"vmap"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outside_a_map_convolutions_are_the_plain_ones_bit_by_bit(kind: str) -> None:
+    net, inputs = autoencoder(kind)
+    model = dubio.Dropout().convert(net)
+    assert [type(model[place]) for place in (0, 3, 5)] == [MAPPABLE[type(net[place])] for place in (0, 3, 5)]
+    for lower in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=lower), dubio.noise_off():
+            torch.testing.assert_close(model.eval()(inputs), net.eval()(inputs), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_way_back_gives_torchs_own_classes(kind: str, method: str) -> None:
+    net, _ = autoencoder(kind)
+    assert [type(module) for module in dubio.to_mean(METHODS[method].convert(net))] == [type(module) for module in net]
+
+
+def test_a_transposed_convolution_takes_the_size_of_its_outputs() -> None:
+    up = nn.ConvTranspose2d(2, 3, 3, stride=2)
+    fixed, inputs = copy.deepcopy(up), torch.randn(4, 2, 5, 5)
+    fixed.__class__ = MAPPABLE[nn.ConvTranspose2d]
+    for size in ([11, 12], (4, 3, 12, 11)):
+        torch.testing.assert_close(fixed(inputs, size), up(inputs, size), rtol=0.0, atol=0.0)
+    with pytest.raises(ValueError, match="valid sizes range"):
+        fixed(inputs, [20, 20])
+
+
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize("method", ["bayes, local", "dropout"])
+def test_steps_in_bf16_compile(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computing, "BACKEND", "aot_eager")
+    targets, losses = torch.tensor([0, 1, 1, 0]), []
+    for fast in (True, False):
+        net, images = autoencoder("2d")
+        model = METHODS[method].convert(nn.Sequential(*net, nn.Flatten(), nn.Linear(112, 2))).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        torch.manual_seed(1)
+        step = dubio.Step(model, dubio.Elbo(4), optimizer, num_samples=3, precision="bf16", fast=fast)
+        losses.append(step(images, targets).total)
+        assert step.how == ("compiled" if fast else "eager")
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
