@@ -81,6 +81,7 @@ status: $(STAMP)
 	$(BIN)/python scripts/status.py --check
 	$(BIN)/python scripts/results_page.py --check
 	$(BIN)/python scripts/figures.py --check
+	@$(BIN)/python scripts/faults.py --list > /dev/null && echo "all faults of tests/faults.toml can be planted"
 
 examples: $(STAMP)
 	@printf '%s\n' $(wildcard examples/*.py) | DUBIO_TINY=1 $(TESTENV) xargs -P 2 -I{} \

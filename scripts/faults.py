@@ -65,6 +65,8 @@ def main() -> int:
     """Run the faults asked for and return the exit status."""
     options = _parse()
     faults = _read(ROOT / LIST)
+    for fault in faults:  # all of them, whichever are tried
+        _planted(fault, ROOT)
     if options.only:
         _check_numbers(options.only, len(faults))
         faults = [fault for fault in faults if fault.number in options.only]
@@ -74,8 +76,6 @@ def main() -> int:
         for fault in faults:
             print(f"{fault.number:3d}  {fault.file}: {fault.claim}")
         return 0
-    for fault in faults:
-        _planted(fault, ROOT)
 
     _prepare()
     with tempfile.TemporaryDirectory(prefix="dubio-faults-") as folder:
@@ -93,7 +93,7 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Plant faults in a copy of dubio; a test must notice each.")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="try these faults only (see --list)")
-    parser.add_argument("--list", action="store_true", help="print the faults and stop")
+    parser.add_argument("--list", action="store_true", help="print the faults, if all can be planted, and stop")
     parser.add_argument(
         "--every", type=int, default=1, metavar="N", help="try every N-th fault; which ones, the commit's hash decides"
     )

@@ -2,8 +2,9 @@
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jaxtyping
 import pytest
@@ -15,7 +16,9 @@ from dubio import functional
 from dubio.attacks.victims import Victim
 from dubio.layers import num_members
 from dubio.objectives import EnsembleLoss
-from dubio.sampling import plans
+from dubio.sampling import executors, plans
+from dubio.sampling.drawing import Call, map_draws
+from dubio.sampling.settings import STATE
 from networks import mlp
 
 INPUTS = torch.randn(30, 5, generator=torch.Generator().manual_seed(1))
@@ -170,28 +173,139 @@ def test_a_plain_call_is_a_member_by_chance_and_a_frozen_one_the_first() -> None
 
 @pytest.mark.parametrize("make", [lambda: mlp(5, 8, 3), normed], ids=["mlp", "norms"])
 def test_members_trained_together_are_members_trained_alone(make: Any) -> None:
-    model = dubio.Ensemble(3).convert(make())
+    model = dubio.Ensemble(3).convert(make().double())  # rounding is all that a bias before a batch norm learns from
     alone = [dubio.Deterministic().convert(copy.deepcopy(member)) for member in model.members]
     options: Any = {"epochs": 3, "batch_size": 8, "lr": 0.02, "seed": 4, "progress": False}
     for network in (model, *alone):
-        dubio.fit(network.train(), (INPUTS, TARGETS), **options)
+        dubio.fit(network.train(), (INPUTS.double(), TARGETS), **options)
     for member, single in zip(model.members, alone, strict=True):
         for (name, found), expected in zip(member.state_dict().items(), single.state_dict().values(), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=name)
     assert not torch.allclose(weights(model.members[0]), weights(model.members[1]), atol=0.1)
 
 
-def test_members_with_batch_norm_are_looped_in_training_without_a_warning() -> None:
-    model = dubio.Ensemble(2).convert(normed().train())
-    dubio.sample(model, INPUTS, 2)
-    (plan,) = plans(model).values()
-    assert plan.executor == "loop"
-    assert "batch statistics of the members of an ensemble cannot be mapped" in plan.reason
-    first, second = (member[1].running_mean for member in model.members)
-    assert first.abs().max() > 0.0
-    assert not torch.allclose(first, second, atol=1e-3)
-    dubio.sample(model.eval(), INPUTS, 2)
-    assert {plan.executor for plan in plans(model).values()} == {"loop", "vmap"}
+class Counting(nn.Module):
+    """Counts its calls in place, and keeps the mean of its inputs in another tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean = x.detach().mean(dim=0)
+        return x + self.mean
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """A class that dubio does not know."""
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "batch norm": lambda: nn.BatchNorm1d(8),
+    "average of all batches": lambda: nn.BatchNorm1d(8, momentum=None),
+    "without scales": lambda: nn.BatchNorm1d(8, affine=False),
+    "without running statistics": lambda: nn.BatchNorm1d(8, track_running_stats=False),
+    "instance norm": lambda: nn.Sequential(
+        nn.Unflatten(1, (4, 2)), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten()
+    ),
+    "a class of one's own": lambda: OwnNorm(8),
+    "other buffers": Counting,
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("way", ["mapped", "mapped inputs", "compiled"])
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.feature("Members of an ensemble with batch norm are mapped and compiled, each with statistics of its own")
+def test_members_that_run_at_once_move_their_buffers_as_one_after_another(norm: str, way: str) -> None:
+    own = NORMS[norm]
+    net = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 8), own(), nn.ReLU(), nn.Linear(8, 3)).double()
+    inputs = INPUTS.double()
+    one, other = (dubio.Ensemble(3).convert(net).train() for _ in range(2))
+    other.load_state_dict(one.state_dict())
+
+    def run(model: nn.Module) -> Tensor:
+        if way == "mapped inputs":
+            call = Call(model, (inputs,), {}, STATE.own.settings)
+            return cast(Tensor, map_draws(call, range(3), map_inputs=True).outputs)
+        return cast(Tensor, dubio.sample(model, inputs, 3, executor="vmap"))
+
+    run = torch.compile(run, backend="aot_eager", fullgraph=True) if way == "compiled" else run
+    for _ in range(2):
+        found, expected = run(one), dubio.sample(other, inputs, 3, executor="loop")
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
+    for outputs in (found, expected):
+        outputs.square().sum().backward()
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    assert not any(torch._C._functorch.is_batchedtensor(buffer) for buffer in one.buffers())
+
+
+def test_statistics_of_a_member_that_is_drawn_twice_move_twice() -> None:
+    one, other = (dubio.Ensemble(2).convert(normed()).train() for _ in range(2))
+    other.load_state_dict(one.state_dict())
+    torch.testing.assert_close(dubio.sample(one, INPUTS, 4), dubio.sample(other, INPUTS, 4, executor="loop"))
+    torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
+    (plan,) = plans(one).values()
+    assert (plan.executor, int(one.members[0][1].num_batches_tracked)) == ("loop", 2)
+    assert "a member that is drawn twice moves its buffers twice" in plan.reason
+
+
+def test_draws_that_begin_in_the_middle_move_the_statistics_of_their_members() -> None:
+    model = dubio.Ensemble(3).convert(normed()).train()
+    executors.run(model, INPUTS, 2, first_draw=2, executor="vmap")
+    assert [int(member[1].num_batches_tracked) for member in model.members] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_statistics_move_once_where_draws_are_computed_anew(executor: Any) -> None:
+    one, other = (dubio.Ensemble(3).convert(normed()).train() for _ in range(2))
+    other.load_state_dict(one.state_dict())
+    needed = dubio.plan(one, INPUTS, 3, memory="1 GiB", gradients=True).bytes_in_all
+    with dubio.memory_limit(needed - 1):
+        assert dubio.plan(one, INPUTS, 3, gradients=True).recompute
+        found = dubio.sample(one, INPUTS, 3, executor=executor)
+        found.square().sum().backward()
+    expected = dubio.sample(other, INPUTS, 3, executor="loop")
+    expected.square().sum().backward()
+    torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
+    torch.testing.assert_close(found, expected)
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_a_compiled_call_moves_the_statistics_of_the_member_that_answers() -> None:
+    model = dubio.Ensemble(3).convert(normed()).train()
+    plain = [copy.deepcopy(member) for member in model.members]
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(9):
+        found = compiled(INPUTS)
+        (place,) = [i for i, net in enumerate(plain) if torch.allclose(found, copy.deepcopy(net)(INPUTS), atol=1e-5)]
+        plain[place](INPUTS)
+    for member, expected in zip(model.members, plain, strict=True):
+        torch.testing.assert_close(dict(member.state_dict()), dict(expected.state_dict()))
+
+
+def test_a_vmap_around_an_ensemble_cannot_keep_statistics() -> None:
+    model = dubio.Ensemble(3).convert(normed()).train()
+    around = torch.func.vmap(lambda _: model(INPUTS), randomness="different")
+    with pytest.raises(RuntimeError, match="members of an ensemble cannot keep batch statistics under a vmap"):
+        around(torch.arange(4))
+    model.eval()
+    assert around(torch.arange(4)).shape == (4, 30, 3)
+
+
+def test_large_members_run_one_after_another_on_a_cpu() -> None:
+    images, found = torch.randn(128, 784), []
+    for width in (20, 800):
+        model = dubio.Ensemble(2).convert(mlp(784, width, width, 10)).train()
+        dubio.sample(model, images, 2)
+        found += [plan.executor for plan in plans(model).values()]
+    assert found == ["vmap", "loop"]
 
 
 def test_a_bag_holds_as_many_draws_as_examples_and_repeats_with_its_seed() -> None:

@@ -217,17 +217,17 @@ def test_an_update_that_runs_out_of_memory_is_not_made_twice() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_an_ensemble_with_batch_norm_is_not_compiled_and_says_why() -> None:
+def test_members_with_batch_norm_learn_the_same_compiled_and_eagerly(traced: None) -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    model = dubio.Ensemble(2).convert(net).train()
-    why = "batch statistics of the members of an ensemble cannot be mapped"
-    with pytest.raises(ValueError, match=f"the step cannot be compiled, since {why}"):
-        steps_of(model, dubio.Elbo(40), fast=True)
-    assert steps_of(model, dubio.Elbo(40), num_steps=10**9)._trial is None
-    step = steps_of(model, dubio.Elbo(40))
-    step(INPUTS, TARGETS)
-    assert step.how == "eager"
-    assert steps_of(model.eval(), dubio.Elbo(40), fast=True).how == "compiled"
+    fast, eager = (dubio.Ensemble(2).convert(net).train() for _ in range(2))
+    eager.load_state_dict(fast.state_dict())
+    for model, way in ((fast, "compiled"), (eager, "eager")):
+        step = steps_of(model, dubio.Ensemble(2).objective(40), fast=way == "compiled")
+        for _ in range(3):
+            step(INPUTS, TARGETS)
+        assert step.how == way
+    assert int(fast.members[1][1].num_batches_tracked) == 3
+    torch.testing.assert_close(dict(fast.state_dict()), dict(eager.state_dict()), rtol=1e-4, atol=1e-5)
 
 
 def test_inputs_that_cannot_be_attacked_are_refused_in_words() -> None:

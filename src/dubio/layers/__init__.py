@@ -12,7 +12,7 @@ from dubio.layers.drawn import (
     restore_parameters,
 )
 from dubio.layers.dropout import DROPOUTS, InputMask, RandomDropout
-from dubio.layers.ensemble import Members, num_members, why_only_looped
+from dubio.layers.ensemble import Members, num_members
 from dubio.layers.flow_noise import FlowNoise
 from dubio.layers.flow_steps import FlowStep, make_step
 from dubio.layers.heads import Distance, GaussianHead, Head, WassersteinHead
@@ -91,5 +91,4 @@ __all__ = [
     "sources",
     "takes_noise",
     "weight_matrices",
-    "why_only_looped",
 ]

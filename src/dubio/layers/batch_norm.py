@@ -96,7 +96,7 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         channels = (-1, *(1 for _ in input.shape[2:]))
         output: Tensor
         if self.training:
-            output, mean, _, variance = standardise(input, self.eps)
+            output, mean, _, variance = (_standardised if run.alone else standardise)(input, self.eps)
             self._move_running_statistics(mean, variance)
             scale, shift = self.weight, self.bias
             output = output if scale is None else output * scale.view(channels)
@@ -123,8 +123,8 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         self.num_batches_tracked.add_(1)
         dtype = self.running_mean.dtype
         step = 1.0 / self.num_batches_tracked.to(dtype) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(dtype), step)
-        self.running_var.lerp_(variance.to(dtype), step)
+        for running, new in ((self.running_mean, mean), (self.running_var, variance)):
+            running.add_((new.to(dtype) - running) * step)  # lerp_ cannot be mapped
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):

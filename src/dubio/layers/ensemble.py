@@ -1,11 +1,12 @@
 """An ensemble as draws: several networks of one kind, of which draw ``i`` is member ``i``, counted round and round.
 
-Members are ordinary networks, each with parameters of its own. Mapped over draws they run as one network whose
-parameters are stacked, which is what makes training them together fast; a loop runs one after another. Members with
-batch norm are always looped in training: each has statistics of its own. Called by itself the network is a
-member by chance or, with frozen noise, the first.
+Members are ordinary networks, each with parameters and buffers of its own. Mapped over draws they run as one network
+whose parameters are stacked, which is what makes training them together fast; a loop runs one after another. Batch
+statistics are those of a member in both, and in training every member keeps what the run has made of its buffers.
+Called by itself the network is a member by chance or, with frozen noise, the first.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from dubio.layers.leaf_loop import is_mapped
 from dubio.layers.sources import Source
 from dubio.sampling import LoopOnlyError, Pass, joined_pass
 
-__all__ = ["Members", "num_members", "why_only_looped"]
+__all__ = ["Members", "num_members"]
 
 
 class Members(Source):
@@ -39,7 +40,21 @@ class Members(Source):
             place = self._place(run)
             if not is_mapped(place) and not torch.compiler.is_compiling():
                 return self.members[int(place)](*args, **kwargs)
-            return self._stacked(place, args, kwargs)
+            return self._stacked(run, place, args, kwargs)
+
+    def turns(self) -> list[str]:
+        """The names of its members."""
+        return [f"members.{place}" for place in range(len(self.members))]
+
+    @torch.no_grad()
+    def take_back(self, draws: range, moved: Mapping[str, Tensor]) -> None:
+        """Give every member the buffers that its draw has moved."""
+        if len(draws) > len(self.members):
+            raise LoopOnlyError("a member that is drawn twice moves its buffers twice, one after another")
+        for row, draw in enumerate(draws):
+            buffers = dict(self.members[draw % len(self.members)].named_buffers())
+            for name, tensor in moved.items():
+                buffers[name].copy_(tensor[row])
 
     def is_noise(self, name: str) -> bool:
         """None of its parameters: they are ordinary networks'."""
@@ -57,26 +72,38 @@ class Members(Source):
         uniform = run.noise_for_weights(self, torch.empty(()), kind="uniform")
         return (uniform * len(self.members)).long().clamp_max(len(self.members) - 1)
 
-    def _stacked(self, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        reason = why_only_looped(self)
-        if reason:
-            raise LoopOnlyError(reason)
+    def _stacked(self, run: Pass, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
         chosen = {name: _one_of([state[name] for state in states], place) for name in states[0]}
-        return functional_call(self.members[0], chosen, args, kwargs)
+        run.drawn[id(self)] = place
+        run.alone = True
+        try:
+            outputs = functional_call(self.members[0], chosen, args, kwargs)
+        finally:
+            run.alone = False
+        moved = {name: chosen[name] for name, _ in self.members[0].named_buffers()} if self.training else {}
+        if moved and run.mapped:
+            run.moved[id(self)] = moved
+        elif moved:
+            self._keep(place, moved)
+        return outputs
+
+    @torch.no_grad()
+    def _keep(self, place: Tensor, moved: Mapping[str, Tensor]) -> None:
+        """Give the member at a place the buffers that it has moved, where the compiler does not know which it is."""
+        if is_mapped(place):
+            if any(isinstance(module, nn.modules.batchnorm._NormBase) for module in self.members[0].modules()):
+                raise RuntimeError("members of an ensemble cannot keep batch statistics under a vmap around it")
+            return
+        for number, member in enumerate(self.members):
+            for name, buffer in member.named_buffers():
+                buffer.copy_(torch.where(place == number, moved[name], buffer))
 
 
 def num_members(model: nn.Module) -> int | None:
     """How many members an ensemble has; None for any other network."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     return len(model.members) if isinstance(model, Members) else None
-
-
-def why_only_looped(model: nn.Module) -> str:
-    """Why the draws of a network are meant to be looped, which the compiler cannot do; "" where they are not."""
-    if isinstance(model, Members) and model.training and any(map(_takes_statistics, model.members[0].modules())):
-        return "batch statistics of the members of an ensemble cannot be mapped"
-    return ""
 
 
 def _one_of(tensors: list[Tensor], place: Int[Tensor, ""]) -> Tensor:
@@ -89,7 +116,3 @@ def _one_of(tensors: list[Tensor], place: Int[Tensor, ""]) -> Tensor:
             return torch._C._functorch._add_batch_dim(torch.stack([tensors[i] for i in places.tolist()]), 0, level)
     place = place.to(tensors[0].device).reshape(1)
     return torch.stack(tensors).index_select(0, place).squeeze(0)
-
-
-def _takes_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._NormBase)

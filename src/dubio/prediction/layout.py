@@ -97,7 +97,7 @@ def _tried(model: nn.Module, block: Block, seed: int | None, looped: bool) -> An
     if not looped:
         try:
             with unchanged(model):
-                return map_draws(_call(model, block, seed), torch.arange(2, device="cpu")).outputs
+                return map_draws(_call(model, block, seed), range(2)).outputs
         except Exception as error:
             if is_out_of_memory(error):
                 raise

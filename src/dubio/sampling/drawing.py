@@ -5,7 +5,7 @@ These are the bare mechanisms; which one runs, and over how many draws at a time
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ __all__ = [
     "Draws",
     "Perturbations",
     "Inputs",
+    "TakingTurns",
     "arguments",
     "join",
     "loop_draws",
@@ -31,6 +32,8 @@ __all__ = [
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 Perturbations = dict[int, Tensor]
 """What posteriors drew in a pass, by identity."""
+Moved = dict[int, dict[str, Tensor]]
+"""What draws have made of buffers, by identity of who takes them back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,17 @@ class Call:
         return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
+@runtime_checkable
+class TakingTurns(Protocol):
+    """A module of whose parts each draw runs one, with parameters and buffers of its own."""
+
+    def turns(self) -> list[str]:
+        """The names of these parts, which are all alike."""
+
+    def take_back(self, draws: range, moved: Mapping[str, Tensor]) -> None:
+        """Keep what these draws, in order, have made of the buffers: `(sample, ...)` each."""
+
+
 @dataclass(frozen=True)
 class Draws:
     """What a network gave for several draws."""
@@ -90,12 +104,15 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def one_draw(
-    call: Call, draw: Tensor | None = None, drawn: Perturbations | None = None, mapped: bool = False
+    call: Call, draw: Tensor | None = None, drawn: Perturbations | None = None
 ) -> tuple[Any, dict[str, Tensor]]:
     """Run the network once, in a pass of its own: its output, and the terms that its layers handed over."""
+    return _in_pass(call, Pass(call.settings, draw, drawn, call.collecting, ahead=call.ahead))
+
+
+def _in_pass(call: Call, running: Pass) -> tuple[Any, dict[str, Tensor]]:
     own = STATE.own
     former = own.settings, own.current
-    running = Pass(call.settings, draw, drawn, call.collecting, mapped=mapped, ahead=None if mapped else call.ahead)
     own.settings, own.current = call.settings, running
     try:
         outputs = call.model(*call.args, **call.kwargs)
@@ -105,7 +122,7 @@ def one_draw(
     return getattr(outputs, "logits", outputs), terms
 
 
-def map_draws(call: Call, draws: Tensor, map_inputs: bool = False, drawn: Perturbations | None = None) -> Draws:
+def map_draws(call: Call, draws: range, map_inputs: bool = False, drawn: Perturbations | None = None) -> Draws:
     """Run the network for all ``draws`` at once.
 
     The inputs are not mapped, so the sample axis appears where noise enters. ``map_inputs`` maps copies of them from
@@ -117,10 +134,11 @@ def map_draws(call: Call, draws: Tensor, map_inputs: bool = False, drawn: Pertur
         return _map_draws(call, draws, map_inputs, drawn)
 
 
-def _map_draws(call: Call, draws: Tensor, map_inputs: bool, drawn: Perturbations | None) -> Draws:
+def _map_draws(call: Call, draws: range, map_inputs: bool, drawn: Perturbations | None) -> Draws:
+    numbers = torch.arange(draws.start, draws.stop, device="cpu")
     if not map_inputs:
-        mapped = torch.func.vmap(lambda draw: one_draw(call, draw, drawn, mapped=True), randomness="different")
-        return Draws(*mapped(draws))
+        mapped = torch.func.vmap(lambda draw: _mapped_draw(call, draw, drawn), randomness="different")
+        return _settled(call, draws, *mapped(numbers))
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     copies = {
         i: leaf.expand(len(draws), *leaf.shape).clone()
@@ -128,16 +146,31 @@ def _map_draws(call: Call, draws: Tensor, map_inputs: bool, drawn: Perturbations
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     }
 
-    def with_inputs(draw: Tensor, own: dict[int, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    def with_inputs(draw: Tensor, own: dict[int, Tensor]) -> tuple[Any, dict[str, Tensor], Moved]:
         args, kwargs = pytree.tree_unflatten([own.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
-        return one_draw(replace(call, args=args, kwargs=kwargs), draw, drawn, mapped=True)
+        return _mapped_draw(replace(call, args=args, kwargs=kwargs), draw, drawn)
 
-    return Draws(*torch.func.vmap(with_inputs, randomness="different")(draws, copies))
+    return _settled(call, draws, *torch.func.vmap(with_inputs, randomness="different")(numbers, copies))
 
 
-def loop_draws(call: Call, draws: Tensor, drawn: Sequence[Perturbations] | None = None) -> Draws:
+def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple[Any, dict[str, Tensor], Moved]:
+    running = Pass(call.settings, draw, drawn, call.collecting, mapped=True)
+    return (*_in_pass(call, running), running.moved)
+
+
+def _settled(call: Call, draws: range, outputs: Any, terms: dict[str, Tensor], moved: Moved) -> Draws:
+    """What came of mapped draws, once every module has taken back what is its own."""
+    if moved:
+        for module in call.model.modules():
+            if id(module) in moved:
+                cast(TakingTurns, module).take_back(draws, moved[id(module)])
+    return Draws(outputs, terms)
+
+
+def loop_draws(call: Call, draws: range, drawn: Sequence[Perturbations] | None = None) -> Draws:
     """Run the network for one draw after another."""
-    outcomes = [one_draw(call, draw, None if drawn is None else drawn[i]) for i, draw in enumerate(draws.unbind())]
+    numbers = torch.arange(draws.start, draws.stop, device="cpu").unbind()
+    outcomes = [one_draw(call, draw, None if drawn is None else drawn[i]) for i, draw in enumerate(numbers)]
     return Draws(*pytree.tree_map(_stack, *outcomes))
 
 

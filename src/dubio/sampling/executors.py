@@ -78,7 +78,7 @@ def run(
         return repeat(call, num_samples)
     if call.settings.seed is not None and not torch.compiler.is_compiling():
         name_sources(model)
-    draws = torch.arange(first_draw, first_draw + num_samples, device="cpu")
+    draws = range(first_draw, first_draw + num_samples)
     if torch.compiler.is_compiling():
         return _run(call, draws, executor, chunk, drawn)
     versions = call.input_versions()
@@ -92,12 +92,13 @@ def run(
 
 
 def _run(
-    call: Call, draws: Tensor, executor: Executor, chunk: int | None, drawn: Sequence[Perturbations] | None
+    call: Call, draws: range, executor: Executor, chunk: int | None, drawn: Sequence[Perturbations] | None
 ) -> Draws:
     if torch.compiler.is_compiling():
         mechanism, size = _choose(call, len(draws), executor, chunk)
-        looped = mechanism == "loop"
-        return loop_draws(call, draws, drawn) if looped else join([map_draws(call, part) for part in draws.split(size)])
+        if mechanism == "loop":
+            return loop_draws(call, draws, drawn)
+        return join([map_draws(call, draws[done : done + size]) for done in range(0, len(draws), size)])
     piece = drawn is not None
     if plan_for(call, len(draws), executor, chunk, piece=piece).executor == "loop":
         return _in_chunks(call, draws, executor, chunk, drawn, piece)
@@ -115,7 +116,7 @@ def _run(
 
 def _in_chunks(
     call: Call,
-    draws: Tensor,
+    draws: range,
     executor: Executor,
     chunk: int | None,
     drawn: Sequence[Perturbations] | None,
@@ -142,7 +143,7 @@ def _in_chunks(
     return join(parts)
 
 
-def _carry_out(call: Call, plan: Plan, draws: Tensor, drawn: Sequence[Perturbations] | None) -> Draws:
+def _carry_out(call: Call, plan: Plan, draws: range, drawn: Sequence[Perturbations] | None) -> Draws:
     def run_draws(call: Call) -> Draws:
         if plan.executor == "loop":
             return loop_draws(call, draws, drawn if not plan.recompute else None)

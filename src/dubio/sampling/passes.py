@@ -62,7 +62,7 @@ class Pass:
         self.mapped = mapped
         """Whether the forward runs under the executor's ``vmap``, ``draw`` standing for many."""
         self.drawn: dict[int, Tensor] = {} if drawn is None else drawn
-        """What posteriors drew in this pass, by identity of their means."""
+        """What posteriors drew in this pass, by identity of their means, and ensembles, by their own."""
         self.ahead = ahead
         self.noise: dict[int, Tensor] = {}
         """The noise of what was drawn without gradients."""
@@ -70,6 +70,10 @@ class Pass:
         self.collecting = frozenset(collecting)
         """Kinds of terms that someone asked for: ``divergence``, ``entropy``, ``penalty``."""
         self.terms: dict[str, list[Tensor]] = {}
+        self.alone = False
+        """Whether each draw is a network of its own now, which shares no batch statistics with the others."""
+        self.moved: dict[int, dict[str, Tensor]] = {}
+        """What mapped draws have made of the buffers of networks of their own, by identity of who takes it back."""
         self.owner = owner
         self.depth = 0
         """How often the owner has called itself."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from dubio.data.batches import Batch
-from dubio.layers import why_only_looped
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, plan, rounding_products, shrink_chunks
 from dubio.sampling.capturing import as_it_is, signature
@@ -97,11 +96,9 @@ class Step:
         self.why = ""
         """Why the step is not as fast as it might be, where something stood in the way."""
         on_gpu = self.device.type == "cuda"
-        self._looped = why_only_looped(model)
-        """Why the compiler is not even tried; "" where it is."""
         self._compile = self._starts_compiled()
         limited = STATE.own.settings.memory is not None  # compiled, all draws run at once
-        on_trial = fast == "auto" and not on_gpu and processes.count == 1 and not limited and not self._looped
+        on_trial = fast == "auto" and not on_gpu and processes.count == 1 and not limited
         self._trial = Trial(num_steps) if on_trial and num_steps else None
         self._settled: bool | None = None
         self._told = False
@@ -371,11 +368,7 @@ class Step:
         return learned
 
     def _starts_compiled(self) -> bool:
-        wanted = self.fast is True or (self.fast == "auto" and self.device.type == "cuda")
-        self.why = self._looped if wanted else ""
-        if self.why and self.fast is True:
-            raise ValueError(f"fast must be 'auto' or False here: the step cannot be compiled, since {self.why}")
-        return wanted and not self.why
+        return self.fast is True or (self.fast == "auto" and self.device.type == "cuda")
 
     def _why_not_captured(self) -> str:
         self.why = why_not_capturable(self.optimizer)
