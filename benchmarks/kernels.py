@@ -63,6 +63,9 @@ def measure(device: torch.device, nets: Sequence[str] = ()) -> list[dict[str, An
     """Records of all cases, or of those with these networks."""
     if device.type != "cuda":
         raise SystemExit("kernels needs a GPU: there are none on a CPU")
+    known = {case.net for case in CASES}
+    if not known.issuperset(nets):
+        raise SystemExit(f"kernels looks at {', '.join(sorted(known))}, got {', '.join(sorted(set(nets) - known))}")
     return [look_at(case, device) for case in CASES if not nets or case.net in nets]
 
 

@@ -93,6 +93,13 @@ def test_without_a_gpu_there_is_nothing_to_look_at(cpu: torch.device) -> None:
         measure(cpu)
 
 
+def test_a_network_that_is_not_looked_at_is_refused() -> None:
+    from kernels import measure
+
+    with pytest.raises(SystemExit, match="kernels looks at 784-1200-1200-10, resnet18, got 784-800-800-10"):
+        measure(torch.device("cuda"), nets=["resnet18", "784-800-800-10"])
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_step_on_a_gpu_is_busy_with_products_for_most_of_its_time() -> None:
     from kernels import CASES, look_at

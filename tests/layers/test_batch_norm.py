@@ -205,7 +205,8 @@ def test_a_scale_without_a_shift_and_a_shift_without_a_scale_are_kept(missing, t
 
 @pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_compiler_sees_into_batch_norm_and_computes_the_same(dtype):
+@pytest.mark.parametrize("before_noise", [False, True])
+def test_the_compiler_sees_into_batch_norm_and_computes_the_same(dtype, before_noise):
     """An operator of our own is a wall to the compiler: nothing before or behind it is fused with it."""
     names, found = [], []
 
@@ -220,7 +221,8 @@ def test_the_compiler_sees_into_batch_norm_and_computes_the_same(dtype):
     for run in (draws, torch.compile(draws, backend=aot_autograd(fw_compiler=take_down), fullgraph=True)):
         torch.manual_seed(2)
         net, inputs = with_norm("2d")
-        model = dubio.Bayes(init_std=0.3).convert(net)
+        net.append(nn.Conv2d(6, 6, 1))
+        model = dubio.Bayes(init_std=0.3, where="2" if before_noise else "*").convert(net)
         outputs = run(model, inputs)
         outputs.square().sum().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
@@ -232,7 +234,7 @@ def test_the_compiler_sees_into_batch_norm_and_computes_the_same(dtype):
 
 
 def test_the_operator_behind_batch_norm_keeps_torchs_rules():
-    torch.library.opcheck(torch.ops.dubio.standardise.default, (torch.randn(4, 3, 5, requires_grad=True), 1e-5))
+    torch.library.opcheck(torch.ops.dubio.standardise.default, (torch.randn(4, 3, 5), 1e-5))
 
 
 def test_batch_norm_in_training_refuses_one_value_per_channel():

@@ -107,7 +107,7 @@ def to_mean(model: nn.Module) -> nn.Module:
         elif isinstance(module, RandomDropout):
             module.__dict__.pop("dubio_noise_key", None)
             module.__class__ = module.dubio_plain_class  # type: ignore[assignment]
-        if type(module) in PLAIN:  # of a layer that had noise, too
+        elif type(module) in PLAIN:
             module.__class__ = PLAIN[type(module)]
     record = plain.__dict__.pop("dubio_spec", None)
     if getattr(getattr(record, "likelihood", None), "std", None) == "learned":
@@ -184,10 +184,10 @@ def _draw(module: nn.Module, posteriors: dict[int, WeightSource], estimator: Est
     if not own:
         return
     base = type(module)
-    plain = PLAIN.get(base, base)
-    if plain in BAYESIAN and isinstance(own.get("weight"), GaussianPosterior):
-        draw_parameters(module, BAYESIAN[plain], own).dubio_estimator = estimator
+    if base in BAYESIAN and isinstance(own.get("weight"), GaussianPosterior):
+        draw_parameters(module, BAYESIAN[base], own).dubio_estimator = estimator
         return
+    plain = PLAIN.get(base, base)
     drawn = draw_parameters(module, drawn_class(plain, base, tuple(own)), own)
     attach_alone(drawn)
     if estimator != "weight":

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from dubio.layers.autocasting import autocast_dtype, lowered
 from dubio.layers.leaf_loop import apart, is_mapped
+from dubio.sampling.autocasting import autocast_dtype, lowered
 from dubio.sampling.passes import is_transformed
 
 __all__ = ["affine"]
@@ -28,7 +28,7 @@ LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear(input, weight, bias)``; under autocast, the bias is added in the type of the product."""
     lower = autocast_dtype(input.device)
-    bias = None if bias is None else lowered(bias, lower)  # mapped, F.linear would add it in float32
+    bias = lowered(bias, lower)  # mapped, F.linear would add it in float32
     if bias is not None and _is_worth_a_launch(input, weight):
         factors = [lowered(value, lower) for value in (input, weight)]
         if all(value.dtype == (lower or bias.dtype) for value in (*factors, bias)):

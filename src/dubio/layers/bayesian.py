@@ -13,8 +13,8 @@ With noise off, each runs its counterpart's own forward on the means.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +22,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.layers import convolution
 from dubio.layers.affine import affine
-from dubio.layers.autocasting import autocast_dtype
 from dubio.layers.drawn import Drawn, drawn_property, gaussian_of, plain_value, posterior_of
 from dubio.layers.posterior import WeightSource
 from dubio.sampling import Estimator, Pass, joined_pass
+from dubio.sampling.autocasting import autocast_dtype
 
 __all__ = [
     "BAYESIAN",
@@ -167,10 +166,6 @@ class Linear(BayesianLayer, nn.Linear):
 class _Convolution(BayesianLayer):
     in_channels: int
     weight_posterior: WeightSource
-    _conv_forward: Any
-
-    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any) -> Tensor:
-        return cast(Tensor, self._conv_forward(input, weight, bias, *options))
 
     def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
         # One sign per row and channel: the perturbation must stay one filter over all positions.
@@ -191,48 +186,77 @@ class _Convolution(BayesianLayer):
         return self.weight_posterior.mean.dim() - 2
 
 
-class Conv1d(_Convolution, convolution.Conv1d):
+class _Correlation(_Convolution):
+    _conv_forward: Any
+
+    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return cast(Tensor, self._conv_forward(input, weight, bias))
+
+
+class Conv1d(_Correlation, nn.Conv1d):
     """``nn.Conv1d`` with drawn weights."""
 
     dubio_plain_class = nn.Conv1d
 
 
-class Conv2d(_Convolution, convolution.Conv2d):
+class Conv2d(_Correlation, nn.Conv2d):
     """``nn.Conv2d`` with drawn weights."""
 
     dubio_plain_class = nn.Conv2d
 
 
-class Conv3d(_Convolution, convolution.Conv3d):
+class Conv3d(_Correlation, nn.Conv3d):
     """``nn.Conv3d`` with drawn weights."""
 
     dubio_plain_class = nn.Conv3d
 
 
 class _Transposed(_Convolution):
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    groups: int
+    _output_padding: Any
+    _function: ClassVar[Callable[..., Tensor]]
+
     def forward(
         self, input: Float[Tensor, "*shape"], output_size: Sequence[int] | None = None
     ) -> Float[Tensor, "*outputs"]:
         """The layer's output for the running pass, or for a fresh draw where there is none."""
         return self._forward(input, output_size)
 
+    def _apply_to(
+        self, input: Tensor, weight: Tensor | None, bias: Tensor | None, output_size: Sequence[int] | None = None
+    ) -> Tensor:
+        size = None if output_size is None else list(output_size)
+        output_padding = self._output_padding(
+            input, size, self.stride, self.padding, self.kernel_size, self._num_positions, self.dilation
+        )
+        return type(self)._function(
+            input, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation
+        )
 
-class ConvTranspose1d(_Transposed, convolution.ConvTranspose1d):
+
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     """``nn.ConvTranspose1d`` with drawn weights."""
 
     dubio_plain_class = nn.ConvTranspose1d
+    _function = staticmethod(F.conv_transpose1d)
 
 
-class ConvTranspose2d(_Transposed, convolution.ConvTranspose2d):
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     """``nn.ConvTranspose2d`` with drawn weights."""
 
     dubio_plain_class = nn.ConvTranspose2d
+    _function = staticmethod(F.conv_transpose2d)
 
 
-class ConvTranspose3d(_Transposed, convolution.ConvTranspose3d):
+class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """``nn.ConvTranspose3d`` with drawn weights."""
 
     dubio_plain_class = nn.ConvTranspose3d
+    _function = staticmethod(F.conv_transpose3d)
 
 
 BAYESIAN: dict[type[nn.Module], type[BayesianLayer]] = {

@@ -8,7 +8,6 @@ from torch import nn
 
 from dubio.layers.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from dubio.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from dubio.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from dubio.layers.embedding import Embedding, EmbeddingBag
 from dubio.layers.prelu import PReLU
 from dubio.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
@@ -19,12 +18,6 @@ MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
-    nn.Conv1d: Conv1d,
-    nn.Conv2d: Conv2d,
-    nn.Conv3d: Conv3d,
-    nn.ConvTranspose1d: ConvTranspose1d,
-    nn.ConvTranspose2d: ConvTranspose2d,
-    nn.ConvTranspose3d: ConvTranspose3d,
     nn.Embedding: Embedding,
     nn.EmbeddingBag: EmbeddingBag,
     nn.GRU: GRU,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dubio.sampling.autocasting import LoweredProducts, autocast_dtype
 from dubio.sampling.passes import Pass, Supply
 from dubio.sampling.settings import STATE, Settings
 from dubio.sampling.silence import without_fallback_warnings
@@ -155,7 +156,10 @@ def _map_draws(call: Call, draws: range, map_inputs: bool, drawn: Perturbations 
 
 def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple[Any, dict[str, Tensor], Moved]:
     running = Pass(call.settings, draw, drawn, call.collecting, mapped=True)
-    return (*_in_pass(call, running), running.moved)
+    if autocast_dtype(call.rows_and_device()[1]) is None:
+        return (*_in_pass(call, running), running.moved)
+    with LoweredProducts():
+        return (*_in_pass(call, running), running.moved)
 
 
 def _settled(call: Call, draws: range, outputs: Any, terms: dict[str, Tensor], moved: Moved) -> Draws:

@@ -1,14 +1,14 @@
 """Convolutions of a mapped pass under autocast: in its type, as outside a map, weights drawn or not."""
 
-import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import dubio
-from dubio.layers import MAPPABLE
 from dubio.sampling import plans
 from dubio.training import computing
 
@@ -103,31 +103,66 @@ def test_draws_behind_a_shared_convolution_need_no_map_of_the_inputs(method: str
     assert {plan.executor for plan in plans(model).values()} == {"vmap"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_outside_a_map_convolutions_are_the_plain_ones_bit_by_bit(kind: str) -> None:
-    net, inputs = autoencoder(kind)
-    model = dubio.Dropout().convert(net)
-    assert [type(model[place]) for place in (0, 3, 5)] == [MAPPABLE[type(net[place])] for place in (0, 3, 5)]
-    for lower in (False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=lower), dubio.noise_off():
-            torch.testing.assert_close(model.eval()(inputs), net.eval()(inputs), rtol=0.0, atol=0.0)
+class Own(nn.Conv2d):
+    """A class that dubio does not know."""
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_way_back_gives_torchs_own_classes(kind: str, method: str) -> None:
-    net, _ = autoencoder(kind)
-    assert [type(module) for module in dubio.to_mean(METHODS[method].convert(net))] == [type(module) for module in net]
+class Functional(nn.Module):
+    """A convolution that is no layer."""
+
+    def __init__(self, channels: int, outputs: int, size: int, bias: bool = True) -> None:
+        super().__init__()
+        self.filters = nn.Parameter(torch.randn(outputs, channels, size, size) / size)
+        self.shift = nn.Parameter(torch.randn(outputs)) if bias else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.conv2d(images, weight=self.filters, bias=self.shift)
 
 
-def test_a_transposed_convolution_takes_the_size_of_its_outputs() -> None:
-    up = nn.ConvTranspose2d(2, 3, 3, stride=2)
-    fixed, inputs = copy.deepcopy(up), torch.randn(4, 2, 5, 5)
-    fixed.__class__ = MAPPABLE[nn.ConvTranspose2d]
-    for size in ([11, 12], (4, 3, 12, 11)):
-        torch.testing.assert_close(fixed(inputs, size), up(inputs, size), rtol=0.0, atol=0.0)
-    with pytest.raises(ValueError, match="valid sizes range"):
-        fixed(inputs, [20, 20])
+OTHERS: dict[str, Callable[..., nn.Module]] = {
+    "subclass": Own,
+    "weight norm": lambda *sizes, **options: parametrizations.weight_norm(nn.Conv2d(*sizes, **options)),
+    "spectral norm": lambda *sizes, **options: parametrizations.spectral_norm(nn.Conv2d(*sizes, **options)),
+    "function": Functional,
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("method", ["bayes, local", "bayes, weight", "dropout"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_convolutions_of_any_class_are_mapped_under_autocast(other: str, method: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    plain, own = nn.Conv2d(2, 4, 3, bias=bias), OTHERS[other](4, 4, 3, bias=bias)
+    net = nn.Sequential(plain, nn.ReLU(), nn.Dropout(0.3), own, nn.Flatten(), nn.Linear(64, 3))
+    model, images = METHODS[method].convert(net).eval(), torch.randn(5, 2, 8, 8)
+    with autocast():
+        mapped, looped = (dubio.sample(model, images, 3, seed=1, executor=way) for way in ("vmap", "loop"))
+        dubio.sample(model, images, 3)
+    assert mapped.dtype == looped.dtype == torch.bfloat16
+    torch.testing.assert_close(mapped, looped, rtol=0.05, atol=0.05)
+    assert {plan.executor for plan in plans(model).values()} == {"vmap"}
+
+
+@pytest.mark.parametrize("inputs", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("weights", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])
+def test_every_type_but_double_becomes_that_of_autocast(
+    inputs: torch.dtype, weights: torch.dtype, lower: torch.dtype
+) -> None:
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Conv2d(3, 3, 3)).to(weights)
+    model, images = dubio.Dropout().convert(net), torch.randn(2, 2, 7, 7).to(inputs)
+    with torch.autocast("cpu", lower):
+        mapped, looped = (dubio.sample(model, images, 3, seed=1, executor=way) for way in ("vmap", "loop"))
+    assert mapped.dtype == looped.dtype == lower
+    torch.testing.assert_close(mapped, looped, rtol=0.03, atol=0.03)
+
+
+def test_double_precision_is_left_alone() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Conv2d(3, 3, 3)).double()
+    model, images = dubio.Dropout().convert(net), torch.randn(2, 2, 7, 7).double()
+    plain = dubio.sample(model, images, 3, seed=1)
+    with autocast():
+        assert torch.equal(dubio.sample(model, images, 3, seed=1), plain)
 
 
 @pytest.mark.usefixtures("quick_compiler")

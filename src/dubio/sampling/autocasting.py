@@ -1,0 +1,56 @@
+"""What autocast does to factors, by hand: ``vmap`` takes functions apart before autocast sees them.
+
+Of a mapped product autocast sees what is left of it: a convolution of its own kind, which it lowers on a GPU alone and
+not where its bias is in float32; or a bias that is added in float32, and makes float32 of a linear layer's outputs. So
+products of mapped draws are lowered where they are called, whoever calls them.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["LoweredProducts", "autocast_dtype", "lowered"]
+
+PRODUCTS = frozenset(
+    (
+        torch.nn.functional.linear,
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+        torch.conv_transpose1d,
+        torch.conv_transpose2d,
+        torch.conv_transpose3d,
+    )
+)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The type that autocast gives to factors on a device; None where it is off."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def lowered(value: Any, dtype: torch.dtype | None) -> Any:
+    """A factor in the type of autocast, where there is one; as there, double precision stays as it is."""
+    keeps = dtype is None or not isinstance(value, Tensor) or not value.is_floating_point()
+    return value if keeps or value.dtype == torch.float64 else value.to(dtype)
+
+
+class LoweredProducts(TorchFunctionMode):
+    """A block in which linear layers and convolutions compute in the type of autocast."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in PRODUCTS:
+            dtype = autocast_dtype((args[0] if args else kwargs["input"]).device)
+            args = tuple(lowered(value, dtype) for value in args)
+            kwargs = {name: lowered(value, dtype) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
