@@ -121,3 +121,28 @@ def test_one_parameter_under_two_names_is_one_draw() -> None:
     assert (dubio.sample(model, torch.ones(1, 4), 50) > 0).all()
     plain = dubio.to_mean(model)
     assert plain.weight is plain.again
+
+
+@pytest.mark.parametrize("estimator", ["local", "weight"])
+def test_a_network_that_is_printed_while_it_runs_draws_the_same(estimator: Any) -> None:
+    """Torch's compiler does so, too: before 2.12 it prints modules that it has met twice."""
+
+    class Printing(nn.Module):
+        def __init__(self, prints: bool) -> None:
+            super().__init__()
+            self.layers, self.prints = nn.Sequential(nn.Linear(4, 3), nn.Embedding(2, 3)), prints
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.prints:
+                said.append(repr(self))
+            return self.layers[0](x) + self.layers[1](torch.zeros(len(x), dtype=torch.int64))
+
+    said: list[str] = []
+    silent, printing = (dubio.Bayes(estimator=estimator, init_std=0.3).convert(Printing(on)) for on in (False, True))
+    printing.load_state_dict(silent.state_dict())
+    inputs, draws = torch.randn(5, 4), []
+    for model in (silent, printing):
+        torch.manual_seed(3)
+        draws += [model(inputs), dubio.sample(model, inputs, 2, executor="loop")]
+    assert all(map(torch.equal, draws[:2], draws[2:]))
+    assert said == [repr(printing)] * 3

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dubio.layers.posterior import GaussianPosterior, WeightSource
 from dubio.sampling import Estimator, detach
+from dubio.sampling.passes import outside_passes
 
 __all__ = [
     "Drawn",
@@ -46,6 +47,11 @@ class Drawn(nn.Module):
     dubio_plain_class: type[nn.Module]
     dubio_parameter_order: tuple[str, ...]
     """Names of the plain module's own parameters, as it had them."""
+
+    def __repr__(self) -> str:
+        """What the plain module would be printed as; nothing is drawn for it, also while a pass runs."""
+        with outside_passes():
+            return super().__repr__()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Take a plain network's weights as means, where a checkpoint holds those; the scales stay as they are."""

@@ -97,7 +97,7 @@ class Members(Source):
             return
         for number, member in enumerate(self.members):
             for name, buffer in member.named_buffers():
-                buffer.copy_(torch.where(place == number, moved[name], buffer))
+                buffer.copy_(torch.where(place.to(buffer.device) == number, moved[name], buffer))
 
 
 def num_members(model: nn.Module) -> int | None:

@@ -10,7 +10,8 @@ never outlives its forward, also when that raises (``test_traps.py``).
 """
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,6 +34,7 @@ __all__ = [
     "is_transformed",
     "joined_pass",
     "name_sources",
+    "outside_passes",
 ]
 
 
@@ -176,6 +178,16 @@ class Joined:
 def joined_pass() -> Joined:
     """``with joined_pass() as run:`` inside a layer's forward."""
     return Joined()
+
+
+@contextmanager
+def outside_passes() -> Iterator[None]:
+    """A block in which no pass runs: parameters are their means."""
+    running, STATE.own.current = STATE.own.current, None
+    try:
+        yield
+    finally:
+        STATE.own.current = running
 
 
 def attach(root: nn.Module) -> nn.Module:
