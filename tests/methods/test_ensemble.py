@@ -17,7 +17,7 @@ from dubio.attacks.victims import Victim
 from dubio.layers import num_members
 from dubio.objectives import EnsembleLoss
 from dubio.sampling import executors, plans
-from dubio.sampling.drawing import Call, map_draws
+from dubio.sampling.drawing import Call, Numbers, map_draws
 from dubio.sampling.settings import STATE
 from networks import mlp
 
@@ -229,7 +229,7 @@ def test_members_that_run_at_once_move_their_buffers_as_one_after_another(norm: 
     def run(model: nn.Module) -> Tensor:
         if way == "mapped inputs":
             call = Call(model, (inputs,), {}, STATE.own.settings)
-            return cast(Tensor, map_draws(call, range(3), map_inputs=True).outputs)
+            return cast(Tensor, map_draws(call, Numbers(0, 3), map_inputs=True).outputs)
         return cast(Tensor, dubio.sample(model, inputs, 3, executor="vmap"))
 
     run = torch.compile(run, backend="aot_eager", fullgraph=True) if way == "compiled" else run

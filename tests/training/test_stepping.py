@@ -80,7 +80,9 @@ def test_compiled_steps_equal_eager_ones(name: str, traced: None) -> None:
 @pytest.mark.slow
 @pytest.mark.feature("Compiled training steps give the numbers of eager ones")
 def test_steps_compiled_by_inductor_equal_eager_ones(compiler: None) -> None:
-    models = [make() for _ in range(2)]
+    # With torch 2.11, compiled code may draw the noise of two layers' activations in the other order.
+    estimator: Any = "weight" if torch.__version__.startswith("2.11.") else "local"
+    models = [make(dubio.Bayes(estimator=estimator)) for _ in range(2)]
     (_, known), (step, found) = (
         train(model, dubio.Elbo(40), fast) for model, fast in zip(models, (False, True), strict=True)
     )

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from dubio.layers.leaf_loop import is_mapped
 from dubio.layers.sources import Source
 from dubio.sampling import LoopOnlyError, Pass, joined_pass
+from dubio.sampling.drawing import Numbers
 
 __all__ = ["Members", "num_members"]
 
@@ -47,12 +48,12 @@ class Members(Source):
         return [f"members.{place}" for place in range(len(self.members))]
 
     @torch.no_grad()
-    def take_back(self, draws: range, moved: Mapping[str, Tensor]) -> None:
+    def take_back(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
         """Give every member the buffers that its draw has moved."""
-        if len(draws) > len(self.members):
+        if draws.how_many > len(self.members):
             raise LoopOnlyError("a member that is drawn twice moves its buffers twice, one after another")
-        for row, draw in enumerate(draws):
-            buffers = dict(self.members[draw % len(self.members)].named_buffers())
+        for row in range(draws.how_many):
+            buffers = dict(self.members[(draws.first + row) % len(self.members)].named_buffers())
             for name, tensor in moved.items():
                 buffers[name].copy_(tensor[row])
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from dubio.prediction.reading import Block
 from dubio.prediction.sizing import WORTH_A_TRIAL
 from dubio.sampling.capturing import signature
-from dubio.sampling.drawing import Call, map_draws, one_draw
+from dubio.sampling.drawing import Call, Numbers, map_draws, one_draw
 from dubio.sampling.executors import Executor
 from dubio.sampling.layout import channels_last, image_channels, is_faster_channels_last
 from dubio.sampling.memory import is_out_of_memory
@@ -97,7 +97,7 @@ def _tried(model: nn.Module, block: Block, seed: int | None, looped: bool) -> An
     if not looped:
         try:
             with unchanged(model):
-                return map_draws(_call(model, block, seed), range(2)).outputs
+                return map_draws(_call(model, block, seed), Numbers(0, 2)).outputs
         except Exception as error:
             if is_out_of_memory(error):
                 raise

@@ -5,7 +5,7 @@ These are the bare mechanisms; which one runs, and over how many draws at a time
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ __all__ = [
     "Draws",
     "Perturbations",
     "Inputs",
+    "Numbers",
     "TakingTurns",
     "arguments",
     "join",
@@ -67,6 +68,21 @@ class Call:
         return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
+class Numbers(NamedTuple):
+    """The numbers of consecutive draws; of a ``range``, the compiler would make a constant for each number of draws."""
+
+    first: int
+    how_many: int
+
+    def part(self, done: int, size: int) -> "Numbers":
+        """So many of them, or all that are left, once some are done."""
+        return Numbers(self.first + done, min(size, self.how_many - done))
+
+    def tensor(self) -> Tensor:
+        """In a tensor on the CPU."""
+        return torch.arange(self.first, self.first + self.how_many, device="cpu")
+
+
 @runtime_checkable
 class TakingTurns(Protocol):
     """A module of whose parts each draw runs one, with parameters and buffers of its own."""
@@ -74,7 +90,7 @@ class TakingTurns(Protocol):
     def turns(self) -> list[str]:
         """The names of these parts, which are all alike."""
 
-    def take_back(self, draws: range, moved: Mapping[str, Tensor]) -> None:
+    def take_back(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
         """Keep what these draws, in order, have made of the buffers: `(sample, ...)` each."""
 
 
@@ -123,7 +139,7 @@ def _in_pass(call: Call, running: Pass) -> tuple[Any, dict[str, Tensor]]:
     return getattr(outputs, "logits", outputs), terms
 
 
-def map_draws(call: Call, draws: range, map_inputs: bool = False, drawn: Perturbations | None = None) -> Draws:
+def map_draws(call: Call, draws: Numbers, map_inputs: bool = False, drawn: Perturbations | None = None) -> Draws:
     """Run the network for all ``draws`` at once.
 
     The inputs are not mapped, so the sample axis appears where noise enters. ``map_inputs`` maps copies of them from
@@ -135,14 +151,13 @@ def map_draws(call: Call, draws: range, map_inputs: bool = False, drawn: Perturb
         return _map_draws(call, draws, map_inputs, drawn)
 
 
-def _map_draws(call: Call, draws: range, map_inputs: bool, drawn: Perturbations | None) -> Draws:
-    numbers = torch.arange(draws.start, draws.stop, device="cpu")
+def _map_draws(call: Call, draws: Numbers, map_inputs: bool, drawn: Perturbations | None) -> Draws:
     if not map_inputs:
         mapped = torch.func.vmap(lambda draw: _mapped_draw(call, draw, drawn), randomness="different")
-        return _settled(call, draws, *mapped(numbers))
+        return _settled(call, draws, *mapped(draws.tensor()))
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     copies = {
-        i: leaf.expand(len(draws), *leaf.shape).clone()
+        i: leaf.expand(draws.how_many, *leaf.shape).clone()
         for i, leaf in enumerate(leaves)
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     }
@@ -151,7 +166,7 @@ def _map_draws(call: Call, draws: range, map_inputs: bool, drawn: Perturbations 
         args, kwargs = pytree.tree_unflatten([own.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
         return _mapped_draw(replace(call, args=args, kwargs=kwargs), draw, drawn)
 
-    return _settled(call, draws, *torch.func.vmap(with_inputs, randomness="different")(numbers, copies))
+    return _settled(call, draws, *torch.func.vmap(with_inputs, randomness="different")(draws.tensor(), copies))
 
 
 def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple[Any, dict[str, Tensor], Moved]:
@@ -162,7 +177,7 @@ def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple
         return (*_in_pass(call, running), running.moved)
 
 
-def _settled(call: Call, draws: range, outputs: Any, terms: dict[str, Tensor], moved: Moved) -> Draws:
+def _settled(call: Call, draws: Numbers, outputs: Any, terms: dict[str, Tensor], moved: Moved) -> Draws:
     """What came of mapped draws, once every module has taken back what is its own."""
     if moved:
         for module in call.model.modules():
@@ -171,10 +186,10 @@ def _settled(call: Call, draws: range, outputs: Any, terms: dict[str, Tensor], m
     return Draws(outputs, terms)
 
 
-def loop_draws(call: Call, draws: range, drawn: Sequence[Perturbations] | None = None) -> Draws:
+def loop_draws(call: Call, draws: Numbers, drawn: Sequence[Perturbations] | None = None) -> Draws:
     """Run the network for one draw after another."""
-    numbers = torch.arange(draws.start, draws.stop, device="cpu").unbind()
-    outcomes = [one_draw(call, draw, None if drawn is None else drawn[i]) for i, draw in enumerate(numbers)]
+    numbers = enumerate(draws.tensor().unbind())
+    outcomes = [one_draw(call, draw, None if drawn is None else drawn[i]) for i, draw in numbers]
     return Draws(*pytree.tree_map(_stack, *outcomes))
 
 

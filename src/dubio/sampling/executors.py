@@ -17,7 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from dubio.sampling.ahead import Ahead, ahead_of
-from dubio.sampling.drawing import Call, Draws, Inputs, Perturbations, arguments, join, loop_draws, map_draws, repeat
+from dubio.sampling.drawing import (
+    Call,
+    Draws,
+    Inputs,
+    Numbers,
+    Perturbations,
+    arguments,
+    join,
+    loop_draws,
+    map_draws,
+    repeat,
+)
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.passes import is_transformed, name_sources
 from dubio.sampling.planning import Plan, plan_for, remember_failure, remember_out_of_memory
@@ -78,7 +89,7 @@ def run(
         return repeat(call, num_samples)
     if call.settings.seed is not None and not torch.compiler.is_compiling():
         name_sources(model)
-    draws = range(first_draw, first_draw + num_samples)
+    draws = Numbers(first_draw, num_samples)
     if torch.compiler.is_compiling():
         return _run(call, draws, executor, chunk, drawn)
     versions = call.input_versions()
@@ -92,15 +103,17 @@ def run(
 
 
 def _run(
-    call: Call, draws: range, executor: Executor, chunk: int | None, drawn: Sequence[Perturbations] | None
+    call: Call, draws: Numbers, executor: Executor, chunk: int | None, drawn: Sequence[Perturbations] | None
 ) -> Draws:
     if torch.compiler.is_compiling():
-        mechanism, size = _choose(call, len(draws), executor, chunk)
+        mechanism, size = _choose(call, draws.how_many, executor, chunk)
         if mechanism == "loop":
             return loop_draws(call, draws, drawn)
-        return join([map_draws(call, draws[done : done + size]) for done in range(0, len(draws), size)])
+        if size >= draws.how_many:
+            return map_draws(call, draws)
+        return join([map_draws(call, draws.part(done, size)) for done in range(0, draws.how_many, size)])
     piece = drawn is not None
-    if plan_for(call, len(draws), executor, chunk, piece=piece).executor == "loop":
+    if plan_for(call, draws.how_many, executor, chunk, piece=piece).executor == "loop":
         return _in_chunks(call, draws, executor, chunk, drawn, piece)
     try:
         return _in_chunks(call, draws, executor, chunk, None, piece)
@@ -116,7 +129,7 @@ def _run(
 
 def _in_chunks(
     call: Call,
-    draws: range,
+    draws: Numbers,
     executor: Executor,
     chunk: int | None,
     drawn: Sequence[Perturbations] | None,
@@ -125,11 +138,11 @@ def _in_chunks(
     """Run draws by their plan; what runs out of memory runs again in smaller chunks."""
     parts: list[Draws] = []
     done = 0
-    while done < len(draws):
-        plan = plan_for(call, len(draws), executor, chunk, piece=piece)
-        size = len(draws) if plan.executor == "loop" and not plan.recompute else plan.chunk
+    while done < draws.how_many:
+        plan = plan_for(call, draws.how_many, executor, chunk, piece=piece)
+        size = draws.how_many if plan.executor == "loop" and not plan.recompute else plan.chunk
         try:
-            parts.append(_carry_out(call, plan, draws[done : done + size], drawn))
+            parts.append(_carry_out(call, plan, draws.part(done, size), drawn))
             done += size
             continue
         except (RuntimeError, MemoryError) as error:
@@ -143,7 +156,7 @@ def _in_chunks(
     return join(parts)
 
 
-def _carry_out(call: Call, plan: Plan, draws: range, drawn: Sequence[Perturbations] | None) -> Draws:
+def _carry_out(call: Call, plan: Plan, draws: Numbers, drawn: Sequence[Perturbations] | None) -> Draws:
     def run_draws(call: Call) -> Draws:
         if plan.executor == "loop":
             return loop_draws(call, draws, drawn if not plan.recompute else None)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dubio.sampling.drawing import Call, Perturbations, TakingTurns, map_draws, one_draw
+from dubio.sampling.drawing import Call, Numbers, Perturbations, TakingTurns, map_draws, one_draw
 from dubio.sampling.memory import Footprint, is_out_of_memory, memory_in_words, tensor_bytes
 from dubio.sampling.restoring import unchanged
 
@@ -220,7 +220,7 @@ def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: boo
         if mechanism == "loop":
             values = one_draw(call, torch.zeros((), dtype=torch.int64, device="cpu"), drawn)
         else:
-            draws = map_draws(call, range(num_samples), mechanism == "vmap inputs", drawn)
+            draws = map_draws(call, Numbers(0, num_samples), mechanism == "vmap inputs", drawn)
             values = draws.outputs, draws.terms
             del draws
         drew_weights = bool(drawn)
