@@ -157,6 +157,22 @@ def test_every_type_but_double_becomes_that_of_autocast(
     torch.testing.assert_close(mapped, looped, rtol=0.03, atol=0.03)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("method", METHODS)
+def test_draws_are_mapped_in_the_type_of_autocast_on_a_gpu(method: str, mode: str) -> None:
+    net, images = autoencoder("2d")
+    net.insert(1, nn.BatchNorm2d(6))
+    net.extend([nn.Flatten(), nn.Linear(112, 3)])
+    model, images = METHODS[method].convert(net).cuda().train(mode == "train"), images.cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        found = dubio.sample(model, images, 3)
+    assert found.dtype == torch.bfloat16
+    assert {plan.executor for plan in plans(model).values()} == {"vmap"}
+    found.float().square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_double_precision_is_left_alone() -> None:
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Conv2d(3, 3, 3)).double()
     model, images = dubio.Dropout().convert(net), torch.randn(2, 2, 7, 7).double()
