@@ -26,13 +26,12 @@ LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
 
 
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``F.linear(input, weight, bias)``; under autocast, the bias is added in the type of the product."""
-    lower = autocast_dtype(input.device)
-    bias = lowered(bias, lower)  # mapped, F.linear would add it in float32
+    """``F.linear(input, weight, bias)``."""
     if bias is not None and _is_worth_a_launch(input, weight):
-        factors = [lowered(value, lower) for value in (input, weight)]
-        if all(value.dtype == (lower or bias.dtype) for value in (*factors, bias)):
-            return apart(_one_by_one, (*factors, bias))[0]
+        lower = autocast_dtype(input.device)
+        factors = [lowered(value, lower) for value in (input, weight, bias)]
+        if all(value.dtype == (lower or bias.dtype) for value in factors):
+            return apart(_one_by_one, factors)[0]
     return F.linear(input, weight, bias)
 
 
