@@ -234,7 +234,7 @@ def test_the_compiler_sees_into_batch_norm_and_computes_the_same(dtype, before_n
 
 
 def test_the_operator_behind_batch_norm_keeps_torchs_rules():
-    torch.library.opcheck(torch.ops.dubio.standardise.default, (torch.randn(4, 3, 5), 1e-5))
+    torch.library.opcheck(torch.ops.dubio.standardise.default, (torch.randn(4, 3, 5), 1e-5, True))
 
 
 def test_batch_norm_in_training_refuses_one_value_per_channel():

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -244,14 +245,96 @@ def test_members_that_run_at_once_move_their_buffers_as_one_after_another(norm: 
     assert not any(torch._C._functorch.is_batchedtensor(buffer) for buffer in one.buffers())
 
 
-def test_statistics_of_a_member_that_is_drawn_twice_move_twice() -> None:
+@pytest.mark.parametrize("way", ["auto", "vmap", "compiled"])
+@pytest.mark.usefixtures("quick_compiler")
+def test_statistics_of_a_member_that_is_drawn_twice_move_twice(way: str) -> None:
     one, other = (dubio.Ensemble(2).convert(normed()).train() for _ in range(2))
     other.load_state_dict(one.state_dict())
-    torch.testing.assert_close(dubio.sample(one, INPUTS, 4), dubio.sample(other, INPUTS, 4, executor="loop"))
+    sample: Any = partial(dubio.sample, executor="auto" if way == "compiled" else way)
+    sample = torch.compile(sample, backend="aot_eager", fullgraph=True) if way == "compiled" else sample
+    torch.testing.assert_close(sample(one, INPUTS, 5), dubio.sample(other, INPUTS, 5, executor="loop"))
     torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
-    (plan,) = plans(one).values()
-    assert (plan.executor, int(one.members[0][1].num_batches_tracked)) == ("loop", 2)
-    assert "a member that is drawn twice moves its buffers twice" in plan.reason
+    assert [int(member[1].num_batches_tracked) for member in one.members] == [3, 2]
+    assert [(plan.executor, plan.chunk) for plan in plans(one).values()] == ([("vmap", 2)] if way == "auto" else [])
+    dubio.sample(one.eval(), INPUTS, 5)
+    assert plans(one)["eval mode, with gradients"].chunk == 5
+
+
+def test_an_ensemble_that_is_called_twice_in_a_draw_moves_its_statistics_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self, ensemble: nn.Module) -> None:
+            super().__init__()
+            self.ensemble = ensemble
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.ensemble(x) + self.ensemble(2 * x + 1)
+
+    one = Twice(dubio.Ensemble(2).convert(normed())).train()
+    other = copy.deepcopy(one)
+    torch.testing.assert_close(
+        dubio.sample(one, INPUTS, 2, executor="vmap"), dubio.sample(other, INPUTS, 2, executor="loop")
+    )
+    torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
+    assert int(one.ensemble.members[1][1].num_batches_tracked) == 2
+
+
+def test_members_in_different_modes_are_looped_without_a_warning() -> None:
+    one = dubio.Ensemble(2).convert(normed()).train()
+    one.members[0].eval()
+    other = copy.deepcopy(one)
+    torch.testing.assert_close(dubio.sample(one, INPUTS, 2), dubio.sample(other, INPUTS, 2, executor="loop"))
+    torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
+    assert "some members are in training mode and others not" in plans(one)["training mode, with gradients"].reason
+
+
+def test_statistics_move_wherever_a_norm_is_in_training_mode() -> None:
+    one = dubio.Ensemble(2).convert(normed()).eval()
+    for member in one.members:
+        member[1].train()
+    other = copy.deepcopy(one)
+    torch.testing.assert_close(
+        dubio.sample(one, INPUTS, 2, executor="vmap"), dubio.sample(other, INPUTS, 2, executor="loop")
+    )
+    torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
+    assert int(one.members[1][1].num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_members_in_half_precision_are_in_float32(dtype: torch.dtype) -> None:
+    class Coarse(nn.Module):
+        """Values far from zero, in half precision."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.reset_parameters()
+
+        def reset_parameters(self) -> None:
+            self.gain = nn.Parameter(torch.randn(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.gain + 3.0).to(dtype)
+
+    model = dubio.Ensemble(2).convert(nn.Sequential(Coarse(), nn.BatchNorm1d(5, affine=False))).train()
+    found = dubio.sample(model, INPUTS, 2, executor="vmap")
+    inside = torch.stack([member[0](INPUTS) for member in model.members]).double()
+    expected = (inside - inside.mean(dim=1, keepdim=True)) / inside.std(dim=1, correction=0, keepdim=True)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.01)
+    for member, own in zip(model.members, inside, strict=True):
+        torch.testing.assert_close(member[1].running_mean.double(), 0.1 * own.mean(dim=0), rtol=1e-5, atol=1e-6)
+
+
+def test_an_ensemble_that_is_no_submodule_cannot_keep_what_it_moves() -> None:
+    class Hiding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [dubio.Ensemble(2).convert(normed()).train()]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Tensor, self.hidden[0](x))
+
+    with pytest.raises(RuntimeError, match="moves buffers and is no submodule of it: register it"):
+        dubio.sample(Hiding(), INPUTS, 2, executor="vmap")
 
 
 def test_draws_that_begin_in_the_middle_move_the_statistics_of_their_members() -> None:

@@ -143,6 +143,25 @@ def test_convolutions_of_any_class_are_mapped_under_autocast(other: str, method:
     assert {plan.executor for plan in plans(model).values()} == {"vmap"}
 
 
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("method", ["bayes, weight", "dropout"])
+def test_attention_is_lowered_as_it_is_looped(method: str, weights: bool) -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.attention = nn.Dropout(0.3), nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(*[self.drop(x)] * 3, need_weights=weights)[0]
+
+    torch.manual_seed(0)
+    model, inputs = METHODS[method].convert(Attending()).eval(), torch.randn(3, 5, 8)
+    with autocast():
+        mapped, looped = (dubio.sample(model, inputs, 3, seed=1, executor=way) for way in ("vmap", "loop"))
+    assert mapped.dtype == looped.dtype == torch.bfloat16
+    torch.testing.assert_close(mapped, looped, rtol=0.05, atol=0.03)
+
+
 @pytest.mark.parametrize("inputs", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("weights", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])

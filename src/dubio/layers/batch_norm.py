@@ -19,8 +19,8 @@ __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "standardise"]
 
 
 @torch.library.custom_op("dubio::standardise", mutates_args=())
-def standardise(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """``_standardised``, over draws too where the input is mapped: outputs, mean and variance.
+def standardise(input: Tensor, eps: float, pooled: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """``_standardised`` of a mapped input, over all draws together where they are ``pooled``, else over each alone.
 
     A custom operator because its vmap rule can be written for nothing less: ``torch.compile`` traces an
     ``autograd.Function`` into its forward, past its vmap rule. The rule puts torch's own functions in its place, for
@@ -30,7 +30,7 @@ def standardise(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @standardise.register_fake
-def _(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _(input: Tensor, eps: float, pooled: bool) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(input.dtype, torch.float32)
     mean, variance = (input.new_empty(input.shape[1], dtype=dtype) for _ in range(2))
     return torch.empty_like(input), mean, variance
@@ -38,11 +38,16 @@ def _(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
 
 @standardise.register_vmap
 def _(
-    info: Any, in_dims: tuple[Any, ...], input: Tensor, eps: float
+    info: Any, in_dims: tuple[Any, ...], input: Tensor, eps: float, pooled: bool
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    input = input.movedim(in_dims[0], 0)
-    output, *statistics = _standardised(input.flatten(0, 1), eps)
-    return (output.unflatten(0, input.shape[:2]), *statistics), (0, None, None)
+    if pooled:
+        input = input.movedim(in_dims[0], 0)
+        output, *statistics = _standardised(input.flatten(0, 1), eps)
+        return (output.unflatten(0, input.shape[:2]), *statistics), (0, None, None)
+    input = input.movedim(in_dims[0], 1)  # channels of their own: torch's rule would keep statistics in bf16
+    output, *statistics = _standardised(input.flatten(1, 2), eps)
+    mean, variance = (each.unflatten(0, input.shape[1:3]) for each in statistics)
+    return (output.unflatten(1, input.shape[1:3]), mean, variance), (1, 0, 0)
 
 
 def _standardised(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,8 +77,8 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         channels = (-1, *(1 for _ in input.shape[2:]))
         output: Tensor
         if self.training:
-            pooled = is_mapped(input) and not run.alone
-            output, mean, variance = (standardise if pooled else _standardised)(input, self.eps)
+            found = standardise(input, self.eps, not run.alone) if is_mapped(input) else _standardised(input, self.eps)
+            output, mean, variance = found
             self._move_running_statistics(mean, variance)
             scale, shift = self.weight, self.bias
             output = output if scale is None else output * scale.view(channels)

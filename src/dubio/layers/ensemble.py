@@ -50,8 +50,6 @@ class Members(Source):
     @torch.no_grad()
     def take_back(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
         """Give every member the buffers that its draw has moved."""
-        if draws.how_many > len(self.members):
-            raise LoopOnlyError("a member that is drawn twice moves its buffers twice, one after another")
         for row in range(draws.how_many):
             buffers = dict(self.members[(draws.first + row) % len(self.members)].named_buffers())
             for name, tensor in moved.items():
@@ -74,15 +72,19 @@ class Members(Source):
         return (uniform * len(self.members)).long().clamp_max(len(self.members) - 1)
 
     def _stacked(self, run: Pass, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        modes = [[module.training for module in member.modules()] for member in self.members]
+        if any(own != modes[0] for own in modes):
+            raise LoopOnlyError("some members are in training mode and others not")
         states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
         chosen = {name: _one_of([state[name] for state in states], place) for name in states[0]}
+        chosen |= run.moved.get(id(self), {})  # of an earlier call in this pass
         run.drawn[id(self)] = place
-        run.alone = True
+        former, run.alone = run.alone, True
         try:
             outputs = functional_call(self.members[0], chosen, args, kwargs)
         finally:
-            run.alone = False
-        moved = {name: chosen[name] for name, _ in self.members[0].named_buffers()} if self.training else {}
+            run.alone = former
+        moved = {name: chosen[name] for name, _ in self.members[0].named_buffers()} if any(modes[0]) else {}
         if moved and run.mapped:
             run.moved[id(self)] = moved
         elif moved:

@@ -2,7 +2,7 @@
 
 Of a mapped product autocast sees what is left of it: a convolution of its own kind, which it lowers on a GPU alone and
 not where its bias is in float32; or a bias that is added in float32, and makes float32 of a linear layer's outputs. So
-products of mapped draws are lowered where they are called, whoever calls them.
+products of mapped draws are lowered where they are called, whoever calls them, if autocast is on as draws begin.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +17,7 @@ __all__ = ["LoweredProducts", "autocast_dtype", "lowered"]
 PRODUCTS = frozenset(
     (
         torch.nn.functional.linear,
+        torch.nn.functional.multi_head_attention_forward,  # whose products are out of the mode's sight
         torch.conv1d,
         torch.conv2d,
         torch.conv3d,

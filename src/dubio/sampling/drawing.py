@@ -180,9 +180,11 @@ def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple
 def _settled(call: Call, draws: Numbers, outputs: Any, terms: dict[str, Tensor], moved: Moved) -> Draws:
     """What came of mapped draws, once every module has taken back what is its own."""
     if moved:
-        for module in call.model.modules():
-            if id(module) in moved:
-                cast(TakingTurns, module).take_back(draws, moved[id(module)])
+        known = {id(module): module for module in call.model.modules()}
+        for who, buffers in moved.items():
+            if who not in known:
+                raise RuntimeError("a part of the network moves buffers and is no submodule of it: register it as one")
+            cast(TakingTurns, known[who]).take_back(draws, buffers)
     return Draws(outputs, terms)
 
 

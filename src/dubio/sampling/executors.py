@@ -11,7 +11,7 @@ exception. Running out of memory halves the chunk and changes no frozen draw (``
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from dubio.sampling.drawing import (
     Inputs,
     Numbers,
     Perturbations,
+    TakingTurns,
     arguments,
     join,
     loop_draws,
@@ -89,7 +90,7 @@ def run(
         return repeat(call, num_samples)
     if call.settings.seed is not None and not torch.compiler.is_compiling():
         name_sources(model)
-    draws = Numbers(first_draw, num_samples)
+    draws, chunk = Numbers(first_draw, num_samples), _in_turns(model, num_samples, chunk)
     if torch.compiler.is_compiling():
         return _run(call, draws, executor, chunk, drawn)
     versions = call.input_versions()
@@ -154,6 +155,17 @@ def _in_chunks(
         if torch.is_grad_enabled() and not plan.recompute:  # the graph of what is done takes the memory
             parts, done = [], 0
     return join(parts)
+
+
+def _in_turns(model: nn.Module, num_samples: int, chunk: int | None) -> int | None:
+    """Draws at a time: as asked for, and where parts that take turns may move buffers, none of them twice at once."""
+    for module in model.modules():
+        if not hasattr(type(module), "turns") or not any(part.training for part in module.modules()):
+            continue
+        turns = len(cast(TakingTurns, module).turns())
+        if turns < num_samples and list(module.buffers()):
+            chunk = min(turns, chunk or turns)
+    return chunk
 
 
 def _carry_out(call: Call, plan: Plan, draws: Numbers, drawn: Sequence[Perturbations] | None) -> Draws:
