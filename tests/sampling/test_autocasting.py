@@ -116,7 +116,7 @@ class Functional(nn.Module):
         self.shift = nn.Parameter(torch.randn(outputs)) if bias else None
 
     def forward(self, images: Tensor) -> Tensor:
-        return nn.functional.conv2d(images, weight=self.filters, bias=self.shift)
+        return nn.functional.conv2d(input=images, weight=self.filters, bias=self.shift)
 
 
 OTHERS: dict[str, Callable[..., nn.Module]] = {

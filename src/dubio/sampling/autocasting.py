@@ -33,14 +33,14 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
-def lowered(value: Any, dtype: torch.dtype | None) -> Any:
+def lowered(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     """A factor in the type of autocast, where there is one; as there, double precision stays as it is."""
-    keeps = dtype is None or not isinstance(value, Tensor) or not value.is_floating_point()
+    keeps = dtype is None or not value.is_floating_point()
     return value if keeps or value.dtype == torch.float64 else value.to(dtype)
 
 
 class LoweredProducts(TorchFunctionMode):
-    """A block in which linear layers and convolutions compute in the type of autocast."""
+    """A block in which linear layers, convolutions and attention compute in the type of autocast."""
 
     def __torch_function__(
         self,
@@ -51,7 +51,10 @@ class LoweredProducts(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in PRODUCTS:
-            dtype = autocast_dtype((args[0] if args else kwargs["input"]).device)
-            args = tuple(lowered(value, dtype) for value in args)
-            kwargs = {name: lowered(value, dtype) for name, value in kwargs.items()}
+            args = tuple(_lowered_tensor(value) for value in args)
+            kwargs = {name: _lowered_tensor(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
+
+
+def _lowered_tensor(value: Any) -> Any:
+    return lowered(value, autocast_dtype(value.device)) if isinstance(value, Tensor) else value
