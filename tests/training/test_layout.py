@@ -116,6 +116,20 @@ def test_compiled_steps_are_the_same_in_either_layout(gpu: None, monkeypatch: py
     torch.testing.assert_close(*found)
 
 
+def test_members_of_an_ensemble_are_laid_out(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(layout, "DEVICES", devices)
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+        model, images = dubio.Ensemble(2).convert(net), torch.randn(6, 2, 8, 8)
+        step = dubio.Step(model, dubio.Elbo(6), torch.optim.Adam(model.parameters()), num_samples=2, fast=True)
+        found.append([step(images, LABELS).total for _ in range(3)])
+        assert [member[0].weight.is_contiguous() for member in model.members] == [not devices, not devices]
+        assert step.how == "compiled"
+    torch.testing.assert_close(*found)
+
+
 def test_a_step_that_laid_out_filters_is_kept_for_the_next_run(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = network(2, 3, flattened)
     start, steps = {name: tensor.clone() for name, tensor in model.state_dict().items()}, dubio.Steps()
