@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers.leaf_loop import apart, is_mapped, loop_over_draws
+from dubio.layers.leaf_loop import apart, loop_over_draws
 from dubio.sampling import current_pass
+from dubio.sampling.passes import is_mapped
 
 
 class Looped(nn.Module):

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from dubio.layers.leaf_loop import apart, is_mapped
+from dubio.layers.leaf_loop import apart
 from dubio.sampling.autocasting import autocast_dtype, lowered
-from dubio.sampling.passes import is_transformed
+from dubio.sampling.passes import is_mapped, is_transformed
 
 __all__ = ["affine"]
 

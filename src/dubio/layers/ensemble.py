@@ -14,10 +14,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dubio.layers.leaf_loop import is_mapped
 from dubio.layers.sources import Source
 from dubio.sampling import LoopOnlyError, Pass, joined_pass
 from dubio.sampling.drawing import Numbers
+from dubio.sampling.passes import is_mapped
 
 __all__ = ["Members", "num_members"]
 

@@ -16,18 +16,13 @@ from torch.utils import _pytree as pytree
 
 from dubio.layers.posterior import posteriors
 from dubio.sampling import Pass, current_pass
+from dubio.sampling.passes import is_mapped
 from dubio.sampling.settings import STATE
 
-__all__ = ["apart", "is_mapped", "loop_over_draws"]
+__all__ = ["apart", "loop_over_draws"]
 
 Rule = Callable[[int, Sequence[Tensor], Sequence[int | None]], tuple[Tensor, ...]]
 """Number of draws, tensors and the axis of each that counts draws (None: shared) to outputs with draws on axis 0."""
-
-
-def is_mapped(*values: Any) -> bool:
-    """Whether any tensor among the values stands for several draws."""
-    leaves = pytree.tree_leaves(values)
-    return any(isinstance(leaf, Tensor) and torch._C._functorch.is_batchedtensor(leaf) for leaf in leaves)
 
 
 def apart(rule: Rule, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

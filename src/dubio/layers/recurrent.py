@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio.layers.drawn import drawn_names
-from dubio.layers.leaf_loop import apart, is_mapped, loop_over_draws
+from dubio.layers.leaf_loop import apart, loop_over_draws
 from dubio.sampling import current_pass
+from dubio.sampling.passes import is_mapped
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 

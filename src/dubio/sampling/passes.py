@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
@@ -31,6 +32,7 @@ __all__ = [
     "checkpoint",
     "current_pass",
     "detach",
+    "is_mapped",
     "is_transformed",
     "joined_pass",
     "name_sources",
@@ -144,6 +146,12 @@ class Pass:
             _first_row(settings, shape),
         )
         return noise
+
+
+def is_mapped(*values: Any) -> bool:
+    """Whether any tensor among the values stands for several draws."""
+    leaves = pytree.tree_leaves(values)
+    return any(isinstance(leaf, Tensor) and torch._C._functorch.is_batchedtensor(leaf) for leaf in leaves)
 
 
 def is_transformed() -> bool:
