@@ -1,4 +1,4 @@
-"""Attention and transformer layers under a map over draws: torch's fused inference path is left out of it."""
+"""Attention and transformer layers under a map over draws: equal to draws one by one, which are torch's own."""
 
 from typing import Any
 
@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.layers import MAPPABLE, posteriors
-
-# On a CPU torch maps the attention operator one draw at a time by itself, correctly, and says that it does.
 
 
 class Attending(nn.Module):
@@ -104,3 +102,102 @@ def test_outside_a_pass_an_encoder_layer_says_of_itself_what_the_plain_one_says(
         assert isinstance(model[0], MAPPABLE[nn.TransformerEncoderLayer])
         assert model[0].activation_relu_or_gelu == net.activation_relu_or_gelu != 0
         assert dubio.to_mean(model)[0].activation_relu_or_gelu == net.activation_relu_or_gelu
+
+
+ROWS, QUERIES, KEYS = 3, 4, 5
+LAYERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no bias": {"bias": False},
+    "other features of keys": {"kdim": 5, "vdim": 7},
+    "added keys": {"add_bias_kv": True, "add_zero_attn": True},
+    "a key of zeros": {"add_zero_attn": True},
+}
+MASKS: dict[str, dict[str, Tensor]] = {
+    "none": {},
+    "boolean": {"attn_mask": torch.ones(QUERIES, KEYS).triu(1).bool()},
+    "of real numbers": {"attn_mask": torch.linspace(-1.0, 1.0, QUERIES * KEYS).double().view(QUERIES, KEYS)},
+    "for each head": {
+        "attn_mask": torch.linspace(-1.0, 1.0, 2 * ROWS * QUERIES * KEYS).double().view(-1, QUERIES, KEYS)
+    },
+    "padding": {"key_padding_mask": torch.arange(KEYS) > torch.tensor([[1], [2], [4]])},
+    "padding, boolean": {
+        "key_padding_mask": torch.arange(KEYS) > torch.tensor([[1], [2], [4]]),
+        "attn_mask": torch.ones(QUERIES, KEYS).triu(1).bool(),
+    },
+    "padding of real numbers, of real numbers": {
+        "key_padding_mask": torch.linspace(-1.0, 1.0, ROWS * KEYS).double().view(ROWS, KEYS),
+        "attn_mask": torch.linspace(-1.0, 1.0, QUERIES * KEYS).double().view(QUERIES, KEYS),
+    },
+    "causal": {"attn_mask": torch.ones(QUERIES, KEYS).triu(1).bool(), "is_causal": True},
+    "causal, padding": {
+        "attn_mask": torch.ones(QUERIES, KEYS).triu(1).bool(),
+        "key_padding_mask": torch.arange(KEYS) > torch.tensor([[1], [2], [4]]),
+        "is_causal": True,
+    },
+}
+
+
+class Between(nn.Module):
+    """Attention of one tensor to others, without the weights that it gives."""
+
+    def __init__(self, batch_first: bool, masks: dict[str, Tensor], **options: Any) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(6, 2, batch_first=batch_first, **options)
+        self.masks = masks
+
+    def forward(self, *factors: Tensor) -> Tensor:
+        output, weights = self.attend(*factors, need_weights=False, **self.masks)
+        assert weights is None
+        return output
+
+
+@pytest.mark.parametrize("layout", ["rows first", "positions first", "no rows"])
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_option_of_attention_is_mapped_as_torch_means_it(layer: str, masks: str, layout: str) -> None:
+    torch.manual_seed(0)
+    features = 6, LAYERS[layer].get("kdim", 6), LAYERS[layer].get("vdim", 6)
+    shapes = [(ROWS, length, width) for length, width in zip((QUERIES, KEYS, KEYS), features, strict=True)]
+    factors, given = [torch.randn(shape).double() for shape in shapes], dict(MASKS[masks])
+    if layout == "positions first":
+        factors = [factor.transpose(0, 1).contiguous() for factor in factors]
+    if layout == "no rows":
+        factors = [factor[0] for factor in factors]
+        given |= {name: mask[0] for name, mask in given.items() if name == "key_padding_mask"}
+        given |= {name: mask[:2] for name, mask in given.items() if name == "attn_mask" and mask.dim() == 3}
+    model = dubio.Bayes(init_std=0.3).convert(Between(layout == "rows first", given, **LAYERS[layer]).double())
+    for training in (True, False):
+        model.train(training)
+        mapped, looped = (dubio.sample(model, tuple(factors), 3, seed=1, executor=way) for way in ("vmap", "loop"))
+        torch.testing.assert_close(mapped, looped, rtol=1e-10, atol=1e-10)
+        assert (mapped[0] - mapped[1]).abs().max() > 0.01
+
+
+def test_dropout_inside_attention_is_another_one_in_every_draw() -> None:
+    torch.manual_seed(0)
+    model, factors = dubio.Bayes(init_std=1e-6).convert(Between(True, {}, dropout=0.5)), torch.randn(2, 9, 6)
+    model.train()
+    draws = dubio.sample(model, (factors, factors, factors), 3, executor="vmap")
+    assert (draws[0] - draws[1]).abs().max() > 0.01
+    model.eval()
+    draws = dubio.sample(model, (factors, factors, factors), 3, executor="vmap")
+    assert (draws[0] - draws[1]).abs().max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ({"attn_mask": torch.zeros(1, KEYS)}, r"attn_mask must have shape \(4, 5\) or \(6, 4, 5\), got \(1, 5\)"),
+        ({"attn_mask": torch.zeros(1, QUERIES, KEYS)}, r"\(6, 4, 5\), got \(1, 4, 5\)"),
+        ({"key_padding_mask": torch.zeros(1, KEYS)}, r"key_padding_mask must have shape \(3, 5\), got \(1, 5\)"),
+        ({"is_causal": True}, "is_causal says that attn_mask is causal, and needs one"),
+    ],
+)
+def test_masks_of_another_shape_are_refused(masks: dict[str, Tensor], message: str) -> None:
+    """They could be spread over rows; torch refuses them, and so do mapped draws."""
+    factors = tuple(torch.randn(ROWS, length, 6) for length in (QUERIES, KEYS, KEYS))
+    model = dubio.Bayes().convert(Between(True, masks))
+    with pytest.raises(ValueError, match=message):
+        dubio.sample(model, factors, 3, executor="vmap")
+    with pytest.raises((AssertionError, RuntimeError)):
+        dubio.sample(model, factors, 3)

@@ -1,14 +1,18 @@
-"""Attention and transformer layers without their fused inference path, which has no derivative under ``vmap``.
+"""Attention and transformer layers that can be mapped over draws.
 
-Torch takes that path in eval mode when it may; each class here makes it decline where a pass runs, by torch's own
-conditions, and leaves everything else to the plain forward.
+Torch's fused inference path has no derivative under ``vmap``. It is taken in eval mode when it may; each class here
+makes it decline where a pass runs, by torch's own conditions. Attention whose weights nobody asks for is computed for
+all draws together (``sampling.attending``); everything else is left to the plain forward.
 """
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dubio.sampling import current_pass
+from dubio.sampling.attending import attention
 
 __all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"]
 
@@ -29,11 +33,85 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attention outputs and, where asked for, weights."""
         run = current_pass()
-        if run is not None and run.mapped and value is query:
+        mapped = run is not None and run.mapped
+        if mapped and not need_weights:
+            return self._attend(query, key, value, key_padding_mask, attn_mask, is_causal), None
+        if mapped and value is query:
             value = value.view_as(value)  # another object: only attention of a tensor to itself is fused
         return super().forward(
             query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
         )
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        mask: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor:
+        """What the plain forward computes, with attention that can be mapped."""
+        is_batched = query.dim() == 3
+        query, key, value = self._projected(query, key, value)
+        if not is_batched:
+            query, key, value = (factor.unsqueeze(0) for factor in (query, key, value))
+            padding = None if padding is None else padding.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (factor.transpose(0, 1) for factor in (query, key, value))
+        num_keys = key.shape[1]
+        if self.bias_k is not None and self.bias_v is not None:
+            biases = (bias.expand(len(query), -1, -1) for bias in (self.bias_k, self.bias_v))
+            key, value = (torch.cat(pair, dim=1) for pair in zip((key, value), biases, strict=True))
+        query, key, value = (self._heads(factor) for factor in (query, key, value))
+        if self.add_zero_attn:
+            key, value = (F.pad(factor, (0, 0, 0, 1)) for factor in (key, value))
+        if is_causal and mask is None:
+            raise ValueError("is_causal says that attn_mask is causal, and needs one")
+        is_causal = is_causal and padding is None  # the mask says the same, and padding must be added to it
+        bias = None if is_causal else self._bias(mask, padding, query, num_keys, key.shape[-2] - num_keys)
+        output = attention(query, key, value, bias, self.dropout if self.training else 0.0, is_causal)
+        output = F.linear(output.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
+        if not is_batched:
+            return output.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1)
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        if query is key and key is value and self.in_proj_weight is not None:
+            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+        packed = self.in_proj_weight
+        weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if packed is None else packed.chunk(3)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return tuple(F.linear(*parts) for parts in zip((query, key, value), weights, biases, strict=True))
+
+    def _heads(self, factor: Tensor) -> Tensor:
+        """`(row, position, feature)` to `(row, head, position, feature)`."""
+        return factor.reshape(*factor.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _bias(
+        self, mask: Tensor | None, padding: Tensor | None, query: Tensor, num_keys: int, num_added: int
+    ) -> Tensor | None:
+        """Both masks as what is added to scores, nothing for keys that were added."""
+        rows, heads, num_queries, _ = query.shape
+        parts = []
+        if mask is not None:
+            _check_shape("attn_mask", mask, (num_queries, num_keys), (rows * heads, num_queries, num_keys))
+            parts.append(mask if mask.dim() == 2 else mask.reshape(rows, heads, num_queries, num_keys))
+        if padding is not None:
+            _check_shape("key_padding_mask", padding, (rows, num_keys))
+            parts.append(padding[:, None, None, :])
+        if not parts:
+            return None
+        biases = [
+            part if part.is_floating_point() else query.new_zeros(part.shape).masked_fill(part, -torch.inf)
+            for part in parts
+        ]
+        return F.pad(sum(biases[1:], biases[0]), (0, num_added))
+
+
+def _check_shape(name: str, mask: Tensor, *allowed: tuple[int, ...]) -> None:
+    if tuple(mask.shape) not in allowed:
+        raise ValueError(f"{name} must have shape {' or '.join(map(str, allowed))}, got {tuple(mask.shape)}")
 
 
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dubio.sampling.autocasting import LoweredProducts, autocast_dtype
 from dubio.sampling.passes import Pass, Supply
+from dubio.sampling.products import MappedProducts, are_taken_in_hand
 from dubio.sampling.settings import STATE, Settings
 from dubio.sampling.silence import without_fallback_warnings
 
@@ -171,9 +171,9 @@ def _map_draws(call: Call, draws: Numbers, map_inputs: bool, drawn: Perturbation
 
 def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple[Any, dict[str, Tensor], Moved]:
     running = Pass(call.settings, draw, drawn, call.collecting, mapped=True)
-    if autocast_dtype(call.rows_and_device()[1]) is None:
+    if not are_taken_in_hand(call.rows_and_device()[1]):
         return (*_in_pass(call, running), running.moved)
-    with LoweredProducts():
+    with MappedProducts():
         return (*_in_pass(call, running), running.moved)
 
 
