@@ -171,6 +171,7 @@ def own(masked: bool) -> tuple[nn.Module, Tensor]:
     return dubio.Bayes(init_std=0.1).convert(Own(masked)), torch.randn(5, 4, 8)
 
 
+@pytest.mark.feature("Attention of mapped draws is one call for all of them, on a GPU in any module")
 @pytest.mark.parametrize("masked", [True, False])
 def test_attention_of_any_module_is_taken_in_hand(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU that is made to do as a GPU must; compiled, too, where ``Tensor.unflatten`` is in the way of a mode."""
