@@ -190,7 +190,7 @@ def test_dropout_inside_attention_is_another_one_in_every_draw() -> None:
         ({"attn_mask": torch.zeros(1, KEYS)}, r"attn_mask must have shape \(4, 5\) or \(6, 4, 5\), got \(1, 5\)"),
         ({"attn_mask": torch.zeros(1, QUERIES, KEYS)}, r"\(6, 4, 5\), got \(1, 4, 5\)"),
         ({"key_padding_mask": torch.zeros(1, KEYS)}, r"key_padding_mask must have shape \(3, 5\), got \(1, 5\)"),
-        ({"is_causal": True}, "is_causal says that attn_mask is causal, and needs one"),
+        ({"is_causal": True}, "attn_mask must be given where is_causal is True, got None"),
     ],
 )
 def test_masks_of_another_shape_are_refused(masks: dict[str, Tensor], message: str) -> None:
@@ -201,3 +201,66 @@ def test_masks_of_another_shape_are_refused(masks: dict[str, Tensor], message: s
         dubio.sample(model, factors, 3, executor="vmap")
     with pytest.raises((AssertionError, RuntimeError)):
         dubio.sample(model, factors, 3)
+
+
+SHAPES = {
+    "fewer values than keys": ((3, 4, 6), (3, 5, 6), (3, 3, 6)),
+    "one row of keys": ((3, 4, 6), (1, 5, 6), (1, 5, 6)),
+    "one row of queries": ((1, 4, 6), (3, 5, 6), (3, 5, 6)),
+    "too many axes": ((3, 1, 4, 6), (3, 1, 5, 6), (3, 1, 5, 6)),
+    "rows of keys alone": ((4, 6), (3, 5, 6), (3, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_factors_that_do_not_belong_together_are_refused(shapes: Any, batch_first: bool) -> None:
+    """Torch refuses them; a kernel might read beyond the end of values."""
+    factors = tuple(torch.randn(shape) for shape in shapes)
+    if not batch_first:
+        factors = tuple(factor.transpose(0, 1) if factor.dim() == 3 else factor for factor in factors)
+    model = dubio.Bayes().convert(Between(batch_first, {}))
+    with pytest.raises(ValueError, match="query, key and value must have two axes, or three with as many rows each"):
+        dubio.sample(model, factors, 3, executor="vmap")
+    with pytest.raises((AssertionError, RuntimeError)):
+        dubio.sample(model, factors, 3, executor="loop")
+
+
+def test_masks_of_whole_numbers_are_refused() -> None:
+    factors = tuple(torch.randn(ROWS, length, 6) for length in (QUERIES, KEYS, KEYS))
+    model = dubio.Bayes().convert(Between(True, {"attn_mask": torch.zeros(QUERIES, KEYS, dtype=torch.int64)}))
+    with pytest.raises(TypeError, match=r"attn_mask must be boolean or of real numbers, got torch\.int64"):
+        dubio.sample(model, factors, 3, executor="vmap")
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_weights_that_are_asked_for_are_those_of_each_draw(average: bool) -> None:
+    class Weights(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.attend(x, x, x, average_attn_weights=average)
+
+    torch.manual_seed(0)
+    model, inputs = dubio.Bayes(init_std=0.3).convert(Weights()), torch.randn(3, 4, 6)
+    mapped, looped = (dubio.sample(model, inputs, 3, seed=1, executor=way) for way in ("vmap", "loop"))
+    assert mapped[1].shape == (3, 3, 4, 4) if average else (3, 3, 2, 4, 4)
+    torch.testing.assert_close(mapped, looped)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_dropout_before_the_first_noise_is_another_one_in_every_draw(compiled: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), nn.Linear(6, 3))
+    net[0].self_attn.dropout = 0.5
+    model, inputs = dubio.Bayes(where="1", init_std=1e-6).convert(net).train(), torch.randn(4, 9, 6)
+
+    def draws(x: Tensor) -> Tensor:
+        return dubio.sample(model, x, 3, executor="vmap")
+
+    found = (torch.compile(draws, backend="aot_eager", fullgraph=True) if compiled else draws)(inputs)
+    assert (found[0] - found[1]).abs().max() > 0.01
+    model.eval()
+    assert (draws(inputs)[0] - draws(inputs)[1]).abs().max() < 0.01

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 
 import dubio
 from dubio.sampling import attending, plans, products
@@ -48,7 +49,7 @@ def tensors(
         made.append(torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_())
     if mask is not None:
         scores = torch.randn(((DRAWS,) if mask_mapped else ()) + mask, generator=generator, dtype=torch.float64)
-        made.append(scores.index_fill(-1, torch.tensor(0), 1.0) > -0.5 if boolean else scores)
+        made.append(scores.index_fill(-1, torch.tensor(0), 1.0) > -0.5 if boolean else scores.requires_grad_())
     dims = [0 if has_draws else None for has_draws in (*mapped, *(() if mask is None else (mask_mapped,)))]
     return made, tuple(dims)
 
@@ -68,7 +69,8 @@ def test_attention_of_draws_is_that_of_each(
     found = torch.func.vmap(attention, in_dims=dims)(*made)
     expected = each(F.scaled_dot_product_attention, made, dims)
     weight = torch.randn_like(expected)
-    gradients = [torch.autograd.grad((output * weight).sum(), made[:3]) for output in (found, expected)]
+    trained = [tensor for tensor in made if tensor.requires_grad]
+    gradients = [torch.autograd.grad((output * weight).sum(), trained) for output in (found, expected)]
     torch.testing.assert_close((found, gradients[0]), (expected, gradients[1]), rtol=1e-12, atol=1e-12)
 
 
@@ -91,6 +93,64 @@ def test_options_are_passed_on(options: dict[str, Any]) -> None:
     assert options == OPTIONS["few keys for many queries"] or not torch.allclose(
         plain, F.scaled_dot_product_attention(query, key, value)
     )
+
+
+RANKS: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
+    "queries without rows": (((5, 8), (3, 6, 8), (3, 6, 8)), {}),
+    "queries without rows, one row": (((5, 8), (1, 6, 8), (1, 6, 8)), {}),
+    "keys without rows": (((3, 5, 8), (6, 8), (6, 8)), {}),
+    "keys without rows, heads": (((3, 2, 5, 8), (2, 6, 8), (2, 6, 8)), {}),
+    "one row of keys": (((3, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)), {}),
+    "heads without rows": (((4, 5, 8), (2, 6, 8), (2, 6, 8)), {"enable_gqa": True}),
+    "more axes": (((2, 3, 2, 5, 8), (2, 3, 2, 6, 8), (2, 3, 2, 6, 8)), {}),
+}
+
+
+@pytest.mark.parametrize(("shapes", "options"), RANKS.values(), ids=RANKS)
+@pytest.mark.parametrize("mapped", [(0, 0, 0), (0, None, None), (None, 0, 0)])
+def test_factors_of_any_rank_are_spread_as_torch_does(
+    shapes: tuple[tuple[int, ...], ...], options: dict[str, Any], mapped: tuple[int | None, ...]
+) -> None:
+    """As many rows as draws among them, which must not be taken for each other."""
+    generator = torch.Generator().manual_seed(1)
+    axes = [(DRAWS,) if dim == 0 else () for dim in mapped]
+    made = [torch.randn(more + shape, generator=generator) for more, shape in zip(axes, shapes, strict=True)]
+    found = torch.func.vmap(lambda *factors: attention(*factors, **options), in_dims=mapped)(*made)
+    expected = each(lambda *factors: F.scaled_dot_product_attention(*factors, **options), made, mapped)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mask", [None, (QUERIES, KEYS), (ROWS, HEADS, QUERIES, KEYS)])
+def test_many_rows_are_taken_in_pieces(mask: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, dims = tensors(4, (True, True, True), mask, False, False)
+    expected = torch.func.vmap(attention, in_dims=dims)(*made)
+    monkeypatch.setattr(attending, "MOST_ROWS", 5)
+    torch.testing.assert_close(torch.func.vmap(attention, in_dims=dims)(*made), expected)
+
+
+def test_a_mask_that_attends_in_its_own_way_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = self.factors(x)[:, None].chunk(3, dim=-1)
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=causal_lower_right(4, 4))
+
+    monkeypatch.setattr(products, "ATTENDING_TOGETHER", ("cpu",))
+    torch.manual_seed(0)
+    model, inputs = dubio.Bayes(init_std=0.1).convert(Causal()), torch.randn(5, 4, 8)
+    mapped, looped = (dubio.sample(model, inputs, 3, seed=1, executor=way) for way in ("vmap", "loop"))
+    torch.testing.assert_close(mapped, looped)
+
+
+def test_a_mask_of_more_axes_than_factors_is_refused() -> None:
+    query, mask = torch.randn(DRAWS, QUERIES, WIDTH), torch.zeros(1, QUERIES, QUERIES)
+    with pytest.raises(RuntimeError):
+        F.scaled_dot_product_attention(query[0], query[0], query[0], mask)
+    with pytest.raises(ValueError, match="attn_mask must have at most the 2 axes of its factors, got 3"):
+        torch.func.vmap(lambda q: attention(q, q, q, mask))(query)
 
 
 @pytest.mark.parametrize("masked", [True, False])

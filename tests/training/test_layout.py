@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling import layout
+from dubio.layers.sources import Source
+from dubio.sampling import joined_pass, layout
 from dubio.training import computing
 from dubio.training.layout import Layout
 
@@ -128,6 +129,18 @@ def test_members_of_an_ensemble_are_laid_out(gpu: None, monkeypatch: pytest.Monk
         assert [member[0].weight.is_contiguous() for member in model.members] == [not devices, not devices]
         assert step.how == "compiled"
     torch.testing.assert_close(*found)
+
+
+def test_a_network_that_cannot_be_frozen_is_laid_out(gpu: None) -> None:
+    class Jitter(Source):
+        """Noise that nobody has named."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            with joined_pass() as run:
+                return x + 0.1 * run.noise_for_activations(self, x.shape, x.dtype, x.device)
+
+    net = nn.Sequential(Jitter(), nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+    assert laid_out(net, torch.randn(6, 2, 8, 8)).is_last
 
 
 def test_a_step_that_laid_out_filters_is_kept_for_the_next_run(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

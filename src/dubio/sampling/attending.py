@@ -2,7 +2,7 @@
 
 Torch has no rule for ``scaled_dot_product_attention`` under ``vmap``; it maps what that is made of. The fused kernels
 of a GPU cannot be differentiated so, and refuse masks; those of a CPU run draw by draw. With draws as rows they serve
-as they do for a single draw.
+as they do for a single draw. What draws share, such as a mask for each row, is copied for each of them.
 
 Invariants: values and gradients are those of each draw, whichever tensors are mapped
 (``test_attention_of_draws_is_that_of_each``); the compiler sees torch's own functions.
@@ -13,15 +13,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubio.sampling.autocasting import autocast_dtype, lowered
-from dubio.sampling.passes import is_mapped
+from dubio.sampling.passes import current_pass, is_mapped
 
 __all__ = ["attention"]
 
 WITHOUT_ROWS = 2
 """Axes of factors that have no rows: positions and features."""
+MOST_ROWS = 2**16 - 1
+"""What the fused kernels of a GPU take at once."""
+PLAIN = (type(None), Tensor, nn.Parameter)
+"""Types of masks that are what they hold; others have their own way to attend."""
 RANDOMNESS_OF_MAPS = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)
 
 
@@ -35,11 +39,18 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``scaled_dot_product_attention``, of all draws together where anything is mapped."""
-    if not is_mapped(query, key, value, attn_mask):
+    """``scaled_dot_product_attention``, of all draws together where anything is mapped or draws drop other weights."""
+    run = current_pass()
+    mapped = is_mapped(query, key, value, attn_mask)
+    if not mapped and dropout_p > 0.0 and run is not None and run.mapped and run.draw is not None:
+        query, mapped = query + (run.draw * 0).to(query), True  # from here on draws differ
+    if not mapped or type(attn_mask) not in PLAIN:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    num_axes = max(query.dim(), key.dim(), value.dim())
+    if attn_mask is not None and attn_mask.dim() > num_axes:
+        raise ValueError(f"attn_mask must have at most the {num_axes} axes of its factors, got {attn_mask.dim()}")
     lower = autocast_dtype(query.device)
     query, key, value = (lowered(factor, lower) for factor in (query, key, value))
     attn_mask = None if attn_mask is None else lowered(attn_mask, lower)
@@ -60,7 +71,7 @@ def _attend(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """A custom operator because its vmap rule can be written for nothing less (see ``layers.batch_norm``)."""
+    """A custom operator because its vmap rule can be written for nothing less: the compiler would trace past it."""
     raise RuntimeError("nothing is mapped here")
 
 
@@ -83,19 +94,20 @@ def _(
     enable_gqa: bool,
 ) -> tuple[Tensor, int]:
     query, key, value = (_draws_first(*pair) for pair in zip((query, key, value), in_dims, strict=False))
-    has_rows = query.dim() > 1 + WITHOUT_ROWS
-    if not has_rows:
-        query, key, value = (factor.unsqueeze(1) for factor in (query, key, value))
+    num_axes = max(query.dim(), key.dim(), value.dim())
+    has_rows = num_axes > 1 + WITHOUT_ROWS + enable_gqa  # which needs heads
+    query, key, value = (_with_axes(factor, num_axes + (not has_rows)) for factor in (query, key, value))
     axes = info.batch_size, torch.broadcast_shapes(query.shape[1:2], key.shape[1:2], value.shape[1:2])[0]
     query, key, value = (_joined(factor, axes) for factor in (query, key, value))
-    if mask is not None and (in_dims[3] is not None or (mask.dim() == query.dim() and len(mask) > 1)):
-        mask = _draws_first(mask, in_dims[3])
-        missing = 1 + query.dim() - mask.dim()
-        mask = _joined(mask[(slice(None), *(None for _ in range(missing)))], axes)
+    if mask is not None and (in_dims[3] is not None or (has_rows and mask.dim() == query.dim() and len(mask) > 1)):
+        mask = _joined(_with_axes(_draws_first(mask, in_dims[3]), 1 + query.dim()), axes)
+    pieces = zip(*(_pieces(tensor, len(query)) for tensor in (query, key, value, mask)), strict=True)
     with torch._C._ExcludeDispatchKeyGuard(RANDOMNESS_OF_MAPS):  # which asks dropout for draws that it can tell apart
-        output = F.scaled_dot_product_attention(
-            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        ).unflatten(0, axes)
+        outputs = [
+            F.scaled_dot_product_attention(q, k, v, m, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            for q, k, v, m in pieces
+        ]
+        output = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unflatten(0, axes)
     return (output if has_rows else output.squeeze(1)), 0
 
 
@@ -104,6 +116,17 @@ def _draws_first(tensor: Tensor, dim: int | None) -> Tensor:
     return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
 
 
+def _with_axes(tensor: Tensor, number: int) -> Tensor:
+    """So many axes, the missing ones of size one behind that of draws."""
+    return tensor[(slice(None), *(None for _ in range(number - tensor.dim())))]
+
+
 def _joined(tensor: Tensor, axes: Sequence[int]) -> Tensor:
     """`(sample, row, ...)`, where one may stand for all of an axis, as `(sample row, ...)`."""
     return tensor.expand(*axes, *tensor.shape[2:]).flatten(0, 1)
+
+
+def _pieces(tensor: Tensor | None, num_rows: int) -> Sequence[Any]:
+    """Of no more than ``MOST_ROWS`` each; what has no rows is the same for all."""
+    number = max(1, -(-num_rows // MOST_ROWS))
+    return [tensor] * number if tensor is None or len(tensor) != num_rows or number == 1 else tensor.split(MOST_ROWS)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio.sampling.passes import Pass, Supply
-from dubio.sampling.products import MappedProducts, are_taken_in_hand
+from dubio.sampling.products import MappedProducts, needs_mapped_products
 from dubio.sampling.settings import STATE, Settings
 from dubio.sampling.silence import without_fallback_warnings
 
@@ -171,7 +171,7 @@ def _map_draws(call: Call, draws: Numbers, map_inputs: bool, drawn: Perturbation
 
 def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple[Any, dict[str, Tensor], Moved]:
     running = Pass(call.settings, draw, drawn, call.collecting, mapped=True)
-    if not are_taken_in_hand(call.rows_and_device()[1]):
+    if not needs_mapped_products(call.rows_and_device()[1]):
         return (*_in_pass(call, running), running.moved)
     with MappedProducts():
         return (*_in_pass(call, running), running.moved)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from dubio.sampling.attending import attention
 from dubio.sampling.autocasting import autocast_dtype, lowered
 
-__all__ = ["MappedProducts", "are_taken_in_hand"]
+__all__ = ["MappedProducts", "needs_mapped_products"]
 
 PRODUCTS = frozenset(
     (
@@ -33,11 +33,11 @@ PRODUCTS = frozenset(
     )
 )
 ATTENDING_TOGETHER = ("cuda",)
-"""Devices on which torch cannot map attention."""
+"""Devices on which torch can map attention in few cases only."""
 
 
-def are_taken_in_hand(device: torch.device) -> bool:
-    """Whether mapped products must be, on a device."""
+def needs_mapped_products(device: torch.device) -> bool:
+    """Whether draws must be mapped inside of ``MappedProducts``, on a device."""
     return device.type in ATTENDING_TOGETHER or autocast_dtype(device) is not None
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from dubio.sampling import frozen
 from dubio.sampling.drawing import Inputs, arguments
 from dubio.sampling.layout import channels_last, image_channels, is_faster_channels_last
 from dubio.sampling.restoring import unchanged
@@ -103,7 +102,7 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 def _runs(model: nn.Module, inputs: Inputs) -> bool:
     args, kwargs = arguments(inputs)
     try:
-        with torch.no_grad(), frozen(seed=0), unchanged(model):  # a draw, since not all have a mean network
+        with torch.no_grad(), unchanged(model):  # a fresh draw: not all have a mean network, or can be frozen
             model(*args, **kwargs)
     except Exception:  # its own fault, or that of the layout
         return False
