@@ -246,7 +246,7 @@ def test_weights_that_are_asked_for_are_those_of_each_draw(average: bool) -> Non
     torch.manual_seed(0)
     model, inputs = dubio.Bayes(init_std=0.3).convert(Weights()), torch.randn(3, 4, 6)
     mapped, looped = (dubio.sample(model, inputs, 3, seed=1, executor=way) for way in ("vmap", "loop"))
-    assert mapped[1].shape == (3, 3, 4, 4) if average else (3, 3, 2, 4, 4)
+    assert mapped[1].shape == ((3, 3, 4, 4) if average else (3, 3, 2, 4, 4))
     torch.testing.assert_close(mapped, looped)
 
 

@@ -125,6 +125,7 @@ def test_many_rows_are_taken_in_pieces(mask: tuple[int, ...] | None, monkeypatch
     made, dims = tensors(4, (True, True, True), mask, False, False)
     expected = torch.func.vmap(attention, in_dims=dims)(*made)
     monkeypatch.setattr(attending, "MOST_ROWS", 5)
+    assert [len(piece) for piece in attending._pieces(torch.zeros(12), 12)] == [5, 5, 2]
     torch.testing.assert_close(torch.func.vmap(attention, in_dims=dims)(*made), expected)
 
 

@@ -53,6 +53,11 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> Tensor:
         """What the plain forward computes, with attention that can be mapped."""
         _check_factors(query, key, value, row_axis=0 if self.batch_first else 1)
+        if is_causal and mask is None:
+            raise ValueError(
+                "attn_mask must be given where is_causal is True, got None; "
+                "nn.Transformer.generate_square_subsequent_mask makes one"
+            )
         is_batched = query.dim() == 3
         query, key, value = self._projected(query, key, value)
         if not is_batched:
@@ -67,11 +72,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         query, key, value = (self._heads(factor) for factor in (query, key, value))
         if self.add_zero_attn:
             key, value = (F.pad(factor, (0, 0, 0, 1)) for factor in (key, value))
-        if is_causal and mask is None:
-            raise ValueError(
-                "attn_mask must be given where is_causal is True, got None; "
-                "nn.Transformer.generate_square_subsequent_mask makes one"
-            )
         is_causal = is_causal and padding is None  # the mask says the same, and padding must be added to it
         bias = None if is_causal else _for_all_keys(bias, key.shape[-2])
         output = attention(query, key, value, bias, self.dropout if self.training else 0.0, is_causal)
