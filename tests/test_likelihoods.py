@@ -1,5 +1,7 @@
 """Likelihoods equal torch.distributions, constants and all."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, distributions, nn
@@ -89,6 +91,71 @@ def test_bernoulli_predicts_the_probability_of_yes() -> None:
     with dubio.noise_off():
         mean = dubio.predict(model, inputs)
     torch.testing.assert_close(mean.probs[..., 1], dubio.to_mean(model)(inputs).sigmoid())
+
+
+LIKELIHOODS = {
+    "categorical": dubio.Categorical(),
+    "categorical, log-probabilities": dubio.Categorical("log_probs"),
+    "categorical, smoothed and weighted": dubio.Categorical(class_weight=(1.0, 2.0, 0.3, 1.1), label_smoothing=0.1),
+    "bernoulli": dubio.Bernoulli(),
+    "gaussian": dubio.Gaussian(0.1),
+    "gaussian, learned": dubio.Gaussian("learned"),
+    "gaussian, output": dubio.Gaussian("output"),
+}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_losses_are_in_float32_at_least_whatever_the_outputs(name: str, dtype: torch.dtype) -> None:
+    """Nothing but the outputs is rounded: targets between two numbers of half precision stay there."""
+    likelihood, wanted = LIKELIHOODS[name], torch.promote_types(dtype, torch.float32)
+    outputs, scale = (20.0 * torch.randn(3, 6, 4)).to(dtype), torch.tensor(-2.2)
+    if isinstance(likelihood, dubio.Categorical):
+        targets = torch.randint(4, (6,))
+    elif isinstance(likelihood, dubio.Bernoulli):
+        targets = 1.0 - 1e-3 * torch.rand(6, 4)
+    else:
+        targets = 100.0 + torch.randn(6, 2 if likelihood.std == "output" else 4)
+    exact = outputs.to(wanted)
+    readings = [lambda outputs: likelihood.nll(outputs, targets, scale)]
+    if isinstance(likelihood, dubio.Gaussian):
+        readings += [lambda outputs, i=i: likelihood.moments(outputs, scale)[i] for i in range(2)]
+    else:
+        readings += [likelihood.log_probs]
+    for read in readings:
+        assert read(outputs).dtype == wanted
+        assert torch.equal(read(outputs), read(exact))
+
+
+def test_losses_of_rounded_outputs_by_hand() -> None:
+    rounded = torch.tensor([[[100.0]]], dtype=torch.bfloat16), torch.tensor([[[6.0]]], dtype=torch.bfloat16)
+    found = dubio.Gaussian(0.1).nll(rounded[0], torch.tensor([[100.2]])).item()
+    assert found == pytest.approx(2.0 + math.log(0.1) + 0.5 * math.log(2 * math.pi), abs=1e-4)
+    found = dubio.Bernoulli().nll(rounded[1], torch.tensor([[0.999]])).item()
+    assert found == pytest.approx(math.log1p(math.exp(-6.0)) + 0.001 * 6.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("likelihood", [dubio.Gaussian(1e-7), dubio.Bernoulli()])
+def test_targets_in_double_precision_are_not_rounded_and_do_not_spread(
+    likelihood: dubio.likelihoods.Likelihood,
+) -> None:
+    outputs, targets = torch.ones(1, 1, 1), torch.full((1, 1), 1.0 - 1e-8, dtype=torch.float64)
+    found = likelihood.nll(outputs, targets)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), likelihood.nll(outputs.double(), targets), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_a_step_in_bf16_has_its_loss_in_float32(name: str) -> None:
+    likelihood = LIKELIHOODS[name]
+    model = dubio.Bayes().convert(nn.Linear(5, 4), likelihood)
+    step = dubio.Step(
+        model, dubio.Elbo(num_data=6), torch.optim.SGD(model.parameters(), lr=0.1), precision="bf16", fast=False
+    )
+    targets = {dubio.Categorical: torch.randint(4, (6,)), dubio.Bernoulli: torch.rand(6, 4)}
+    width = 2 if likelihood == dubio.Gaussian("output") else 4
+    loss = step(torch.randn(6, 5), targets.get(type(likelihood), torch.randn(6, width)))
+    assert loss.total.dtype == loss.nll.dtype == torch.float32
 
 
 def refuse(likelihood: object, outputs: Tensor, targets: Tensor) -> None:

@@ -2,7 +2,8 @@
 
 Each gives the negative log-likelihood of targets, `(sample, batch)`: one number per draw and example, summed over the
 target's own axes, with every constant, so that it equals ``torch.distributions``. A likelihood may have a parameter
-of its own (``Gaussian("learned")``); it lives on the converted network, which hands it in as ``scale``.
+of its own (``Gaussian("learned")``); it lives on the converted network, which hands it in as ``scale``. Outputs in half
+precision are computed with in float32, and targets are never rounded to the type of the outputs.
 """
 
 import math
@@ -60,7 +61,7 @@ class Categorical:
                 f"got shape {tuple(outputs.shape[1:])} for one draw; for regression convert with "
                 "likelihood=dubio.Gaussian(...)"
             )
-        return outputs.movedim(axis, -1).to(torch.promote_types(outputs.dtype, torch.float32))
+        return _exact(outputs.movedim(axis, -1))
 
     def nll(
         self,
@@ -96,6 +97,7 @@ class Bernoulli:
 
     def log_probs(self, outputs: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch ... class"]:
         """Log-probabilities of no and yes on a new last axis."""
+        outputs = _exact(outputs)
         return torch.stack([F.logsigmoid(-outputs), F.logsigmoid(outputs)], dim=-1)
 
     def nll(
@@ -110,9 +112,10 @@ class Bernoulli:
             low, high = float(targets.min()), float(targets.max())
             if not 0.0 <= low <= high <= 1.0:
                 raise ValueError(f"targets of a Bernoulli must be from 0 to 1, got {low if low < 0.0 else high}")
-        wanted = targets.to(outputs.dtype)
+        outputs = _exact(outputs)
+        wanted = _beside(targets, outputs)
         loss = -(wanted * F.logsigmoid(outputs) + (1.0 - wanted) * F.logsigmoid(-outputs))
-        return _sum_over_example(loss)
+        return _sum_over_example(loss.to(outputs.dtype))
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ class Gaussian:
         self, outputs: Float[Tensor, "sample batch ..."], scale: Float[Tensor, "..."] | None = None
     ) -> tuple[Float[Tensor, "sample batch ..."], Float[Tensor, "sample batch ..."]]:
         """Mean and standard deviation of the target under every draw."""
+        outputs = _exact(outputs)
         if self.std == "learned":
             if scale is None:
                 raise ValueError("a Gaussian(std='learned') belongs to a converted network, which keeps its scale")
@@ -161,8 +165,8 @@ class Gaussian:
         """Negative log density of the targets, summed over the dimensions of an example."""
         mean, std = self.moments(outputs, scale)
         _check_shape(targets, mean.shape[1:])
-        loss = -functional.normal_log_prob(targets.to(mean.dtype), mean, std)
-        return _sum_over_example(loss)
+        loss = -functional.normal_log_prob(_beside(targets, mean), mean, std)
+        return _sum_over_example(loss.to(mean.dtype))
 
 
 Likelihood = Categorical | Gaussian | Bernoulli
@@ -188,6 +192,16 @@ def _check_labels(targets: Tensor, num_classes: int) -> None:
 def _check_shape(targets: Tensor, wanted: torch.Size) -> None:
     if targets.shape != wanted:
         raise ValueError(f"targets must have shape {tuple(wanted)} beside these outputs, got {tuple(targets.shape)}")
+
+
+def _exact(outputs: Tensor) -> Tensor:
+    """Outputs in float32 at least."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+def _beside(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Targets as real numbers of no fewer digits than they came with."""
+    return targets.to(torch.promote_types(targets.dtype, outputs.dtype))
 
 
 def _sum_over_example(loss: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch"]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import dubio
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
-from dubio.attacks import victims
+from dubio.attacks import fitting, victims
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5, 0.0, 3.0], [0.5, 1.0, -1.5, 2.0, 3.0]])
 SIGNS = (WEIGHT[1] - WEIGHT[0]).sign()  # of the step away from class 0; the last weight is in both classes
@@ -224,7 +224,7 @@ def test_large_data_is_cut_by_memory_and_told_once(monkeypatch: pytest.MonkeyPat
         "_perturb",
         lambda self, victim, rows, *rest: (pieces.append(len(rows)), perturb(self, victim, rows, *rest))[1],
     )
-    monkeypatch.setattr(victims, "memory_budget", lambda device: 3_000)
+    monkeypatch.setattr(fitting, "memory_budget", lambda device: 3_000)
     cut = attacks.Pgd(steps=2, seed=1)(plain_net(), inputs, labels)
     assert 1 < len(pieces) < 30
     assert sum(pieces) == 30

@@ -1,12 +1,17 @@
 """Batches of examples: every row once, the same again from the seed, cut between processes, augmented and scaled."""
 
 from itertools import chain
+from typing import Any
 
 import jaxtyping
 import pytest
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from dubio.data import CropAndFlip, Examples, Loader, Splits, scaled
+from dubio.data.batches import batches_from
+from dubio.sampling.noise import noise_key
 
 IMAGES = torch.arange(10 * 3 * 4 * 5, dtype=torch.int64).remainder(256).to(torch.uint8).view(10, 3, 4, 5)
 EXAMPLES = Examples(IMAGES, torch.arange(10), tuple("abcdefghij"), "letters")
@@ -74,6 +79,79 @@ def test_an_epoch_is_taken_up_at_any_batch_with_the_same_augmentation() -> None:
     for (a, b), (c, d) in zip(whole[1:], rest, strict=True):
         assert torch.equal(a, c)
         assert torch.equal(b, d)
+
+
+def by_hand(epoch: int, batch: int, rank: int, num_ranks: int, batch_size: int, flip: bool) -> tuple[Tensor, Tensor]:
+    """Images and labels of a part of a batch with seed 7, image by image."""
+    order = torch.randperm(10, generator=seeded(f"epoch {epoch} of seed 7"))
+    rows = order[batch * batch_size * num_ranks : (batch + 1) * batch_size * num_ranks]
+    rows = rows[: len(rows) // num_ranks * num_ranks][rank::num_ranks]
+    generator = seeded(f"batch {batch} of epoch {epoch}, rank {rank}, seed 7")
+    shifts = torch.randint(5, (2, len(rows), 1), generator=generator)
+    mirrored = torch.randint(2, (len(rows), 1), generator=generator, dtype=torch.bool) if flip else [False] * len(rows)
+    images = []
+    for place, row in enumerate(rows):
+        down, across = shifts[:, place, 0].tolist()
+        crop = torch.nn.functional.pad(IMAGES[row], (2, 2, 2, 2))[:, down : down + 4, across : across + 5]
+        images.append(crop.flip(-1) if mirrored[place] else crop)
+    return torch.stack(images) / 255, rows
+
+
+def seeded(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(noise_key(name))
+
+
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize(("rank", "num_ranks"), [(0, 1), (0, 2), (1, 2)])
+def test_order_and_augmentation_of_an_epoch_are_those_of_the_seed(rank: int, num_ranks: int, flip: bool) -> None:
+    loader = Loader(EXAMPLES, 3, seed=7, augment=CropAndFlip(2, flip), rank=rank, num_ranks=num_ranks)
+    for first in (0, 1):
+        for batch, (inputs, targets) in enumerate(loader.epoch(4, first), start=first):
+            expected, rows = by_hand(4, batch, rank, num_ranks, 3, flip)
+            assert torch.equal(targets, rows)
+            assert torch.equal(inputs, expected)
+
+
+def test_an_augmentation_of_ones_own_gets_the_generator_of_its_batch() -> None:
+    given = []
+    loader = Loader(EXAMPLES, 4, seed=7, augment=lambda images, generator: given.append(generator) or images)
+    list(loader.epoch(2, 1))
+    seeds = [noise_key(f"batch {batch} of epoch 2, rank 0, seed 7") for batch in (1, 2)]
+    assert [generator.initial_seed() for generator in given] == seeds
+
+
+def test_the_order_of_tensors_is_that_of_the_seed() -> None:
+    inputs = {"a": torch.arange(10), "b": (torch.arange(10) + 100,)}
+    batches = batches_from((inputs, torch.arange(10)), 4, name="train", seed=7)
+    rows = torch.randperm(10, generator=seeded("epoch 3 of seed 7")).split(4)[1:]
+    for batch, expected in zip(batches.epoch(3, 1), rows, strict=True):
+        assert torch.equal(batch.targets, expected)
+        assert torch.equal(batch.inputs["a"], expected)
+        assert torch.equal(batch.inputs["b"][0], expected + 100)
+
+
+class Transfers(TorchFunctionMode):
+    """Counts what is brought from one device to another, or would be if there were two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (Tensor.to, Tensor.cuda, Tensor.cpu)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_the_rows_of_an_epoch_are_brought_to_the_device_at_once(batch_size: int) -> None:
+    """Each transfer makes the host wait for a GPU; one for the rows and one for what augments them are enough."""
+    tensors = (IMAGES.float(), IMAGES.double()), torch.arange(10), torch.ones(10)
+    batches = batches_from(tensors, batch_size, name="train", seed=0)
+    loader = Loader(EXAMPLES, batch_size, augment=CropAndFlip(), sample_weight=torch.ones(10))
+    for work, wanted in ((lambda: batches.epoch(0), 1), (lambda: loader.epoch(0), 2)):
+        with Transfers() as transfers:
+            assert len(list(work())) == 10 // batch_size
+        assert transfers.count == wanted
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

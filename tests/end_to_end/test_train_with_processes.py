@@ -1,19 +1,24 @@
 """``dubio train`` by several processes: the first one tells, all leave with the same code, and nothing is lost."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 from typer.testing import CliRunner
 
 import dubio
-from dubio.cli import app
+from dubio.cli import answers, app, ordering, telling, train_command
+from dubio.training import LostProcessError
 from several_processes import values
 
 pytest.importorskip("sklearn")
@@ -51,7 +56,105 @@ def test_the_first_process_tells_and_all_leave_with_its_code(tmp_path: Path) -> 
     assert refused.startswith("error: cannot resume with another configuration: lr was ")
     alone = CliRunner().invoke(app, ["train", "first", "--resume", "--epochs", "2", "--runs", str(tmp_path / "runs")])
     assert alone.exit_code == 2
-    assert "num_processes was 2, is 1" in alone.stderr
+    assert alone.stderr == (
+        "error: cannot resume with another configuration: num_processes was 2, is 1; go on with: torchrun "
+        f"--nproc-per-node 2 -m dubio train first --resume --runs {tmp_path / 'runs'}\n"
+    )
+
+
+def test_the_others_have_left_when_the_test_part_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[bool] = []
+    judge = train_command.evaluate
+
+    def watched(*args: Any, **options: Any) -> Any:
+        joined.append(dist.is_initialized())
+        return judge(*args, **options)
+
+    monkeypatch.setattr(train_command, "evaluate", watched)
+
+    def task(rank: int) -> tuple[int, list[bool]]:
+        done = CliRunner().invoke(app, [*TRAIN, "--epochs", "1", "--runs", str(tmp_path / "runs")])
+        return done.exit_code, joined
+
+    assert values(tmp_path, task) == [(0, [False]), (0, [])]
+
+
+def test_a_run_is_resumed_by_as_many_processes_and_the_command_for_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, [*TRAIN, "--epochs", "1"]).exit_code == 0
+    config = tmp_path / "runs" / "first" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_processes": 6}))
+    for num_nodes, launcher in (
+        ("1", "torchrun --nproc-per-node 6"),
+        ("2", "torchrun --nnodes 2 --nproc-per-node 3"),
+        ("4", "torchrun --nproc-per-node 6"),  # not to be had with as many on each
+    ):
+        monkeypatch.setenv("GROUP_WORLD_SIZE", num_nodes)
+        refused = CliRunner().invoke(app, ["train", "first", "--resume"])
+        assert refused.exit_code == 2
+        assert refused.stderr.endswith(
+            f": num_processes was 6, is 1; go on with: {launcher} -m dubio train first --resume\n"
+        )
+
+
+def test_what_every_process_refuses_is_told_once(tmp_path: Path) -> None:
+    assert run_in_two(tmp_path, *TRAIN, "--lr", "-1") == [
+        (2, "", "error: lr must be positive and finite, got -1.0\n"),
+        (2, "", ""),
+    ]
+    (code, _, told), quiet = run_in_two(tmp_path, *TRAIN, "--model", "nosuch")
+    assert (code, quiet) == (2, (2, "", ""))
+    assert told.startswith("error: model must be one of ")
+    assert not (tmp_path / "runs" / "first").exists()
+
+
+def test_a_process_that_fails_alone_tells_so_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = ordering.build_for
+
+    def build_or_fail(*args: Any) -> Any:
+        if os.environ["RANK"] == "1":
+            raise OSError("no space left")
+        return build(*args)
+
+    monkeypatch.setattr(ordering, "build_for", build_or_fail)
+    monkeypatch.setattr(telling, "PATIENCE", timedelta(seconds=0.5))
+    (code, _, told), failed = run_in_two(tmp_path, *TRAIN)
+    assert failed == (2, "", "error: process 1: no space left\n")
+    assert code == 3
+    assert told.startswith("interrupted: another process ended, or cannot be reached (")
+    assert "go on with" not in told  # nothing is there to go on with
+
+
+def test_the_others_leave_when_the_first_has_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else torchrun, which ends all when one has failed, would end the first before it tells."""
+    said = tmp_path / "said"
+
+    def take_long_to_answer(error: BaseException, teller: str = "") -> None:
+        time.sleep(1.0)
+        said.write_text(f"{teller}{error}")
+
+    monkeypatch.setattr(telling, "answer", take_long_to_answer)
+
+    def task(rank: int) -> tuple[int, str]:
+        done = CliRunner().invoke(app, [*TRAIN, "--epochs", "0", "--runs", str(tmp_path / "runs")])
+        return done.exit_code, said.read_text()
+
+    assert values(tmp_path, task) == [(2, "epochs must be at least 1, got 0")] * 2
+
+
+def test_a_lost_process_is_told_without_the_words_of_the_transport(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = (
+        "[/build/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4806. This is "
+        "typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an error. "
+        "GLHF! \N{BEACH WITH UMBRELLA}"
+    )
+    answers.answer(LostProcessError(f"another process ended ({reason}); the last good checkpoint is kept in a (b)"))
+    assert capsys.readouterr().err == (
+        "interrupted: another process ended (Connection closed by peer [127.0.0.1]:4806); the last good checkpoint is "
+        "kept in a (b)\n"
+    )
 
 
 @pytest.fixture

@@ -45,6 +45,16 @@ def test_penalties_can_be_mapped_over_draws():
     torch.testing.assert_close(found, draws.square().sum(dim=(1, 2)) / 3 + draws[:, 0].square().sum(dim=1))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_squares_of_rounded_weights_are_added_up_in_single_precision(dtype: torch.dtype):
+    weights = [torch.full((1000, 3), 1.25, dtype=dtype), torch.full((3,), 300.0, dtype=dtype)]
+
+    found = functional.scaled_weight_penalty(weights, [1, 2])
+
+    assert found.dtype == torch.float32
+    assert found.item() == 3000 * 1.25**2 + 1.5 * 300.0**2
+
+
 def test_penalties_refuse_what_they_cannot_pair():
     with pytest.raises(ValueError, match="weights must hold at least one tensor, got none; leave out the penalty"):
         functional.weight_penalty([])

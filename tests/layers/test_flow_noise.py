@@ -177,7 +177,8 @@ def test_autocast_does_not_reach_the_flow(block: str) -> None:
     for enabled in (False, True):
         run = Pass(Settings("frozen", torch.tensor(3)), collecting=("divergence", "entropy"))
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            found.append(collected(layer, run, torch.ones(5, CHANNELS)))
+            asked = layer.draw_divergence(Pass(Settings("frozen", torch.tensor(3))))
+            found.append((*collected(layer, run, torch.ones(5, CHANNELS)), asked))
     assert all(torch.equal(plain, cast) for plain, cast in zip(*found, strict=True))
 
 

@@ -451,10 +451,10 @@ def test_an_attack_looks_at_every_member_once() -> None:
     calls: Counter[int] = Counter()
     for number, member in enumerate(model.members):
         member.register_forward_hook(lambda *_, number=number: calls.update([number]))
-    victim = Victim(model, 1, "predictive", "cross_entropy", "fresh", 0)
+    victim = Victim(model, 1, "predictive", "cross_entropy", "fresh", 0, executor="loop")
 
     assert victim.num_samples == 4
-    victim.log_probs(INPUTS, executor="loop")
+    victim.log_probs(INPUTS)
     assert calls == Counter(range(4))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.attacks import Fgsm, Pgd
+from dubio.data import Examples, Loader
 from networks import mlp
 
 INPUTS = torch.rand(40, 5, generator=torch.Generator().manual_seed(1))
@@ -115,3 +116,40 @@ def test_bad_fields_are_refused(
 def test_inputs_must_be_one_tensor() -> None:
     with pytest.raises(TypeError, match="inputs must be one tensor to be attacked, got tuple"):
         dubio.Adversarial(dubio.Elbo(40))(make(), (INPUTS,), TARGETS)
+
+
+PIXELS = torch.randint(256, (8, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+LABELS = torch.arange(8) % 3
+BRIGHT = torch.cat([torch.rand(7, 4), torch.full((1, 4), 1.5)])
+ONE_FAR_ROW = {
+    "tensors": (BRIGHT, LABELS),
+    "a list": [BRIGHT, LABELS],
+    "arrays": (BRIGHT.numpy(), LABELS.numpy()),
+    "examples": Examples(BRIGHT, LABELS),
+    "a loader": Loader(Examples(BRIGHT, LABELS), 4),
+}
+
+
+def train_against(attack: Fgsm, data: object) -> dubio.Run:
+    model = dubio.Bayes().convert(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
+    objective = dubio.Adversarial(attack=attack)
+    return dubio.fit(model, data, objective=objective, num_data=8, epochs=1, batch_size=4, progress=False)
+
+
+@pytest.mark.parametrize("kind", ONE_FAR_ROW)
+def test_one_row_beyond_the_bounds_is_refused_before_the_first_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fgsm, "_check_call", lambda *given: None)  # as in a recorded step
+    with pytest.raises(ValueError, match=r"train must lie in the bounds of the attack, \[0, 1\], got .* to 1\.5; norm"):
+        train_against(Fgsm(epsilon=0.1), ONE_FAR_ROW[kind])
+    train_against(Fgsm(epsilon=0.1, bounds=(0.0, 1.5)), ONE_FAR_ROW[kind])
+
+
+@pytest.mark.parametrize("data", [Examples(PIXELS, LABELS), Loader(Examples(PIXELS, LABELS), 4)])
+def test_images_as_bytes_lie_in_the_bounds_of_what_they_become(data: object) -> None:
+    assert train_against(Fgsm(epsilon=0.1), data).history
+
+
+def test_batches_beyond_the_bounds_are_refused_when_they_come() -> None:
+    batches = list(zip(BRIGHT.split(4), LABELS.split(4), strict=True))
+    with pytest.raises(ValueError, match=r"inputs must lie in bounds \[0, 1\]"):
+        train_against(Fgsm(epsilon=0.1), batches)

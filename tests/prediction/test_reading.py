@@ -1,5 +1,6 @@
 """Data that ``predict`` reads as it goes: the same prediction as from one tensor, and never all of it in memory."""
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+)
 
 import dubio
 from dubio.data import Examples, Loader
@@ -160,6 +171,29 @@ def test_batches_of_several_lengths_are_predicted_together() -> None:
     torch.testing.assert_close(read.samples, torch.cat(alone, dim=1), rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("kind", ["tensor", "array", "arguments", "IterableDataset"])
+def test_a_buffer_may_be_used_again_for_every_batch(kind: str) -> None:
+    inputs = torch.randn(ROWS, 5)
+
+    class Reading(IterableDataset[Any]):
+        """Batches of three rows, all in the same memory."""
+
+        def __iter__(self) -> Iterator[Any]:
+            array = np.empty((3, 5), dtype=np.float32)
+            buffer = torch.from_numpy(array) if kind == "array" else torch.empty(3, 5)
+            for part in inputs.split(3):
+                if kind == "array":
+                    array[:] = part.numpy()
+                else:
+                    buffer.copy_(part)
+                yield (buffer,) if kind == "arguments" else buffer
+
+    data = DataLoader(Reading(), batch_size=None) if kind == "IterableDataset" else iter(Reading())
+    model = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 4))
+    read = dubio.predict(model, data, 4, seed=3)
+    torch.testing.assert_close(read.samples, dubio.predict(model, inputs, 4, seed=3).samples, rtol=1e-5, atol=2e-6)
+
+
 # What is in memory
 
 
@@ -284,6 +318,71 @@ def test_outputs_of_several_shapes_are_refused() -> None:
     told = r"outputs of one shape for all batches, .*, got \(3, 4\) and \(2, 4\) for one row; predict them apart"
     with pytest.raises(ValueError, match=told):
         dubio.predict(nn.Identity(), batches, 2)
+
+
+def shuffling(data: Dataset[Any]) -> RandomSampler:
+    return RandomSampler(data)  # type: ignore[arg-type]
+
+
+class Own(Sampler[Any]):
+    """A sampler of one's own: each time it is asked, the next of some lists of rows."""
+
+    def __init__(self, *orders: list[Any]) -> None:
+        self.orders = itertools.cycle(orders)
+        self.length = len(orders[0])
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(next(self.orders))
+
+
+DATA = Rows(torch.arange(40.0).reshape(8, 5))
+IN_ORDER = {
+    "a subset": DataLoader(DATA, 2, sampler=Own([0, 2, 3, 7])),
+    "a subset in batches": DataLoader(DATA, batch_sampler=Own([[0, 2], [3], [7]])),
+    "a subset in torch's batches": DataLoader(DATA, batch_sampler=BatchSampler(Own([0, 2, 3, 7]), 3, drop_last=False)),
+}
+IN_NO_ORDER = {
+    "batches of a random sampler": DataLoader(DATA, batch_sampler=BatchSampler(shuffling(DATA), 3, drop_last=False)),
+    "a distributed sampler": DataLoader(DATA, 2, sampler=DistributedSampler(DATA, 2, 0, shuffle=True)),
+    "a distributed sampler in batches": DataLoader(
+        DATA, batch_sampler=BatchSampler(DistributedSampler(DATA, 2, 0, shuffle=True), 3, drop_last=False)
+    ),
+    "rows backwards": DataLoader(DATA, 2, sampler=Own([3, 2, 1])),
+    "rows twice": DataLoader(DATA, 2, sampler=Own([1, 1, 2])),
+    "other rows each time": DataLoader(DATA, 2, sampler=Own([0, 1, 2], [0, 1, 3])),
+    "fewer rows the second time": DataLoader(DATA, 2, sampler=Own([0, 1, 2], [0, 1])),
+    "batches by length": DataLoader(DATA, batch_sampler=Own([[0, 5], [1, 4]])),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_a_loader_may_leave_rows_out(name: str) -> None:
+    model = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 4))
+    read = dubio.predict(model, IN_ORDER[name], 4, seed=3)
+    whole = dubio.predict(model, DATA.inputs[[0, 2, 3, 7]], 4, seed=3)
+    torch.testing.assert_close(read.samples, whole.samples, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", IN_NO_ORDER)
+def test_loaders_in_another_order_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="inputs must come in their own order, since predictions do, got a DataLoader"):
+        dubio.predict(nn.Identity(), IN_NO_ORDER[name], 2)
+
+
+def test_a_batch_without_rows_is_told_with_its_place() -> None:
+    batches = [torch.zeros(3, 5), torch.zeros(4, 5), torch.zeros(0, 6)]
+    with pytest.raises(ValueError, match="at least one row, got none in the batch that follows row 6"):
+        dubio.predict(nn.Identity(), batches, 2)
+
+
+@pytest.mark.parametrize("beside", [(), (torch.zeros(2, 5),)])
+def test_packed_sequences_are_refused(beside: tuple[Tensor, ...]) -> None:
+    packed = pack_sequence([torch.zeros(4, 5), torch.zeros(3, 5)])
+    with pytest.raises(TypeError, match=rf"got a PackedSequence in input {len(beside)}, which has none; give padded"):
+        dubio.predict(nn.Identity(), (*beside, packed), 2)
 
 
 def test_infinities_in_the_inputs_are_no_nan() -> None:

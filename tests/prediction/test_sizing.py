@@ -10,6 +10,7 @@ import dubio
 from dubio.prediction import sizing, soundness
 from dubio.prediction.reading import blocks_of
 from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
+from dubio.sampling import plans
 from networks import mlp
 
 MANY = 1000
@@ -107,10 +108,10 @@ def test_a_small_network_takes_many_rows_and_a_large_one_few(monkeypatch: pytest
     assert rows_for(large, MANY) == 1
 
 
-@pytest.mark.parametrize("most", [1, 31, 32, 300, 999, 1000, 5000])
+@pytest.mark.parametrize("most", [1, 31, 32, 300, 510, 999, 1000, 5000])
 def test_rows_are_cut_evenly(most: int) -> None:
     rows = sizing._evenly(MANY, most)
-    assert rows <= most + 31  # whole blocks of noise
+    assert min(rows, MANY) <= most
     assert rows % 32 == 0 or rows < 32
     last, batches = MANY % rows or rows, -(-MANY // rows)
     assert last > rows - 32 * batches  # no remnant: it lacks what the others were rounded up by
@@ -174,3 +175,11 @@ def test_a_draw_that_went_wrong_is_told_though_the_next_did_not(monkeypatch: pyt
     with pytest.raises(ValueError, match=r"rows \[11\]"):
         seen.check()
     seen.check()  # told once
+
+
+def test_rows_that_are_many_are_predicted_draw_by_draw() -> None:
+    model = dubio.Bayes().convert(mlp(2, 300, 300, 3))
+    for rows, executor in ((256, "vmap"), (4096, "loop")):
+        dubio.predict(model, torch.rand(rows, 2), 8, keep_samples=False)
+        (plan,) = plans(model).values()
+        assert plan.executor == executor

@@ -85,10 +85,13 @@ def pruned() -> nn.Module:
     return model
 
 
-@pytest.fixture
-def slow_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU whose weights are drawn ahead, as those of a GPU are."""
-    monkeypatch.setattr(ahead, "DEVICES", ("cpu",))
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The same number of draws at a time, whatever the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -117,7 +120,7 @@ def looped(model: nn.Module, num_samples: int = 20, **options: Any) -> Tensor:
 @pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_drawing_ahead_changes_no_draw(
-    make: Callable[[], nn.Module], batch_size: int | None, slow_launches: None, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], nn.Module], batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make()
     with counted(monkeypatch) as calls:
@@ -144,7 +147,7 @@ def test_on_a_gpu_drawing_ahead_changes_no_draw(precision: Any, monkeypatch: pyt
     torch.testing.assert_close(found, dubio.predict(model, images, 20, **options).samples, rtol=0.0, atol=0.0)
 
 
-def test_noise_is_drawn_for_many_draws_at_a_time(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_drawn_for_many_draws_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dubio.Bayes().convert(nn.Linear(5, 3))  # weights and biases
     with counted(monkeypatch) as calls:
         looped(model, batch_size=2)
@@ -155,7 +158,7 @@ def test_noise_is_drawn_for_many_draws_at_a_time(slow_launches: None, monkeypatc
     assert calls == [1] * 40
 
 
-def test_what_is_drawn_ahead_takes_a_share_of_the_memory(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_drawn_ahead_takes_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dubio.Bayes().convert(nn.Linear(5, 3))
     parameters = 2 * 4 * (15 + 3)
     monkeypatch.setattr(ahead, "memory_budget", lambda device: 5 * ahead.SHARE * parameters)
@@ -167,7 +170,6 @@ def test_what_is_drawn_ahead_takes_a_share_of_the_memory(slow_launches: None, mo
         looped(model, 11)
     assert calls == [1] * 22
     monkeypatch.undo()
-    monkeypatch.setattr(ahead, "DEVICES", ("cpu",))
     with dubio.memory_limit("1 GiB"):
         looped(model, 11)  # tries the network first
         with counted(monkeypatch) as calls:
@@ -175,7 +177,25 @@ def test_what_is_drawn_ahead_takes_a_share_of_the_memory(slow_launches: None, mo
     assert calls == [1] * 22
 
 
-def test_no_more_than_one_stack_of_each_posterior_is_held(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("threads", "expected"), [(2, [16, 4]), (3, [15, 5]), (5, [15, 5]), (32, [16, 4])])
+def test_every_thread_has_as_many_draws(threads: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(threads)
+    model = dubio.Bayes().convert(nn.Linear(5, 3, bias=False))
+    with counted(monkeypatch) as calls:
+        looped(model)
+    assert calls == expected
+
+
+def test_predictions_of_large_layers_draw_ahead_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dubio.Bayes().convert(nn.Linear(1000, 1000, bias=False))
+    inputs = torch.rand(2, 1000)
+    dubio.predict(model, inputs, 4, executor="loop")
+    with counted(monkeypatch) as calls:
+        dubio.predict(model, inputs, 6, executor="loop")
+    assert calls == [6]
+
+
+def test_no_more_than_one_stack_of_each_posterior_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Tensor]] = []
     most: list[int] = []
     whole = ahead.Ahead._drawn
@@ -192,9 +212,7 @@ def test_no_more_than_one_stack_of_each_posterior_is_held(slow_launches: None, m
     assert not any(one() is not None for one in alive)
 
 
-def test_out_of_memory_with_weights_drawn_ahead_goes_on_without(
-    slow_launches: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_with_weights_drawn_ahead_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(nn.Module):
         """Has no room beside weights that were drawn ahead."""
 
@@ -214,7 +232,7 @@ def test_out_of_memory_with_weights_drawn_ahead_goes_on_without(
     torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)
 
 
-def test_out_of_memory_in_drawing_ahead_goes_on_without(slow_launches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_drawing_ahead_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dubio.Bayes(init_std=0.3).convert(nn.Linear(5, 3, bias=False))
     expected, whole = looped(model, 5), posterior.GaussianPosterior.scale
 
@@ -230,7 +248,7 @@ def test_out_of_memory_in_drawing_ahead_goes_on_without(slow_launches: None, mon
 @pytest.mark.parametrize("how", ["swapped", "in place", "other data"])
 @pytest.mark.parametrize("first", [0, 3])
 def test_weights_are_drawn_from_what_a_posterior_holds_at_the_time(
-    first: int, how: str, slow_launches: None, monkeypatch: pytest.MonkeyPatch
+    first: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = dubio.Bayes(init_std=0.3).convert(Tempered(mlp(5, 8, 3), first, how))
     found = looped(model, 6)
@@ -238,9 +256,7 @@ def test_weights_are_drawn_from_what_a_posterior_holds_at_the_time(
     torch.testing.assert_close(found, looped(model, 6), rtol=0.0, atol=0.0)
 
 
-def test_weights_that_cannot_be_mapped_are_drawn_one_by_one(
-    slow_launches: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_cannot_be_mapped_are_drawn_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dubio.Bayes(init_std=0.3).convert(nn.Linear(5, 3))
     whole, mapped = posterior.GaussianPosterior.scale, []
 
@@ -257,9 +273,7 @@ def test_weights_that_cannot_be_mapped_are_drawn_one_by_one(
 
 
 @pytest.mark.filterwarnings("error")
-def test_nothing_is_said_of_operators_that_torch_maps_one_by_one(
-    slow_launches: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_said_of_operators_that_torch_maps_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = posterior.GaussianPosterior.scale
     monkeypatch.setattr(
         posterior.GaussianPosterior, "scale", lambda self, noise: whole(self, torch.renorm(noise, 2, 0, 1e6))
@@ -267,9 +281,7 @@ def test_nothing_is_said_of_operators_that_torch_maps_one_by_one(
     looped(dubio.Bayes().convert(nn.Linear(5, 3, bias=False)), 5)
 
 
-def test_gradients_and_maps_of_the_network_itself_draw_as_ever(
-    slow_launches: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_and_maps_of_the_network_itself_draw_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     class Transformed(nn.Module):
         """Differentiates and maps its layer."""
 
@@ -289,7 +301,7 @@ def test_gradients_and_maps_of_the_network_itself_draw_as_ever(
     torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)
 
 
-def test_widths_have_gradients_where_a_layer_was_read_without_them_before(slow_launches: None) -> None:
+def test_widths_have_gradients_where_a_layer_was_read_without_them_before() -> None:
     class Twice(nn.Module):
         """Runs its layer without gradients, and then with them."""
 

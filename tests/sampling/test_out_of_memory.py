@@ -192,3 +192,81 @@ def test_other_errors_are_not_taken_for_a_want_of_memory() -> None:
     with pytest.raises(ValueError, match="20 features on its last axis"), dubio.memory_limit("1 MiB"):
         dubio.sample(model, INPUTS[:, :3], 8)
     assert plans(model) == {}
+
+
+class Crowded(nn.Module):
+    """Runs out of memory where more draws come together than there is room for."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.times = room, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        draws = torch._C._functorch.get_unwrapped(x).shape[0] if torch._C._functorch.is_batchedtensor(x) else 1
+        if draws > self.room:
+            self.times += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x
+
+
+def normed(room: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), Crowded(room), nn.Linear(8, 3))
+    return dubio.Bayes(init_std=0.1).convert(net)
+
+
+@pytest.mark.parametrize("executor", ["auto", "vmap"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_ran_out_of_memory_has_moved_no_statistics(gradients: bool, executor: str) -> None:
+    crowded, roomy = normed(4), normed(100)
+    with torch.set_grad_enabled(gradients):
+        dubio.sample(crowded, INPUTS, 16, seed=1, executor=executor)
+        dubio.sample(roomy, INPUTS, 16, seed=1, executor="vmap", chunk=4)
+    assert crowded[2].times >= 2
+    assert int(crowded[1].num_batches_tracked) == 4
+    torch.testing.assert_close(dict(crowded.named_buffers()), dict(roomy.named_buffers()))
+
+
+def test_a_run_that_fails_for_good_has_moved_no_statistics() -> None:
+    model = normed(100)
+    with torch.no_grad():
+        dubio.sample(model, INPUTS, 8)
+        model[2].room = 0
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        with pytest.raises(torch.OutOfMemoryError, match="one draw at a time at 64 rows"):
+            dubio.sample(model, INPUTS, 8)
+    torch.testing.assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)
+
+
+def test_statistics_of_a_step_whose_backward_ran_out_of_memory_are_put_back() -> None:
+    model = normed(100)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for _ in range(2):
+        dubio.sample(model, INPUTS, 8).sum()  # and its backward pass fails
+        assert int(model[1].num_batches_tracked) > 0
+        assert shrink_chunks(model)
+        torch.testing.assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)
+    dubio.sample(model, INPUTS, 8)
+    assert int(model[1].num_batches_tracked) == 4
+
+
+def test_a_prediction_that_ran_out_of_memory_is_told_as_a_whole_and_as_nobody_asked_for_it() -> None:
+    model = normed(3)
+    dubio.predict(model, INPUTS, 20, seed=1, chunk=8)
+    (plan,) = plans(model).values()
+    assert (plan.num_samples, plan.chunk) == (20, 2)
+    assert "as asked for" not in plan.reason
+    assert plan.reason.endswith("halved twice after running out of memory")
+
+
+def test_fewer_rows_leave_room_for_more_draws() -> None:
+    model = normed(4)
+    with torch.no_grad():
+        dubio.sample(model, INPUTS, 16)
+        model[2].room = 100
+        dubio.sample(model, INPUTS[:16], 16)
+        (plan,) = plans(model).values()
+        assert plan.chunk == 16
+        dubio.sample(model, INPUTS, 16)
+        (plan,) = plans(model).values()
+        assert plan.chunk == 4

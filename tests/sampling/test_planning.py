@@ -197,3 +197,27 @@ def test_a_map_that_fails_later_than_in_the_trial_falls_back_and_says_so(grad: b
         torch.testing.assert_close(draws, dubio.sample(model, inputs, 3, seed=1, executor="loop"))
         with pytest.raises(RuntimeError, match="not today"):
             dubio.sample(model, inputs, 3, executor="vmap")
+
+
+def test_a_network_is_tried_again_once_it_is_another() -> None:
+    """Modes, learning, types and layers are looked at; a network that is the same is not tried again."""
+    model = dubio.Bayes().convert(nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)))
+    inputs, calls = torch.randn(6, 5), list[int]()
+    model.register_forward_hook(lambda module, args, output: calls.append(1))
+
+    def trials(inputs: torch.Tensor = inputs) -> int:
+        calls.clear()
+        dubio.sample(model, inputs, 3, chunk=3)
+        return len(calls) - 1
+
+    assert [trials(), trials()] == [2, 0]
+    model[1].eval()
+    assert [trials(), trials()] == [2, 0]
+    model[1].train()
+    assert trials() == 0  # known from before
+    model[2].requires_grad_(False)
+    assert [trials(), trials()] == [2, 0]
+    model[1] = nn.Identity()
+    assert [trials(), trials()] == [2, 0]
+    model.double()
+    assert [trials(inputs.double()), trials(inputs.double())] == [2, 0]

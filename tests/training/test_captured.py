@@ -188,7 +188,7 @@ def test_a_loss_that_is_not_finite_leaves_the_parameters_as_they_were() -> None:
     step(inputs, targets)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(FloatingPointError, match="loss is nan") as caught:
-        step.check(dubio.data.batches.Batch(inputs * torch.nan, targets))
+        step.check()
     assert caught.value.num_steps == 6
 
 

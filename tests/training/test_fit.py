@@ -9,12 +9,13 @@ import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import dubio
 from dubio.data import Examples, Loader
 from dubio.data.batches import batches_from
-from networks import Tied, mlp
+from dubio.data.sharing import shared_batches
+from networks import Tied, TwoInputs, mlp
 
 TRUTH = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 INPUTS = torch.randn(240, 5, generator=torch.Generator().manual_seed(1))
@@ -49,6 +50,39 @@ def test_every_kind_of_data_is_learned_from(data: object) -> None:
     assert (dubio.predict(model, INPUTS, 20, seed=0).label == TARGETS).float().mean() > 0.85
     assert [metrics["epoch"] for metrics in run.history] == list(range(1, 16))
     assert not model.training
+
+
+class Pairs(Dataset):
+    """Examples with two inputs each."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, row: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        return (INPUTS[row], INPUTS[row, :3]), TARGETS[row]
+
+
+@pytest.mark.parametrize("data", [Pairs(), DataLoader(Pairs(), batch_size=25)], ids=["dataset", "loader"])
+def test_networks_of_two_inputs_are_used_with_datasets_and_loaders(data: object) -> None:
+    """Which torch collates to lists; all is as with tensors."""
+    together = (INPUTS[:60], INPUTS[:60, :3]), TARGETS[:60]
+    torch.manual_seed(0)
+    model = dubio.Bayes().convert(TwoInputs())
+    run = quick(model, data, data)
+    assert run.history[-1]["val_nll"] < run.history[0]["val_nll"]
+    found, expected = (dubio.predict(model, inputs, 5, seed=0).log_probs for inputs in (data, together[0]))
+    torch.testing.assert_close(found, expected)
+    found, expected = (dubio.evaluate(model, given, num_samples=5, num_resamples=0) for given in (data, together))
+    assert found.data.fingerprint == expected.data.fingerprint
+    assert found.metrics["nll"] == expected.metrics["nll"]
+
+
+def test_processes_share_batches_of_two_inputs() -> None:
+    batch = next(shared_batches(Pairs(), 25, name="train", rank=1, num_ranks=2).epoch(0))
+    left, right = batch.inputs
+    assert isinstance(batch.inputs, tuple)
+    assert torch.equal(left, INPUTS[1:25:2])
+    assert torch.equal(right, INPUTS[1:25:2, :3])
 
 
 def test_dict_inputs_and_real_targets_are_learned_from() -> None:
@@ -335,6 +369,18 @@ REFUSALS = {
     "weights in columns": ((INPUTS, TARGETS, torch.ones(240, 2)), {}, ValueError, "sample_weight must have one weight"),
     "no validation": ((INPUTS, TARGETS), {"validation": []}, ValueError, "validation must hold at least one example"),
     "optimizer": ((INPUTS, TARGETS), {"optimizer": torch.optim.SGD(make().parameters())}, TypeError, "optimizer must"),
+    "optimizer of nothing": (
+        (INPUTS, TARGETS),
+        {"optimizer": lambda groups: None},
+        TypeError,
+        "optimizer must return a torch.optim.Optimizer made from the parameter groups it is given, got None",
+    ),
+    "optimizer of its own": (
+        (INPUTS, TARGETS),
+        {"optimizer": lambda groups: torch.optim.SGD(make().parameters(), lr=0.1)},
+        ValueError,
+        r"optimizer must make its optimiser from the parameter groups .* such as lambda groups: torch\.optim\.SGD",
+    ),
     "callback": ((INPUTS, TARGETS), {"callbacks": [print]}, TypeError, "callbacks must have on_step"),
     "no examples": ((INPUTS, TARGETS), {"num_data": 0}, ValueError, "num_data must be at least 1, got 0"),
     "count": ([(INPUTS, TARGETS)], {}, ValueError, "num_data must be given where"),

@@ -1,6 +1,7 @@
 """Steps that are kept from run to run: the runs are what they would be alone, and a step is made once."""
 
 import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ def test_a_kept_step_is_compiled_once(quick_compiler: None, monkeypatch: pytest.
     assert asked == [computing.compute]
 
 
+def halved(likelihood: Any, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
+    return 0.5 * likelihood.nll(outputs, targets, scale)
+
+
+def doubled(likelihood: Any, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
+    return 2.0 * likelihood.nll(outputs, targets, scale)
+
+
 def test_a_step_is_made_anew_for_another_network_or_another_way_of_training() -> None:
     steps = dubio.Steps()
     net, other = beginnings()
@@ -71,7 +80,11 @@ def test_a_step_is_made_anew_for_another_network_or_another_way_of_training() ->
         {"weight_decay": 0.1},
         {"num_samples": 3},
         {"objective": dubio.Elbo(beta=0.5)},
+        {"objective": dubio.Elbo(losses=halved)},
+        {"objective": dubio.Elbo(losses=doubled)},
         {"clip_norm": 1.0},
+        {"accumulate": 2},
+        {"epochs": 3},  # how many steps there are says whether compiling is tried
     ]
     options = dict(OPTIONS)
     for number, change in enumerate(changes, start=2):
@@ -103,3 +116,17 @@ def test_a_run_that_broke_leaves_nothing_behind() -> None:
 def test_a_run_that_is_resumed_keeps_no_steps(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="steps must be None for a run that is resumed"):
         dubio.fit(beginnings()[0], (INPUTS, LABELS[0]), folder=tmp_path, resume=True, steps=dubio.Steps(), **OPTIONS)
+
+
+@dataclass(frozen=True)
+class Weighing(dubio.Elbo):
+    """An objective that holds a tensor, which cannot say in one word whether it equals another."""
+
+    weights: Tensor = field(default_factory=lambda: torch.ones(2))
+
+
+def test_an_objective_that_cannot_be_compared_makes_a_new_step() -> None:
+    steps, (net, _) = dubio.Steps(), beginnings()
+    for number in (1, 2):
+        dubio.fit(net, (INPUTS, LABELS[0]), objective=Weighing(), steps=steps, **OPTIONS)
+        assert steps.num_made == number

@@ -5,8 +5,12 @@ import math
 import os
 import re
 import signal
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +25,7 @@ from dubio.data.batches import Batch, batches_from
 from dubio.data.sharing import shared_batches
 from dubio.objectives import Adversarial
 from dubio.training import ALONE, LostProcessError, Processes, Step, checkpoints, processes, trainer
+from dubio.training.processes import chosen_device
 from dubio.training.stepping import Place
 from dubio.training.validation import validate
 from networks import Residual, mlp
@@ -128,7 +133,7 @@ def test_held_out_data_are_judged_by_all_processes_together(tmp_path: Path) -> N
 
 
 class Recording:
-    """An objective of one's own, which knows nothing of processes and remembers what it found."""
+    """An objective of one's own, which takes no notice of processes and remembers what it found."""
 
     def __init__(self, inner: dubio.Elbo) -> None:
         self.inner, self.found = inner, []
@@ -152,6 +157,7 @@ class Recording:
         batch_index: int | None = None,
         num_batches: int | None = None,
         epoch: float | None = None,
+        num_parts: int = 1,
     ) -> dubio.Loss:
         loss = self.inner(model, inputs, targets, num_samples, sample_weight=sample_weight)
         self.found.append(loss.nll.item())
@@ -176,7 +182,7 @@ def test_processes_draw_differently_and_keep_the_same_parameters(tmp_path: Path)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "geometric"])
-@pytest.mark.parametrize("num_rows", [1, 3, 4])
+@pytest.mark.parametrize("num_rows", [1, 3, 5])
 def test_the_divergence_counts_once(tmp_path: Path, weighting: Any, num_rows: int) -> None:
     """Examples that weigh nothing leave the divergence alone: a step of size 1 is its gradient."""
     objective = dubio.Elbo(num_data=20, kl_weighting=weighting)
@@ -187,7 +193,7 @@ def test_the_divergence_counts_once(tmp_path: Path, weighting: Any, num_rows: in
             data = (INPUTS[:num_rows], TARGETS[:num_rows], torch.zeros(num_rows))
             step = Step(model, objective, torch.optim.SGD(model.parameters(), 1.0), processes=joined)
             before = [parameter.detach().clone() for parameter in model.parameters()]
-            for batch in shared_batches(data, 4, name="train", rank=rank, num_ranks=2).epoch(0):
+            for batch in shared_batches(data, 5, name="train", rank=rank, num_ranks=2).epoch(0):
                 step.learn(batch, Place(1, 5, 0.0, batch.num_parts))
             return [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
 
@@ -322,8 +328,9 @@ def test_networks_that_differ_are_refused(tmp_path: Path) -> None:
     models = [mlp(5, 7, 4), mlp(5, 8, 4)]
     first, second = in_processes(tmp_path, lambda rank: dubio.fit(models[rank], (INPUTS, TARGETS), progress=False))
     told = "ValueError: every process must train the same network: 0.weight is "
-    assert first.error == f"{told}(7, 5) in process 0 and (8, 5) in process 1"
-    assert second.error == f"{told}(8, 5) in process 1 and (7, 5) in process 0"
+    narrow, wide = ("(7, 5) of torch.float32 in process 0", "(8, 5) of torch.float32 in process 1")
+    assert first.error == f"{told}{narrow} and {wide}"
+    assert second.error == f"{told}{wide} and {narrow}"
 
 
 def test_processes_that_would_train_in_different_ways_are_refused(tmp_path: Path) -> None:
@@ -335,6 +342,60 @@ def test_processes_that_would_train_in_different_ways_are_refused(tmp_path: Path
     told = "ValueError: every process must train alike: batch_size is"
     assert first.error == f"{told} 10 in process 0 and 11 in process 1"
     assert second.error == f"{told} 11 in process 1 and 10 in process 0"
+
+
+@pytest.mark.parametrize("what", ["folder", "validation", "schedule", "optimizer", "dtype"])
+def test_processes_that_would_wait_in_vain_are_refused(tmp_path: Path, what: str) -> None:
+    def task(rank: int) -> None:
+        torch.manual_seed(0)
+        options: dict[str, Any] = {
+            "folder": {"folder": tmp_path / "run"},
+            "validation": {"validation": (INPUTS, TARGETS), "monitor": "loss"},
+            "schedule": {"schedule": lambda done: 1.0 - 0.5 * done},
+            "optimizer": {"optimizer": lambda groups: torch.optim.SGD(groups, momentum=0.5)},
+            "dtype": {},
+        }[what]
+        others: dict[str, Any] = {
+            "schedule": {"schedule": lambda done: 1.0},
+            "optimizer": {"optimizer": lambda groups: torch.optim.SGD(groups, momentum=0.9)},
+        }.get(what, {})
+        model, inputs = mlp(5, 7, 4), INPUTS
+        if rank and what == "dtype":
+            model, inputs = model.double(), inputs.double()
+        dubio.fit(model, (inputs, TARGETS), progress=False, epochs=1, **(others if rank else options))
+
+    told = "ValueError: every process must train " + ("the same network: " if what == "dtype" else f"alike: {what} is ")
+    for ended in in_processes(tmp_path, task):
+        assert ended.error.startswith(told), ended.error
+
+
+def test_a_gradient_lies_as_its_parameter_also_where_a_process_had_none(tmp_path: Path) -> None:
+    def task(rank: int) -> tuple[Tensor, tuple[int, ...]]:
+        filters = nn.Parameter(torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last))
+        if rank == 0:
+            filters.grad = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+        with Processes.here(CPU).joined() as joined:
+            joined.sum_gradients([filters], 1 - rank)
+        assert filters.grad is not None
+        return filters.grad, filters.grad.stride()
+
+    (first, strides), (second, other_strides) = values(tmp_path, task)
+    assert torch.equal(first, second)
+    assert strides == other_strides
+
+
+def test_sparse_gradients_are_summed(tmp_path: Path) -> None:
+    def task(rank: int) -> Tensor:
+        rows = nn.Embedding(4, 2, sparse=True)
+        rows(torch.tensor([rank, 2])).sum().backward()
+        with Processes.here(CPU).joined() as joined:
+            joined.sum_gradients(rows.parameters(), 2)
+        assert rows.weight.grad is not None
+        return rows.weight.grad
+
+    wanted = torch.tensor([1.0, 1.0, 2.0, 0.0]).unsqueeze(1).expand(4, 2)
+    for found in values(tmp_path, task):
+        torch.testing.assert_close(found, wanted)
 
 
 def test_networks_begin_as_that_of_the_first_process(tmp_path: Path) -> None:
@@ -410,20 +471,64 @@ def test_a_loader_that_deals_out_rows_itself_is_used_as_it_is() -> None:
     assert {batch.num_parts for batch in batches} == {2}
 
 
-def test_processes_share_every_row_of_every_batch() -> None:
+class Named(Dataset[dict[str, Tensor]]):
+    """Examples whose parts have names."""
+
+    def __len__(self) -> int:
+        return len(TARGETS)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        return {"inputs": INPUTS[row], "targets": TARGETS[row]}
+
+
+@pytest.mark.parametrize("num_data", [41, 42, 43, 45, 47])
+def test_processes_share_every_row_of_every_batch(num_data: int) -> None:
+    """Row by row; of a last batch with less than two rows for each, fewer have a part."""
+    inputs, targets = INPUTS.repeat(2, 1)[:num_data], torch.arange(num_data)
+
     def parts(data: Any) -> list[list[Batch]]:
         return [
             list(shared_batches(data, 10, name="train", seed=0, rank=rank, num_ranks=3).epoch(2)) for rank in range(3)
         ]
 
-    whole = [batch.inputs for batch in batches_from((INPUTS, TARGETS), 10, name="train", seed=0).epoch(2)]
-    for data in ((INPUTS, TARGETS), Examples(INPUTS, TARGETS, CLASSES), TensorDataset(INPUTS, TARGETS)):
+    whole = list(batches_from((inputs, targets), 10, name="train", seed=0).epoch(2))
+    num_parts = {1: 1, 2: 1, 3: 1, 5: 2, 7: 3, 10: 3}
+    for data in ((inputs, targets), Examples(inputs, targets.float()), TensorDataset(inputs, targets)):
         for joint, *own in zip(whole, *parts(data), strict=True):
-            assert sum(len(part.targets) for part in own) == len(joint)
-            for rank, part in enumerate(own):
-                if len(part.targets):
-                    assert torch.equal(part.inputs, joint[rank::3])
-                assert part.num_parts == min(3, len(joint))
+            sharing = num_parts[len(joint.targets)]
+            assert [part.num_parts for part in own] == [sharing] * 3
+            assert [len(part.targets) for part in own[sharing:]] == [0] * (3 - sharing)
+            for rank, part in enumerate(own[:sharing]):
+                assert torch.equal(part.inputs, joint.inputs[rank::sharing])
+                assert torch.equal(part.targets, joint.targets[rank::sharing].to(part.targets.dtype))
+
+
+@pytest.mark.parametrize(
+    ("data", "got"),
+    [
+        (TensorDataset(INPUTS, TARGETS, WEIGHTS, TARGETS), "list"),
+        (Named(), "dict"),
+    ],
+)
+def test_items_that_are_no_batch_are_refused_as_with_one_process(data: Any, got: str) -> None:
+    for num_ranks in (1, 2):
+        batches = shared_batches(data, 10, name="train", rank=0, num_ranks=num_ranks)
+        with pytest.raises(TypeError, match=rf"^a batch must be \(inputs, targets\) or .*, got {got}$"):
+            next(batches.epoch(0))
+
+
+def test_a_short_last_batch_leaves_no_process_with_a_single_row(tmp_path: Path) -> None:
+    """Batch normalisation refuses one row; 43 examples in batches of 10 leave three to two processes."""
+    inputs, targets = torch.cat([INPUTS, INPUTS[:2]]), torch.cat([TARGETS, TARGETS[:2]])
+
+    def task(rank: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 4))
+        return train(network, (inputs, targets), num_samples=1)
+
+    first, second = values(tmp_path, task)
+    assert_same(second, first)
+    assert len(first["history"]) == 2
 
 
 def test_statistics_are_averaged_and_what_is_equal_stays_as_it_is(tmp_path: Path) -> None:
@@ -610,3 +715,84 @@ def test_an_error_that_cannot_be_sent_is_told_all_the_same(tmp_path: Path) -> No
 
 def test_a_lost_process_is_a_runtime_error() -> None:
     assert issubclass(LostProcessError, RuntimeError)
+
+
+MANY_FITS = """
+import torch
+import dubio
+
+inputs, targets = torch.rand(12, 3), torch.arange(12) % 2
+model = dubio.Deterministic().convert(torch.nn.Linear(3, 2))
+for number in range(4):
+    dubio.fit(model, (inputs, targets), epochs=1, batch_size=6, progress=False)
+"""
+
+
+class Jittered(Dataset[Any]):
+    """Rows that are moved at random when they are fetched."""
+
+    def __len__(self) -> int:
+        return len(INPUTS)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(5), TARGETS[row]
+
+
+def test_processes_augment_their_rows_with_numbers_of_their_own() -> None:
+    data = Jittered()
+    loaders = [DataLoader(data, 4, sampler=DistributedSampler(data, 2, rank)) for rank in range(2)]
+    first, second = (next(batches_from(loader, 4, name="train").epoch(0)).inputs for loader in loaders)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.slow
+def test_a_script_that_torchrun_starts_may_train_again_and_again(tmp_path: Path) -> None:
+    script = tmp_path / "many.py"
+    script.write_text(MANY_FITS)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    ended = subprocess.run(launch, capture_output=True, text=True, timeout=150)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("local_rank", "wanted"), [("0", "cuda:0"), ("1", "cuda"), ("5", "cuda:0")])
+def test_the_first_gpu_stands_for_that_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, local_rank: str, wanted: str
+) -> None:
+    class OnGpu(nn.Module):
+        def parameters(self, recurse: bool = True) -> Any:
+            return iter([SimpleNamespace(device=torch.device("cuda", 0))])
+
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert chosen_device(OnGpu()) == torch.device(wanted)
+
+
+class Unaware(dubio.Elbo):
+    """An objective that cannot be told of parts."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        targets: Tensor,
+        num_samples: int = 1,
+        *,
+        sample_weight: Tensor | None = None,
+        batch_index: int | None = None,
+        num_batches: int | None = None,
+        epoch: float | None = None,
+    ) -> dubio.Loss:
+        return super().__call__(model, inputs, targets, num_samples)
+
+
+def test_an_objective_that_cannot_be_told_of_parts_is_warned_of(tmp_path: Path) -> None:
+    def task(rank: int) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dubio.fit(make(), (INPUTS, TARGETS), objective=Unaware(), epochs=1, progress=False)
+        return [str(one.message) for one in caught if "num_parts" in str(one.message)]
+
+    first, second = values(tmp_path, task)
+    assert len(first) == 1
+    assert first[0].startswith("objective Unaware takes no num_parts")
+    assert second == []

@@ -56,7 +56,7 @@ def made(optimizer: torch.optim.Optimizer, seen: list[tuple[Any, ...]]) -> Recor
         return Loss(total, total, {}, None), total.double()
 
     first = (torch.ones(2, 3), torch.zeros(2), None, Place(torch.tensor(0.0), 5, None))
-    return Recording(work, first, ("fresh", True), optimizer, torch.device("cpu"))
+    return Recording(work, first, ("fresh", True), nn.Linear(3, 2), optimizer, torch.device("cpu"))
 
 
 def test_batches_are_copied_to_where_the_first_one_was_read() -> None:

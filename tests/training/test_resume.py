@@ -267,3 +267,25 @@ def test_a_run_with_an_objective_of_ones_own_is_resumed(tmp_path: Path) -> None:
         train(tmp_path, callbacks=[StopAfter(5)], objective=Own(dubio.Elbo()))
     assert "0x" not in json.loads((tmp_path / "config.json").read_text())["objective"]
     train(tmp_path, resume=True, objective=Own(dubio.Elbo()))
+
+
+def own_loss(likelihood: Any, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
+    return 0.5 * likelihood.nll(outputs, targets, scale)
+
+
+def other_loss(likelihood: Any, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
+    return 2.0 * likelihood.nll(outputs, targets, scale)
+
+
+ATTACK = dubio.attacks.Fgsm(epsilon=0.1, bounds=(-10.0, 10.0))
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, lambda inner: dubio.Adversarial(inner, ATTACK)])
+def test_a_run_is_not_resumed_with_another_loss(tmp_path: Path, wrap: Any) -> None:
+    with pytest.raises(dubio.Interrupted):
+        train(tmp_path, callbacks=[StopAfter(5)], objective=wrap(dubio.Elbo(losses=own_loss)))
+    assert f"losses={__name__}.own_loss" in json.loads((tmp_path / "config.json").read_text())["objective"]
+    for other in (dubio.Elbo(losses=other_loss), dubio.Elbo()):
+        with pytest.raises(ValueError, match="cannot resume with another configuration: objective was"):
+            train(tmp_path, resume=True, objective=wrap(other))
+    train(tmp_path, resume=True, objective=wrap(dubio.Elbo(losses=own_loss)))

@@ -1,6 +1,7 @@
 """A step of training: the numbers are the same whichever way it runs; what stands in the way of one is said."""
 
 import copy
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,10 +133,10 @@ class Asking(nn.Module):
         return self.layer(inputs) if inputs.sum().item() > -1e9 else inputs
 
 
-def test_what_cannot_be_compiled_runs_eagerly_and_says_why_once(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Step, "_starts_compiled", lambda self: True)
+def test_what_cannot_be_compiled_runs_eagerly_and_says_why_once(traced: None) -> None:
     model = dubio.Bayes().convert(Asking()).train()
     step = steps_of(model, dubio.Elbo(40))
+    step._compile = True  # as on a GPU
     assert step.how == "compiled"
     step(INPUTS, TARGETS)
     assert step.how.startswith("eager, since the compiler gave up: ")
@@ -250,6 +251,123 @@ def test_what_an_optimiser_keeps_is_laid_out_like_its_parameters() -> None:
     assert torch.equal(optimizer.state[weight]["exp_avg"], kept)
 
 
+class Scaled(dubio.Elbo):
+    """An objective with a parameter of its own."""
+
+    def __call__(self, model: nn.Module, *args: Any, **options: Any) -> dubio.Loss:
+        loss = super().__call__(model, *args, **options)
+        return dataclasses.replace(loss, total=loss.total * self.scale)
+
+
+def test_parameters_of_an_objective_learn_from_the_mean_over_rows_too() -> None:
+    model, scale = make(), nn.Parameter(torch.tensor(1.5))
+    objective = Scaled(40)
+    object.__setattr__(objective, "scale", scale)
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    loss = Step(model, objective, optimizer)(INPUTS, TARGETS)
+    assert float(scale.detach()) == pytest.approx(1.5 - 0.1 * float(loss.total) / 1.5, rel=1e-5)
+
+
+def test_gradients_of_what_is_not_updated_do_not_add_up() -> None:
+    model = make()
+    updated, left = list(model.parameters())[-2:], next(model.parameters())
+    step = Step(model, dubio.Elbo(40), torch.optim.SGD(updated, lr=0.0), num_samples=2)
+    with dubio.noise_off():
+        gradients = [(step(INPUTS, TARGETS), left.grad.clone())[1] for _ in range(2)]
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+class OnlyForward(nn.Module):
+    """A network whose compiled backward pass fails, and whose statistics move before it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return one_way(self.layer(self.norm(inputs)), torch.compiler.is_compiling())
+
+
+@torch.library.custom_op("dubio_tests::one_way", mutates_args=())
+def one_way(input: Tensor, fails: bool) -> Tensor:
+    return input.clone()
+
+
+@one_way.register_fake
+def _(input: Tensor, fails: bool) -> Tensor:
+    return torch.empty_like(input)
+
+
+@torch.library.custom_op("dubio_tests::way_back", mutates_args=())
+def way_back(gradient: Tensor, fails: bool) -> Tensor:
+    if fails:
+        raise NotImplementedError("no compiled backward pass")
+    return gradient.clone()
+
+
+@way_back.register_fake
+def _(gradient: Tensor, fails: bool) -> Tensor:
+    return torch.empty_like(gradient)
+
+
+def _go_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return way_back(gradient, ctx.fails), None
+
+
+one_way.register_autograd(_go_back, setup_context=lambda ctx, inputs, output: setattr(ctx, "fails", inputs[1]))
+
+
+def test_a_compiled_step_that_fails_is_taken_eagerly_and_moves_statistics_once(traced: None) -> None:
+    model = dubio.Deterministic().convert(OnlyForward()).train()
+    step = steps_of(model, dubio.Elbo(40))
+    step(INPUTS, TARGETS)
+    step._compile = True  # other code than what has just worked
+    step(INPUTS, TARGETS)
+    assert step.how.startswith("eager, since the compiler gave up")
+    assert int(model.norm.num_batches_tracked) == 2
+
+
+def test_a_trial_whose_compiled_steps_fail_ends_with_eager_ones(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dubio.training.trial.LONG", 0.0)
+    model = dubio.Deterministic().convert(OnlyForward()).train()
+    step = Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters(), lr=0.1), num_steps=100)
+    for _ in range(3 * TRIALS):
+        step(INPUTS, TARGETS)
+    assert step.settled is False
+    assert step.how.startswith("eager, since the compiler gave up")
+    assert int(model.norm.num_batches_tracked) == 3 * TRIALS
+
+
+def test_draws_that_would_share_other_statistics_are_not_tried_compiled() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model = dubio.Bayes().convert(net).train()
+    several, one = (
+        Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters()), num_samples=number, num_steps=10**9)
+        for number in (2, 1)
+    )
+    assert several._trial is None
+    assert one._trial is not None
+
+
+def test_batches_of_ever_other_shapes_are_told(traced: None) -> None:
+    step = steps_of(make(), dubio.Elbo(40), fast=True)
+    for number in range(12):
+        rows = 3 + number % 7
+        step(INPUTS[:rows], TARGETS[:rows])
+    assert step.how == "mostly eager, since most batches have other shapes"
+    assert step.news() == f"steps run {step.how}"
+
+
+def test_what_would_train_nothing_is_refused() -> None:
+    model, other = make(), make()
+    with pytest.raises(ValueError, match="optimizer must update parameters of the model"):
+        Step(model, dubio.Elbo(40), torch.optim.SGD(other.parameters()))
+    with pytest.raises(ValueError, match=r"clip_norm must be positive, got -1\.0"):
+        Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters()), clip_norm=-1.0)
+    with pytest.raises(ValueError, match="model must have parameters to train, got a ReLU without any"):
+        Step(nn.ReLU(), dubio.Elbo(40), torch.optim.SGD(other.parameters()))
+
+
 # Memory
 
 
@@ -323,6 +441,9 @@ def test_a_step_that_falls_back_lets_go_of_its_recording(traced: None) -> None:
     step(INPUTS, TARGETS)
     step._capture, step._recording = True, SimpleNamespace(is_ready=True, seconds=1.0)  # as on a GPU
     assert step.how == "captured"
+    with pytest.raises(ValueError, match="cannot be recorded, since several batches make up a step"):
+        step.learn(Batch(INPUTS, TARGETS, None), Place(0, 4, 0.0), complete=False)
+    step.fast = "auto"
     step.learn(Batch(INPUTS, TARGETS, None), Place(0, 4, 0.0), complete=False)
     assert step.how == "compiled, since several batches make up a step"
     assert step.capture_seconds == 0.0

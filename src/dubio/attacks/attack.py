@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.attacks.fitting import Thrift
+from dubio.attacks.generators import seeded_generator
 from dubio.attacks.progress import Ticker
 from dubio.attacks.recording import Recorder
 from dubio.attacks.victims import (
@@ -22,11 +24,11 @@ from dubio.attacks.victims import (
     Noise,
     Victim,
     check_classifier,
-    seeded_generator,
     untouched,
 )
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 from dubio.sampling.capturing import Through, as_it_is
+from dubio.sampling.memory import is_out_of_memory
 from dubio.sampling.settings import check_num_samples, seed_tensor
 
 __all__ = ["Attack", "Attacked", "Perturbed", "check_count", "stronger"]
@@ -171,25 +173,55 @@ class Attack:
         with torch.inference_mode(False), untouched(model), seeded_generator(self.seed, inputs.device), torch.no_grad():
             inputs, targets = inputs.detach().clone(), targets.clone().long()  # one's own, outside of any graph
             victim = self.victim(model)
-            victim.check(inputs, targets)
-            rows = self.batch_size or victim.rows_at_a_time(inputs, targets, self._uses_gradients)
-            pieces = [slice(first, first + rows) for first in range(0, len(inputs), rows)]
-            recorder = self._recorder(victim, inputs.device)
-            victims = [replace(victim, first_row=first_row + piece.start, recorder=recorder) for piece in pieces]
-            with Ticker(len(pieces) * self._num_steps(), type(self).__name__, progress) as ticker:
-                found = [
-                    self._perturb(part, inputs[piece], targets[piece], ticker)
-                    for part, piece in zip(victims, pieces, strict=True)
-                ]
-            if recorder is not None:
-                recorder.close()
+            victim.check(inputs, targets, self.batch_size)
+            rows = min(self.batch_size or victim.rows_at_a_time(inputs, targets, self._uses_gradients), len(inputs))
+            with Ticker(-(-len(inputs) // rows) * self._num_steps(), type(self).__name__, progress) as ticker:
+                found, victims = self._in_pieces(replace(victim, first_row=first_row), inputs, targets, rows, ticker)
             return self._collect(found, inputs, victims, began)
 
+    def _in_pieces(
+        self, victim: Victim, inputs: Tensor, targets: Tensor, rows: int, ticker: Ticker
+    ) -> tuple[list[Perturbed], list[Victim]]:
+        """Some rows after the others, each piece seen by a victim of its own.
+
+        What runs out of memory begins anew with fewer draws at a time, then with fewer rows: with the same noise, if it
+        is frozen.
+        """
+        found: list[Perturbed] = []
+        victims: list[Victim] = []
+        done, recorder = 0, self._recorder(victim, inputs.device)
+        thrift = Thrift(victim.model, rows, victim.num_samples)
+        try:
+            while done < len(inputs):
+                piece = slice(done, done + thrift.rows)
+                part = replace(victim, first_row=victim.first_row + done, recorder=recorder)
+                try:
+                    found.append(self._perturb(part, inputs[piece], targets[piece], ticker))
+                    victims.append(part)
+                    done += thrift.rows
+                    continue
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                # Outside of the handler, where nothing refers to the failed attempt any more.
+                if recorder is not None:
+                    recorder.close()
+                recorder = None
+                thrift.take_less()
+                ticker.expect(self._num_steps())
+        finally:
+            if recorder is not None:
+                recorder.close()
+        return found, victims
+
     def _recorder(self, victim: Victim, device: torch.device) -> Recorder | None:
-        """What replays the looks at a network on a GPU, where there are many; frozen noise cannot be recorded."""
+        """What replays the looks at a network on a GPU, where there are many.
+
+        Frozen noise cannot be recorded, nor what the host draws: a replay would repeat it.
+        """
         many = self._uses_gradients and self._num_steps() >= STEPS_TO_RECORD
         fits = device.type == "cuda" and isinstance(victim.model, nn.Module) and victim.noise != "frozen"
-        return Recorder(device) if many and fits else None
+        return Recorder(device) if many and fits and not victim.draws_on_host else None
 
     def _collect(self, found: list[Perturbed], inputs: Tensor, victims: list[Victim], began: float) -> Attacked:
         adversarial = torch.cat([part.inputs for part in found])

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks.attack import Attack
+from dubio.attacks.generators import seeded_generator
 from dubio.attacks.scoring import score
-from dubio.attacks.victims import Model, seeded_generator, untouched
+from dubio.attacks.victims import Model, untouched
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, stream
 from dubio.sampling.settings import check_num_samples

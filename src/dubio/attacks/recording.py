@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dubio.sampling.capturing import Buffers, Captured, signature
+from dubio.sampling.memory import free_memory
 
 __all__ = ["Recorder"]
 
@@ -33,11 +34,12 @@ class Recorder:
         self._own.copy((inputs, labels))
         try:
             return tuple(part.clone() for part in self._captured())
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # a network that asks for values while it runs
+        except (RuntimeError, MemoryError):  # a network that asks for values while it runs, or no memory left
             self._failed = True
-            return None
+        # Outside of the handler, where nothing refers to the failed recording any more.
+        self.close()
+        free_memory()
+        return None
 
     def close(self) -> None:
         """Let go of the recording, which holds whoever looks, who holds this."""

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dubio import functional
 from dubio.attacks.attack import Attacked, check_count
-from dubio.attacks.victims import Model, Victim, check_classifier, seeded_generator, untouched
+from dubio.attacks.generators import seeded_generator
+from dubio.attacks.victims import Model, Victim, check_classifier, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.sampling.noise import noise_key
 from dubio.sampling.settings import check_num_samples
@@ -90,7 +91,7 @@ def score(
     victim = Victim(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
     predicted, right = [], []
     with untouched(model), seeded_generator(_own_seed(seed, "score"), inputs.device):
-        victim.check(inputs, targets)
+        victim.check(inputs, targets, batch_size)
         for first in range(0, len(inputs), batch_size):
             part = slice(first, first + batch_size)
             log_probs = victim.log_probs(inputs[part])
@@ -129,7 +130,7 @@ def strongest(
         )
     victim = Victim(model, num_samples, objective, loss, "fresh", 0)
     with untouched(model), seeded_generator(_own_seed(seed, "strongest"), targets.device):
-        victim.check(inputs[0], targets)
+        victim.check(inputs[0], targets, batch_size)
         pieces = zip(inputs.split(batch_size, dim=1), targets.split(batch_size), strict=True)
         values = [torch.stack([victim.values(one, labels) for one in piece]) for piece, labels in pieces]
     chosen = torch.cat(values, dim=1).argmax(dim=0)

@@ -18,15 +18,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.attacks.fitting import rows_that_fit, rows_to_try, with_fewer_rows
+from dubio.attacks.generators import HOST, Generators, seeded_generator, seeded_host
 from dubio.attacks.recording import Recorder
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.layers import num_members
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, sample, seed_tensor
 from dubio.sampling.capturing import Through, as_it_is
+from dubio.sampling.drawing import Call
 from dubio.sampling.executors import Executor
 from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
-from dubio.sampling.planning import Footprint, memory_budget
+from dubio.sampling.planning import Footprint, plan_for
+from dubio.sampling.settings import STATE
 
 __all__ = [
     "Model",
@@ -34,14 +38,13 @@ __all__ = [
     "Victim",
     "View",
     "check_classifier",
-    "seeded_generator",
     "untouched",
 ]
 
 Model = nn.Module | Callable[[Tensor], Tensor]
 Noise = Literal["fresh", "frozen", "off"]
 
-ROWS_TO_TRY = 8
+SEEDS_TO_TRY = 8
 KEY = noise_key("attacks")
 
 
@@ -75,22 +78,27 @@ class Victim:
     """Whether the attack's own random numbers come from its seed, or from torch's generator as it stands."""
     recorder: Recorder | None = None
     """Replays looks, where that pays."""
+    executor: Executor = "auto"
+    """How draws are run; looped where mapped ones would share what the host draws, found out by ``check``."""
+    draws_on_host: bool = False
+    """Whether a recording would repeat what the host draws; found out by ``check``."""
     forwards: int = field(default=0, init=False)
     backwards: int = field(default=0, init=False)
     _num_asked: int = field(default=0, init=False)
 
-    def log_probs(
-        self, inputs: Float[Tensor, "batch ..."], executor: Executor = "auto"
-    ) -> Float[Tensor, "sample batch class"]:
+    def log_probs(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "sample batch class"]:
         """Log-probabilities of all draws, differentiable."""
         self.forwards += self.num_samples
-        return self._log_probs(inputs, executor)
+        return self._log_probs(inputs)
 
-    def _log_probs(self, inputs: Tensor, executor: Executor = "auto") -> Tensor:
+    def _log_probs(self, inputs: Tensor) -> Tensor:
         with self._looking_at(inputs):
-            if not isinstance(self.model, nn.Module):
-                return Categorical().log_probs(self._call_function(self.model, inputs))
-            return _network_log_probs(self.model, inputs, self.num_samples, executor)
+            return self._draws(inputs)
+
+    def _draws(self, inputs: Tensor) -> Tensor:
+        if not isinstance(self.model, nn.Module):
+            return Categorical().log_probs(self._call_function(self.model, inputs))
+        return _network_log_probs(self.model, inputs, self.num_samples, self.executor)
 
     def judge(
         self,
@@ -110,7 +118,9 @@ class Victim:
         if isinstance(self.model, nn.Module):
             judge = cast(Callable[..., tuple[Tensor, Tensor]], self.through(_judge_network))
             with self._looking_at(inputs):
-                values, right = judge(self.model, inputs, seen, labels, self.num_samples, self.objective, self.loss)
+                values, right = judge(
+                    self.model, inputs, seen, labels, self.num_samples, self.objective, self.loss, self.executor
+                )
         else:
             values, right = _judge(self._log_probs(inputs), seen, labels, self.objective, self.loss)
         raised = -values if self.targeted or goals is not None else values
@@ -122,7 +132,8 @@ class Victim:
         self.forwards += self.num_samples
         look = cast(Callable[..., Tensor], self.through(_network_log_probs))
         with torch.no_grad(), self._looking_at(inputs):
-            return functional.predictive_log_probs(look(self.model, inputs, self.num_samples)).argmax(dim=-1)
+            log_probs = look(self.model, inputs, self.num_samples, self.executor)
+            return functional.predictive_log_probs(log_probs).argmax(dim=-1)
 
     def values(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """What the attacker raises, per example."""
@@ -187,14 +198,20 @@ class Victim:
         self.num_samples = members or self.num_samples
 
     @torch.no_grad()
-    def check(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> None:
+    def check(
+        self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"], batch_size: int | None = None
+    ) -> None:
         """Refuse what cannot be attacked, by running a few rows; a network without noise is one draw from then on."""
         wanted = self.num_samples
-        two = replace(self, num_samples=2, noise="off" if self.noise == "off" else "fresh")
-        before = _generator_state(inputs.device)
-        draws = two.log_probs(inputs[:ROWS_TO_TRY], executor="loop")
+        two = replace(self, num_samples=2, executor="loop", noise="off" if self.noise == "off" else "fresh")
+        generators, rows = Generators(inputs.device), min(rows_to_try(), len(inputs), batch_size or len(inputs))
+        few, draws = with_fewer_rows(lambda rows: (inputs[:rows], two.log_probs(inputs[:rows])), rows)
+        moved, differ = generators.moved(), not torch.equal(draws[0], draws[-1])
         # Draws that are few and discrete may agree by chance: whether numbers were drawn tells more.
-        random = not torch.equal(before, _generator_state(inputs.device)) or not torch.equal(draws[0], draws[-1])
+        random = bool(moved - HOST) or differ
+        matters = isinstance(self.model, nn.Module) or not random  # functions run one draw after another anyway
+        by_host = matters and bool(moved & HOST) and self._follows_the_host(few)
+        random |= by_host
         self.check_logits(draws, labels)
         if self.noise == "off" and random:
             raise ValueError(
@@ -203,21 +220,46 @@ class Victim:
             )
         self.num_samples = wanted if random else 1
         self.is_random = random
+        by_host |= differ and not moved and self._needs_a_generator(inputs.device)
+        self.draws_on_host = by_host or bool(moved - HOST - {inputs.device.type})
+        self.executor = "loop" if by_host else "auto"
+
+    def _follows_the_host(self, few: Tensor) -> bool:
+        """Whether what Python and NumPy draw shows: they may serve others, such as one who checks types at random."""
+        still = replace(self, num_samples=1, executor="loop", noise="off" if self.noise == "off" else "frozen")
+        seen = []
+        for seed in range(SEEDS_TO_TRY):
+            with still._looking_at(few), seeded_host(seed):
+                seen.append(still._draws(few))
+        return any(not torch.equal(seen[0], other) for other in seen[1:])
+
+    def _needs_a_generator(self, device: torch.device) -> bool:
+        """Whether draws that differ have been drawn, if by one that nobody knows: members of an ensemble have not."""
+        watched = device.type in ("cpu", "cuda", "mps")
+        return watched and isinstance(self.model, nn.Module) and num_members(self.model) is None
 
     def rows_at_a_time(
         self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"], with_gradient: bool = True
     ) -> int:
         """How many examples, with all their draws, fit into the memory budget; found by attacking a few."""
         probe = replace(self, num_samples=1)
-        few = inputs[:ROWS_TO_TRY]
-        with Footprint() as footprint:
-            if with_gradient:
-                probe.look(few, labels[: len(few)])
-            else:
-                probe.judge(few, labels[: len(few)])
-        per_row = max(footprint.peak // len(few), 1)
-        fitting: int = memory_budget(inputs.device) // (per_row * self.num_samples)
-        return max(1, min(len(inputs), fitting))
+
+        def peak_of(rows: int) -> int:
+            footprint = Footprint()
+            with footprint:
+                (probe.look if with_gradient else probe.judge)(inputs[:rows], labels[:rows])
+            return footprint.peak
+
+        def planned(rows: int) -> int:
+            with self._looking_at(inputs[:rows]), torch.set_grad_enabled(with_gradient):
+                leaf = inputs[:rows].detach().requires_grad_(with_gradient)
+                call = Call(cast(nn.Module, self.model), (leaf,), {}, STATE.own.settings)
+                plan_for(call, self.num_samples, self.executor)
+            return rows
+
+        rows = rows_that_fit(peak_of, len(inputs), self.num_samples, inputs.device)
+        limited = STATE.own.settings.memory is not None and isinstance(self.model, nn.Module)
+        return with_fewer_rows(planned, rows) if limited else rows
 
     def check_logits(self, log_probs: Tensor, labels: Tensor) -> None:
         """Refuse outputs that are no logits of classes, labels that name none, and a loss that says nothing."""
@@ -257,7 +299,7 @@ def _gradient(values: Float[Tensor, " batch"], leaf: Float[Tensor, "batch ..."])
 
 
 def _network_log_probs(
-    model: nn.Module, inputs: Tensor, num_samples: int, executor: Executor = "auto"
+    model: nn.Module, inputs: Tensor, num_samples: int, executor: Executor
 ) -> Float[Tensor, "sample batch class"]:
     likelihood = likelihood_of(model)
     assert isinstance(likelihood, Categorical)
@@ -272,8 +314,9 @@ def _judge_network(
     num_samples: int,
     objective: AttackObjective,
     loss: AttackLoss,
+    executor: Executor,
 ) -> tuple[Tensor, Tensor]:
-    return _judge(_network_log_probs(model, inputs, num_samples), seen, labels, objective, loss)
+    return _judge(_network_log_probs(model, inputs, num_samples, executor), seen, labels, objective, loss)
 
 
 def _judge(
@@ -286,17 +329,6 @@ def _judge(
     """The loss of the labels that are looked at, and whether the mean over the draws names the others."""
     values = functional.averaged_attack_loss(log_probs, seen, objective, loss)
     return values, functional.predictive_log_probs(log_probs).argmax(dim=-1) == labels
-
-
-@contextmanager
-def seeded_generator(seed: int | None, device: torch.device) -> Iterator[None]:
-    """A generator of one's own where there is a seed; else torch's, which goes on."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def check_classifier(model: Model) -> None:
@@ -338,9 +370,3 @@ def untouched(model: Model) -> Iterator[None]:
                 module._buffers[name] = buffer
                 if buffer._version != version:  # writing into one that is as it was would spoil a graph of the caller
                     buffer.copy_(value)
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    """What any draw from torch's generators on this device changes."""
-    state = torch.get_rng_state()
-    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state

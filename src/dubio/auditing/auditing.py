@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio.attacks.attack import check_count
-from dubio.attacks.victims import Model, seeded_generator
+from dubio.attacks.generators import seeded_generator
+from dubio.attacks.victims import Model
 from dubio.auditing.bench import Bench
 from dubio.auditing.budget import BUDGETS, Budget
 from dubio.auditing.checks import CHECKS, Check

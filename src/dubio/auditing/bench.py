@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio.attacks import Attack, Pgd
-from dubio.attacks.victims import Model, Victim, seeded_generator, untouched
+from dubio.attacks.generators import seeded_generator
+from dubio.attacks.victims import Model, Victim, untouched
 from dubio.auditing.budget import Budget
 from dubio.auditing.keeping import Keeper, Kept
 from dubio.auditing.twins import ordinary_twin
@@ -105,10 +106,15 @@ class Bench:
         """Whether draws are all the same, the members of an ensemble, or new each time."""
         if isinstance(self.model, nn.Module) and num_members(self.model):
             return "members"
+        return "random" if self._checked.is_random else "fixed"
+
+    @cached_property
+    def _checked(self) -> Victim:
+        """The network as two draws have shown it."""
         victim = Victim(self.model, 2, "predictive", "margin", "fresh", 0)
         with untouched(self.model), seeded_generator(self.seed_for("kind"), self.inputs.device):
             victim.check(self.inputs, self.targets)
-        return "random" if victim.is_random else "fixed"
+        return victim
 
     @cached_property
     def num_classes(self) -> int:
@@ -169,7 +175,8 @@ class Bench:
         """The network as an attacker sees it."""
         noise, seed = ("frozen", self.seed_for("frozen")) if frozen else ("fresh", 0)
         draws = 1 if self.kind == "fixed" else num_samples
-        return Victim(self.model, draws, objective, loss, noise, seed)  # type: ignore[arg-type]
+        executor = self._checked.executor
+        return Victim(self.model, draws, objective, loss, noise, seed, executor=executor)  # type: ignore[arg-type]
 
     def pieces(self, images: Tensor, rows: int = ROWS) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Images and their labels, some at a time, with the number of the first."""

@@ -4,24 +4,28 @@ Exit codes: 0 fine, 1 a gate or a part failed, 2 bad arguments (or files, or dat
 interrupted.
 """
 
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from dubio.training import Interrupted, LostProcessError, Processes, is_raised_by_all
+from dubio.training import Interrupted, LostProcessError
 
-__all__ = ["Answering", "PartlyFailedError", "told_once"]
+__all__ = ["ANSWERED", "Answering", "PartlyFailedError", "answer", "leave_quietly"]
 
 FAILED = 1
 BAD_ARGUMENTS = 2
 RESUMABLE = 3
 REFUSALS = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
+ANSWERED = (*REFUSALS, Interrupted, LostProcessError)
+TOLD = "told already"
+SOURCE = re.compile(r"\[\S+\.(?:cc|cpp|h|hpp):\d+\] ")
+ADVICE = re.compile(r"\. This is typically caused by [^()]*(?=\))")
 
 
 class PartlyFailedError(Exception):
@@ -55,35 +59,34 @@ class Answering(TyperGroup):
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
-            except (Interrupted, LostProcessError) as interrupted:
-                _say("interrupted", interrupted)
-                raise typer.Exit(RESUMABLE) from None
             except PartlyFailedError as error:
                 if ctx.params.get("debug"):
                     typer.echo(str(error), err=True)
                 raise typer.Exit(FAILED) from None
             except BrokenPipeError:  # the reader has gone; typer ends quietly
                 raise
-            except REFUSALS as error:
-                if ctx.params.get("debug"):
+            except ANSWERED as error:
+                if ctx.params.get("debug") and isinstance(error, REFUSALS):
                     raise
-                _say("error", error)
-                raise typer.Exit(BAD_ARGUMENTS) from None
+                if TOLD not in getattr(error, "__notes__", ()):
+                    answer(error)
+                raise typer.Exit(BAD_ARGUMENTS if isinstance(error, REFUSALS) else RESUMABLE) from None
 
 
-@contextmanager
-def told_once(processes: Processes) -> Iterator[None]:
-    """What all processes raise alike is told by the first; the others leave quietly, with the same exit code."""
-    try:
-        yield
-    except Interrupted:
-        if processes.is_writer:
-            raise
-        raise typer.Exit(RESUMABLE) from None
-    except REFUSALS as error:
-        if processes.is_writer or not is_raised_by_all(error):
-            raise
-        raise typer.Exit(BAD_ARGUMENTS) from None
+def answer(error: BaseException, teller: str = "") -> None:
+    """Tell in one line what went wrong, and who tells it where that matters."""
+    kind = "error" if isinstance(error, REFUSALS) else "interrupted"
+    _say(kind, f"{teller}{_plain(error)}")
+
+
+def leave_quietly(error: BaseException) -> None:
+    """Let an error that is told already end the command without a word, with its exit code."""
+    error.add_note(TOLD)
+
+
+def _plain(error: BaseException) -> str:
+    """What an error says, without the places in torch's own sources and the advice that stands beside them."""
+    return ADVICE.sub("", SOURCE.sub("", str(error))) if isinstance(error, LostProcessError) else str(error)
 
 
 def _say(kind: str, message: object) -> None:

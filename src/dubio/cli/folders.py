@@ -21,6 +21,7 @@ __all__ = [
     "list_runs",
     "load_model",
     "network_of",
+    "num_processes_of",
     "unused_name",
 ]
 
@@ -93,6 +94,12 @@ def find_run(named: str, runs: Path) -> Path:
 def list_runs(runs: Path) -> list[Summary]:
     """All runs of a folder, by name."""
     return [_summary(runs / name) for name in _names(runs)]
+
+
+def num_processes_of(folder: Path) -> int | None:
+    """How many processes train a run together; None where it has not begun."""
+    config = _config(folder / CONFIG)
+    return None if config is None else int(config.get("num_processes", 1))
 
 
 def check_name(name: str) -> None:

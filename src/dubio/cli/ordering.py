@@ -126,7 +126,6 @@ def train_order(
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
-    model.cpu()
     processes.by_writer(lambda: _save_model(model, folder))
     return model, run
 

@@ -1,5 +1,6 @@
 """``dubio train``: one process, or several under ``torchrun``, of which the first alone writes and tells."""
 
+import os
 import shlex
 import signal
 from contextlib import nullcontext
@@ -10,11 +11,11 @@ import torch
 import typer
 from torch import nn
 
-from dubio.cli.answers import told_once
 from dubio.cli.evaluate_command import headline
 from dubio.cli.fields import make_method
-from dubio.cli.folders import CONFIG, check_resumable, find_run
+from dubio.cli.folders import CONFIG, check_resumable, find_run, num_processes_of
 from dubio.cli.ordering import Order, load_splits, read_order, train_order
+from dubio.cli.telling import told_once
 from dubio.data import Splits
 from dubio.evaluation import evaluate
 from dubio.layers import num_members
@@ -35,27 +36,36 @@ def train_run(
     """Train the network that is asked for, or go on, and tell how it does on the test part."""
     folder = runs / name
     with Processes.here(torch.device(device)).joined() as processes, told_once(processes):
-        order = processes.by_writer(lambda: _order(name, runs, fields, given, resume))
+        order = processes.by_writer(lambda: _order(name, runs, fields, given, resume, processes.count))
         splits = processes.together(lambda: load_splits(order))
-        again = f"go on with: {_resuming(name, runs, processes)}"
+        again = f"; go on with: {_resuming(name, runs, processes.count)}"
         try:
             with nullcontext() if order.memory is None else memory_limit(order.memory):
                 trained, run = train_order(order, splits, folder, resume, str(processes.device), processes=processes)
         except Interrupted:
-            raise Interrupted(f"{folder} is saved; {again}") from None
+            raise Interrupted(f"{folder} is saved{again}") from None
         except LostProcessError as error:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others; this one is about to tell why
-            raise LostProcessError(f"{error}; {again}") from None
-        processes.by_writer(lambda: _tell(folder, trained, run, splits))
+            raise LostProcessError(f"{error}{again if (folder / CONFIG).exists() else ''}") from None
+    if processes.is_writer:  # the others have left: nobody waits while the test part is judged
+        _tell(folder, trained, run, splits)
 
 
-def _order(name: str, runs: Path, fields: dict[str, str | bool], given: dict[str, Any], resume: bool) -> Order:
+def _order(
+    name: str, runs: Path, fields: dict[str, str | bool], given: dict[str, Any], resume: bool, num_processes: int
+) -> Order:
     """What is asked for, and for a run that is resumed what it was asked for before."""
     folder = runs / name
     if resume:
         known = folder if folder.is_dir() else find_run(name, runs)
         check_resumable(known)
         order = read_order(known, fields, **given)
+        before = num_processes_of(known)
+        if before is not None and before != num_processes:
+            raise ValueError(
+                f"cannot resume with another configuration: num_processes was {before}, is {num_processes}; go on "
+                f"with: {_resuming(name, runs, before)}"
+            )
     elif (folder / CONFIG).exists():
         raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
     else:
@@ -64,12 +74,15 @@ def _order(name: str, runs: Path, fields: dict[str, str | bool], given: dict[str
     return order
 
 
-def _resuming(name: str, runs: Path, processes: Processes) -> str:
-    """The command that goes on with a run, with as many processes."""
-    launcher = ["dubio"]
-    if processes.count > 1:
-        launcher = ["torchrun", "--nproc-per-node", str(processes.count), "-m", "dubio"]
-    return shlex.join([*launcher, "train", name, "--resume", *([] if runs == Path("runs") else ["--runs", str(runs)])])
+def _resuming(name: str, runs: Path, num_processes: int) -> str:
+    """The command that goes on with a run by so many processes, on as many machines as now."""
+    num_nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    if num_nodes > 1 and num_processes % num_nodes == 0:
+        launcher = ["torchrun", "--nnodes", str(num_nodes), "--nproc-per-node", str(num_processes // num_nodes), "-m"]
+    else:
+        launcher = ["torchrun", "--nproc-per-node", str(num_processes), "-m"] if num_processes > 1 else []
+    where = [] if runs == Path("runs") else ["--runs", str(runs)]
+    return shlex.join([*launcher, "dubio", "train", name, "--resume", *where])
 
 
 def _tell(folder: Path, trained: nn.Module, run: Run, splits: Splits) -> None:

@@ -6,6 +6,7 @@ taken up again at any batch. A loader or iterable keeps its own order, and is ru
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -13,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
 from dubio.data.examples import Examples
 from dubio.data.loading import Loader, epoch_order
 from dubio.sampling.noise import noise_key
 from dubio.sampling.planning import memory_budget
 
-__all__ = ["Batch", "Batches", "batches_from"]
+__all__ = ["Batch", "Batches", "batch_of", "batches_from"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Batches:
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         """The batches of epoch ``number``, from batch ``first`` on."""
-        return map(_batch, self._items(number, first))
+        return map(batch_of, self._items(number, first))
 
     def inputs(self) -> Iterator[Any]:
         """The inputs of the first epoch alone, batch by batch, whether or not there are targets beside them."""
@@ -102,13 +103,23 @@ def batches_from(
 
 
 def _from_tensors(data: Any, batch_size: int, name: str, seed: int | None) -> Batches:
+    """Batches of tensors, with an order that is brought to each of their devices once: a transfer waits for a GPU."""
     inputs, targets, *weights = data
     _check_rows(name, inputs, targets, *weights)
+    devices = {leaf.device for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor)}
 
-    def take(rows: Tensor) -> Any:
-        return pytree.tree_map_only(Tensor, lambda leaf: leaf[rows.to(leaf.device)], (inputs, targets, *weights))
+    def items(number: int, first: int) -> Iterator[Any]:
+        order = epoch_order(len(targets), number, seed)
+        orders = {device: order.to(device).split(batch_size)[first:] for device in devices}
+        for rows in zip(*orders.values(), strict=True):
+            here = dict(zip(orders, rows, strict=True))
+            yield pytree.tree_map_only(Tensor, partial(_rows_of_leaf, here), tuple(data))
 
-    return _in_order(len(targets), batch_size, seed, take)
+    return Batches(len(targets), -(-len(targets) // batch_size), items)
+
+
+def _rows_of_leaf(rows: dict[torch.device, Tensor], leaf: Tensor) -> Tensor:
+    return leaf[rows[leaf.device]]
 
 
 def _on_device(data: Any, device: torch.device | None) -> Any:
@@ -136,12 +147,14 @@ def _from_loader(loader: DataLoader[Any]) -> Batches:
     if not isinstance(loader.dataset, IterableDataset):
         num_data = len(loader) * loader.batch_size if loader.drop_last and loader.batch_size else _rows_of(loader)
     first_seed = None if loader.generator is None else loader.generator.initial_seed()
+    rank = loader.sampler.rank if isinstance(loader.sampler, DistributedSampler) else 0
+    place = f", rank {rank}" if rank else ""  # processes with rows of their own augment them with numbers of their own
 
     def items(number: int, first: int) -> Iterator[Any]:
         if loader.generator is not None:
             loader.generator.manual_seed(noise_key(f"epoch {number} of seed {first_seed}"))
         with torch.random.fork_rng(devices=[]):  # what the loader and its sampler draw when they begin
-            torch.manual_seed(noise_key(f"epoch {number} of a loader"))
+            torch.manual_seed(noise_key(f"epoch {number} of a loader{place}"))
             iterator = iter(loader)
             begun = list(islice(iterator, max(first, 1)))
         return iterator if first else chain(begun, iterator)
@@ -192,11 +205,12 @@ def _check_rows(name: str, inputs: Any, targets: Tensor, *weights: Tensor) -> No
         raise ValueError(f"{name} must have finite targets, got NaN or infinite values")
 
 
-def _batch(item: Any) -> Batch:
+def batch_of(item: Any) -> Batch:
+    """What data yield, as a batch."""
     if isinstance(item, Batch):
         return item
     if isinstance(item, tuple | list) and len(item) in (2, 3):
-        return Batch(*item)
+        return Batch(_arguments(item[0]), *item[1:])
     raise TypeError(f"a batch must be (inputs, targets) or (inputs, targets, weights), got {type(item).__name__}")
 
 
@@ -206,8 +220,13 @@ def _inputs(item: Any) -> Any:
     if isinstance(item, Tensor | Mapping):
         return item
     if isinstance(item, tuple | list) and len(item) in (1, 2, 3):
-        return item[0]
+        return _arguments(item[0])
     raise TypeError(
         "a batch must be (inputs, targets), (inputs, targets, weights) or inputs alone as a tensor or a dict, "
         f"got {type(item).__name__}"
     )
+
+
+def _arguments(inputs: Any) -> Any:
+    """Several inputs as a tuple, which a network is called with; torch's collating makes a list of it."""
+    return tuple(inputs) if isinstance(inputs, list) else inputs

@@ -5,11 +5,12 @@ run that was interrupted goes on with the very same data. Several processes take
 together they see what one process with their joint batch size sees, but for a remainder smaller than their number.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from dubio.data.examples import Examples, scaled
@@ -31,15 +32,24 @@ class CropAndFlip:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augmented images `(batch, channel, height, width)`; every image has a shift and a mirror of its own."""
+        return self.apply(images, self.draw(len(images), generator).to(images.device))
+
+    def draw(self, count: int, generator: torch.Generator) -> Int[Tensor, "number image"]:
+        """What is random about so many images: shifts down and across, and whether each is mirrored."""
+        shifts = torch.randint(2 * self.pad + 1, (2, count), generator=generator)
+        if not self.flip:
+            return shifts
+        return torch.cat([shifts, torch.randint(2, (1, count), generator=generator, dtype=torch.bool).long()])
+
+    def apply(self, images: Tensor, numbers: Int[Tensor, "number image"]) -> Tensor:
+        """Images augmented by what was drawn for them."""
         if images.dim() != 4:
             raise ValueError(f"CropAndFlip needs images (batch, channel, height, width), got {tuple(images.shape)}")
         count, channels, height, width = images.shape
-        shifts = torch.randint(2 * self.pad + 1, (2, count, 1), generator=generator).to(images.device)
-        rows = shifts[0] + torch.arange(height, device=images.device)
-        columns = shifts[1] + torch.arange(width, device=images.device)
+        rows = numbers[0, :, None] + torch.arange(height, device=images.device)
+        columns = numbers[1, :, None] + torch.arange(width, device=images.device)
         if self.flip:
-            mirrored = torch.randint(2, (count, 1), generator=generator, dtype=torch.bool).to(images.device)
-            columns = torch.where(mirrored, columns.flip(1), columns)
+            columns = torch.where(numbers[2, :, None].bool(), columns.flip(1), columns)
         pixels = rows[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]
         padded = torch.nn.functional.pad(images, (self.pad,) * 4).flatten(2)
         return padded.gather(2, pixels.reshape(count, 1, -1).expand(-1, channels, -1)).view_as(images)
@@ -106,21 +116,41 @@ class Loader:
         return self.epoch(self._next_epoch - 1)
 
     def epoch(self, number: int, first: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        """The batches of epoch ``number``, from batch ``first`` on."""
-        order = epoch_order(len(self.examples), number, self.seed if self.shuffle else None)
-        order = order.to(self.examples.targets.device)
-        joint = self.batch_size * self.num_ranks
-        for batch in range(first, len(self)):
-            rows = order[batch * joint : (batch + 1) * joint]
-            rows = rows[: len(rows) - len(rows) % self.num_ranks] if len(rows) < joint else rows
-            yield self._batch(rows[self.rank :: self.num_ranks], f"batch {batch} of epoch {number}, rank {self.rank}")
+        """The batches of epoch ``number``, from batch ``first`` on.
 
-    def _batch(self, rows: Tensor, place: str) -> tuple[Tensor, ...]:
-        inputs = self.examples.inputs.index_select(0, rows)
-        if self.augment is not None:
-            inputs = self.augment(inputs, torch.Generator().manual_seed(noise_key(f"{place}, seed {self.seed}")))
-        batch = scaled(inputs), self.examples.targets.index_select(0, rows)
-        return batch if self.sample_weight is None else (*batch, self.sample_weight.index_select(0, rows))
+        Their rows and what augments them are brought to the device at once: every transfer would wait for it.
+        """
+        order = epoch_order(len(self.examples), number, self.seed if self.shuffle else None)
+        batches = [self._own(rows) for rows in order.split(self.batch_size * self.num_ranks)[first : len(self)]]
+        augment = self._augmentation([len(rows) for rows in batches], number, first)
+        for place, rows in enumerate(_moved(batches, self.examples.targets.device)):
+            inputs = augment(place, self.examples.inputs.index_select(0, rows))
+            batch = scaled(inputs), self.examples.targets.index_select(0, rows)
+            yield batch if self.sample_weight is None else (*batch, self.sample_weight.index_select(0, rows))
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """The rows of a joint batch that this process takes."""
+        return rows[: len(rows) - len(rows) % self.num_ranks][self.rank :: self.num_ranks]
+
+    def _augmentation(self, sizes: list[int], number: int, first: int) -> Callable[[int, Tensor], Tensor]:
+        """A function of the place of a batch, counted from ``first``, and its images."""
+        if self.augment is None:
+            return lambda place, images: images
+
+        def generator(place: int) -> torch.Generator:
+            name = f"batch {first + place} of epoch {number}, rank {self.rank}, seed {self.seed}"
+            return torch.Generator().manual_seed(noise_key(name))
+
+        if type(self.augment) is not CropAndFlip:
+            return lambda place, images: self.augment(images, generator(place))
+        drawn = [self.augment.draw(size, generator(place)) for place, size in enumerate(sizes)]
+        numbers = _moved(drawn, self.examples.inputs.device)
+        return lambda place, images: self.augment.apply(images, numbers[place])
+
+
+def _moved(parts: list[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    """Tensors that differ in their last axis, brought to a device at once."""
+    return torch.cat(parts, dim=-1).to(device).split([part.shape[-1] for part in parts], dim=-1) if parts else ()
 
 
 def epoch_order(num_data: int, epoch: int, seed: int | None) -> Tensor:

@@ -1,7 +1,8 @@
 """Batches that several processes share: each takes its part of the rows, dealt out one by one.
 
 Together the parts are the batches that one process has, in the same order and with the same augmentation. No row is
-left out: where a batch has fewer rows than there are processes, some have a part without rows.
+left out: where a batch has too few rows to give each process two, fewer share it, and the others have a part without
+rows. So nobody is left with a single row, of which batch normalisation could learn nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
-from dubio.data.batches import Batch, Batches, batches_from
+from dubio.data.batches import Batch, Batches, batch_of, batches_from
 from dubio.data.examples import Examples
 from dubio.data.loading import Loader, epoch_order
 
@@ -83,12 +84,23 @@ def _changed(whole: Batches, change: Callable[[Batch], Batch]) -> Batches:
     return Batches(whole.num_data, whole.num_batches, lambda number, first: map(change, whole.epoch(number, first)))
 
 
+def _num_parts(num_rows: int, num_ranks: int) -> int:
+    """How many processes share a batch: each has at least two of its rows, or one has them all."""
+    return max(1, min(num_ranks, num_rows // 2))
+
+
+def _own(rows: Tensor, rank: int, num_parts: int) -> Tensor:
+    """The rows of one process: every so many, or none for a process that has no part."""
+    return rows[rank::num_parts] if rank < num_parts else rows[:0]
+
+
 def _part(batch: Batch, rank: int, num_ranks: int) -> Batch:
     """A process's rows of a batch."""
+    num_parts = _num_parts(len(batch.targets), num_ranks)
     inputs, targets, weight = pytree.tree_map_only(
-        Tensor, lambda leaf: leaf[rank::num_ranks], (batch.inputs, batch.targets, batch.weight)
+        Tensor, lambda leaf: _own(leaf, rank, num_parts), (batch.inputs, batch.targets, batch.weight)
     )
-    return Batch(inputs, targets, weight, min(num_ranks, len(batch.targets)))
+    return Batch(inputs, targets, weight, num_parts)
 
 
 def _fetched(data: Any, whole: Batches, batch_size: int, seed: int | None, rank: int, num_ranks: int) -> Batches:
@@ -97,9 +109,10 @@ def _fetched(data: Any, whole: Batches, batch_size: int, seed: int | None, rank:
     num_data = whole.num_data
 
     def part(rows: Tensor) -> Batch:
-        own = rows[rank::num_ranks]
-        batch = Batch(*default_collate([data[row] for row in own.tolist()])) if len(own) else Batch(None, own)
-        return replace(batch, num_parts=min(num_ranks, len(rows)))
+        num_parts = _num_parts(len(rows), num_ranks)
+        own = _own(rows, rank, num_parts)
+        batch = batch_of(default_collate([data[row] for row in own.tolist()])) if len(own) else Batch(None, own)
+        return replace(batch, num_parts=num_parts)
 
     def items(number: int, first: int) -> Iterator[Batch]:
         return map(part, epoch_order(num_data, number, seed).split(batch_size)[first:])

@@ -1,6 +1,7 @@
 """Penalties on weights: sums of squares without a factor of one half, which ``weight_decay`` of an optimiser has.
 
-Which tensors are weights is the caller's choice; biases are left out of both penalties by the specification.
+Which tensors are weights is the caller's choice; biases are left out of both penalties by the specification. Squares
+are added up in float32 at least.
 
 Invariants: a toy network's value by hand, with the units of each layer (T-21); the gradient is ``2 W`` (T-34).
 """
@@ -26,4 +27,5 @@ def scaled_weight_penalty(weights: Sequence[Tensor], num_units: Sequence[int]) -
     if len(num_units) != len(weights):
         raise ValueError(f"num_units must have one number for each of {len(weights)} weights, got {len(num_units)}")
 
-    return torch.stack([w.square().sum() / units for w, units in zip(weights, num_units, strict=True)]).sum()
+    exact = [weight.to(torch.promote_types(weight.dtype, torch.float32)) for weight in weights]
+    return torch.stack([w.square().sum() / units for w, units in zip(exact, num_units, strict=True)]).sum()

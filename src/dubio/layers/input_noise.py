@@ -75,7 +75,8 @@ class InputPosterior(InputSource, Posterior):
             )
         parameter = next(self.parameters())
         dtype = torch.promote_types(parameter.dtype, torch.float32)
-        log_ratio = self.draw_rows(run, (NUM_ROWS, self.channels), dtype, parameter.device, (True, False))[1]
+        with torch.autocast(parameter.device.type, enabled=False):
+            log_ratio = self.draw_rows(run, (NUM_ROWS, self.channels), dtype, parameter.device, (True, False))[1]
         assert log_ratio is not None
         return self._over_rows(log_ratio)
 

@@ -56,7 +56,7 @@ class Alpha(Delegating):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _AlphaElbo(Elbo):
     """An ``Elbo`` whose draws count by alpha."""
 

@@ -9,7 +9,8 @@ Reference: Blundell et al. 2015, sections 3.1 and 3.4.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
+from types import FunctionType
 from typing import Literal
 
 import torch
@@ -30,7 +31,7 @@ Losses = Callable[[Likelihood, Tensor, Tensor, Tensor | None], Tensor]
 """The loss of every draw and example from a likelihood, outputs, targets and the learned scale of the data."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Elbo:
     """The evidence lower bound, as a loss.
 
@@ -53,7 +54,7 @@ class Elbo:
     warmup: int = 0
     l2: float = 0.0
     l2_per: Literal["weight", "unit"] = "weight"
-    losses: Losses | None = field(default=None, repr=False, compare=False)
+    losses: Losses | None = None
 
     def __post_init__(self) -> None:
         if self.num_data is not None and self.num_data < 1:
@@ -68,6 +69,13 @@ class Elbo:
             raise ValueError(f"kl_weighting must be 'uniform', 'geometric' or 'none', got {self.kl_weighting!r}")
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0 epochs, got {self.warmup}")
+
+    def __repr__(self) -> str:
+        """All fields; ``losses`` by its name, where it is given."""
+        told = {part.name: repr(getattr(self, part.name)) for part in fields(self) if part.name != "losses"}
+        if self.losses is not None:
+            told["losses"] = _name(self.losses)
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in told.items())})"
 
     def with_num_data(self, num_data: int) -> "Elbo":
         """This objective for so many training examples."""
@@ -191,6 +199,11 @@ class Elbo:
         if estimated is None:
             return divergence(model, num_samples, seed=seed)
         return estimated.mean() if closed is None else closed + estimated.mean()
+
+
+def _name(losses: Losses) -> str:
+    """Of a function where it is defined; of anything else what it says of itself."""
+    return f"{losses.__module__}.{losses.__qualname__}" if isinstance(losses, FunctionType) else repr(losses)
 
 
 def _nll(likelihood: Likelihood, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:

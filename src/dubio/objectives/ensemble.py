@@ -10,7 +10,7 @@ from dubio.objectives.elbo import Elbo
 __all__ = ["EnsembleLoss"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EnsembleLoss(Elbo):
     """An ``Elbo`` that adds up draws instead of averaging them; arguments as for ``Elbo``."""
 

@@ -17,16 +17,17 @@ from torch import nn
 
 from dubio.decisions import Decisions, decisions_of
 from dubio.layers import num_members
-from dubio.likelihoods import Likelihood, likelihood_of, observation_scale
+from dubio.likelihoods import Gaussian, Likelihood, likelihood_of, observation_scale
 from dubio.prediction.layout import forget_layout, with_images_laid_out
 from dubio.prediction.predictive import Predictive, joined, moved
 from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
 from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
-from dubio.prediction.soundness import Soundness
+from dubio.prediction.soundness import Soundness, UnsoundError
 from dubio.prediction.streaming import statistics_for
 from dubio.sampling import Estimator, Precision, Using, check_precision, computing_in, stream
+from dubio.sampling.choosing import DoesNotFitError, Use
 from dubio.sampling.executors import Executor
-from dubio.sampling.memory import is_out_of_memory
+from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.planning import memory_budget
 from dubio.sampling.settings import STATE, check_num_samples, device_of
 
@@ -36,6 +37,10 @@ SHARE_OF_INPUTS = 4
 """Inputs may take a quarter of what a chunk of draws may."""
 MOST_READ = 2**30
 """Bytes that are read ahead at most."""
+TIMES_CONSUMED = 12
+"""Bytes that statistics take for a moment, in float64, for each byte of outputs in float32."""
+COPIES_OF_CLASSES, COPIES_OF_REAL = 2, 4
+"""Draws that are kept are there as they come and joined; of real targets, means and deviations of the noise."""
 
 _LOCK = threading.Lock()
 _PREDICTING: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = weakref.WeakKeyDictionary()
@@ -91,7 +96,7 @@ def predict(
             than the network's own, decisions are not applied.
         shared: positions or names of inputs that have no rows and go to every batch whole, such as a mask.
         executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
-        chunk: draws at a time; by default as many as memory allows.
+        chunk: draws at a time, at most; by default as many as memory allows.
         decisions: apply what ``dubio.calibrate``, ``dubio.abstain`` and ``dubio.conformal`` decided, where they did.
 
     Returns:
@@ -140,13 +145,28 @@ def _limit(inputs: Readable, device: torch.device) -> int:
 
 
 def _predict_block(model: nn.Module, block: Block, order: _Order) -> Predictive:
+    """All draws for the rows of one block; where nobody said how many at a time, half of them where memory is short."""
+    rows = order.batch_size or rows_at_a_time(model, block, order.num_samples, order.seed)
+    while True:
+        try:
+            return _predict_laid_out(model, block, order, rows)
+        except Exception as error:
+            is_short = is_out_of_memory(error) or isinstance(error, DoesNotFitError)
+            if order.batch_size is not None or rows == 1 or not is_short:
+                raise
+        # Outside of the handler, where nothing refers to the failed run any more.
+        free_memory()
+        rows = max(1, min(rows, block.num_rows) // 2)
+
+
+def _predict_laid_out(model: nn.Module, block: Block, order: _Order, batch_size: int) -> Predictive:
     """All draws for the rows of one block; its images as the device takes them fastest, unless the network fails so."""
-    batch_size = order.batch_size or rows_at_a_time(model, block, order.num_samples, order.seed)
     laid_out = with_images_laid_out(model, block, order.num_samples, order.seed, order.executor)
     try:
         return _predict_rows(model, laid_out, order, batch_size)
     except Exception as error:
-        if laid_out is block or is_out_of_memory(error):
+        no_matter_of_layout = is_out_of_memory(error) or isinstance(error, DoesNotFitError | UnsoundError)
+        if laid_out is block or no_matter_of_layout:
             raise
     forget_layout(model)
     return _predict_rows(model, block, order, batch_size)
@@ -170,11 +190,23 @@ def _predict_rows(model: nn.Module, block: Block, order: _Order, batch_size: int
         num_rows=num_rows,
         first_row=block.first_row,
         trial=block.rows(0, MODEST_ROWS) if on_cpu and num_rows[0] > MODEST_ROWS else None,
+        use=_use(order, block, num_rows[0]),
     )
     for number, outputs in draws:
         statistics[number].update(soundness.checked(number, outputs))
     soundness.check()
     return joined([part.finish(order.seed) for part in statistics])
+
+
+def _use(order: _Order, block: Block, rows: int) -> Use:
+    """What becomes of the outputs of a batch: sums of them, and where they are kept, all of them until the end."""
+    is_rounded = torch.is_autocast_enabled(block.tensors()[0].device.type)
+    consumed = (2 if is_rounded else 1) * TIMES_CONSUMED
+    if not order.keep_samples:
+        return Use(consumed=consumed)
+    copies = COPIES_OF_REAL if isinstance(order.likelihood, Gaussian) else COPIES_OF_CLASSES
+    all_rows = block.first_row + block.num_rows
+    return Use(0.0, copies * all_rows / rows, consumed, "keep none of the draws (keep_samples=False), ")
 
 
 def _seed(seed: int | None) -> int:

@@ -8,16 +8,29 @@ Invariants: a block holds ``limit`` bytes of inputs, or a single batch where tha
 (``test_no_more_than_a_block_is_read_ahead``); rows come in their order and each once (``test_reading.py``).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from dubio.data.batches import batches_from
 from dubio.data.examples import Examples, scaled
@@ -129,9 +142,11 @@ def _parts(
             yield _from_numpy(inputs[rows])
     elif isinstance(inputs, Dataset | DataLoader | Loader):
         _refuse_random_order(inputs)
-        yield from _joined(batches_from(inputs, ROWS_READ, name="inputs").inputs(), shared, limit)
-    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
+        yield from _joined(_kept(batches_from(inputs, ROWS_READ, name="inputs").inputs()), shared, limit)
+    elif isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
         yield from _joined(iter(inputs), shared, limit)
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
+        yield from _joined(_kept(inputs), shared, limit)
     else:
         raise TypeError(
             "inputs must be a tensor, a tuple of positional arguments, a dict of keyword arguments, an array, "
@@ -154,12 +169,51 @@ def _from_numpy(rows: NDArray[Any]) -> Tensor:
 
 
 def _refuse_random_order(data: Any) -> None:
-    shuffled = data.shuffle if isinstance(data, Loader) else isinstance(getattr(data, "sampler", None), SHUFFLED)
-    if shuffled:
+    sampler = _sampler_of(data) if isinstance(data, DataLoader) else None
+    shuffled = isinstance(data, Loader) and data.shuffle
+    if shuffled or isinstance(sampler, SHUFFLED) or (isinstance(sampler, DistributedSampler) and sampler.shuffle):
         raise ValueError(
             f"inputs must come in their own order, since predictions do, got a {type(data).__name__} that shuffles; "
             "make it with shuffle=False"
         )
+    if sampler is not None and type(sampler) is not SequentialSampler and not _is_in_order(sampler):
+        raise ValueError(
+            "inputs must come in their own order, since predictions do, got a DataLoader whose "
+            f"{type(sampler).__name__} gives indices that do not increase or are others each time; pass its dataset, "
+            "or an iterable of batches in the order that you want"
+        )
+
+
+def _sampler_of(loader: DataLoader[Any]) -> Iterable[Any] | None:
+    """Who chooses the rows, one by one or in batches; None where they come as they come."""
+    batches: Any = loader.batch_sampler
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    if batches is None:
+        return loader.sampler
+    return batches.sampler if type(batches) is BatchSampler else batches
+
+
+def _is_in_order(sampler: Iterable[Any]) -> bool:
+    """Whether a sampler gives rows that increase, and the same ones when it is asked again."""
+    last = -1
+    for one, other in zip_longest(_indices(sampler), _indices(sampler)):
+        if one is None or one != other or one <= last:
+            return False
+        last = one
+    return True
+
+
+def _indices(sampler: Iterable[Any]) -> Iterator[int | None]:
+    """What a sampler gives, one by one; None for what is no number of a row."""
+    for item in sampler:
+        for index in item if isinstance(item, Sequence) else [item]:
+            yield operator.index(index) if hasattr(index, "__index__") else None
+
+
+def _kept(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches in memory of their own, since whoever gives them may write the next one over the last."""
+    return (pytree.tree_map_only(Tensor, torch.clone, batch) for batch in batches)
 
 
 def _joined(batches: Iterator[Any], shared: Collection[int | str], limit: int) -> Iterator[Inputs]:
@@ -204,6 +258,7 @@ def _checked(inputs: Inputs, shared: Collection[int | str], first_row: int) -> B
     unknown = [name for name in shared if name not in named]
     if unknown:
         raise ValueError(f"shared must name inputs, got {unknown[0]!r} beside inputs {list(named)}")
+    _refuse_packed({name: value for name, value in named.items() if name not in shared})
     rows = [(name, leaf.shape[0] if leaf.dim() else 0) for name, leaf in _tensors(named, shared)]
     if not rows:
         raise ValueError("inputs must hold at least one tensor with rows")
@@ -215,10 +270,21 @@ def _checked(inputs: Inputs, shared: Collection[int | str], first_row: int) -> B
             "name those without rows in shared=(...)"
         )
     if num_rows == 0:
-        raise ValueError("inputs must have at least one row, got none")
+        where = f" in the batch that follows row {first_row - 1}" if first_row else ""
+        raise ValueError(f"inputs must have at least one row, got none{where}")
     for name, leaf in _tensors(named, ()):
         _refuse_nan(name, leaf, 0 if name in shared else first_row)
     return Block(args, kwargs, shared, first_row, num_rows)
+
+
+def _refuse_packed(named: Mapping[int | str, Any]) -> None:
+    for name, value in named.items():
+        leaves = pytree.tree_leaves(value, is_leaf=lambda part: isinstance(part, PackedSequence))
+        if any(isinstance(leaf, PackedSequence) for leaf in leaves):
+            raise TypeError(
+                f"inputs must have their rows on axis 0, got a PackedSequence in input {name!r}, which has none; give "
+                "padded sequences and their lengths as two tensors, and let the network pack them"
+            )
 
 
 def _refuse_nan(name: int | str, leaf: Tensor, first_row: int) -> None:

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Soundness"]
+__all__ = ["Soundness", "UnsoundError"]
 
 TOLD_AT_ONCE = ("cpu",)
 """Devices that asking costs nothing."""
+
+
+class UnsoundError(ValueError):
+    """A network gave no numbers."""
 
 
 class Soundness:
@@ -27,7 +31,7 @@ class Soundness:
 
         Raises:
             TypeError: these are no tensor of floating point numbers.
-            ValueError: there are NaN or positive infinities among them, and they are on a CPU.
+            UnsoundError: there are NaN or positive infinities among them, and they are on a CPU.
         """
         if not isinstance(outputs, Tensor):
             raise TypeError(
@@ -47,7 +51,7 @@ class Soundness:
         """Raise where any row went wrong since the last time.
 
         Raises:
-            ValueError: it did.
+            UnsoundError: it did.
         """
         found, self._bad = self._bad, {}
         if not found or not bool(torch.cat(list(found.values())).any()):
@@ -57,4 +61,4 @@ class Soundness:
             for number, rows in found.items()
             for row in rows.nonzero().flatten().tolist()
         ]
-        raise ValueError(f"the network gave NaN or infinity for inputs without NaN, rows {bad[:5]}")
+        raise UnsoundError(f"the network gave NaN or infinity for inputs without NaN, rows {bad[:5]}")

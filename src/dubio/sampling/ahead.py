@@ -1,10 +1,12 @@
 """Weights of several looped draws, drawn at once.
 
 A GPU has drawn the weights of a layer before the host has launched the next one, and a looped draw would launch them
-anew for every layer. Here a posterior that is asked for one draw draws the next few as well, in one map. Seeded noise
-is a function of its draw, so that no draw changes (``test_drawing_ahead_changes_no_draw``); a posterior whose tensors
-are others meanwhile, or were changed in place, draws again
-(``test_weights_are_drawn_from_what_a_posterior_holds_at_the_time``). What is changed through ``.data`` is not seen.
+anew for every layer. On a CPU the noise of one draw comes from one thread, that of several from as many (``filling``),
+and what is the same for all draws, their scale, is computed once. So a posterior that is asked for one draw draws the
+next few as well, in one map. Seeded noise is a function of its draw, so that no draw changes
+(``test_drawing_ahead_changes_no_draw``); a posterior whose tensors are others meanwhile, or were changed in place,
+draws again (``test_weights_are_drawn_from_what_a_posterior_holds_at_the_time``). What is changed through ``.data`` is
+not seen.
 """
 
 from collections.abc import Sequence
@@ -23,8 +25,8 @@ from dubio.sampling.silence import without_fallback_warnings
 
 __all__ = ["Ahead", "ahead_of"]
 
-DEVICES = ("cuda",)
-"""Where a launch takes longer than what it launches."""
+DEVICES = ("cuda", "cpu")
+"""Where several draws at once take less time than one by one."""
 MOST = 16
 """Draws at a time: more would save little more."""
 SHARE = 4
@@ -138,7 +140,13 @@ def ahead_of(call: Call, num_samples: int) -> Ahead | None:
     if device.type not in DEVICES or not is_frozen or torch.compiler.is_compiling():
         return None
     weights = max(tensor_bytes(list(call.model.parameters())), 1)
-    return Ahead(call.settings, num_samples, min(MOST, memory_budget(device) // SHARE // weights))
+    most = min(MOST, memory_budget(device) // SHARE // weights)
+    return Ahead(call.settings, num_samples, most if device.type == "cuda" else _busy(most, torch.get_num_threads()))
+
+
+def _busy(most: int, threads: int) -> int:
+    """So many draws at most that no thread has fewer of them than another, where there are enough."""
+    return most if most < threads else most - most % threads
 
 
 def _tensors(source: nn.Module) -> list[Tensor]:

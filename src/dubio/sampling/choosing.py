@@ -21,15 +21,22 @@ from dataclasses import dataclass, replace
 from dubio.sampling.memory import memory_in_words
 from dubio.sampling.trying import Found, Mechanism
 
-__all__ = ["Plan", "Wanted", "choose", "refusal"]
+__all__ = ["GIVEN_AWAY", "JOINED", "DoesNotFitError", "Plan", "Use", "Wanted", "choose", "refusal"]
 
 TIMES = {1: "once", 2: "twice"}
 GROUPED_TO_LOOP = 7 * 2**26
 """About 850 images of 32x32 in a ResNet-18. At 512, mapped draws are twice as fast; at 1,000 looped ones take a fifth
 less where there are a hundred, and more where there are 20; at 2,000 they take less in either case
 (``engine_h200.json`` and ``peers_h200.json`` in ``benchmarks/results``)."""
+BYTES_PER_DRAW_TO_LOOP = 6 * 2**20
+"""Of drawn weights and what they are multiplied with, on a CPU: 1-400-400-1 takes 130 ms mapped and 88 looped for 2,000
+rows and ten draws on one core, where a draw has 24 MiB."""
 FEW_DRAWS = 32
 """For fewer it takes half as many images again."""
+
+
+class DoesNotFitError(ValueError):
+    """A memory limit that leaves no room for a run."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,26 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Use:
+    """What becomes of outputs, for a limit that someone set."""
+
+    kept: float = 0.0
+    """How many times the outputs of all draws for these rows are in memory in the end, where they come in chunks."""
+    beside: float = 0.0
+    """How many times they are kept however they come."""
+    consumed: int = 0
+    """Bytes that are taken beside each byte of a chunk's outputs, once they are there."""
+    advice: str = ""
+    """What else helps where there is no room."""
+
+
+JOINED = Use(kept=2.0)
+"""All in one tensor: as they come and joined, or joined and their gradients."""
+GIVEN_AWAY = Use()
+"""Chunk by chunk to someone who keeps nothing."""
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What a plan is asked for."""
 
@@ -81,9 +108,8 @@ class Wanted:
     strict: bool
     """Whether the limit was set by someone, and is kept or refused."""
     chunk: int | None = None
-    """Draws at a time, where asked for."""
-    joined: bool = True
-    """Whether the outputs of all draws end up in one tensor."""
+    """Draws at a time, at most, where asked for."""
+    use: Use = JOINED
     most: int | None = None
     """Draws at a time, where more ran out of memory."""
     halvings: int = 0
@@ -97,6 +123,8 @@ class _Takes:
     each: int
     kept: int
     """For what all draws leave: outputs, and gradients of parameters."""
+    beside: int
+    """For what is kept of them however they come; part of the lines."""
 
     def at_once(self, draws: int) -> int:
         """What draws take that run at the same time."""
@@ -110,9 +138,9 @@ class _Takes:
 
 def choose(found: Found, wanted: Wanted) -> Plan | None:
     """The plan; None where a strict limit cannot be kept."""
-    if _is_faster_looped(found, wanted):
-        reason = f"so many rows are convolved faster draw by draw; {found.reason}"
-        found = replace(found, executor="loop", reason=reason)
+    why = _why_looped(found, wanted)
+    if why:
+        found = replace(found, executor="loop", reason=f"{why}; {found.reason}")
     takes = _takes(found, wanted)
     gradients = wanted.gradient_bytes is not None
     careful = wanted.strict or gradients
@@ -124,15 +152,15 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
         chunk = 1
     elif gradients and not recompute:
         chunk = wanted.chunk or wanted.num_samples
-    elif wanted.chunk is not None or fits:
+    elif fits or wanted.limit is None or not (careful or wanted.chunk is None):
         chunk = min(wanted.chunk or most, most)
     else:
-        assert wanted.limit is not None
-        chunk = min(most, takes.fitting(wanted.limit) if careful else wanted.limit // max(takes.each, 1))
+        fitting = takes.fitting(wanted.limit) if careful else wanted.limit // max(takes.each, 1)
+        chunk = min(wanted.chunk or most, most, fitting)
     chunk = max(1, min(chunk, wanted.num_samples))
     in_chunks = chunk < wanted.num_samples and (recompute or not gradients)
     in_all = takes.kept + takes.at_once(chunk) if in_chunks else takes.at_once(wanted.num_samples)
-    if wanted.strict and wanted.chunk is None and wanted.limit is not None and in_all > wanted.limit:
+    if wanted.strict and wanted.limit is not None and in_all > wanted.limit:
         return None
     words = _words(found, wanted, takes, chunk, recompute)
     return Plan(
@@ -140,29 +168,37 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
     )
 
 
-def _is_faster_looped(found: Found, wanted: Wanted) -> bool:
-    """Whether mapped draws would be groups of large convolutions."""
-    if found.executor == "loop" or found.moving or wanted.gradient_bytes is not None:
-        return False
+def _why_looped(found: Found, wanted: Wanted) -> str:
+    """Why draws that can be mapped are faster one by one; nothing where they are not."""
+    if found.executor == "loop":
+        return ""
+    gradients = wanted.gradient_bytes is not None
+    # Where there are gradients all rows were tried; rows that are only predicted may be many more.
+    scale = 1.0 if gradients else max(1.0, _scale(found, wanted))
+    if scale * found.streamed > BYTES_PER_DRAW_TO_LOOP:
+        return "draws of this size run faster one by one on a CPU"
+    if gradients or found.moving:
+        return ""
     enough = GROUPED_TO_LOOP if wanted.num_samples >= FEW_DRAWS else 1.5 * GROUPED_TO_LOOP
-    return _scale(found, wanted) * found.grouped >= enough
+    is_grouped = _scale(found, wanted) * found.grouped >= enough
+    return "so many rows are convolved faster draw by draw" if is_grouped else ""
 
 
-def refusal(found: Found, wanted: Wanted) -> str:
+def refusal(found: Found, wanted: Wanted) -> DoesNotFitError:
     """Why a limit cannot be kept, and what to do."""
     takes = _takes(found, wanted)
-    one = memory_in_words(takes.at_once(1))
+    one, left = memory_in_words(takes.at_once(1) - takes.beside), takes.kept + takes.beside
     limit = memory_in_words(wanted.limit or 0)
     if wanted.gradient_bytes is not None and found.obstacle:
-        return (
+        return DoesNotFitError(
             f"memory_limit must leave room for the graph of {wanted.num_samples} draws, {one} each at {wanted.rows} "
             f"rows, since they cannot be computed anew: {found.obstacle}; got {limit}; give fewer rows or draws at a "
             "time, or allow more"
         )
-    kept = f" and {memory_in_words(takes.kept)} for what all draws leave" if takes.kept else ""
-    return (
+    kept = f" and {memory_in_words(left)} for what all draws leave" if left else ""
+    return DoesNotFitError(
         f"memory_limit must leave room for one draw, {one} at {wanted.rows} rows{kept}, got {limit}; "
-        "give fewer rows at a time (batch_size), or allow more"
+        f"give fewer rows at a time (batch_size), {wanted.use.advice}or allow more"
     )
 
 
@@ -172,9 +208,12 @@ def _takes(found: Found, wanted: Wanted) -> _Takes:
     output = math.ceil(scale * found.bytes_per_output)
     if found.executor == "loop":  # every draw repeats everything
         lines = ((0, max(shared + each for shared, each in lines)),)
-    # Outputs twice: as they come and joined, or joined and their gradients.
-    kept = 2 * wanted.num_samples * output if wanted.joined else 0
-    return _Takes(lines, max(each for _, each in lines), kept + (wanted.gradient_bytes or 0))
+    each = max(each for _, each in lines)
+    kept, beside = (math.ceil(times * wanted.num_samples * output) for times in (wanted.use.kept, wanted.use.beside))
+    if wanted.strict:
+        lines = (*lines, (0, (1 + wanted.use.consumed) * output))
+        lines = tuple((shared + beside, each) for shared, each in lines)
+    return _Takes(lines, each, kept + (wanted.gradient_bytes or 0), beside)
 
 
 def _scale(found: Found, wanted: Wanted) -> float:
@@ -194,7 +233,7 @@ def _words(found: Found, wanted: Wanted, takes: _Takes, chunk: int, recompute: b
         amount += f" within a {'limit' if wanted.strict else 'budget'} of {memory_in_words(wanted.limit)}"
     if recompute:
         amount += ", computed anew in the backward pass"
-    if wanted.chunk is not None and found.executor != "loop":
+    if wanted.chunk == chunk and found.executor != "loop":
         amount += ", as asked for"
     if wanted.halvings:
         times = TIMES.get(wanted.halvings, f"{wanted.halvings} times")

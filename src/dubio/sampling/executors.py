@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio.sampling.ahead import Ahead, ahead_of
+from dubio.sampling.choosing import GIVEN_AWAY, Use
 from dubio.sampling.drawing import (
     Call,
     Draws,
@@ -32,8 +33,17 @@ from dubio.sampling.drawing import (
 )
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.passes import is_transformed, name_sources
-from dubio.sampling.planning import Plan, plan_for, remember_failure, remember_out_of_memory
-from dubio.sampling.recomputing import recomputed
+from dubio.sampling.planning import (
+    DoesNotFitError,
+    Plan,
+    plan_for,
+    remember_failure,
+    remember_obstacle,
+    remember_out_of_memory,
+    remember_standing,
+)
+from dubio.sampling.recomputing import CannotBeRepeatedError, recomputed
+from dubio.sampling.restoring import Standing
 from dubio.sampling.settings import STATE, Using, check_module, check_num_samples, settings_for_run
 from dubio.sampling.trying import Executor
 
@@ -57,7 +67,7 @@ def sample(
         num_samples: how many draws.
         seed: freezes the noise, as ``with dubio.frozen(seed)`` does.
         executor: ``"vmap"``, ``"loop"``, or ``"auto"`` for what suits network, estimator and device.
-        chunk: how many draws are mapped at a time; by default as many as memory allows.
+        chunk: how many draws are mapped at a time, at most; by default as many as memory allows.
 
     Returns:
         The network's output with a leading sample axis; of an output object with ``.logits``, the logits.
@@ -114,15 +124,17 @@ def _run(
             return map_draws(call, draws)
         return join([map_draws(call, draws.part(done, size)) for done in range(0, draws.how_many, size)])
     piece = drawn is not None
-    if plan_for(call, draws.how_many, executor, chunk, piece=piece).executor == "loop":
-        return _in_chunks(call, draws, executor, chunk, drawn, piece)
+    plan = plan_for(call, draws.how_many, executor, chunk, piece=piece)
+    if plan.executor == "loop":
+        return _in_chunks(call, plan, draws, executor, chunk, drawn, piece)
     try:
-        return _in_chunks(call, draws, executor, chunk, None, piece)
+        return _in_chunks(call, plan, draws, executor, chunk, None, piece)
     except (RuntimeError, ValueError, TypeError) as error:
-        if executor == "vmap" or is_out_of_memory(error):
+        if executor == "vmap" or is_out_of_memory(error) or isinstance(error, DoesNotFitError):
             raise
         failure = error
-    looped_draws = _in_chunks(call, draws, "loop", chunk, drawn, piece)
+    plan = plan_for(call, draws.how_many, "loop", chunk, piece=piece)
+    looped_draws = _in_chunks(call, plan, draws, "loop", chunk, drawn, piece)
     # Only now: had the loop failed too, the inputs and not the map would be at fault.
     remember_failure(call, failure)
     return looped_draws
@@ -130,31 +142,72 @@ def _run(
 
 def _in_chunks(
     call: Call,
+    plan: Plan,
     draws: Numbers,
     executor: Executor,
     chunk: int | None,
     drawn: Sequence[Perturbations] | None,
     piece: bool,
 ) -> Draws:
-    """Run draws by their plan; what runs out of memory runs again in smaller chunks."""
+    """Run draws by their plan; what they have moved on the network is put back where they fail."""
+    first = _standing(call, plan)
+    try:
+        parts = _chunks(call, plan, draws, executor, chunk, drawn, piece, first)
+    except BaseException:
+        _put_back(call, first)
+        raise
+    if torch.is_grad_enabled():
+        remember_standing(call, first)
+    return join(parts)
+
+
+def _chunks(
+    call: Call,
+    plan: Plan,
+    draws: Numbers,
+    executor: Executor,
+    chunk: int | None,
+    drawn: Sequence[Perturbations] | None,
+    piece: bool,
+    first: Standing | None,
+) -> list[Draws]:
+    """Draws in chunks; what runs out of memory runs again in smaller ones, from where it began."""
     parts: list[Draws] = []
-    done = 0
+    done, before = 0, first
     while done < draws.how_many:
-        plan = plan_for(call, draws.how_many, executor, chunk, piece=piece)
         size = draws.how_many if plan.executor == "loop" and not plan.recompute else plan.chunk
+        said, obstacle = "", ""
         try:
             parts.append(_carry_out(call, plan, draws.part(done, size), drawn))
             done += size
+            before = _standing(call, plan) if done < draws.how_many else None
             continue
+        except CannotBeRepeatedError as error:
+            obstacle = str(error)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             said = str(error)
         # Outside of the handler, where nothing refers to the failed run any more.
-        remember_out_of_memory(call, executor, plan, said)
+        if obstacle:
+            remember_obstacle(call, executor, obstacle)
+        else:
+            remember_out_of_memory(call, executor, plan, said)
         if torch.is_grad_enabled() and not plan.recompute:  # the graph of what is done takes the memory
-            parts, done = [], 0
-    return join(parts)
+            parts, done, before = [], 0, first
+        _put_back(call, before)
+        plan = plan_for(call, draws.how_many, executor, chunk, piece=piece)
+    return parts
+
+
+def _standing(call: Call, plan: Plan) -> Standing | None:
+    """What draws will move, as it is now; nothing where they move nothing."""
+    return Standing(call.model, plan.moving) if plan.moving else None
+
+
+def _put_back(call: Call, before: Standing | None) -> None:
+    if before is not None:
+        before.put_back(call.model)
 
 
 def _in_turns(model: nn.Module, num_samples: int, chunk: int | None) -> int | None:
@@ -188,13 +241,15 @@ def stream(
     num_rows: Sequence[int] | None = None,
     first_row: int = 0,
     trial: Inputs | None = None,
+    use: Use = GIVEN_AWAY,
 ) -> Iterator[tuple[int, Any]]:
     """The same draws on several batches of rows, a few draws at a time: batch number and `(sample, batch, ...)`.
 
     Every batch meets every draw once. Draws come outermost, so that weights are drawn once however many batches there
     are, and no more than a chunk of draws of one batch is in memory. ``num_rows`` says how many rows each batch has,
     where its first tensor does not tell, and ``first_row`` where the first batch stands in the whole data. Which
-    executor suits is tried on ``trial``, some of these rows, where one is given, and else on the first batch.
+    executor suits is tried on ``trial``, some of these rows, where one is given, and else on the first batch. ``use``
+    says what becomes of the outputs of the first batch.
     """
     _check(model, num_samples, chunk, executor)
     if not batches:
@@ -209,12 +264,12 @@ def stream(
     if STATE.own.settings.mode != "off":
         with Using(first_row=first_row, num_rows=num_rows[0]):  # the first batch decides
             call = Call(model, *arguments(batches[0]), settings_for_run(seed))
-            mechanism, size = _choose(call, num_samples, executor, chunk)
+            mechanism, size = _choose(call, num_samples, executor, chunk, use)
         if mechanism == "loop":
             size, ahead = 1, ahead_of(call, num_samples)
 
     def run_draws(number: int, first_draw: int, drawn: Sequence[Perturbations]) -> Any:
-        options: dict[str, Any] = {"seed": seed, "executor": executor, "chunk": size, "first_draw": first_draw}
+        options: dict[str, Any] = {"seed": seed, "executor": executor, "chunk": chunk, "first_draw": first_draw}
         with Using(first_row=first_rows[number], num_rows=num_rows[number]):
             return run(model, batches[number], len(drawn), **options, drawn=drawn, ahead=ahead).outputs
 
@@ -245,13 +300,15 @@ def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str)
         raise ValueError(f"executor must be 'auto', 'vmap' or 'loop', got {executor!r}")
 
 
-def _choose(call: Call, num_samples: int, executor: Executor, chunk: int | None) -> tuple[str, int]:
+def _choose(
+    call: Call, num_samples: int, executor: Executor, chunk: int | None, use: Use = GIVEN_AWAY
+) -> tuple[str, int]:
     """Mechanism and chunk size of draws whose outputs are given away chunk by chunk."""
     if _is_exporting():
         return "loop", 1
     if torch.compiler.is_compiling():
         return ("vmap" if executor == "auto" else executor), chunk or num_samples
-    plan = plan_for(call, num_samples, executor, chunk, joined=False)
+    plan = plan_for(call, num_samples, executor, chunk, use=use)
     return plan.executor, plan.chunk
 
 

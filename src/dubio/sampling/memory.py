@@ -70,10 +70,10 @@ def tensor_bytes(values: Any) -> int:
 class Footprint(TorchDispatchMode):
     """Counts the bytes that operators write, and the most that were alive at once. Works below vmap, on real shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, peak: int = 0) -> None:
         super().__init__()
         self.written = 0
-        self.peak = 0
+        self.peak = peak
         self.operators: list[Any] = []
         """What ran."""
         self.course: list[int] = []

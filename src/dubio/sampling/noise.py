@@ -8,10 +8,12 @@ agree with a shorter one only where the number of elements is a multiple of 16.
 
 The seeded draw is a custom operator with a vmap rule: under ``vmap`` the rule receives all draw indices at once and
 draws outside the map; under ``torch.compile`` it stays one opaque call, generators included. On a GPU with Triton all
-draws are one launch (``noise_kernel``). The same seed gives other numbers on other devices, and without Triton.
+draws are one launch (``noise_kernel``); on a CPU, large draws of one call are drawn in several threads (``filling``).
+The same seed gives other numbers on other devices, and without Triton.
 """
 
 import hashlib
+import math
 import warnings
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -19,6 +21,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from dubio.sampling.filling import in_threads, threads_for
 
 __all__ = ["ROWS", "Kind", "fresh_noise", "noise_key", "seeded_noise"]
 
@@ -69,17 +73,27 @@ def seeded_noise(
         rows, first = (shape[0], first_row) if by_row and shape else (1, 0)
         fill(out, draw.reshape(-1).tolist(), _digest(base, 0), kind, antithetic, rows, first)
         return out.reshape((*draw.shape, *shape))
-    generator = torch.Generator(device=device)  # one for all draws: seeding it anew costs less than making another
-    for target, index in zip(out, draw.reshape(-1).tolist(), strict=True):
-        source, mirrored = (index // 2, index % 2 == 1) if antithetic else (index, False)
-        if by_row and shape:
-            _fill_rows(target, generator, base, source, kind, first_row)
-        else:
-            _fill(target, generator, base, 0, source, kind)
-        if mirrored and kind == "normal":
+    numbers = draw.reshape(-1).tolist()
+
+    def fill_draws(share: Sequence[tuple[Tensor, int]]) -> None:
+        generator = torch.Generator(device=device)  # one for all draws: seeding it anew costs less than making another
+        for target, number in share:
+            source = number // 2 if antithetic else number
+            if by_row and shape:
+                _fill_rows(target, generator, base, source, kind, first_row)
+            else:
+                _fill(target, generator, base, 0, source, kind)
+
+    targets = list(zip(out, numbers, strict=True))
+    at_a_time = math.prod(shape[1:]) * min(ROWS, shape[0]) if by_row and shape else math.prod(shape)
+    in_threads(fill_draws, targets, threads_for(out, len(targets), at_a_time))
+    if kind == "sign":
+        out.mul_(2).sub_(1)
+    for target, number in targets:
+        if antithetic and number % 2 == 1 and kind != "sign":
             target.neg_()
-        elif mirrored and kind == "uniform":
-            target.neg_().add_(1.0)
+            if kind == "uniform":
+                target.add_(1.0)
     return out.reshape((*draw.shape, *shape))
 
 
@@ -152,7 +166,7 @@ def _fill(target: Tensor, generator: torch.Generator, base: str, block: int, dra
     elif kind == "uniform":
         target.uniform_(generator=generator)
     else:
-        target.random_(2, generator=generator).mul_(2).sub_(1)
+        target.random_(2, generator=generator)  # zeros and ones, of which the caller makes signs
 
 
 @lru_cache(maxsize=4096)

@@ -14,22 +14,26 @@ before it starts (``tests/sampling/test_memory.py``).
 """
 
 import weakref
+from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from dubio.sampling.choosing import Plan, Wanted, choose, refusal
+from dubio.sampling.choosing import JOINED, DoesNotFitError, Plan, Use, Wanted, choose, refusal
 from dubio.sampling.drawing import Call, Inputs, arguments
 from dubio.sampling.memory import Footprint, free_memory, tensor_bytes
-from dubio.sampling.restoring import unchanged
+from dubio.sampling.restoring import Standing, statistics_of, unchanged
 from dubio.sampling.settings import STATE, check_module, check_num_samples, memory_limit
+from dubio.sampling.situations import circumstances, situation
 from dubio.sampling.trying import (
     Executor,
     ExecutorWarning,
     Found,
     LoopOnlyError,
+    Mechanism,
     cannot_be_mapped,
     no_memory_left,
     try_out,
@@ -37,6 +41,7 @@ from dubio.sampling.trying import (
 
 __all__ = [
     "CPU_BUDGET",
+    "DoesNotFitError",
     "ExecutorWarning",
     "Footprint",
     "LoopOnlyError",
@@ -46,7 +51,9 @@ __all__ = [
     "plan_for",
     "plans",
     "remember_failure",
+    "remember_obstacle",
     "remember_out_of_memory",
+    "remember_standing",
     "shrink_chunks",
     "unchanged",
 ]
@@ -59,6 +66,14 @@ CUDA_SHARE_WITH_GRAPH = 0.5
 """Share of the free device memory that the graph of all draws may take before it is computed anew instead."""
 
 
+class _Order(NamedTuple):
+    """What was asked for, whatever the inputs."""
+
+    num_samples: int
+    chunk: int | None = None
+    use: Use = JOINED
+
+
 @dataclass
 class _Known:
     """What is known of a network in one situation."""
@@ -67,24 +82,47 @@ class _Known:
     gradients: bool
     most: int | None = None
     """Draws at a time, where more have run out of memory."""
+    most_at: int = 0
+    """Number of elements of the inputs with which they have."""
     halvings: int = 0
     plan: Plan | None = None
+    order: _Order | None = None
+    size: int = 0
+    """Number of elements of the inputs that the plan was made for."""
     asked: tuple[object, ...] = ()
-    """What the plan was made for."""
+    """What the plan was made for: order, number of elements, limit. Nothing where it does not hold any more."""
 
-    def halve(self, tried: Plan) -> None:
-        """Take half as many draws at a time as a plan that ran out of memory."""
+    def halve(self, tried: Plan, size: int) -> None:
+        """Take half as many draws at a time as a plan that ran out of memory with inputs of a size."""
         at_once = tried.num_samples if self.gradients and not tried.recompute else tried.chunk
-        self.most = max(1, at_once // 2)
+        self.most, self.most_at = max(1, at_once // 2), size
         self.halvings += 1
         self.asked = ()
 
 
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str, _Known]] = weakref.WeakKeyDictionary()
+@dataclass
+class _Memory:
+    """What is known of one network."""
+
+    entries: dict[tuple[object, ...], _Known] = field(default_factory=dict)
+    """By all that a trial depends on."""
+    latest: dict[str, _Known] = field(default_factory=dict)
+    """By situation, in words."""
+    before: Standing | None = None
+    """What the latest run with gradients has moved, as it was before."""
+
+
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, _Memory] = weakref.WeakKeyDictionary()
 
 
 def plan(
-    model: nn.Module, inputs: Inputs, num_samples: int, *, memory: int | str | None = None, gradients: bool = False
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int,
+    *,
+    memory: int | str | None = None,
+    gradients: bool = False,
+    collecting: Collection[str] = (),
 ) -> Plan:
     """How ``dubio.sample`` would run: executor, draws at a time, memory, and why.
 
@@ -94,6 +132,8 @@ def plan(
         num_samples: how many draws.
         memory: bytes, or a text such as ``"2 GiB"``, as in ``dubio.memory_limit``; by default the limit in force.
         gradients: whether the draws are to be differentiated.
+        collecting: kinds of terms that an objective asks the layers for, which take memory, too: ``divergence``,
+            ``entropy``, ``penalty``.
 
     >>> print(dubio.plan(model, inputs, num_samples=1000, memory="512 MiB"))
     """
@@ -102,7 +142,7 @@ def plan(
     with nullcontext() if memory is None else memory_limit(memory), torch.set_grad_enabled(gradients):
         if STATE.own.settings.mode == "off":
             return Plan("loop", num_samples, num_samples, False, 0, 0, None, "noise is off: all draws are one")
-        return plan_for(Call(model, *arguments(inputs), STATE.own.settings), num_samples)
+        return plan_for(Call(model, *arguments(inputs), STATE.own.settings, collecting), num_samples)
 
 
 def plan_for(
@@ -111,50 +151,64 @@ def plan_for(
     executor: Executor = "auto",
     chunk: int | None = None,
     *,
-    joined: bool = True,
+    use: Use = JOINED,
     piece: bool = False,
 ) -> Plan:
     """The plan for these draws under the settings of the call; the network is tried on first use.
 
-    ``joined`` says whether the outputs of all draws end up in one tensor, or are given away chunk by chunk; ``piece``,
-    whether these draws are some of a run that was planned as a whole, whose plan then stays the one to tell of.
+    ``use`` says what becomes of the outputs; ``piece``, whether these draws are some of a run that was planned as a
+    whole, whose plan then stays the one to tell of.
     """
-    if num_samples == 1:
-        mechanism = "loop" if executor == "auto" else executor
-        return Plan(mechanism, 1, 1, False, 0, 0, None, "a single draw leaves no choice")
     limit = call.settings.memory
-    if executor != "auto" and limit is None and _key(call, executor) not in _KNOWN.get(call.model, {}):
+    mechanism: Mechanism = "loop" if executor == "auto" else executor
+    if num_samples == 1 and (limit is None or piece):
+        return Plan(mechanism, 1, 1, False, 0, 0, None, "a single draw leaves no choice")
+    if executor != "auto" and limit is None and not _is_known(call, executor):
         at_a_time = 1 if executor == "loop" else chunk or num_samples
-        return Plan(executor, num_samples, at_a_time, False, 0, 0, None, "as asked for")
+        return Plan(executor, num_samples, at_a_time, False, 0, 0, None, "as asked for", statistics_of(call.model))
     known = _known(call, executor)
-    fits = not known.gradients and num_samples <= min(chunk or 0, known.most or num_samples)
-    if piece and known.plan is not None and fits:
-        return replace(known.plan, num_samples=num_samples, chunk=num_samples)
-    asked = (num_samples, call.size, chunk, joined, limit)
-    if known.plan is None or known.asked != asked:
-        wanted = _wanted(call, known, num_samples, chunk, joined)
-        known.plan, known.asked = _choose(call, known, executor, wanted), asked
+    if num_samples == 1:
+        fitting = _choose(call, known, executor, _wanted(call, known, _Order(1, chunk, use)))
+        return replace(fitting, executor=mechanism, reason="a single draw leaves no choice")
+    if piece and known.plan is not None and not known.gradients:
+        whole = known.plan
+        if not known.asked and known.order is not None:  # it ran out of memory meanwhile
+            whole = _plan(call, known, executor, known.order)
+        return replace(whole, num_samples=num_samples, chunk=min(whole.chunk, num_samples))
+    order = _Order(num_samples, chunk, use)
+    if known.plan is None or known.asked != (order, call.size, limit):
+        return _plan(call, known, executor, order)
     return known.plan
 
 
 def plans(model: nn.Module) -> dict[str, Plan]:
     """The latest plan of a network in each situation, by what it was made for."""
-    return {situation: known.plan for situation, known in _KNOWN.get(model, {}).items() if known.plan is not None}
+    latest = _memory(model).latest
+    return {situation: known.plan for situation, known in latest.items() if known.plan is not None}
 
 
 def shrink_chunks(model: nn.Module) -> bool:
     """Halve the chunks of a network in every situation with gradients: for a backward pass that ran out of memory.
 
-    Returns whether there was anything left to halve; a step that is done again then takes less. Call it where nothing
-    refers to the failed step any more: it gives its memory back.
+    Returns whether there was anything left to halve; a step that is done again then takes less, and running statistics
+    that the draws of the failed one have moved are put back. Call it where nothing refers to the failed step any more:
+    it gives its memory back.
     """
-    shrunk = False
-    for known in _KNOWN.get(model, {}).values():
+    shrunk, memory = False, _memory(model)
+    for known in memory.entries.values():
         if known.gradients and known.plan is not None and _can_shrink(known.plan, known):
-            known.halve(known.plan)
+            known.halve(known.plan, known.size)
             shrunk = True
+    if shrunk and memory.before is not None:
+        memory.before.put_back(model)
+        memory.before = None
     free_memory()
     return shrunk
+
+
+def remember_standing(call: Call, before: Standing | None) -> None:
+    """A run with gradients is done: this is what it has moved, should its backward pass fail."""
+    _memory(call.model).before = before
 
 
 def remember_failure(call: Call, error: Exception) -> None:
@@ -163,6 +217,12 @@ def remember_failure(call: Call, error: Exception) -> None:
     known.found, known.asked = cannot_be_mapped(call, known.found, error), ()
     if known.plan is not None:
         known.plan = replace(known.plan, executor="loop", chunk=1, reason=known.found.reason)
+
+
+def remember_obstacle(call: Call, executor: Executor, obstacle: str) -> None:
+    """Draws cannot be computed anew after all: keep their graphs from now on, or refuse a limit that is too small."""
+    known = _known(call, executor)
+    known.found, known.asked = replace(known.found, obstacle=obstacle), ()
 
 
 def remember_out_of_memory(call: Call, executor: Executor, tried: Plan, said: str) -> None:
@@ -174,7 +234,7 @@ def remember_out_of_memory(call: Call, executor: Executor, tried: Plan, said: st
         obstacle = known.found.obstacle if known.gradients else ""
         draws = f"{tried.num_samples} draws that cannot be computed anew ({obstacle})"
         raise no_memory_left(call, draws if obstacle else "one draw at a time", said)
-    known.halve(tried)
+    known.halve(tried, call.size)
     free_memory()
 
 
@@ -190,35 +250,58 @@ def memory_budget(device: torch.device, share: float = CUDA_SHARE) -> int:
 
 def _known(call: Call, executor: Executor) -> _Known:
     """What is known of the network in the situation at hand; found out where nothing is."""
-    entries = _KNOWN.setdefault(call.model, {})
-    key, gradients = _key(call, executor), torch.is_grad_enabled()
+    memory, words = _memory(call.model), situation(call, executor)
+    key, gradients = (words, *circumstances(call)), torch.is_grad_enabled()
     limit = call.settings.memory
     backward = gradients and (limit is not None or call.rows_and_device()[1].type == "cuda")
-    if key not in entries:
-        entries[key] = _Known(try_out(call, executor, backward), gradients)
-    found = entries[key].found
+    known = memory.entries.get(key)
+    if known is None:
+        known = memory.entries[key] = _Known(try_out(call, executor, backward), gradients)
+    found = known.found
     gave_way = found.gave_way_to is not None and (limit is None or limit > found.gave_way_to)
-    if gave_way or (backward and not found.backward):
-        entries[key].found = try_out(call, executor, backward or found.backward)
-    return entries[key]
+    if gave_way:
+        known.found = try_out(call, executor, backward)
+    memory.latest[words] = known
+    return known
 
 
-def _wanted(call: Call, known: _Known, num_samples: int, chunk: int | None, joined: bool) -> Wanted:
+def _is_known(call: Call, executor: Executor) -> bool:
+    return (situation(call, executor), *circumstances(call)) in _memory(call.model).entries
+
+
+def _memory(model: nn.Module) -> _Memory:
+    found = _KNOWN.get(model)
+    if found is None:
+        found = _KNOWN[model] = _Memory()
+    return found
+
+
+def _plan(call: Call, known: _Known, executor: Executor, order: _Order) -> Plan:
+    known.plan = _choose(call, known, executor, _wanted(call, known, order))
+    known.order, known.size = order, call.size
+    known.asked = (order, call.size, call.settings.memory)
+    return known.plan
+
+
+def _wanted(call: Call, known: _Known, order: _Order) -> Wanted:
     rows, device = call.rows_and_device()
     limit: int | None = call.settings.memory
     if limit is None and (device.type == "cuda" or not known.gradients):
         limit = memory_budget(device, CUDA_SHARE_WITH_GRAPH if known.gradients else CUDA_SHARE)
     parameters = [parameter for parameter in call.model.parameters() if parameter.requires_grad]
+    most = known.most
+    if most is not None and call.size < known.most_at:
+        most = most * known.most_at // max(call.size, 1)
     return Wanted(
-        num_samples,
+        order.num_samples,
         call.size,
         rows,
         tensor_bytes(parameters) if known.gradients else None,
         limit,
         call.settings.memory is not None,
-        chunk,
-        joined,
-        known.most,
+        order.chunk,
+        order.use,
+        most,
         known.halvings,
     )
 
@@ -231,7 +314,7 @@ def _choose(call: Call, known: _Known, executor: Executor, wanted: Wanted) -> Pl
         known.found = try_out(call, executor, known.found.backward)
         chosen = choose(known.found, wanted)
     if chosen is None:
-        raise ValueError(refusal(known.found, wanted))
+        raise refusal(known.found, wanted)
     return chosen
 
 
@@ -239,16 +322,3 @@ def _can_shrink(tried: Plan, known: _Known) -> bool:
     if known.gradients and (known.found.obstacle or not tried.recompute):
         return not known.found.obstacle
     return tried.chunk > 1 and tried.executor != "loop"
-
-
-def _key(call: Call, executor: Executor) -> str:
-    device = call.rows_and_device()[1].type
-    parts = [
-        *([] if device == "cpu" else [f"on {device}"]),
-        "training mode" if call.model.training else "eval mode",
-        "with gradients" if torch.is_grad_enabled() else "without gradients",
-        *(["autocast"] if torch.is_autocast_enabled(device) else []),
-        *([f"estimator {call.settings.estimator}"] if call.settings.estimator else []),
-        *([] if executor == "auto" else [f"executor {executor}"]),
-    ]
-    return ", ".join(parts)

@@ -14,33 +14,36 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from dubio.sampling.drawing import Call, Draws
 from dubio.sampling.restoring import Beginning
 
-__all__ = ["recomputed"]
+__all__ = ["CannotBeRepeatedError", "asking", "obstacle_to_repeating", "recomputed"]
 
 _TENSOR = object()
 """Stands where the network gave a tensor."""
+
+
+class CannotBeRepeatedError(RuntimeError):
+    """A run would lose gradients if it were repeated in the backward pass; says why."""
 
 
 def recomputed(call: Call, run: Callable[[Call], Draws], moving: Collection[tuple[str, str]]) -> Draws:
     """``run(call)``, without the graph: in the backward pass it runs again.
 
     ``moving`` names the tensors on the network that a forward changes, by module and name.
+
+    Raises:
+        CannotBeRepeatedError: something asks for a gradient that a second run would not give it.
     """
     chunk = _Chunk(call, run, moving)
-    parameters = [parameter for parameter in call.model.parameters() if parameter.requires_grad]
-    if not parameters and not chunk.inputs:
+    parameters = asking(call.model.parameters())
+    if not parameters and not asking(chunk.inputs):
         return run(call)
-    try:
-        outputs = _Recomputed.apply(chunk, *chunk.inputs, *parameters)
-    except BaseException:
-        chunk.beginning.put_back()
-        raise
+    outputs = _Recomputed.apply(chunk, *chunk.inputs, *parameters)
     return chunk.put_together(outputs)
 
 
@@ -50,9 +53,11 @@ class _Chunk:
     def __init__(self, call: Call, run: Callable[[Call], Draws], moving: Collection[tuple[str, str]]) -> None:
         self._call, self._run = call, run
         self._leaves, self._spec = pytree.tree_flatten((call.args, call.kwargs))
-        self._places = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        self._places = [
+            i for i, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor) and not leaf.is_inference()
+        ]
         self.inputs: list[Tensor] = [self._leaves[place] for place in self._places]
-        """Tensors among the arguments that ask for a gradient."""
+        """Tensors among the arguments, all of them: torch notices if they change before the backward pass."""
         self.beginning = Beginning(call.model, moving)
         self._autocasts = [
             torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
@@ -63,7 +68,10 @@ class _Chunk:
 
     def first(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The outputs, with a graph that nobody keeps; what the network moves has moved."""
-        draws = self._forward(inputs)
+        draws, call = self._forward(inputs)
+        obstacle = obstacle_to_repeating(call, (draws.outputs, draws.terms))
+        if obstacle:
+            raise CannotBeRepeatedError(obstacle)
         leaves, self._output_spec = pytree.tree_flatten((draws.outputs, draws.terms))
         self._output_leaves = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -74,7 +82,7 @@ class _Chunk:
             stack.enter_context(self.beginning.again())
             for autocast in self._autocasts:
                 stack.enter_context(autocast)
-            draws = self._forward(inputs)
+            draws, _ = self._forward(inputs)
         return [leaf for leaf in pytree.tree_leaves((draws.outputs, draws.terms)) if isinstance(leaf, Tensor)]
 
     def put_together(self, outputs: Sequence[Tensor]) -> Draws:
@@ -84,20 +92,20 @@ class _Chunk:
         leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self._output_leaves]
         return Draws(*pytree.tree_unflatten(leaves, self._output_spec))
 
-    def _forward(self, inputs: Sequence[Tensor]) -> Draws:
+    def _forward(self, inputs: Sequence[Tensor]) -> tuple[Draws, Call]:
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, inputs, strict=True):
             leaves[place] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        call = replace(self._call, args=args, kwargs=kwargs)
         with torch.enable_grad():
-            return self._run(replace(self._call, args=args, kwargs=kwargs))
+            return self._run(call), call
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, chunk: _Chunk, *tensors: Tensor) -> tuple[Tensor, ...]:
-        inputs = [tensor.detach().requires_grad_() for tensor in tensors[: len(chunk.inputs)]]
-        outputs = chunk.first(inputs)
+        outputs = chunk.first([_detached(tensor) for tensor in tensors[: len(chunk.inputs)]])
         given = tuple(output.detach() for output in outputs)
         ctx.chunk = chunk
         ctx.save_for_backward(*tensors)
@@ -112,7 +120,7 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         num_inputs = len(ctx.chunk.inputs)
-        inputs = [tensor.detach().requires_grad_() for tensor in tensors[:num_inputs]]
+        inputs = [_detached(tensor) for tensor in tensors[:num_inputs]]
         outputs = ctx.chunk.again(inputs)
         pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[1] is not None and pair[0].requires_grad]
         wanted = [*inputs, *tensors[num_inputs:]]
@@ -125,3 +133,34 @@ class _Recomputed(torch.autograd.Function):
         )
         by_place = dict(zip(needed, found, strict=True))
         return (None, *(by_place.get(i) for i in range(len(wanted))))
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    """The same values without their history, asking for a gradient where they did."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def obstacle_to_repeating(call: Call, values: Any) -> str:
+    """Why a run cannot be repeated in the backward pass, or nothing."""
+    if isinstance(call.model, nn.parallel.DistributedDataParallel):
+        return "each forward of a DistributedDataParallel prepares a reduction"
+    if any(getattr(module, "max_norm", None) is not None for module in call.model.modules()):
+        return "an embedding with max_norm rescales its rows in every forward"
+    inputs = asking(pytree.tree_leaves((call.args, call.kwargs)))
+    known = {id(tensor) for tensor in (*call.model.parameters(), *inputs)}
+    seen = {tensor.grad_fn for tensor in inputs}
+    waiting: list[Any] = [leaf.grad_fn for leaf in asking(pytree.tree_leaves(values))]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            return "it uses a tensor with a gradient that is neither a parameter nor an input"
+        waiting.extend(following for following, _ in node.next_functions)
+    return ""
+
+
+def asking(values: Any) -> list[Tensor]:
+    """The tensors among some values that ask for a gradient."""
+    return [value for value in values if isinstance(value, Tensor) and value.requires_grad]

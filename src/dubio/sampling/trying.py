@@ -10,27 +10,33 @@ memory counts and gradients are wanted, each trial runs backwards as well. What 
   members of an ensemble (five of ResNet-18, batch 32: 3.1 s looped, 4.7 s mapped);
 - on a GPU, drawn filters run looped where nothing is differentiated and rows are very many (``choosing``): mapped, they
   are one convolution with a group for each draw, which does less in the same time;
+- a network that draws from a generator of Python or NumPy runs looped: mapped, all draws would be one;
 - everything else is mapped.
 
 What more draws would take follows operator by operator: where ``a`` bytes are alive with one draw and ``b`` with two,
 ``2a - b`` are shared and ``b - a`` come with each draw, and the peak of any number of draws is the largest of
 ``shared + draws * each`` over all operators (``test_the_peak_of_many_draws_follows_from_two``). The two peaks alone
 would promise too little: with more draws, another operator may be the largest. Under a limit, two draws are not tried
-where they might not fit: a draw then counts as if it shared nothing.
+where they might not fit: a draw then counts as if it shared nothing. Nor is one draw of all rows, where trials of a few
+rows, twice as many each time, tell in the same way that it would not fit.
 """
 
 import inspect
+import math
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from dubio.sampling.drawing import Call, Numbers, Perturbations, TakingTurns, map_draws, one_draw
 from dubio.sampling.memory import Footprint, is_out_of_memory, memory_in_words, tensor_bytes
+from dubio.sampling.outside import PYTHONS, Outside, follow_python
+from dubio.sampling.recomputing import asking, obstacle_to_repeating
 from dubio.sampling.restoring import unchanged
 
 __all__ = [
@@ -41,11 +47,12 @@ __all__ = [
     "Mechanism",
     "cannot_be_mapped",
     "no_memory_left",
+    "row_lines",
     "try_out",
 ]
 
 REPEATED_WORK_TO_LOOP = 0.5
-BYTES_PER_DRAW_TO_LOOP = 6 * 2**20
+ROWS_TO_SEE = 4
 SLOW_GROUPS = ("cuda",)
 """Devices on which a convolution with groups takes longer than one after another."""
 
@@ -82,6 +89,8 @@ class Found:
     """The limit for which two draws were not tried."""
     grouped: int = 0
     """Numbers that convolutions of a draw write which are groups of one when mapped; 0 where that is fast."""
+    streamed: int = 0
+    """Bytes that a forward of a draw takes which would leave the cache of a CPU, were there many; 0 elsewhere."""
 
     @property
     def bytes_per_draw(self) -> int:
@@ -142,8 +151,9 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
     limit = call.settings.memory
     lines: tuple[tuple[int, int], ...]
     with unchanged(call.model) as moving:
+        outside = Outside(call.model)
         one = _try_first(call, mechanism, backward)
-        peak = one.footprint.peak
+        source, peak = outside.moved(), one.footprint.peak
         two = None if limit is not None and 2 * peak > limit else _try_second(call, mechanism, backward)
     if two is None:
         repeated, forward, lines = 1.0, one.forward_peak, ((0, peak),)
@@ -154,6 +164,8 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
         lines = _lines(one.footprint, two.footprint)
         each = memory_in_words(max(each for _, each in lines))
         share = f"a further draw repeats {repeated:.0%} of the work and takes {each} at {rows} rows"
+    if source == PYTHONS and not _follows_python(call):
+        source = ""
     gave_way_to = limit if two is None else None
     found = Found(
         mechanism,
@@ -166,13 +178,29 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
         one.obstacle,
         gave_way_to,
     )
+    if may_loop and source:
+        return replace(found, executor="loop", reason=f"mapped draws would share what it draws from {source}; {share}")
     if may_loop and two is not None and device.type in SLOW_GROUPS:
         found = replace(found, grouped=_grouped(one.footprint, two.footprint))
-    large = repeated > REPEATED_WORK_TO_LOOP and forward > BYTES_PER_DRAW_TO_LOOP
-    if may_loop and device.type == "cpu" and one.drew_weights and large:
-        reason = f"draws with weights of this size run faster one by one on a CPU; {share}"
-        return replace(found, executor="loop", reason=reason)
+    if may_loop and device.type == "cpu" and one.drew_weights and repeated > REPEATED_WORK_TO_LOOP:
+        found = replace(found, streamed=forward)
     return found
+
+
+def _follows_python(call: Call) -> bool:
+    """Whether a draw of a few rows follows Python's random; where they cannot be run, it is taken for granted."""
+    few = _with_rows(call, ROWS_TO_SEE) if _rows_to_cut(call) > ROWS_TO_SEE else call
+
+    def outputs() -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (few.args, few.kwargs))  # it may change its inputs
+        with torch.no_grad(), unchanged(call.model):
+            return one_draw(replace(few, args=args, kwargs=kwargs), torch.zeros((), dtype=torch.int64, device="cpu"))[0]
+
+    try:
+        with unchanged(call.model):
+            return follow_python(outputs)
+    except Exception:  # of so few rows, or of copies
+        return True
 
 
 def _try_looped(call: Call, backward: bool, reason: str) -> Found:
@@ -196,11 +224,60 @@ def _in_all_turns(model: nn.Module, moving: Collection[tuple[str, str]]) -> tupl
 
 def _try_first(call: Call, mechanism: Mechanism, backward: bool) -> _Trial:
     try:
-        return _try_draws(call, mechanism, 1, backward)
+        return _try_few_rows(call, mechanism, backward) or _try_draws(call, mechanism, 1, backward)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise no_memory_left(call, "one draw", str(error)) from error
+
+
+def _try_few_rows(call: Call, mechanism: Mechanism, backward: bool) -> _Trial | None:
+    """What one draw of all rows would take, where fewer rows tell that it exceeds a limit; None where it may fit.
+
+    The rows are doubled, and what twice as many would take follows from the last two trials, operator by operator.
+    """
+    limit, rows = call.settings.memory, _rows_to_cut(call)
+    few, last = 1, None
+    while limit is not None and few < rows:
+        try:
+            tried = _try_draws(_with_rows(call, few), mechanism, 1, backward)
+        except (RuntimeError, ValueError, TypeError) as error:  # a batch norm wants two rows, others all of them
+            if is_out_of_memory(error) or isinstance(error, LoopOnlyError):
+                raise
+            tried = None
+        if tried is not None:
+            lines = [(tried.footprint.peak, 0)] if last is None else row_lines(last.footprint, tried.footprint)
+            following, in_all = min(2 * few, rows) / (few / 2), rows / (few / 2)
+            if max(shared + following * each for shared, each in lines) > limit:
+                peak = math.ceil(max(shared + in_all * each for shared, each in lines))
+                output = tried.bytes_per_output * rows // few
+                return replace(tried, footprint=Footprint(peak), forward_peak=peak, bytes_per_output=output)
+        few, last = 2 * few, tried
+    return None
+
+
+def _rows_to_cut(call: Call) -> int:
+    """Number of rows, where all tensors among the arguments have as many; else 1."""
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    rows = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
+    packed = any(isinstance(argument, PackedSequence) for argument in (*call.args, *call.kwargs.values()))
+    return rows.pop() if len(rows) == 1 and not packed else 1
+
+
+def _with_rows(call: Call, rows: int) -> Call:
+    args, kwargs = pytree.tree_map_only(
+        Tensor, lambda leaf: leaf[:rows].detach().requires_grad_(leaf.requires_grad), (call.args, call.kwargs)
+    )
+    settings = call.settings if call.settings.num_rows is None else replace(call.settings, num_rows=rows)
+    return replace(call, args=args, kwargs=kwargs, settings=settings)
+
+
+def row_lines(fewer: Footprint, more: Footprint) -> Sequence[tuple[int, int]]:
+    """Shared bytes, and bytes for each time the rows of the smaller trial, where the other had twice as many."""
+    if fewer.operators == more.operators:
+        return _lines(fewer, more)
+    each = max(more.peak - fewer.peak, 0)
+    return [(more.peak - 2 * each, each)]
 
 
 def _try_second(call: Call, mechanism: Mechanism, backward: bool) -> _Trial | None:
@@ -226,7 +303,7 @@ def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: boo
         drew_weights = bool(drawn)
         drawn.clear()
         written, forward_peak = footprint.written, footprint.peak
-        obstacle = _obstacle(call, values) if torch.is_grad_enabled() else ""
+        obstacle = obstacle_to_repeating(call, values) if torch.is_grad_enabled() else ""
         if backward:
             _differentiate(call, values)
     output = tensor_bytes(values) // num_samples
@@ -277,34 +354,9 @@ def _detached(call: Call) -> Call:
 def _differentiate(call: Call, values: Any) -> None:
     """A backward pass to everything that asks for a gradient, which is thrown away."""
     outputs = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    wanted = [*_asking(call.model.parameters()), *_asking(pytree.tree_leaves((call.args, call.kwargs)))]
+    wanted = [*asking(call.model.parameters()), *asking(pytree.tree_leaves((call.args, call.kwargs)))]
     if outputs and wanted:
         torch.autograd.grad(outputs, wanted, [torch.ones_like(leaf) for leaf in outputs], allow_unused=True)
-
-
-def _asking(values: Any) -> list[Tensor]:
-    return [value for value in values if isinstance(value, Tensor) and value.requires_grad]
-
-
-def _obstacle(call: Call, values: Any) -> str:
-    """Why a run cannot be repeated in the backward pass, or nothing."""
-    if isinstance(call.model, nn.parallel.DistributedDataParallel):
-        return "each forward of a DistributedDataParallel prepares a reduction"
-    if any(getattr(module, "max_norm", None) is not None for module in call.model.modules()):
-        return "an embedding with max_norm rescales its rows in every forward"
-    inputs = _asking(pytree.tree_leaves((call.args, call.kwargs)))
-    known = {id(tensor) for tensor in (*call.model.parameters(), *inputs)}
-    seen = {tensor.grad_fn for tensor in inputs}
-    waiting: list[Any] = [leaf.grad_fn for leaf in _asking(pytree.tree_leaves(values))]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable") and id(node.variable) not in known:
-            return "it uses a tensor with a gradient that is neither a parameter nor an input"
-        waiting.extend(following for following, _ in node.next_functions)
-    return ""
 
 
 def _levels_to_the_user() -> int:

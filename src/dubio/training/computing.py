@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Attacking",
     "BatchLoss",
+    "Learned",
     "Place",
     "compiled",
     "compute",
@@ -53,6 +54,14 @@ class Place(NamedTuple):
     num_batches: int | None = None
     epoch: float | Tensor | None = None
     num_parts: int = 1
+
+
+class Learned(NamedTuple):
+    """What came of a batch. Replays overwrite the tensors: read them before the next step, or copy them."""
+
+    loss: Loss
+    sums: Tensor
+    """Number of examples, and for each metric of ``Step.names`` its sum over them; float64."""
 
 
 class BatchLoss:

@@ -1,28 +1,32 @@
 """``fit``: train a stochastic network, show how it goes, and never lose work."""
 
+import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dubio.conversion import drop_decisions
-from dubio.data import Examples
+from dubio.data import Examples, Loader, scaled
 from dubio.data.batches import batches_from
 from dubio.data.sharing import shared_batches
 from dubio.likelihoods import Gaussian, likelihood_of
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
 from dubio.sampling import Precision
-from dubio.sampling.settings import check_module
+from dubio.sampling.settings import STATE, check_module
+from dubio.training.computing import Attacking
 from dubio.training.keeping import Steps
-from dubio.training.optimising import parameter_groups
-from dubio.training.processes import Processes
+from dubio.training.optimising import MakeOptimizer, made_by, parameter_groups
+from dubio.training.processes import Processes, chosen_device
 from dubio.training.progress import display_for
 from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.stepping import Fast, Step
@@ -33,8 +37,6 @@ __all__ = ["fit"]
 
 ROWS_ON_A_GPU = 4096
 """Rows that are validated at a time there, where small batches leave it idle."""
-
-MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
 def fit(
@@ -133,7 +135,7 @@ def fit(
         seed=seed,
         precision=precision,
     )
-    where = torch.device(device) if device is not None else next(model.parameters()).device
+    where = torch.device(device) if device is not None else chosen_device(model)
     processes = Processes.here(where)
     where = processes.device
     model.to(where)
@@ -167,13 +169,17 @@ def fit(
     if count is None:
         raise ValueError("num_data must be given where the training data cannot tell their number of examples")
     objective = objective.with_num_data(count)
+    if processes.count > 1 and processes.is_writer:
+        _warn_of_parts(objective)
+    if isinstance(objective, Attacking):
+        _check_bounds(train, objective.attack.bounds)
     num_steps = None if batches.num_batches is None else plan.epochs * batches.num_batches // accumulate
 
     def make_step() -> Step:
         return Step(
             model,
             objective,
-            (optimizer or torch.optim.Adam)(parameter_groups(model, plan.lr, plan.noise_lr, weight_decay)),
+            made_by(optimizer or torch.optim.Adam, parameter_groups(model, plan.lr, plan.noise_lr, weight_decay)),
             num_samples=plan.num_samples,
             clip_norm=clip_norm,
             precision=precision,
@@ -183,7 +189,9 @@ def fit(
         )
 
     rates = (plan.lr, plan.noise_lr, weight_decay, optimizer)
-    way = (objective, *rates, plan.num_samples, clip_norm, precision, fast, processes)
+    tried = num_steps if where.type == "cpu" and fast == "auto" else None  # whether compiling is worth it hangs on it
+    run = (plan.num_samples, clip_norm, precision, fast, processes, accumulate > 1, STATE.own.settings.memory, tried)
+    way = (objective, *rates, *run)
     step = make_step() if steps is None else steps.step_for(model, way, make_step)
     trainer = Trainer(
         model,
@@ -211,6 +219,32 @@ def fit(
             return trainer.run(resume, interrupted, display)
 
 
+def _warn_of_parts(objective: Objective) -> None:
+    if "num_parts" not in inspect.signature(objective).parameters:
+        warnings.warn(
+            f"objective {type(objective).__name__} takes no num_parts, and sees of each batch the rows of one process: "
+            "what it divides by their number, such as a divergence by batches, counts once in every process",
+            stacklevel=3,
+        )
+
+
+def _check_bounds(train: Any, bounds: tuple[float, float]) -> None:
+    """Refuse inputs that no attack could have moved to, where all are held: a recorded step asks nobody."""
+    held = train.examples if isinstance(train, Loader) else train
+    if isinstance(held, Examples):
+        inputs = held.inputs
+    elif isinstance(held, tuple | list) and len(held) in (2, 3) and isinstance(held[0], Tensor | np.ndarray):
+        inputs = torch.as_tensor(held[0])
+    else:
+        return
+    low, high = scaled(torch.stack(inputs.aminmax())).tolist()
+    if not bounds[0] <= low <= high <= bounds[1]:
+        raise ValueError(
+            f"train must lie in the bounds of the attack, [{bounds[0]:g}, {bounds[1]:g}], got values from {low:g} to "
+            f"{high:g}; normalisation belongs to the model, or give the attack bounds=(low, high)"
+        )
+
+
 def _count(train: Any) -> int:
     """How many examples there are, where each can have weights of its own."""
     if isinstance(train, Examples):
@@ -222,14 +256,17 @@ def _count(train: Any) -> int:
 
 @contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """An event that is set by Ctrl-C or SIGTERM, not an exception in the middle of a step; a second one raises."""
+    """An event that is set by Ctrl-C or SIGTERM, not an exception in the middle of a step; a second Ctrl-C raises.
+
+    A second SIGTERM does not: where all processes of a launch get one, torchrun passes its own on to them as well.
+    """
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupted.is_set():  # the second time, whoever asks does not want to wait for the step
+        if interrupted.is_set() and number == signal.SIGINT:  # whoever asks twice does not want to wait for the step
             raise KeyboardInterrupt
         interrupted.set()
 

@@ -6,7 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["BrokenLossError", "Health"]
+from dubio.training.optimising import is_fused
+
+__all__ = ["LOOK_EVERY", "BrokenLossError", "Health"]
+
+LOOK_EVERY = 0.25
+"""Seconds between two looks at a GPU: each waits until it has caught up."""
 
 
 class BrokenLossError(FloatingPointError):
@@ -31,8 +36,14 @@ class Health:
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._value = torch.zeros((), device=device)
         self._broken = torch.zeros((), device=device)
-        if self._on_gpu and all(group.get("fused") for group in optimizer.param_groups):
+        self.tell(optimizer)
+
+    def tell(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimiser know of broken losses, where it is fused; others would not take it."""
+        if self._on_gpu and is_fused(optimizer):
             optimizer.found_inf = self._broken  # type: ignore[attr-defined]
+        elif getattr(optimizer, "found_inf", None) is self._broken:
+            del optimizer.found_inf  # type: ignore[attr-defined]
 
     @property
     def num_steps(self) -> int:

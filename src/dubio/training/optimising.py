@@ -5,6 +5,7 @@ the device for a value: torch's fused optimisers do neither harm. They also skip
 not finite, which keeps the parameters as they were until somebody looks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,15 +14,21 @@ from torch import Tensor, nn
 from dubio.layers import noise_parameters
 
 __all__ = [
+    "MakeOptimizer",
     "begins_at_zero",
+    "check_updates",
     "forget",
+    "is_fused",
     "load_keeping_the_way",
+    "made_by",
     "make_capturable",
     "match_layouts",
     "parameter_groups",
     "set_learning_rates",
     "why_not_capturable",
 ]
+
+MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 WAYS = ("foreach", "fused", "capturable")
 """Options of an optimiser that belong to the device and not to the run."""
@@ -38,6 +45,34 @@ def parameter_groups(model: nn.Module, lr: float, noise_lr: float, weight_decay:
         {"params": noise, "lr": noise_lr, "initial_lr": noise_lr, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def check_updates(model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> None:
+    """Refuse what would train nothing, or the wrong way."""
+    if clip_norm is not None and not clip_norm > 0.0:
+        raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    own = {id(parameter) for parameter in model.parameters()}
+    if not own:
+        raise ValueError(f"model must have parameters to train, got a {type(model).__name__} without any")
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise ValueError("optimizer must update parameters of the model, got none of them")
+
+
+def made_by(make: MakeOptimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The optimiser that a user's function makes of parameter groups, if it did."""
+    optimizer = make(groups)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "optimizer must return a torch.optim.Optimizer made from the parameter groups it is given, "
+            f"got {optimizer!r}"
+        )
+    if any("initial_lr" not in group for group in optimizer.param_groups):
+        raise ValueError(
+            "optimizer must make its optimiser from the parameter groups it is given, which hold their learning rates "
+            f"(lr and noise_lr of fit), such as lambda groups: torch.optim.{type(optimizer).__name__}(groups), got "
+            f"{type(optimizer).__name__} with groups of its own"
+        )
+    return optimizer
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
@@ -59,10 +94,7 @@ def load_keeping_the_way(optimizer: torch.optim.Optimizer, state: dict[str, Any]
         group.update(way)
         if isinstance(rate, Tensor):  # the one that a recording reads
             group["lr"] = rate.fill_(group["lr"])
-    match_layouts(optimizer)
-    for parameter, values in optimizer.state.items():
-        if isinstance(values.get("step"), Tensor) and _is_fused(optimizer):
-            values["step"] = values["step"].to(parameter.device)
+    _match_state(optimizer)
 
 
 def match_layouts(optimizer: torch.optim.Optimizer) -> None:
@@ -86,15 +118,22 @@ def why_not_capturable(optimizer: torch.optim.Optimizer) -> str:
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Switch an optimiser to its fused form, and its learning rates to tensors."""
+    """Switch an optimiser to its fused form, with learning rates and counts of steps as tensors on the device."""
     for group in optimizer.param_groups:
         group["fused"], group["foreach"] = True, False
         if "capturable" in group:
             group["capturable"] = True
-        if not isinstance(group["lr"], Tensor):
+        # One on a CPU would be read once, when the step is recorded.
+        if not isinstance(group["lr"], Tensor) or group["lr"].device.type != device.type:
             group["lr"] = torch.tensor(float(group["lr"]), device=device)
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+    _match_state(optimizer)
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether all of its updates are."""
+    return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def begins_at_zero(optimizer: torch.optim.Optimizer) -> bool:
@@ -111,5 +150,9 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
                 value.zero_()
 
 
-def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    return all(group.get("fused") for group in optimizer.param_groups)
+def _match_state(optimizer: torch.optim.Optimizer) -> None:
+    """Keep what belongs to parameters as they lie, and counts of fused steps on their device."""
+    match_layouts(optimizer)
+    for parameter, values in optimizer.state.items():
+        if isinstance(values.get("step"), Tensor) and is_fused(optimizer):
+            values["step"] = values["step"].to(parameter.device)

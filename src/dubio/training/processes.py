@@ -14,6 +14,7 @@ by gloo, which notices at once when another process has ended. Held by ``tests/t
 """
 
 import importlib
+import itertools
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
@@ -28,13 +29,14 @@ from torch import Tensor, nn
 
 from dubio.sampling.noise import noise_key
 
-__all__ = ["ALONE", "LostProcessError", "Processes", "is_raised_by_all"]
+__all__ = ["ALONE", "LostProcessError", "Processes", "chosen_device", "is_raised_by_all"]
 
 T = TypeVar("T")
 WAIT = timedelta(minutes=30)
 """How long processes wait for one that neither answers nor ends: the first may be busy with a callback."""
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 NOTE = "raised in every process"
+_MEETINGS = itertools.count()
 
 
 class LostProcessError(RuntimeError):
@@ -103,6 +105,9 @@ class Processes:
         if self.count == 1:
             return rows
         trained = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in trained:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
         counts = torch.ones(1 + len(trained), dtype=torch.float64, device=self.device)
         counts[0].fill_(rows)  # filled there: what is copied to a GPU waits for it
         for place, parameter in enumerate(trained, start=1):
@@ -118,8 +123,8 @@ class Processes:
             for parameter, part in zip(same, flat.split([each.numel() for each in same]), strict=True):
                 if parameter.grad is not None:
                     parameter.grad.copy_(part.view(parameter.shape))
-                elif id(parameter) in known:
-                    parameter.grad = part.view(parameter.shape)
+                elif id(parameter) in known:  # as it lies elsewhere: norms are summed in the order of memory
+                    parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
         return counts[0]
 
     def any(self, flag: bool) -> bool:
@@ -138,6 +143,17 @@ class Processes:
         with _talking():
             dist.all_gather_object(values, value)
         return values
+
+    def check_alike(self, own: dict[str, Any]) -> None:
+        """Refuse processes that would train in different ways: they would wait for each other in vain."""
+        for rank, other in enumerate(self.gather(own)):
+            differing = [name for name in own if own[name] != other.get(name)]
+            if differing:
+                name = differing[0]
+                raise ValueError(
+                    f"every process must train alike: {name} is {own[name]!r} in process {self.rank} and "
+                    f"{other.get(name)!r} in process {rank}"
+                )
 
     def together(self, act: Callable[[], T]) -> T:
         """Act in every process; where one raises, all raise the same."""
@@ -168,13 +184,14 @@ class Processes:
         """Give every process the parameters and buffers of the first."""
         if self.count == 1:
             return
-        shapes = {name: tuple(tensor.shape) for name, tensor in _tensors(model)}
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in _tensors(model)}
         for rank, others in enumerate(self.gather(shapes)):
             if others != shapes:
                 name = next(name for name in {**shapes, **others} if shapes.get(name) != others.get(name))
+                own, other = (_in_words(found.get(name)) for found in (shapes, others))
                 raise ValueError(
-                    f"every process must train the same network: {name} is {shapes.get(name)} in process {self.rank} "
-                    f"and {others.get(name)} in process {rank}"
+                    f"every process must train the same network: {name} is {own} in process {self.rank} "
+                    f"and {other} in process {rank}"
                 )
         for _, tensor in _tensors(model):
             tensor.copy_(self._of_first(tensor))
@@ -229,6 +246,17 @@ def _from_environment(name: str, default: int) -> int:
     return default if value is None else int(value)
 
 
+def chosen_device(model: nn.Module) -> torch.device:
+    """Where a network is to be trained that nobody has said a device for: where it is.
+
+    The first GPU stands for any: that is where ``model.cuda()`` puts it in every process.
+    """
+    device = next(model.parameters()).device
+    own = _from_environment("LOCAL_RANK", 0)
+    is_first = device.type == "cuda" and device.index == 0
+    return torch.device("cuda") if is_first and 0 < own < torch.cuda.device_count() else device
+
+
 def _own_gpu(device: torch.device) -> torch.device:
     """The GPU of this process, where none was chosen: one for each process of a machine."""
     number = device.index
@@ -258,8 +286,14 @@ def _meet(device: torch.device) -> None:
     # First, since the compiler keeps hold of a group that is open when it is imported, as the first optimiser does: the
     # threads of the group would outlive it, and now and then abort a process that ends.
     importlib.import_module("torch._dynamo")
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     with _talking():
-        dist.init_process_group(BACKENDS[device.type], timeout=WAIT)
+        # torchrun's store outlives a group: names of one's own keep the next one from reading what this one wrote.
+        store, rank, count = next(iter(rendezvous("env://", timeout=WAIT)))
+        own = PrefixStore(f"dubio, meeting {next(_MEETINGS)}", store)
+        dist.init_process_group(BACKENDS[device.type], store=own, rank=rank, world_size=count, timeout=WAIT)
 
 
 @contextmanager
@@ -285,6 +319,10 @@ def _sendable(error: Exception | None) -> Exception | None:
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _in_words(found: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "not there" if found is None else f"{found[0]} of {found[1]}"
 
 
 def _by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -6,12 +6,14 @@ other shapes must not be compiled for each of them.
 
 from typing import Any
 
-__all__ = ["Shapes"]
+__all__ = ["OTHERS_TO_CHANGE", "Shapes"]
 
 OTHERS_TO_CHANGE = 4
 """Batches of another shape in a row after which that one is chosen."""
 MOST_CHANGES = 2
 """How often that may happen."""
+ENOUGH = 8
+"""Batches after which it can be said whether they have one shape."""
 
 
 class Shapes:
@@ -21,10 +23,19 @@ class Shapes:
         self.chosen: tuple[Any, ...] | None = None
         self._num_others = 0
         self._num_changes = 0
+        self._num_fitting = 0
+        self._num_noticed = 0
+
+    @property
+    def differ(self) -> bool:
+        """Whether most batches have another shape than the chosen one."""
+        return self._num_noticed >= ENOUGH and 2 * self._num_fitting < self._num_noticed
 
     def notice(self, shape: tuple[Any, ...]) -> bool:
         """Take note of a batch; whether another shape is chosen from now on."""
+        self._num_noticed += 1
         if shape == self.chosen:
+            self._num_fitting += 1
             self._num_others = 0
             return False
         self._num_others += 1

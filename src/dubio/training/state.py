@@ -36,8 +36,6 @@ class Standing:
 def own_state(model: nn.Module, processes: Processes) -> dict[str, Tensor]:
     """What only this process knows: its generators, and buffers that are not those of the first process."""
     own = {"random/cpu": torch.get_rng_state()}
-    if processes.count == 1 and torch.cuda.is_available():
-        return own | {f"random/cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
     if processes.device.type == "cuda":  # the GPU of this process alone
         own["random/cuda"] = torch.cuda.get_rng_state(processes.device)
     return own | {f"buffers/{name}": buffer.cpu() for name, buffer in processes.own_buffers(model).items()}
@@ -94,7 +92,9 @@ def unpack(
         place, _, key = name.partition("/")
         slots.setdefault(int(place), {})[key] = tensor
     load_keeping_the_way(optimizer, {"state": slots, "param_groups": state["optimizer"]["param_groups"]})
-    _restore_own(model, _of_rank(parts["random"], processes), _of_rank(parts.get("buffers", {}), processes))
+    _restore_generators(_of_rank(parts["random"], processes), processes.device)
+    for name, value in _of_rank(parts.get("buffers", {}), processes).items():
+        model.get_buffer(name).copy_(value)
     return Standing(**state["standing"]), parts.get("best")
 
 
@@ -106,11 +106,12 @@ def _of_rank(tensors: dict[str, Tensor], processes: Processes) -> dict[str, Tens
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _restore_own(model: nn.Module, random: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
-    torch.set_rng_state(random.pop("cpu"))
-    if "cuda" in random:
-        torch.cuda.set_rng_state(random["cuda"])
-    elif random and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([random[f"cuda{i}"] for i in range(len(random))])
-    for name, value in buffers.items():
-        model.get_buffer(name).copy_(value)
+def _restore_generators(random: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(random["cpu"])
+    if device.type != "cuda":
+        return
+    # Older checkpoints hold the generators of all GPUs by their numbers: that of this one, else of the first.
+    number = torch.cuda.current_device() if device.index is None else device.index
+    found = next((random[name] for name in ("cuda", f"cuda{number}", "cuda0") if name in random), None)
+    if found is not None:
+        torch.cuda.set_rng_state(found, device)

@@ -9,49 +9,43 @@ numbers within the tolerance of floats; with ``fallback_random`` also where nois
 """
 
 import time
-from typing import Any, Literal, NamedTuple
+from contextlib import nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, plan, rounding_products, shrink_chunks
 from dubio.sampling.capturing import as_it_is, signature
 from dubio.sampling.memory import free_memory, is_out_of_memory
+from dubio.sampling.restoring import Standing, statistics_of
 from dubio.sampling.settings import STATE
-from dubio.training.computing import Attacking, BatchLoss, Place, first_line, without_graph
+from dubio.training.computing import Attacking, BatchLoss, Learned, Place, first_line, without_graph
 from dubio.training.diagnosis import culprit_of
-from dubio.training.health import BrokenLossError, Health
+from dubio.training.health import LOOK_EVERY, BrokenLossError, Health
 from dubio.training.layout import Layout
-from dubio.training.optimising import forget, make_capturable, why_not_capturable
+from dubio.training.optimising import check_updates, forget, is_fused, make_capturable, why_not_capturable
 from dubio.training.processes import ALONE, LostProcessError, Processes
-from dubio.training.recording import Recording
+from dubio.training.recording import Recording, unheld
 from dubio.training.shapes import Shapes
 from dubio.training.trial import Trial
+from dubio.training.updating import Update
 
 __all__ = ["Fast", "Learned", "Place", "Step"]
 
 Fast = bool | Literal["auto"]
-
-LOOK_EVERY = 0.25
-"""Seconds between two looks at a GPU: each waits until it has caught up."""
-
-
-class Learned(NamedTuple):
-    """What came of a batch. Replays overwrite the tensors: read them before the next step, or copy them."""
-
-    loss: Loss
-    sums: Tensor
-    """Number of examples, and for each metric of ``Step.names`` its sum over them; float64."""
 
 
 class Step:
     """A step of training, as fast as it can be made.
 
     ``step(inputs, targets)`` learns from a batch and gives its ``Loss``, whose tensors the next step may overwrite. A
-    recording sees learning rates that are set later, other modes of noise, and ``model.eval()``; for other options of
-    the optimiser, or parameters that are frozen later, make a new step.
+    recording sees learning rates that are set later, other modes of noise or of modules, and tensors that are put in
+    the place of others; for other options of the optimiser, or plain attributes of modules that are set later, call
+    ``record_again()``. After the last batch, ``check()`` tells whether some loss was not finite.
 
     >>> step = dubio.Step(model, method.objective(len(data)), torch.optim.Adam(model.parameters()), num_samples=10)
     >>> for inputs, targets in batches:
@@ -84,6 +78,7 @@ class Step:
         processes: Processes = ALONE,
     ) -> None:
         check_precision(precision)
+        check_updates(model, optimizer, clip_norm)
         if not isinstance(fast, bool) and fast != "auto":
             raise ValueError(f"fast must be True, False or 'auto', got {fast!r}")
         self.model, self.objective, self.optimizer = model, objective, optimizer
@@ -96,17 +91,20 @@ class Step:
         self.why = ""
         """Why the step is not as fast as it might be, where something stood in the way."""
         on_gpu = self.device.type == "cuda"
-        self._compile = self._starts_compiled()
+        self._compile = fast is True or (fast == "auto" and on_gpu)
         limited = STATE.own.settings.memory is not None  # compiled, all draws run at once
         on_trial = fast == "auto" and not on_gpu and processes.count == 1 and not limited
+        # Draws that are looped eagerly are mapped when compiled, and share the statistics of a batch then.
+        on_trial = on_trial and not (num_samples > 1 and any(isinstance(part, _BatchNorm) for part in model.modules()))
         self._trial = Trial(num_steps) if on_trial and num_steps else None
-        self._settled: bool | None = None
+        self.settled: bool | None = None
+        """What a trial on a CPU has decided: whether steps are compiled. None before, and where there is no trial."""
         self._told = False
-        self._proved = False
-        """Whether a step of this kind, backward pass included, was ever finished."""
-        self._updating = False
-        """Whether the parameters of the present step are being changed: there is no way back then."""
+        self._proved: set[tuple[Any, ...]] = set()
+        """Ways in which a step, backward pass included, was ever finished."""
         self._shapes = Shapes()
+        self._statistics = Standing(model, ())
+        self._last = Batch(None, torch.empty(0))
         self._looked = time.perf_counter()
         self._recording: Recording | None = None
         self._capture = on_gpu and self._compile and not self._why_not_captured()
@@ -114,6 +112,7 @@ class Step:
             make_capturable(optimizer, self.device)
         self._layout = Layout(model, optimizer)
         self._health = Health(self.device, optimizer)
+        self._gradients = Update(model, optimizer, clip_norm, processes, self._health)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -123,6 +122,8 @@ class Step:
     @property
     def how(self) -> str:
         """How steps run: ``captured``, ``compiled`` or ``eager``, and why where something stood in the way."""
+        if self._compile and self._shapes.differ:
+            return "mostly eager, since most batches have other shapes"
         way = "captured" if self._is_recorded else "compiled" if self._compile else "eager"
         return f"{way}, since {self.why}" if self.why else way
 
@@ -137,22 +138,16 @@ class Step:
 
     def news(self) -> str:
         """What there is to say about how steps run, once: that they are recorded, or what stands in the way."""
-        if self._told or not (self._is_recorded or self.why):
+        slower = self.why or (self._compile and self._shapes.differ)
+        if self._told or not (self._is_recorded or slower):
             return ""
         self._told = True
-        return (
-            f"steps run {self.how}" if self.why else f"compiled and recorded the step in {self.capture_seconds:.1f} s"
-        )
-
-    @property
-    def settled(self) -> bool | None:
-        """What a trial on a CPU has decided: whether steps are compiled. None before, and where there is no trial."""
-        return self._settled
+        return f"steps run {self.how}" if slower else f"compiled and recorded the step in {self.capture_seconds:.1f} s"
 
     def settle(self, compiled: bool | None) -> None:
         """Go by what an earlier trial has decided, where it has."""
         if compiled is not None and self._trial is not None:
-            self._compile, self._settled, self._trial = compiled, compiled, None
+            self._compile, self.settled, self._trial = compiled, compiled, None
 
     def __call__(
         self,
@@ -169,7 +164,7 @@ class Step:
         loss = self.learn(batch, Place(batch_index, num_batches, epoch)).loss
         if time.perf_counter() - self._looked > LOOK_EVERY:
             self._looked = time.perf_counter()
-            self.check(batch)
+            self.check()
         return loss
 
     @property
@@ -185,6 +180,10 @@ class Step:
         if self._recording is not None:
             self._recording.forget_seconds()
 
+    def record_again(self) -> None:
+        """Let go of what was recorded: for what a recording cannot see, such as an attribute of a module."""
+        self._recording = None
+
     def close(self) -> None:
         """Let go of what was compiled and recorded; ``how`` and ``capture_seconds`` are then those of a new step."""
         self._recording = None
@@ -196,19 +195,21 @@ class Step:
         A step that runs out of memory before its update is taken again with fewer draws at a time, and one whose
         compiled code fails is taken again eagerly.
         """
+        self._last = batch
         if len(batch.targets):
             self._check_memory(batch)
             if self._compile:
                 self._layout.lay_out(batch.inputs)
         while True:
-            waiting, self._updating = self.num_rows, False
+            waiting, self._gradients.is_under_way = self.num_rows, False
+            if not self._is_recorded:
+                self._statistics = Standing(self.model, statistics_of(self.model))
             try:
-                with rounding_products(self.precision):
-                    learned = self._learn(batch, place, complete)
-                self._proved = True
+                learned = self._learn(batch, place, complete)
+                self._proved.add(self._way)
                 return learned
             except Exception as error:
-                if waiting or self._updating or not self._can_try_again(error):
+                if waiting or self._gradients.is_under_way or not self._can_try_again(error):
                     raise
                 said = "" if is_out_of_memory(error) else first_line(error)
             # Outside of the handler, where nothing refers to the failed step any more.
@@ -216,26 +217,36 @@ class Step:
 
     def _learn(self, batch: Batch, place: Place, complete: bool) -> Learned:
         if not complete and self._capture:
-            self._fall_back("compiled", "several batches make up a step")
+            self._give_up_recording("several batches make up a step")
         if len(batch.targets) and self._shapes.notice(signature((batch.inputs, batch.targets, batch.weight))):
             self.close()
         if complete and self.num_rows == 0 and self._capture:
             learned = self._learn_captured(batch, place)
             if learned is not None:
                 return learned
-        if self._trial is not None and complete and self.num_rows == 0:
-            return self._learn_on_trial(self._trial, batch, place)
-        learned = self._add_gradients(batch, place)
-        if complete:
-            self._update()
+        with rounding_products(self.precision):
+            if self._trial is not None and complete and self.num_rows == 0:
+                return self._learn_on_trial(self._trial, batch, place)
+            learned = self._add_gradients(batch, place)
+            if complete:
+                self._update()
         return learned
+
+    def _update(self) -> None:
+        self._gradients.divide_and_take(self.num_rows)
+        self.num_rows = 0
+
+    @property
+    def _way(self) -> tuple[Any, ...]:
+        """What is run: code for some shape, or what needs no compiler."""
+        return (self._compile, self._shapes.chosen if self._compile else None)
 
     def _check_memory(self, batch: Batch) -> None:
         """Leave the compiler out of it where a limit wants fewer draws at a time: compiled, they run all at once."""
         limited = STATE.own.settings.memory is not None and self.num_samples > 1
         if not (limited and self._compile) or self._shapes.chosen is not None:
             return
-        planned = plan(self.model, batch.inputs, self.num_samples, gradients=True)
+        planned = plan(self.model, batch.inputs, self.num_samples, gradients=True, collecting=("divergence", "penalty"))
         if planned.chunk < self.num_samples or planned.recompute:
             if self.fast is True:
                 raise ValueError(f"fast must be 'auto' or False under this memory limit: {planned.reason}")
@@ -246,11 +257,12 @@ class Step:
         if is_out_of_memory(error):
             return self.fast is not True if self._compile else self.num_samples > 1
         mine = isinstance(error, BrokenLossError | LostProcessError)
-        return self._compile and not self._proved and self.fast is not True and not mine
+        return self._compile and self._way not in self._proved and self.fast is not True and not mine
 
     def _try_again(self, said: str) -> None:
         self.num_rows = 0
-        self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.begin()
+        self._statistics.put_back(self.model)
         if self._compile:
             self._fall_back("eager", f"the compiler gave up: {said}" if said else "all draws at once ran out of memory")
             free_memory()
@@ -260,20 +272,18 @@ class Step:
                 "accumulate"
             )
 
-    def check(self, batch: Batch) -> None:
+    def check(self) -> None:
         """Raise where some step since the last look had a loss that is not finite; waits for the device."""
         broken = self._health.first_broken()
         if broken is not None:
             value, num_steps = broken
-            total = torch.tensor(value)
-            raise BrokenLossError(
-                value, culprit_of(self.model, batch.to(self.device).inputs, Loss(total, total, {}, None)), num_steps
-            )
+            loss, inputs = Loss(torch.tensor(value), torch.tensor(value), {}, None), self._last.to(self.device).inputs
+            raise BrokenLossError(value, culprit_of(self.model, inputs, loss), num_steps)
 
     def _add_gradients(self, batch: Batch, place: Place) -> Learned:
         """Backward of the loss times its rows: batches of one step count by them, and the sum is divided once."""
         if self.num_rows == 0:
-            self.optimizer.zero_grad(set_to_none=True)
+            self._gradients.begin()
         rows = len(batch.targets)
         if rows == 0:  # other processes have all rows of this batch
             return self._nothing_learned()
@@ -290,20 +300,6 @@ class Step:
         self._health.watch(nothing, as_it_is)
         return Learned(Loss(nothing, nothing, {}, None), nothing.double().expand(1 + len(self.names)))
 
-    def _update(self) -> None:
-        rows = self.processes.sum_gradients(self.model.parameters(), self.num_rows)
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= rows
-        self.num_rows = 0
-        self._clip_and_step()
-
-    def _clip_and_step(self) -> None:
-        self._updating = True
-        if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self.optimizer.step()
-
     def _loss(self, batch: Batch, place: Place) -> tuple[Loss, Tensor]:
         """The loss and its sums, compiled where that works."""
         shapes = signature((batch.inputs, batch.targets, batch.weight))
@@ -315,6 +311,7 @@ class Step:
             if is_out_of_memory(error):
                 raise
             self._layout.undo()  # it is for the compiler only, and the fault may be there
+            self._statistics.put_back(self.model)
             found = self._of_batch.eager(batch, place, self.num_samples)  # raises what is the batch's own fault
             if self.fast is True:
                 raise
@@ -326,33 +323,47 @@ class Step:
         values = (batch.inputs, batch.targets, batch.weight, self._of_batch.in_tensors(place))
         if signature(values[:3]) != self._shapes.chosen or STATE.own.settings.seed is not None:  # replays have one seed
             return None
+        if self._recording is not None and self._recording.is_outdated:
+            self._recording = None  # before another takes its place
+        if self._recording is None or not is_fused(self.optimizer):
+            make_capturable(self.optimizer, self.device)  # again: somebody may have loaded a state, or set a rate
         circumstances = self._circumstances()
         if self._recording is None:
-            laid_out = self._layout.of(values)
-            self._recording = Recording(self._whole_step, laid_out, circumstances, self.optimizer, self.device)
+            laid_out, work = self._layout.of(values), unheld(self._whole_step)
+            self._recording = Recording(work, laid_out, circumstances, self.model, self.optimizer, self.device)
         elif not self._recording.fits(values, circumstances):
             return None
         self._recording.read(values)
         try:
-            return Learned(*self._recording())
+            # A replay rounds as its recording did; to say so takes as long as to launch it.
+            with nullcontext() if self._recording.is_ready else rounding_products(self.precision):
+                learned = Learned(*self._recording())
         except RuntimeError as error:
             if self.fast is True or is_out_of_memory(error):
                 raise
+            self._statistics.put_back(self.model)
             self._fall_back("compiled", f"its recording failed: {first_line(error)}")
             return None
+        if self._recording.replaced:
+            self._give_up_recording(f"every step puts another tensor in place of {self._recording.replaced}")
+        return learned
+
+    def _give_up_recording(self, why: str) -> None:
+        self._refuse_if_asked_for(why)
+        self._fall_back("compiled", why)
 
     def _circumstances(self) -> tuple[Any, ...]:
         """What a recording depends on beside its tensors; while it is other than then, steps run as they are."""
         settings = STATE.own.settings
         noise = (settings.mode, settings.antithetic, settings.estimator, settings.memory)
-        return (*noise, self.model.training, self.clip_norm, self.num_samples)
+        return (*noise, self.clip_norm, self.num_samples)
 
     def _whole_step(self, inputs: Any, targets: Tensor, weight: Tensor | None, place: Place) -> tuple[Loss, Tensor]:
-        self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.begin()
         loss, sums = self._loss(Batch(inputs, targets, weight), place)
         loss.total.backward()
         self._health.watch(loss.total, self._of_batch.through if self._compile else as_it_is)
-        self._clip_and_step()
+        self._gradients.take()
         return without_graph(loss), sums
 
     def _learn_on_trial(self, trial: Trial, batch: Batch, place: Place) -> Learned:
@@ -362,13 +373,8 @@ class Step:
         learned = self._add_gradients(batch, place)
         self._update()
         trial.note(time.perf_counter() - began)
-        if self.why:  # the compiler gave up
-            trial.choice = False
         self.settle(trial.choice)
         return learned
-
-    def _starts_compiled(self) -> bool:
-        return self.fast is True or (self.fast == "auto" and self.device.type == "cuda")
 
     def _why_not_captured(self) -> str:
         self.why = why_not_capturable(self.optimizer)
@@ -376,13 +382,19 @@ class Step:
             self.why = "several processes share it"
         if isinstance(self.objective, Attacking) and not self.objective.attack.is_capturable:
             self.why = f"{type(self.objective.attack).__name__} asks for values while it runs, or has a seed of its own"
-        if self.why and self.fast is True:
-            raise ValueError(f"fast must be 'auto' or False here: the step cannot be recorded, since {self.why}")
+        if self.why:
+            self._refuse_if_asked_for(self.why)
         return self.why
+
+    def _refuse_if_asked_for(self, why: str) -> None:
+        if self.fast is True:
+            raise ValueError(f"fast must be 'auto' or False here: the step cannot be recorded, since {why}")
 
     def _fall_back(self, way: Literal["compiled", "eager"], why: str) -> None:
         self._capture, self.why = False, why
         self._compile = way == "compiled"
         self._recording = None
+        if self._trial is not None:
+            self.settled, self._trial = self._compile, None
         if not self._compile:
             self._layout.undo()

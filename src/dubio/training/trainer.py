@@ -1,8 +1,9 @@
 """The run itself: steps, epochs, checkpoints, and where it stands.
 
 Invariants (``tests/training``): with a folder, a run that was killed at any point and resumed ends bit for bit as one
-that was not (on a CPU); a checkpoint is whole or not there; ``metrics.jsonl`` holds every epoch once. Of several
-processes the first alone writes, all decide from the same numbers, and none goes on without the others.
+that was not, in eager steps on a CPU; compiled ones may round otherwise, where the first batch after it is a short one.
+A checkpoint is whole or not there; ``metrics.jsonl`` holds every epoch once. Of several processes the first alone
+writes, all decide from the same numbers, and none goes on without the others.
 """
 
 import dataclasses
@@ -27,13 +28,13 @@ from dubio.persistence.atomic import remove_unfinished, write_atomically
 from dubio.persistence.tensors import without_ties
 from dubio.training.checkpoints import latest_checkpoint, read_checkpoint, write_checkpoint
 from dubio.training.diagnosis import warn_of_collapse, what_is_not_finite
-from dubio.training.health import BrokenLossError
+from dubio.training.health import LOOK_EVERY, BrokenLossError
 from dubio.training.optimising import set_learning_rates
 from dubio.training.processes import LostProcessError, Processes
 from dubio.training.progress import Display
 from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.state import Standing, own_state, pack, unpack
-from dubio.training.stepping import LOOK_EVERY, Place, Step
+from dubio.training.stepping import Place, Step
 from dubio.training.validation import validate
 from dubio.training.values import Callback, Interrupted, Plan, Run
 
@@ -76,7 +77,8 @@ class Trainer:
     def run(self, resume: bool, interrupted: threading.Event, display: Display) -> Run:
         """All epochs, from the start or from the checkpoint."""
         self.processes.broadcast(self.model)
-        self._check_agreement()
+        if self.processes.count > 1:
+            self._check_agreement(resume)
         standing, best, history = self._start(resume)
         try:
             return self._run(standing, best, history, interrupted, display)
@@ -84,6 +86,9 @@ class Trainer:
             raise LostProcessError(
                 f"training ended at step {standing.step + 1} of epoch {standing.epoch + 1}: {error}{self._kept()}"
             ) from error
+        finally:
+            if not self.keep_step:
+                self.step.close()
 
     def _run(
         self,
@@ -185,7 +190,7 @@ class Trainer:
             if len(batch.targets):
                 self._sums = sums.clone() if self._sums is None else self._sums.add_(sums)
             if last or self._is_time_to_look():
-                self.step.check(batch)
+                self.step.check()
                 display.batch(standing.epoch, standing.batch, loss.total.item())
         except BrokenLossError as error:
             raise self._explained(error, standing) from error
@@ -206,19 +211,19 @@ class Trainer:
         place = f"step {step} of epoch {standing.epoch + 1}"
         return FloatingPointError(f"loss is {error.value} at {place}, from {error.culprit}{self._kept()}")
 
-    def _check_agreement(self) -> None:
-        """Refuse processes that would train in different ways: they would wait for each other in vain."""
-        if self.processes.count == 1:
-            return
-        own = {**self._config(), "num_batches": self.batches.num_batches}
-        for rank, other in enumerate(self.processes.gather(own)):
-            differing = [name for name in own if own[name] != other.get(name)]
-            if differing:
-                name = differing[0]
-                raise ValueError(
-                    f"every process must train alike: {name} is {own[name]!r} in process {self.processes.rank} and "
-                    f"{other.get(name)!r} in process {rank}"
-                )
+    def _check_agreement(self, resume: bool) -> None:
+        groups = [
+            {name: str(group[name]) for name in group if name != "params"} for group in self.optimizer.param_groups
+        ]
+        beside = {
+            "num_batches": self.batches.num_batches,
+            "folder": None if self.folder is None else "given",
+            "resume": resume,
+            "validation": None if self.held_out is None else "given",
+            "schedule": [schedule_factor(self.schedule, share / 8) for share in range(8)],
+            "optimizer": [{name: str(value) for name, value in group.items() if name != "params"} for group in groups],
+        }
+        self.processes.check_alike({**self._config(), **beside})
 
     def _is_time_to_look(self) -> bool:
         """Whether to ask the device how it goes: always on a CPU, which has no queue to wait for."""
@@ -323,20 +328,12 @@ class Trainer:
             self.model.load_state_dict(best)
         self.model.eval()
         how, capture_seconds = self.step.how, self.step.capture_seconds
-        if not self.keep_step:
-            self.step.close()
         if self.folder is not None:
             file = self.folder / "model.safetensors"
             self.processes.by_writer(lambda: self._write_model(file))
-        run = Run(
-            tuple(history),
-            standing.best_epoch if best is not None else standing.epoch,
-            standing.epoch < self.plan.epochs,
-            standing.seconds,
-            self.folder,
-            how,
-            capture_seconds,
-        )
+        best_epoch = standing.best_epoch if best is not None else standing.epoch
+        stopped = standing.epoch < self.plan.epochs
+        run = Run(tuple(history), best_epoch, stopped, standing.seconds, self.folder, how, capture_seconds)
         for callback in self.callbacks:
             callback.on_end(run)
         return run

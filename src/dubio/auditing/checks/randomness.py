@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.attacks.victims import seeded_generator, untouched
+from dubio.attacks.generators import seeded_generator
+from dubio.attacks.victims import untouched
 from dubio.auditing.bench import Bench
 from dubio.auditing.checks.check import NO_GRADIENT, Finding, curve, fall_within, points
 from dubio.layers.sources import sources

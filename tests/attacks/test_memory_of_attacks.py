@@ -1,0 +1,166 @@
+"""Attacks in little memory: rows at a time, limits, and what happens when it runs out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dubio
+from dubio import attacks
+from dubio.attacks import fitting
+from dubio.attacks.recording import Recorder
+from dubio.attacks.victims import untouched
+from dubio.sampling import capturing
+from dubio.sampling.memory import Footprint
+
+MIB = 2**20
+
+
+def images(rows: int = 16) -> tuple[Tensor, Tensor]:
+    return torch.rand(rows, 3, 32, 32), torch.arange(rows) % 3
+
+
+def large_activations() -> nn.Module:
+    """A further row takes more than a MiB, weights next to nothing."""
+    parts = nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return dubio.Bayes().convert(nn.Sequential(*parts)).eval()
+
+
+def large_weights() -> nn.Module:
+    """Drawn weights take 20 MiB, a further row a few KiB."""
+    return dubio.Bayes().convert(nn.Sequential(nn.Linear(100, 2000), nn.ReLU(), nn.Linear(2000, 3))).eval()
+
+
+def peak(attack: attacks.Attack, net: nn.Module, inputs: Tensor, labels: Tensor) -> int:
+    with Footprint() as footprint:
+        attack(net, inputs, labels, progress=False)
+    return footprint.peak
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("limit", [2, 4])
+def test_an_attack_keeps_a_limit_that_leaves_room_for_one_row(limit: int, batch_size: int | None) -> None:
+    net, (inputs, labels) = large_activations(), images()
+    attack = attacks.Pgd(steps=2, num_samples=4, seed=0, batch_size=batch_size)
+    with dubio.memory_limit(limit * MIB):
+        assert peak(attack, net, inputs, labels) <= limit * MIB + 2 * inputs.nbytes
+
+
+def test_a_score_keeps_a_limit_that_leaves_room_for_its_batch() -> None:
+    with dubio.memory_limit(4 * MIB):
+        attacks.score(large_activations(), *images(), num_samples=10, num_tries=2, batch_size=2)
+
+
+def test_drawn_weights_are_not_charged_to_rows() -> None:
+    net, inputs, labels = large_weights(), torch.rand(200, 100), torch.zeros(200, dtype=torch.int64)
+    with untouched(net), torch.no_grad():
+        victim = attacks.Pgd(num_samples=20).victim(net)
+        assert victim.rows_at_a_time(inputs, labels) == 200
+
+
+def test_rows_are_as_many_as_fit() -> None:
+    net, (inputs, labels) = large_activations(), images(100)
+    with untouched(net), torch.no_grad():
+        few, many = (replace(attacks.Pgd(), num_samples=n).victim(net).rows_at_a_time(inputs, labels) for n in (2, 40))
+    assert 1 <= many < few < 100
+
+
+# When it runs out
+
+
+class Scarce(Footprint):
+    """A device that has so many bytes and no more, and says so as torch does."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity, self.times = capacity, 0
+
+    def _count(self, tensor: Tensor, before: set[int]) -> None:
+        super()._count(tensor, before)
+        if self._alive > self.capacity:
+            self.times += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    parts = nn.Linear(6, 100), nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, 3)
+    return dubio.Bayes(estimator="weight").convert(nn.Sequential(*parts)).eval()
+
+
+def tables() -> tuple[Tensor, Tensor]:
+    return torch.rand(32, 6), torch.arange(32) % 3
+
+
+IN_LITTLE = {
+    "pgd": attacks.Pgd(steps=2),
+    "fgsm on its own label": attacks.Fgsm(label="own"),
+    "apgd": attacks.Apgd(steps=3),
+    "ddn": attacks.Ddn(norm="l2", steps=2),
+}
+
+
+@pytest.mark.parametrize("name", IN_LITTLE)
+@pytest.mark.parametrize("share", [2, 5, 12])
+def test_an_attack_that_runs_out_of_memory_gives_what_it_gives_in_plenty(name: str, share: int) -> None:
+    attack = replace(IN_LITTLE[name], num_samples=16, seed=0, batch_size=32, noise="frozen")
+    inputs, labels = tables()
+    with Footprint() as footprint:
+        plenty = attack(small_net(), inputs, labels, progress=False)
+    with Scarce(footprint.peak // share) as scarce:
+        little = attack(small_net(), inputs, labels, progress=False)
+    assert scarce.times > 0
+    torch.testing.assert_close(little.inputs, plenty.inputs, rtol=0.0, atol=1e-5)
+    assert torch.equal(little.fooled, plenty.fooled)
+
+
+def test_an_attack_for_which_nothing_is_left_says_so() -> None:
+    rows: list[int] = []
+
+    def breaking(inputs: Tensor) -> Tensor:
+        if inputs.requires_grad:
+            rows.append(len(inputs))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return inputs[:, :3]
+
+    with pytest.raises(torch.OutOfMemoryError, match="ran out of memory with one draw of one input at a time"):
+        attacks.Pgd(steps=2, batch_size=20)(breaking, *tables())
+    assert rows == [20, 10, 5, 3, 2, 1]
+
+
+def test_draws_are_halved_before_rows_and_no_more_often_than_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "shrink_chunks", lambda net: True)
+    thrift, rows = fitting.Thrift(small_net(), 4, num_samples=3), []
+    with pytest.raises(torch.OutOfMemoryError):
+        while True:
+            thrift.take_less()
+            rows.append(thrift.rows)
+    assert rows == [4, 4, 2, 2, 2, 1, 1, 1]
+
+
+def test_a_recording_without_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(self: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(capturing.Captured, "__call__", run_out)
+    recorder = Recorder(torch.device("cpu"))
+    assert recorder(lambda inputs, labels: (inputs,), *tables()) is None
+    assert recorder._captured is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_recording_is_let_go_of_whatever_happens(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Recorder):
+        closed = 0
+
+        def __call__(self, *look: object) -> None:
+            raise error
+
+        def close(self) -> None:
+            Interrupted.closed += 1
+
+    monkeypatch.setattr(attacks.Attack, "_recorder", lambda self, victim, device: Interrupted(device))
+    with pytest.raises(error):
+        attacks.Pgd(steps=2)(small_net(), *tables())
+    assert Interrupted.closed == 1
