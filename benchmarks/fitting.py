@@ -2,8 +2,8 @@
 
 Two settings: a Bayesian MLP 784-800-800-10 on MNIST, batch 128, ten draws a step; and adversarial training of a
 ResNet-18 on CIFAR-10 by PGD with seven steps, batch 512, bf16, shifted and mirrored images. Where the data are not
-there, random images of their number and size stand in, which take the same time; the record says so. Epochs from the
-third on count; what compiling and recording the step took is given apart. Meant for a GPU.
+there, random images of their number and size stand in, which take the same time; the record and its name say so. Epochs
+from the third on count; what compiling and recording the step took is given apart. Needs a GPU.
 """
 
 import statistics
@@ -16,9 +16,12 @@ import dubio
 from dubio.data import CropAndFlip, Examples, Loader
 
 SIZES = {"mnist": (60_000, 1, 28), "cifar10": (50_000, 3, 32)}
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 
 def measure(device: torch.device) -> list[dict[str, Any]]:
+    if device.type != "cuda":
+        raise SystemExit("fitting needs a GPU: its epochs take hours on a CPU")
     return [mnist_epoch(device), adversarial_epoch(device)]
 
 
@@ -28,7 +31,9 @@ def mnist_epoch(device: torch.device, epochs: int = 10, num_examples: int | None
     net = dubio.models.build("fc:800-800", inputs=examples.shape, num_classes=10)
     model = dubio.Bayes(estimator="local").convert(net).to(device)
     run = dubio.fit(model, examples, epochs=epochs, batch_size=128, num_samples=10, precision="tf32", progress=False)
-    return record("784-800-800-10 on MNIST, local, S=10, batch 128, tf32", source, examples, run)
+    return record(
+        f"784-800-800-10 on {data_in_words('mnist', source)}, local, S=10, batch 128, tf32", source, examples, run
+    )
 
 
 def adversarial_epoch(device: torch.device, epochs: int = 6, num_examples: int | None = None) -> dict[str, Any]:
@@ -48,7 +53,9 @@ def adversarial_epoch(device: torch.device, epochs: int = 6, num_examples: int |
         precision="bf16",
         progress=False,
     )
-    return record("PGD-7 training of ResNet-18 on CIFAR-10, batch 512, bf16", source, examples, run)
+    return record(
+        f"PGD-7 training of ResNet-18 on {data_in_words('cifar10', source)}, batch 512, bf16", source, examples, run
+    )
 
 
 def training_data(name: str, num_examples: int | None) -> tuple[Examples, str]:
@@ -65,6 +72,12 @@ def training_data(name: str, num_examples: int | None) -> tuple[Examples, str]:
     images = torch.randint(256, (count, channels, side, side), generator=generator, dtype=torch.uint8)
     labels = torch.randint(10, (count,), generator=generator)
     return Examples(images, labels, tuple("0123456789")), "random images"
+
+
+def data_in_words(name: str, source: str) -> str:
+    """What was learned from: the data that were meant, or images as large."""
+    side = SIZES[name][-1]
+    return NAMES[name] if source == name else f"{side}x{side} images"
 
 
 def record(what: str, source: str, examples: Examples, run: dubio.Run) -> dict[str, Any]:

@@ -48,15 +48,19 @@ PARTS: dict[str, Callable[[torch.device], Any]] = {
     "autoattack": audits.measure_autoattack,
     "peers": peers.measure,
 }
-ALONE = [part for part in PARTS if part not in ("fitting", "kernels", "audits_mnist", "autoattack", "peers")]
+NEED_GPU = ("fitting", "kernels")
+ALONE = [part for part in PARTS if part not in (*NEED_GPU, "audits_mnist", "autoattack", "peers")]
 """Those that need nothing beside what is installed: no data, no GPU, no other library."""
 OTHERS = ("bayesian_torch", "torch_uncertainty", "torchbayesian", "blitz")
 INSIDE = "DUBIO_INSIDE_PEERS"
+TAKEN_BY = {"--nets": ("peers", "kernels"), "--draws": ("peers",), "--tiny": ("peers",), "--add": ("peers",)}
+"""Options that only some parts take."""
 
 
 def main() -> int:
     options = _parsed()
-    if "peers" in options.parts and not os.environ.get(INSIDE) and not all(find_spec(other) for other in OTHERS):
+    absent = [other for other in OTHERS if not find_spec(other)]
+    if "peers" in options.parts and absent and not os.environ.get(INSIDE):
         script = Path(__file__).resolve().parent.parent / "scripts" / "peer_environment.py"
         return subprocess.run([sys.executable, str(script), *sys.argv[1:]]).returncode
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -79,6 +83,8 @@ def main() -> int:
     )
     parts = PARTS | {"peers": beside, "kernels": partial(kernels.measure, nets=options.nets)}
     write({part: parts[part](device) for part in options.parts or ALONE})
+    if "peers" in options.parts and absent:
+        print(f"measured without {', '.join(absent)}: not installed, and not on PYTHONPATH")
     return 0
 
 
@@ -87,9 +93,9 @@ def earlier_record(path: Path | None, about: dict[str, Any]) -> dict[str, Any] |
 
     It may be of another commit: every network says its own.
     """
-    if path is None or not path.is_file():
+    stored = None if path is None else stored_record(path)
+    if stored is None:
         return None
-    stored = json.loads(path.read_text(encoding="utf-8"))
     for key in ("hardware", "versions"):
         if stored[key] != about[key]:
             raise SystemExit(
@@ -99,6 +105,18 @@ def earlier_record(path: Path | None, about: dict[str, Any]) -> dict[str, Any] |
     for own in record["settings"]["nets"].values():
         own.setdefault("commit", stored["commit"])
     return record
+
+
+def stored_record(path: Path) -> dict[str, Any] | None:
+    """What a run of peers has written; None where nothing is there, refused where it is something else."""
+    if not path.is_file():
+        return None
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        stored["hardware"], stored["versions"], stored["commit"], stored["records"]["peers"]["settings"]["nets"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"--add needs a record that a run of peers has written, {path} is none: {error!r}") from error
+    return stored
 
 
 def _parsed() -> argparse.Namespace:
@@ -112,6 +130,12 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="of peers: small networks, only to see that all run")
     parser.add_argument("--add", action="store_true", help="of peers: keep other networks that the output has already")
     options = parser.parse_args()
+    _check(parser, options)
+    return options
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse what cannot be done, before anything is measured."""
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown:
         parser.error(f"PART must be one of {', '.join(PARTS)}, got {unknown[0]}")
@@ -119,7 +143,29 @@ def _parsed() -> argparse.Namespace:
     strange = [net for net in options.nets if net not in known]
     if strange:
         parser.error(f"--nets must be among {', '.join(known)}, got {strange[0]}")
-    return options
+    chosen = options.parts or ALONE
+    for part in NEED_GPU:
+        if part in chosen and not torch.cuda.is_available():
+            parser.error(f"{part} needs a GPU, and there is none; nothing was measured")
+    for option, takers in TAKEN_BY.items():
+        if getattr(options, option.removeprefix("--")) and not set(takers) & set(chosen):
+            parser.error(f"{option} is for {' and '.join(takers)}, got the parts {', '.join(chosen)}")
+    if options.add and options.output is None:
+        parser.error("--add needs --output: the record that is added to")
+    if options.output is not None:
+        _check_output(parser, options.output)
+    if options.add:
+        stored_record(options.output)
+
+
+def _check_output(parser: argparse.ArgumentParser, output: Path) -> None:
+    folder = output.resolve().parent
+    if output.is_dir():
+        parser.error(f"--output must be a file, got the folder {output}")
+    if not folder.is_dir():
+        parser.error(f"--output must be in a folder that exists, got {output}")
+    if not os.access(output if output.exists() else folder, os.W_OK):
+        parser.error(f"--output must be a file that can be written, got {output}")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -127,7 +173,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(","))
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() and int(number) >= 1 for number in numbers):
+        raise argparse.ArgumentTypeError(f"must be whole numbers from 1 on, with commas between, got {text!r}")
+    return tuple(int(number) for number in numbers)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def alternating_times_ms(
     """
     times: dict[str, list[float]] = {name: [] for name in works}
     for work in list(works.values()) * warm_ups:
-        _timed_ms(work, device)
+        timed_ms(work, device)
     in_a_row = {name: _turn_length(work, device) for name, work in works.items()}
     while True:
         going = [
@@ -64,17 +64,18 @@ def alternating_times_ms(
         if not going:
             return times
         for name in going:
-            times[name].append(_timed_ms(works[name], device, in_a_row[name]))
+            times[name].append(timed_ms(works[name], device, in_a_row[name]))
 
 
 def _turn_length(work: Callable[[], object], device: torch.device) -> int:
     """Repetitions that fill a turn of a GPU; elsewhere nothing runs ahead, and each is a turn."""
     if device.type != "cuda":
         return 1
-    return max(1, round(TURN_MS / _timed_ms(work, device)))
+    return max(1, round(TURN_MS / timed_ms(work, device)))
 
 
-def _timed_ms(work: Callable[[], object], device: torch.device, times: int = 1) -> float:
+def timed_ms(work: Callable[[], object], device: torch.device, times: int = 1) -> float:
+    """Milliseconds of a piece of work, the mean of several in a row; the device is waited for before and after."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()

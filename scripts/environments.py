@@ -44,9 +44,9 @@ def make_environment(folder: Path, packages: Sequence[str], imports: str) -> Pat
 
 
 def reason(error: Exception) -> str:
-    """Why an environment could not be made, in one line."""
-    output = getattr(error, "stdout", None) or str(error)
-    return str(output).strip().splitlines()[-1]
+    """Why an environment could not be made, in one line: the first that is called an error, else the last."""
+    lines = str(getattr(error, "stdout", None) or error).strip().splitlines() or [type(error).__name__]
+    return next((line for line in lines if line.startswith("ERROR")), lines[-1])
 
 
 def _run(*command: str) -> None:

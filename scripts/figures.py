@@ -7,8 +7,9 @@ A page says which table it wants between two markers,
 
 and this script fills in what is between them. A name is a table of ``TABLES`` and, after a colon, what it is of.
 Figures come from ``benchmarks/results/*.json``, with the commit and the hardware they were measured on, and from the
-records of experiments under ``results``; nobody types them. With ``--check`` nothing is written, and the exit status is
-1 when a page is out of date.
+records of experiments under ``results``; nobody types them. Pictures of libraries side by side are drawn anew where
+they are not those of their records. With ``--check`` nothing is written, and the exit status is 1 when a page or a
+picture is out of date.
 """
 
 import argparse
@@ -25,7 +26,10 @@ from typing import Any, NoReturn
 from claims_tables import claims_summary, claims_table
 from headlines import headlines_table
 from markdown_tables import commit_in_words, markdown_table
-from peer_tables import MAIN_NET, PEER_TABLES, commits_in_words, missing
+from peer_tables import PEER_TABLES, SHOWN
+from peer_words import PEER_SENTENCES, commits_in_words, machine_in_words, missing
+from plot_peers import draw_of, is_drawn_from
+from speed_words import epoch_in_words, launches_in_words, loading_in_words
 
 from dubio.auditing import CHECKS
 from dubio.cli.fields import fields_of, spell
@@ -56,9 +60,10 @@ def main() -> int:
     pages = {path: path.read_text(encoding="utf-8") for path in paths}
     filled = {path: fill(text, str(path.relative_to(ROOT))) for path, text in pages.items()}
     changed = [path for path in pages if pages[path] != filled[path]]
-    names = ", ".join(str(path.relative_to(ROOT)) for path in changed)
+    stale = _stale_pictures()
+    names = ", ".join(str(path.relative_to(ROOT)) for path in (*changed, *stale))
 
-    if not changed:
+    if not names:
         print("the figures in docs/ are up to date")
         return 0
     if check:
@@ -66,8 +71,20 @@ def main() -> int:
         return 1
     for path in changed:
         path.write_text(filled[path], encoding="utf-8")
+    for picture, record in stale.items():
+        draw_of(record, picture)
     print(f"wrote the figures in {names}")
     return 0
+
+
+def _stale_pictures() -> dict[Path, Path]:
+    """Pictures of libraries side by side that were not drawn from their records, and these."""
+    pictures = sorted((PAGES / "images").glob("peers_*.png"))
+    records = {picture: RESULTS / f"{picture.stem}.json" for picture in pictures}
+    try:
+        return {picture: record for picture, record in records.items() if not is_drawn_from(picture, record)}
+    except ValueError as error:
+        _refuse(str(error))
 
 
 def fill(text: str, page: str) -> str:
@@ -180,7 +197,7 @@ def epochs(choice: str) -> str:
     name = f"fitting_{choice}"
     stored = _load(name)
     rows = [
-        (record["what"], f"{record['seconds']:.2f} s", f"{record['capture_seconds']:.0f} s", record["data"])
+        (epoch_in_words(record), f"{record['seconds']:.2f} s", f"{record['capture_seconds']:.0f} s", record["data"])
         for record in stored["records"]["fitting"]
     ]
     headings = ("training by `dubio.fit`", "an epoch", "to compile and record, once", "data")
@@ -217,6 +234,19 @@ def kernels(choice: str) -> str:
     )
     headings = ("what", "in all", "the GPU works", *groups)
     return f"{markdown_table(headings, rows)}\n\n{about} {_source(name, stored)}"
+
+
+def launches(choice: str) -> str:
+    """What draws of a ResNet-18 took one by one and mapped, on the machine that is named."""
+    name, peers = f"engine_{choice}", f"peers_{choice}"
+    stored, beside = _load(name), _load(peers)["records"]["peers"]
+    return f"{launches_in_words(stored['records']['engine'], beside)} {_source(name, stored)}"
+
+
+def loading(choice: str) -> str:
+    """How fast data are cut into batches, beside a ``DataLoader``."""
+    stored = _load("loading")
+    return f"{loading_in_words(stored['records']['loading'])} {_source('loading', stored)}"
 
 
 def checks(choice: str) -> str:
@@ -269,17 +299,21 @@ def autoattack(choice: str) -> str:
 
 
 def beside_peers(kind: str, choice: str) -> str:
-    """A table of dubio beside other libraries; of ``MACHINE`` or ``MACHINE/NETWORK``. Records not made yet are told."""
+    """A table or sentence of dubio beside others; of ``MACHINE`` or ``MACHINE/NETWORK``. Records not made are told."""
     machine, _, net = choice.partition("/")
     name = f"peers_{machine}"
     place = f"benchmarks/results/{name}.json"
     stored = _load(name) if (RESULTS / f"{name}.json").is_file() else None
     record = None if stored is None else stored["records"]["peers"]
-    shown = net or (MAIN_NET if kind == "peer-summary" else "")
-    gap = missing(record, place, shown)
+    shown = (net,) if net else SHOWN.get(kind, ())
+    gap = missing(record, place, shown[0] if len(shown) == 1 else "")
     if gap or stored is None or record is None:
         return gap
-    found, source = PEER_TABLES[kind](record, net), _source(name, stored, commits_in_words(record, shown))
+    about = stored | {"hardware": machine_in_words(stored["hardware"], record, shown)}
+    source = _source(name, about, commits_in_words(record, shown))
+    if kind in PEER_SENTENCES:
+        return f"{PEER_SENTENCES[kind](record)} {source}"
+    found = PEER_TABLES[kind](record, net)
     return f"{markdown_table(found.headings, found.rows)}\n\n{found.about} {source}"
 
 
@@ -288,7 +322,7 @@ def peer_picture(choice: str) -> str:
     picture = f"images/peers_{choice}.png"
     if not (PAGES / picture).is_file():
         record = f"benchmarks/results/peers_{choice}.json"
-        return f"Not drawn yet: `python scripts/plot_peers.py {record} docs/{picture}` does it."
+        return f"Not drawn yet: `.venv/bin/python scripts/plot_peers.py {record} docs/{picture}` does it."
     return f"![Time of a training step over the number of draws, for every library]({picture})"
 
 
@@ -313,10 +347,12 @@ TABLES: dict[str, Callable[[str], str]] = {
     "glow": glow,
     "epochs": epochs,
     "kernels": kernels,
+    "launches": launches,
+    "loading": loading,
     "checks": checks,
     "audits": audits,
     "autoattack": autoattack,
-    **{kind: partial(beside_peers, kind) for kind in PEER_TABLES},
+    **{kind: partial(beside_peers, kind) for kind in (*PEER_TABLES, *PEER_SENTENCES)},
     "peer-picture": peer_picture,
     "results": results,
     "claims": claims,

@@ -3,8 +3,8 @@
     python scripts/peer_environment.py peers --output FILE     make .venv-peers and measure in it
     python scripts/peer_environment.py --unpack FOLDER         put their wheels, unpacked, into a folder for PYTHONPATH
 
-``.venv-peers`` borrows torch from the environment that runs this script. Where it cannot be made, dubio is measured
-alone, and the record says of every other library that it was not there.
+``.venv-peers`` borrows torch from the environment that runs this script, and sees what is on ``PYTHONPATH``. Where it
+cannot be made, dubio is measured beside what is there, and the record says of every other library that it was not.
 """
 
 import os
@@ -21,6 +21,10 @@ ENVIRONMENT = ROOT / ".venv-peers"
 PACKAGES = ("bayesian-torch", "torch-uncertainty", "torchbayesian", "blitz-bayesian-pytorch")
 IMPORTS = "torch, bayesian_torch.models.dnn_to_bnn, torchbayesian.bnn, blitz.modules, blitz.utils"
 INSIDE = "DUBIO_INSIDE_PEERS"
+ELSEWHERE = (
+    "where no index of packages can be reached, fetch them elsewhere by `scripts/peer_environment.py --unpack FOLDER` "
+    "and put the folder on PYTHONPATH; libraries that are not there now are left out, and the record says so"
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,9 +37,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         python = str(make_environment(ENVIRONMENT, PACKAGES, IMPORTS))
     except (OSError, subprocess.SubprocessError) as error:
-        print(f"peers: dubio is measured alone, since the others' environment could not be made: {reason(error)}")
+        print(f"peers: the others' environment could not be made: {reason(error)}")
+        print(f"peers: {ELSEWHERE}")
         python = sys.executable
-    settings = os.environ | {INSIDE: "1", "PYTHONPATH": str(ROOT / "src")}
+    path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = os.environ | {INSIDE: "1", "PYTHONPATH": path}
     return subprocess.run([python, str(ROOT / "benchmarks" / "run.py"), *arguments], env=settings).returncode
 
 

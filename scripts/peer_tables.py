@@ -1,27 +1,31 @@
 """Tables of dubio beside other libraries, from the records that ``benchmarks/run.py peers`` writes.
 
 Every function takes a stored record and gives headings, rows and a sentence about them; ``figures.py`` sets them. What
-failed stands in the table with its error, and what a record does not hold is told.
+failed stands in the table with its error, and what a record does not hold is told. A speed is the time of the fastest
+peer over that of a row, by medians; beside it stands the same by the fastest run of each, which a busy machine moves
+less.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from markdown_tables import short_commit
+from peer_rows import Row, draws_of, find, number, of, ratio
 
-__all__ = ["MAIN_NET", "PEER_TABLES", "PeerTable", "commits_in_words", "fastest_peer", "missing"]
+__all__ = ["DEFAULT", "MAIN_NET", "PEER_TABLES", "SHOWN", "PeerTable", "fastest_peer"]
 
-Row = dict[str, Any]
 MAIN_NET = "784-1200-1200-10"
 GRADIENT_TOLERANCE = 1e-3
-SAME, EITHER = "of the fastest peer in the same precision", "in any precision"
+SAME, FASTEST, EITHER = "of the fastest peer in the same precision", "by the fastest runs", "in any precision"
+DEFAULT = "dubio local, fp32"
+"""What ``fit`` gives to a converted network unless it is told otherwise."""
 PUBLISHED = {
     "1-400-400-1": {"one after another": 0.070, "vmap": 0.010, "vmap, local": 0.007},
     "784-800-800-10": {"one after another": 8.8, "vmap": 4.1, "vmap, local": 0.8},
 }
 """Seconds that a further draw adds to an epoch on an A100, from the project report that this work starts from."""
+SHOWN = {"peer-summary": (MAIN_NET,), "peer-line": (MAIN_NET,), "peer-epochs": tuple(PUBLISHED)}
+"""The networks that a table is of, where neither its reader names one nor it is of all."""
 
 
 @dataclass(frozen=True)
@@ -34,59 +38,87 @@ class PeerTable:
 
 
 def summary(record: Row, choice: str) -> PeerTable:
-    """Step and prediction of the largest MLP, for a first page."""
-    steps, predictions = _of(record["steps"], MAIN_NET), _of(record["predictions"], MAIN_NET)
-    draws = [number for number in (1, 10, 100) if number in _draws(steps)]
-    rows = []
-    for label in _labels(record, [*steps, *predictions]):
-        cells = (_cell(_find(steps, label, number), "milliseconds") for number in draws)
-        rows.append((label, *cells, _cell(_find(predictions, label), "milliseconds")))
+    """Step and prediction of the largest MLP, for a first page: those fastest in some column, and dubio."""
+    steps, predictions = of(record["steps"], MAIN_NET), of(record["predictions"], MAIN_NET)
+    draws = [number for number in (1, 10, 100) if number in draws_of(steps)]
+    columns = [*((steps, count) for count in draws), (predictions, None)]
+    best = [fastest_peer(record, rows, count) for rows, count in columns]
+    fastest = {row["contestant"] for row in best if row is not None}
+    shown = [
+        label
+        for label in _labels(record, [*steps, *predictions])
+        if label in fastest or record["contestants"][label]["kind"] == "dubio" or label.startswith("vmap")
+    ]
+    rows = [(label, *(_cell(find(own, label, count), "milliseconds") for own, count in columns)) for label in shown]
     one = predictions[0] if predictions else {"num_images": 0, "num_samples": 0}
-    headings = ("milliseconds", *(f"step, S = {number}" for number in draws))
+    headings = ("milliseconds", *(f"step, S = {count}" for count in draws))
     headings = (*headings, f"predict {one['num_images']:,} with S = {one['num_samples']}")
-    return PeerTable(headings, rows, f"{MAIN_NET}, batch of {_batch(record, MAIN_NET)}.")
+    about = (
+        f"{MAIN_NET}, batch of {_batch(record, MAIN_NET)}; of other libraries those that are fastest in some column."
+    )
+    return PeerTable(headings, rows, about)
 
 
 def steps(record: Row, choice: str) -> PeerTable:
     """A training step of a network for every number of draws, and its speed beside that of the fastest peer."""
-    own = _of(record["steps"], choice)
-    draws, lines = _draws(own), {row["contestant"]: row for row in _of(record["slopes"], choice)}
-    compared = 10 if 10 in draws else draws[-1]
+    own = of(record["steps"], choice)
+    draws, lines = draws_of(own), {row["contestant"]: row for row in of(record["slopes"], choice)}
+    compared = _compared(draws)
     rows = []
     for label in _labels(record, own):
-        cells = (_cell(_find(own, label, number), "milliseconds") for number in draws)
+        cells = (_cell(find(own, label, count), "milliseconds") for count in draws)
         slope = f"{lines[label]['slope']:.3g}" if label in lines else "-"
-        rows.append((label, *cells, slope, *_ratios(record, own, _find(own, label, compared), compared)))
-    headings = ("milliseconds", *(f"S = {number}" for number in draws), "for a further draw")
-    headings = (*headings, f"speed at S = {compared} over that {SAME}", EITHER)
-    return PeerTable(headings, rows, _about(record, choice))
+        at_one = () if compared == 1 else _ratios(record, own, find(own, label, 1), 1)[:1]
+        row = find(own, label, compared)
+        rows.append((label, *cells, slope, _seconds_to_build(row), *at_one, *_ratios(record, own, row, compared)))
+    headings = ("milliseconds", *(f"S = {count}" for count in draws), "for a further draw", "seconds to build")
+    headings = (*headings, *([] if compared == 1 else [f"speed at S = 1 over that {SAME}"]))
+    headings = (*headings, f"speed at S = {compared} over that {SAME}", FASTEST, EITHER)
+    return PeerTable(headings, rows, f"{_about(record, choice)} {_default_in_words(record, own)}")
 
 
 def predictions(record: Row, choice: str) -> PeerTable:
     """Predictions of every network."""
+    settings = record["settings"]
+    each_its_own = "rows_tried" in settings
     rows = []
-    for net in record["settings"]["nets"]:
-        own = _of(record["predictions"], net)
+    for net in settings["nets"]:
+        own = of(record["predictions"], net)
         for row in own:
             what = f"{net}, {row['num_images']:,} with S = {row['num_samples']}"
-            rows.append((what, row["contestant"], _cell(row, "milliseconds"), *_ratios(record, own, row)))
-    headings = ("prediction", "by", "milliseconds", f"speed over that {SAME}", EITHER)
-    rows_at_a_time = record["settings"]["rows_at_a_time"]
-    return PeerTable(headings, rows, f"Batches of {rows_at_a_time:,} at most; dubio sizes its own.")
+            taken = [_rows_at_a_time(row)] if each_its_own else []
+            cells = (_cell(row, "milliseconds"), *_ratios(record, own, row))
+            rows.append((what, row["contestant"], *taken, *cells))
+    headings = ("prediction", "by", *(["rows at a time"] if each_its_own else []), "milliseconds")
+    headings = (*headings, f"speed over that {SAME}", FASTEST, EITHER)
+    if each_its_own:
+        about = f"All but dubio, which sizes its own batches, took the {settings['rows_tried']}, found in this run."
+    else:
+        about = f"Batches of {settings['rows_at_a_time']:,} at most; dubio sizes its own."
+    return PeerTable(headings, rows, about)
 
 
 def memory(record: Row, choice: str) -> PeerTable:
-    """Peak memory of a training step of a network for every number of draws."""
-    own = _of(record["steps"], choice)
-    draws = _draws(own)
-    rows = [
-        (label, *(_cell(_find(own, label, number), "peak_mib") for number in draws))
-        for label in _labels(record, own)
-        if any((_find(own, label, number) or {}).get("peak_mib") is not None for number in draws)
-    ]
-    return PeerTable(
-        ("MiB", *(f"S = {number}" for number in draws)), rows, f"{choice}, batch of {_batch(record, choice)}."
-    )
+    """Peak memory of a training step of a network for every number of draws, and what building took beside."""
+    own = of(record["steps"], choice)
+    draws = draws_of(own)
+    compared = _compared(draws)
+    told_apart = any(row.get("peak_mib_to_build") is not None for row in own)
+    rows = []
+    for label in _labels(record, own):
+        peaks = [find(own, label, count) for count in draws]
+        if any(row is not None and row.get("peak_mib") is not None for row in peaks):
+            built = [_cell(find(own, label, compared), "peak_mib_to_build")] if told_apart else []
+            rows.append((label, *(_cell(row, "peak_mib") for row in peaks), *built))
+    headings = ("MiB", *(f"S = {count}" for count in draws))
+    headings = (*headings, *([f"to build, S = {compared}"] if told_apart else []))
+    about = f"{choice}, batch of {_batch(record, choice)}.{_thrift_in_words(record, own, compared)}"
+    if record["settings"].get("device") == "cuda" and not told_apart:
+        about += (
+            " What building takes is in these peaks, and what cuBLAS keeps for a stream is in that of the first to use "
+            "it: they do not rise evenly with draws."
+        )
+    return PeerTable(headings, rows, about)
 
 
 def epochs(record: Row, choice: str) -> PeerTable:
@@ -94,17 +126,17 @@ def epochs(record: Row, choice: str) -> PeerTable:
     rows = [
         (net, f"published, {way}", f"{seconds:g}", "-") for net in PUBLISHED for way, seconds in PUBLISHED[net].items()
     ]
-    for net, sizes in record["settings"]["nets"].items():
-        if net in PUBLISHED:
-            num_steps = math.ceil(sizes["num_data"] / sizes["batch"])
-            rows += [
-                (net, row["contestant"], f"{row['slope'] * num_steps / 1e3:.3g}", f"{row['r2']:.4f}")
-                for row in _of(record["slopes"], net)
-            ]
+    shown = {net: sizes for net, sizes in record["settings"]["nets"].items() if net in PUBLISHED}
+    for net, sizes in shown.items():
+        num_steps = math.ceil(sizes["num_data"] / sizes["batch"])
+        rows += [
+            (net, row["contestant"], f"{row['slope'] * num_steps / 1e3:.3g}", f"{row['r2']:.4f}")
+            for row in of(record["slopes"], net)
+        ]
     rows.sort(key=lambda row: list(PUBLISHED).index(row[0]))
     headings = ("network", "by", "seconds that a further draw adds to an epoch", "R^2")
-    batch = ", ".join(f"{net}: {sizes['num_data']:,} examples" for net, sizes in record["settings"]["nets"].items())
-    return PeerTable(headings, rows, f"Batches of 128; the published ones were measured on an A100. {batch}.")
+    sizes = "".join(f" {net}: {own['num_data']:,} examples in batches of {own['batch']}." for net, own in shown.items())
+    return PeerTable(headings, rows, f"The published ones were measured on an A100.{sizes}")
 
 
 def contestants(record: Row, choice: str) -> PeerTable:
@@ -115,7 +147,7 @@ def contestants(record: Row, choice: str) -> PeerTable:
     rows = [
         (
             name,
-            f"{one['library']} {one['version'] or '(not there)'}",
+            f"{one['library']} {one['version'] or ('' if one['kind'] == 'dubio' else '(not there)')}".strip(),
             one["runs"],
             one["divergence"],
             _gradients(one.get("gradient_error")),
@@ -136,52 +168,76 @@ PEER_TABLES: dict[str, Callable[[Row, str], PeerTable]] = {
 }
 
 
-def missing(record: Row | None, place: str, net: str) -> str:
-    """What is not measured yet, in words; nothing where all is there."""
-    how = f'`make bench ARGS="--output {place}"`'
-    if record is None:
-        return f"Not measured yet: `{place}` is missing; {how} writes it on such a machine."
-    if net and net not in record["settings"]["nets"]:
-        return f"Not measured yet: {net} is not in `{place}`; {how} on such a machine measures it."
-    return ""
-
-
-def commits_in_words(record: Row, net: str) -> str:
-    """The commit at which a network was measured, or those of all where none is named."""
-    nets: dict[str, list[str]] = {}
-    for name, own in record["settings"]["nets"].items():
-        if net in ("", name):
-            nets.setdefault(short_commit(own["commit"]) if own.get("commit") else "not recorded", []).append(name)
-    if len(nets) == 1:
-        return f"commit {next(iter(nets))}"
-    *others, last = (f"{commit} ({', '.join(own)})" for commit, own in nets.items())
-    return f"commits {', '.join(others)} and {last}"
-
-
 def fastest_peer(
-    record: Row, rows: Iterable[Row], num_samples: int | None = None, precision: str | None = None
-) -> float | None:
-    """The least milliseconds among other libraries, in a precision or in any; None where none could do it."""
+    record: Row,
+    rows: Iterable[Row],
+    num_samples: int | None = None,
+    precision: str | None = None,
+    column: str = "milliseconds",
+) -> Row | None:
+    """The one with the least in a column among other libraries, in a precision or in any; None where none did it."""
     who = record["contestants"]
     times = [
-        row["milliseconds"]
+        row
         for row in rows
         if who[row["contestant"]]["kind"] == "peer"
         and num_samples in (None, row["num_samples"])
         and precision in (None, who[row["contestant"]]["precision"])
-        and "milliseconds" in row
+        and row.get(column) is not None
     ]
-    return min(times, default=None)
+    return min(times, key=lambda row: float(row[column]), default=None)
 
 
-def _ratios(record: Row, rows: Sequence[Row], row: Row | None, num_samples: int | None = None) -> tuple[str, str]:
-    """How many times faster than the fastest peer in the same precision, and in any."""
+def _compared(draws: Sequence[int]) -> int:
+    """The number of draws at which speeds and memory are compared."""
+    return 10 if 10 in draws else draws[-1]
+
+
+def _ratios(record: Row, rows: Sequence[Row], row: Row | None, num_samples: int | None = None) -> tuple[str, str, str]:
+    """How many times faster than the fastest peer in the same precision, the same by fastest runs, and in any."""
     if row is None or "milliseconds" not in row:
-        return "-", "-"
+        return "-", "-", "-"
     precision = record["contestants"][row["contestant"]]["precision"]
-    best = (fastest_peer(record, rows, num_samples, choice) for choice in (precision, None))
-    same, either = ("-" if peer is None else f"{peer / row['milliseconds']:.2f}" for peer in best)
-    return same, either
+
+    def over(column: str, choice: str | None) -> str:
+        peer = fastest_peer(record, rows, num_samples, choice, column)
+        return "-" if peer is None or column not in row else ratio(peer[column] / row[column])
+
+    return over("milliseconds", precision), over("fastest", precision), over("milliseconds", None)
+
+
+def _seconds_to_build(row: Row | None) -> str:
+    """Of steps that are compiled or captured."""
+    if row is None or row.get("how", "eager").startswith("eager") or row.get("seconds_to_build") is None:
+        return "-"
+    return f"{row['seconds_to_build']:.2g}"
+
+
+def _default_in_words(record: Row, rows: Sequence[Row]) -> str:
+    """Which row ``fit`` gives without being asked."""
+    measured = any(row["contestant"] == DEFAULT for row in rows)
+    which = f"is `{DEFAULT}`" if measured else "would be in fp32, which is not measured here"
+    return f"What `fit` gives by default {which}."
+
+
+def _thrift_in_words(record: Row, rows: Sequence[Row], num_samples: int) -> str:
+    """How many times the memory of the thriftiest peer in the same precision dubio takes."""
+    told = []
+    for row in rows:
+        who = record["contestants"][row["contestant"]]
+        peer = fastest_peer(record, rows, num_samples, who["precision"], "peak_mib")
+        if who["kind"] == "dubio" and row["num_samples"] == num_samples and row.get("peak_mib") and peer is not None:
+            told.append((f"`{row['contestant']}`", f"{ratio(row['peak_mib'] / peer['peak_mib'])} times"))
+    if not told:
+        return ""
+    (first, times), *others = told
+    rest = "".join(f", {one} {its}" for one, its in others)
+    thriftiest = "the memory that the thriftiest peer takes in the same precision"
+    return f" With S = {num_samples} {first} takes {times} {thriftiest}{rest}."
+
+
+def _rows_at_a_time(row: Row) -> str:
+    return f"{row['rows_at_a_time']:,}" if row.get("rows_at_a_time") else "-"
 
 
 def _gradients(error: float | str | None) -> str:
@@ -195,24 +251,11 @@ def _cell(row: Row | None, column: str) -> str:
         return "-"
     if "error" in row:
         return str(row["error"])
-    return "-" if row[column] is None else f"{row[column]:.3g}" if row[column] < 100 else f"{row[column]:,.0f}"
-
-
-def _of(rows: Iterable[Row], net: str) -> list[Row]:
-    return [row for row in rows if row["net"] == net]
-
-
-def _find(rows: Iterable[Row], label: str, num_samples: int | None = None) -> Row | None:
-    own = (row for row in rows if row["contestant"] == label and num_samples in (None, row.get("num_samples")))
-    return next(own, None)
+    return "-" if row.get(column) is None else number(row[column])
 
 
 def _labels(record: Row, rows: Sequence[Row]) -> list[str]:
     return [label for label in record["contestants"] if any(row["contestant"] == label for row in rows)]
-
-
-def _draws(rows: Sequence[Row]) -> list[int]:
-    return sorted({row["num_samples"] for row in rows})
 
 
 def _batch(record: Row, net: str) -> int:
@@ -220,8 +263,5 @@ def _batch(record: Row, net: str) -> int:
 
 
 def _about(record: Row, net: str) -> str:
-    settings = record["settings"]
-    about = f"{net}, batch of {_batch(record, net)}, {settings['warm_ups']} warm-ups, medians of runs that take turns."
-    load = settings["nets"][net].get("load_after")
-    busy = settings.get("device") == "cpu" and load is not None
-    return f"{about} The load average was {settings['load_before']:.1f} before and {load:.1f} after." if busy else about
+    warm_ups = record["settings"]["warm_ups"]
+    return f"{net}, batch of {_batch(record, net)}, {warm_ups} warm-ups, medians of runs that take turns."

@@ -9,9 +9,11 @@ import gc
 import os
 import statistics
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,19 +23,20 @@ import torch
 from timing import alternating_times_ms
 
 from peers import of_torch_uncertainty
-from peers.contestants import LEARNING_RATE, ROWS_AT_A_TIME, Contestant, Peer, version_of
+from peers.contestants import LEARNING_RATE, Contestant, Peer, version_of
 from peers.entries import PREDICTION_DRAWS, Entry, default_draws, entries
 from peers.gradients import gradient_error
 from peers.line import fitted
-from peers.memory import built_and_peak
+from peers.memory import RUNS, built_and_peaks
 from peers.nets import NETS, TINY, Net
+from peers.predicting import TRIES, best_prediction, rows_in_words
 
 WARM_UPS = 5
 STEP_SECONDS = {"cuda": 0.3, "cpu": 1.5}
 """How long the repetitions of one contestant may take for one number of draws, unless three take longer."""
 PREDICTION_SECONDS = {"cuda": 1.0, "cpu": 3.0}
 SLOW_SECONDS = 1.0
-"""Predictions slower than this are warmed up once."""
+"""Predictions slower than this take turns among themselves, warmed up by what chose their rows."""
 
 
 def measure(
@@ -63,9 +66,10 @@ def measure(
     if earlier:
         _check_alike(earlier["settings"], record["settings"], "settings")
         record = _without(earlier, [net.name for net in chosen])
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), empty_compiler_cache():
         warnings.simplefilter("ignore")  # the peers' own
         for net in chosen:
+            load = os.getloadavg()[0]
             numbers = tuple(draws or ((1, 2) if tiny else default_draws(net, device)))
             taking_part = entries(net, device, numbers)
             for one in (entry.contestant for entry in taking_part):
@@ -77,10 +81,28 @@ def measure(
             record["slopes"] += _slopes(net, steps)
             record["predictions"] += _predictions(net, taking_part, 2 if tiny else None, device, seconds)
             sizes = {"commit": commit, "batch": net.batch, "num_data": net.num_data, "draws": list(numbers)}
-            record["settings"]["nets"][net.name] = {**sizes, "load_after": os.getloadavg()[0]}
+            record["settings"]["nets"][net.name] = {
+                **sizes,
+                "load_before": load,
+                "load_after": os.getloadavg()[0],
+            }
             if keep is not None:
                 keep(record)
     return record
+
+
+@contextmanager
+def empty_compiler_cache() -> Iterator[None]:
+    """Let the compiler find nothing that an earlier run left on disk: building takes what it takes the first time."""
+    name, former = "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(name)
+            if former is not None:
+                os.environ[name] = former
 
 
 def default_nets(device: torch.device, tiny: bool = False) -> list[str]:
@@ -100,12 +122,13 @@ def _steps(
         began = time.perf_counter()
         try:
             build = partial(one.training_step, net, num_samples, device)
-            works[label], peak = built_and_peak(build, device, is_compiled=bool(getattr(one, "fast", False)))
-            rows[label] |= {"peak_mib": peak, "seconds_to_build": time.perf_counter() - began}
+            works[label], peaks = built_and_peaks(build, device, is_compiled=bool(getattr(one, "fast", False)))
+            rows[label] |= {"peak_mib": peaks.steps, "peak_mib_to_build": peaks.building}
+            rows[label] |= {"seconds_to_build": time.perf_counter() - began}
             rows[label] |= {"how": getattr(works[label], "how", "eager")}
         except Exception as error:
             rows[label] |= {"error": _first_line(error)}
-    warm_ups = WARM_UPS if device.type == "cpu" else WARM_UPS - 2  # two were run as memory was measured
+    warm_ups = WARM_UPS if device.type == "cpu" else WARM_UPS - RUNS  # these were run as memory was measured
     times = alternating_times_ms(works, device, seconds * STEP_SECONDS[device.type], warm_ups)
     return _finished(rows, works, times, f"{net.name}, a step with {num_samples} draws")
 
@@ -122,10 +145,9 @@ def _predictions(
         label = _label(one)
         rows[label] = {"net": net.name, "contestant": label, "num_samples": num_samples, "num_images": len(images)}
         try:
-            work = one.prediction(net, num_samples, images)
-            began = time.perf_counter()
-            rows[label] |= {"shape": list(work().shape)}
-            (quick if time.perf_counter() - began < SLOW_SECONDS else slow)[label] = work
+            best = best_prediction(one, net, num_samples, images)
+            rows[label] |= {"shape": list(best.shape), "rows_at_a_time": best.rows}
+            (quick if best.milliseconds < SLOW_SECONDS * 1e3 else slow)[label] = best.work
         except Exception as error:
             rows[label] |= {"error": _first_line(error)}
     limit = seconds * PREDICTION_SECONDS[device.type]
@@ -142,7 +164,7 @@ def _finished(
     for label, row in rows.items():
         if label in times:
             own = sorted(times[label])
-            row |= {"milliseconds": statistics.median(own), "fastest": own[0], "repetitions": len(own)}
+            row |= _spread(own)
             peak = row.get("peak_mib")
             memory = "" if peak is None else f"   {peak:9.1f} MiB"
             print(f"  {label:<34} {row['milliseconds']:10.3f} ms{memory}   {row.get('how', '')}", flush=True)
@@ -155,6 +177,13 @@ def _finished(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return list(rows.values())
+
+
+def _spread(times: list[float]) -> dict[str, Any]:
+    """The median of sorted times, their quartiles, the fastest, and how many there are."""
+    quarter, median, three_quarters = statistics.quantiles(times, n=4, method="inclusive")
+    found = {"milliseconds": median, "quarter": quarter, "three_quarters": three_quarters}
+    return {**found, "fastest": times[0], "repetitions": len(times)}
 
 
 def _slopes(net: Net, steps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -196,11 +225,11 @@ def _empty(device: torch.device, tiny: bool) -> dict[str, Any]:
         "device": device.type,
         "processor": _processor(),
         "threads": torch.get_num_threads(),
-        "load_before": os.getloadavg()[0],
         "nets": {},
         "warm_ups": WARM_UPS,
-        "warm_ups_of_slow_predictions": 1,
-        "rows_at_a_time": ROWS_AT_A_TIME[device.type],
+        "warm_ups_of_slow_predictions": 1 + TRIES,
+        "compiler_cache": "empty",
+        "rows_tried": rows_in_words(device),
         "optimizer": f"fused Adam, learning rate {LEARNING_RATE:g}",
         "tiny": tiny,
     }
@@ -209,7 +238,7 @@ def _empty(device: torch.device, tiny: bool) -> dict[str, Any]:
 
 def _check_alike(earlier: dict[str, Any], now: dict[str, Any], what: str, names: Sequence[str] = ()) -> None:
     """Refuse to add to what was measured otherwise."""
-    for name in names or [name for name in now if name not in ("nets", "load_before")]:
+    for name in names or [name for name in now if name != "nets"]:
         if earlier.get(name) != now[name]:
             raise SystemExit(f"--add needs the same {name} of {what}: had {earlier.get(name)!r}, now {now[name]!r}")
 

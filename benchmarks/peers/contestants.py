@@ -12,12 +12,11 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+import dubio
 from dubio.sampling.precision import Precision, computing_in, rounding_products
 from peers.nets import Net
 
 LEARNING_RATE = 1e-3
-ROWS_AT_A_TIME = {"cpu": 1_000, "cuda": 10_000}
-"""Rows for each forward pass of a peer's prediction; the larger, the rarer a peer draws its weights."""
 
 Kind = Literal["dubio", "peer", "reference"]
 
@@ -33,12 +32,14 @@ class Contestant(Protocol):
     """What a step and a prediction run, in words."""
     divergence: str
     """What is computed as the KL term."""
+    sizes_batches: bool
+    """Whether a prediction decides itself how many rows it takes at a time."""
 
     def training_step(self, net: Net, num_samples: int, device: torch.device) -> Callable[[], object]:
         """A step that is ready to be run again and again."""
 
-    def prediction(self, net: Net, num_samples: int, images: Tensor) -> Callable[[], Tensor]:
-        """A prediction that is ready to be run again and again."""
+    def prediction(self, net: Net, num_samples: int, images: Tensor, rows: int | None = None) -> Callable[[], Tensor]:
+        """A prediction that is ready to be run again and again, of some rows at a time, or of all."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Peer:
     make: Callable[[Net], Parts]
     precision: Precision = "fp32"
     kind: Kind = "peer"
+    sizes_batches: bool = False
 
     def training_step(self, net: Net, num_samples: int, device: torch.device) -> Callable[[], object]:
         """A step with its documented loss, the forward part under autocast where the precision is bf16."""
@@ -79,15 +81,14 @@ class Peer:
 
         return step
 
-    def prediction(self, net: Net, num_samples: int, images: Tensor) -> Callable[[], Tensor]:
+    def prediction(self, net: Net, num_samples: int, images: Tensor, rows: int | None = None) -> Callable[[], Tensor]:
         """The mean over draws of what the network predicts, without gradients, in eval mode."""
         parts = self._parts(net, images.device)
         parts.model.eval()
-        rows = ROWS_AT_A_TIME[images.device.type]
+        batches = images.split(rows or len(images))
 
         def predict() -> Tensor:
             with torch.no_grad(), computing_in(self.precision, images.device):
-                batches = images.split(rows)
                 return torch.cat([net.predicted(parts.outputs(batch, num_samples)).mean(dim=0) for batch in batches])
 
         return predict
@@ -106,7 +107,9 @@ def adam(model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
 
 
 def version_of(library: str) -> str | None:
-    """The version of a library that is installed or on the path; None where there is none."""
+    """The version of a library that is installed or on the path; None where there is none. dubio tells its own."""
+    if library == "dubio":
+        return dubio.__version__
     try:
         return version(library)
     except PackageNotFoundError:

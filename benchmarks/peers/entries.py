@@ -13,6 +13,7 @@ from peers.ours import Ours
 
 DRAWS = {"cuda": (1, 2, 5, 10, 20, 50, 100), "cpu": (1, 10)}
 MAIN_DRAWS = (1, 10, 100)
+FEW_DRAWS = (1, 10)
 PREDICTION_DRAWS = {"cuda": 100, "cpu": 10}
 MAIN_NET = "784-1200-1200-10"
 
@@ -32,18 +33,17 @@ def default_draws(net: Net, device: torch.device) -> tuple[int, ...]:
 
 
 def entries(net: Net, device: torch.device, draws: Sequence[int]) -> list[Entry]:
-    """All that take part: libraries, references, libraries in bf16 with ten draws, and dubio."""
+    """All that take part: libraries, references, both in bf16 with few draws, and dubio."""
     every = tuple(draws)
-    ten = tuple(number for number in draws if number == 10)
+    few = tuple(number for number in draws if number in FEW_DRAWS)
     whole: Precision = "tf32" if device.type == "cuda" else "fp32"
     plain, mapped = references.contestants()
-    libraries = peers()
-    found = [Entry(replace(peer, precision=whole), every) for peer in libraries]
+    by_hand = [] if "resnet" in net.name else [mapped]
+    found = [Entry(replace(peer, precision=whole), every) for peer in peers()]
     found += [Entry(replace(plain, precision=whole), every[:1], predicts=False)]
-    if "resnet" not in net.name:
-        found += [Entry(replace(mapped, precision=whole), every)]
+    found += [Entry(replace(reference, precision=whole), every) for reference in by_hand]
     if device.type == "cuda" or has_bf16():
-        found += [Entry(replace(peer, precision="bf16"), ten) for peer in libraries]
+        found += [Entry(replace(one, precision="bf16"), few) for one in (*peers(), *by_hand)]
     return [*found, *(_on_gpu(net, every) if device.type == "cuda" else _on_cpu(every))]
 
 

@@ -44,6 +44,7 @@ class Ours:
     library: str = "dubio"
     divergence: str = DIVERGENCE
     kind: Kind = "dubio"
+    sizes_batches: bool = True
 
     @property
     def name(self) -> str:
@@ -65,8 +66,8 @@ class Ours:
         )
         return OurStep(step, *net.batch_of_data(device))
 
-    def prediction(self, net: Net, num_samples: int, images: Tensor) -> Callable[[], Tensor]:
-        """``dubio.predict`` without keeping draws, whose draws are one function for all inputs."""
+    def prediction(self, net: Net, num_samples: int, images: Tensor, rows: int | None = None) -> Callable[[], Tensor]:
+        """``dubio.predict`` without keeping draws, whose draws are one function for all inputs; it sizes batches."""
         model = self._model(net, images.device)
 
         def predict() -> Tensor:

@@ -68,6 +68,7 @@ def test_a_tiny_run_records_everyone_who_takes_part(cpu: torch.device) -> None:
     record = peers.measure(cpu, nets=["8-16-3"], tiny=True)
     assert json.loads(json.dumps(record)) == record
     assert set(record["settings"]["nets"]) == {"8-16-3"}
+    assert {"load_before", "load_after"} <= set(record["settings"]["nets"]["8-16-3"])
     for rows in (record["steps"], record["predictions"]):
         assert {row["contestant"] for row in rows} <= set(record["contestants"])
         assert all(("milliseconds" in row) != ("error" in row) for row in rows)
@@ -79,8 +80,24 @@ def test_a_tiny_run_records_everyone_who_takes_part(cpu: torch.device) -> None:
         assert all(row["milliseconds"] > 0.0 and row["peak_mib"] > 0.0 and row["how"] == "eager" for row in steps)
         (slope,) = (row["slope"] for row in record["slopes"] if row["contestant"] == label)
         assert slope == pytest.approx(steps[1]["milliseconds"] - steps[0]["milliseconds"])
-    (prediction,) = (row for row in record["predictions"] if row["contestant"] == "dubio local, fp32")
-    assert prediction["shape"] == [6, 3]
+    predicted = {row["contestant"]: row for row in record["predictions"]}
+    assert predicted["dubio local, fp32"]["shape"] == predicted["vmap by hand, fp32"]["shape"] == [6, 3]
+    assert predicted["dubio local, fp32"]["rows_at_a_time"] is None
+    assert predicted["vmap by hand, fp32"]["rows_at_a_time"] == 6
+    for row in (row for row in record["steps"] + record["predictions"] if "milliseconds" in row):
+        assert row["fastest"] <= row["quarter"] <= row["milliseconds"] <= row["three_quarters"]
+
+
+def test_times_are_kept_with_their_quartiles() -> None:
+    import peers
+
+    assert peers._spread([1.0, 2.0, 4.0, 8.0, 16.0]) == {
+        "milliseconds": 4.0,
+        "quarter": 2.0,
+        "three_quarters": 8.0,
+        "fastest": 1.0,
+        "repetitions": 5,
+    }
 
 
 def test_networks_are_kept_one_by_one_and_added_to(cpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,23 +220,6 @@ def test_weights_mapped_by_hand_have_the_divergence_that_ours_has() -> None:
     assert (loss - nll).item() * net.num_data == pytest.approx(divergence.item(), rel=1e-3)
 
 
-@pytest.mark.feature("Peak memory of a training step grows at most linearly with the number of draws")
-@pytest.mark.parametrize("estimator", ["local", "weight"])
-def test_peak_memory_is_at_most_linear_in_draws(estimator: Any, cpu: torch.device) -> None:
-    from peers.memory import built_and_peak
-    from peers.nets import Net
-    from peers.ours import Ours
-
-    net = Net("small", "mlp:32-128-128-10", (32,), 10, 64, 1_000, {"cpu": 1})
-    ours = Ours(estimator, fast=False)
-    peaks = {
-        draws: built_and_peak(lambda draws=draws: ours.training_step(net, draws, cpu), cpu, is_compiled=False)[1]
-        for draws in (16, 32, 64)
-    }
-    assert peaks[32] > peaks[16]
-    assert peaks[64] - peaks[32] <= 1.05 * 2 * (peaks[32] - peaks[16])
-
-
 @pytest.mark.parametrize("overwrites", [False, True])
 def test_noise_that_is_written_over_before_the_backward_pass_is_noticed(overwrites: bool) -> None:
     from peers.contestants import Parts, Peer
@@ -301,4 +301,56 @@ def test_what_takes_part_with_many_draws_does_so_on_a_gpu_in_tf32() -> None:
         assert found[name, "tf32"].draws == (1, 2, 5, 10, 20, 50, 100)
     assert found["dubio local", "bf16"].draws == found["dubio weight", "tf32"].draws == (1, 10, 100)
     assert found["dubio local", "bf16"].predicts
-    assert found["torchbayesian", "bf16"].predicts
+    for name in ("torchbayesian", "vmap by hand"):
+        assert found[name, "bf16"].draws == (1, 10)
+        assert found[name, "bf16"].predicts
+    resnet = [entry.contestant.name for entry in entries(NETS["resnet18"], gpu, (1, 10))]
+    assert "vmap by hand" not in resnet
+
+
+def test_weights_are_mapped_by_hand_in_bf16(cpu: torch.device) -> None:
+    from dataclasses import replace
+
+    from peers import references
+    from peers.nets import TINY
+
+    _, mapped = references.contestants()
+    net, half = TINY["8-16-3"], replace(mapped, precision="bf16")
+    half.training_step(net, 2, cpu)()
+    rounded, whole = (one.prediction(net, 50, net.images(cpu))() for one in (half, mapped))  # from the same seed
+    assert not torch.equal(rounded, whole)
+    assert torch.allclose(rounded, whole, atol=0.01)
+
+
+def test_dubio_knows_its_version_where_it_is_only_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peers import contestants
+
+    def nothing(library: str) -> str:
+        raise contestants.PackageNotFoundError(library)
+
+    monkeypatch.setattr(contestants, "version", nothing)
+    assert contestants.version_of("dubio") == dubio.__version__
+    assert contestants.version_of("blitz-bayesian-pytorch") is None
+
+
+@pytest.mark.parametrize("former", [None, "elsewhere"])
+def test_steps_are_built_with_an_empty_cache_of_the_compiler(
+    former: str | None, cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    import peers
+
+    name, found = "TORCHINDUCTOR_CACHE_DIR", []
+    monkeypatch.delenv(name, raising=False)
+    if former is not None:
+        monkeypatch.setenv(name, former)
+
+    def entries(net: Any, device: torch.device, draws: Any) -> list[Any]:
+        found.append(list(Path(os.environ[name]).iterdir()))
+        return []
+
+    monkeypatch.setattr(peers, "entries", entries)
+    peers.measure(cpu, nets=["8-16-3"], tiny=True)
+    assert found == [[]]
+    assert os.environ.get(name) == former
