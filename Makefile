@@ -9,7 +9,7 @@ PARTS ?= peers
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CHECKS := lint types imports status tests examples
+CHECKS := lint types imports pages tests examples
 
 # One thread per worker, and threads that sleep while they wait: workers do not compete for cores.
 TESTENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
@@ -18,7 +18,7 @@ PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --di
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test slow check bench faults oracles reproduce-tiny table clean $(CHECKS)
+.PHONY: help demo test slow check bench faults mutants oracles reproduce-tiny table clean $(CHECKS)
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -35,7 +35,7 @@ slow: $(STAMP) ## run the slow tests
 tests: $(STAMP) ## run both, in one go
 	$(PYTEST) $(ARGS)
 
-check: $(STAMP) ## run style, types, imports, status table, tests, and the examples in little
+check: $(STAMP) ## run style, types, import direction, generated pages, tests, and the examples in a tiny form
 	@for stage in $(CHECKS); do \
 		echo "== $$stage"; start=$$(date +%s); \
 		$(MAKE) --no-print-directory $$stage || exit 1; \
@@ -48,6 +48,9 @@ bench: $(STAMP) ## measure speed beside other libraries (PARTS="engine loading" 
 faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test catches it
 	$(BIN)/python scripts/faults.py $(ARGS)
 
+mutants: $(STAMP) ## generate mutants of a package and list those that no test notices (ARGS="functional/uncertainty.py")
+	$(BIN)/python scripts/mutants.py $(ARGS)
+
 oracles: $(STAMP) ## compare attacks with foolbox and AutoAttack, and noise of GPUs with Philox, in an environment apart
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/oracles.py
 
@@ -55,13 +58,13 @@ reproduce-tiny: $(STAMP) ## see that every published table and figure runs, into
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 		OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m dubio reproduce --all --tiny --device cpu --out "$$folder" $(ARGS)
 
-table: $(STAMP) ## write the status table of README.md, the tables of docs/ and docs/results.md anew
-	$(BIN)/python scripts/status.py
+table: $(STAMP) ## write docs/promises.md, docs/results.md and the tables of README.md and docs/ again
+	$(BIN)/python scripts/promises.py
 	$(BIN)/python scripts/results_page.py
 	$(BIN)/python scripts/figures.py
 
 clean: ## remove .venv, caches and build output
-	rm -rf $(VENV) .venv-oracles .venv-peers build dist src/*.egg-info
+	rm -rf $(VENV) .venv-oracles .venv-peers .venv-mutants build dist src/*.egg-info
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -77,8 +80,8 @@ types: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
-status: $(STAMP)
-	$(BIN)/python scripts/status.py --check
+pages: $(STAMP)
+	$(BIN)/python scripts/promises.py --check
 	$(BIN)/python scripts/results_page.py --check
 	$(BIN)/python scripts/figures.py --check
 	@$(BIN)/python scripts/faults.py --list > /dev/null && echo "all faults of tests/faults.toml can be planted"

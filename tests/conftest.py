@@ -1,6 +1,5 @@
 """One thread and one seed for every test, and shape checks that step aside for the compiler."""
 
-import argparse
 import dataclasses
 import functools
 import inspect
@@ -79,30 +78,9 @@ for _device in (torch.cuda, torch.xpu, torch.mtia):
 jaxtyping.jaxtyped = _checked_unless_compiling
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """How many of the slow tests."""
-    parser.addoption("--slow-part", type=_part, default=(1, 1), metavar="I/N", help="run part I of N of the slow tests")
-
-
-def _part(text: str) -> tuple[int, int]:
-    """``2/3`` as two numbers."""
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise argparse.ArgumentTypeError(f"must be I/N with 1 <= I <= N, got {text!r}")
-    return int(number), int(count)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests of other parts.
-
-    Begin with tests that have a time limit of their own: one that takes long and comes last keeps a core idle.
-    """
+    """Begin with tests that have a time limit of their own: one that takes long and comes last keeps a core idle."""
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
-    number, count = config.getoption("--slow-part")
-    slow = [item for item in items if item.get_closest_marker("slow") is not None]
-    left_out = set(slow) - set(slow[number - 1 :: count])
-    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

@@ -76,30 +76,6 @@ def test_import_brings_in_nothing_but_declared_dependencies() -> None:
     assert foreign <= {"dubio", "torch", "numpy", "jaxtyping", "wadler_lindig", "safetensors", "typing_extensions"}
 
 
-def collected(*options: str) -> list[str]:
-    """The names of tests of the prediction that pytest would run."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options]
-    finished = subprocess.run([*command, str(TESTS / "prediction")], capture_output=True, text=True)
-    assert finished.returncode in (0, 5), finished.stderr
-    return [line for line in finished.stdout.splitlines() if "::" in line]
-
-
-@pytest.mark.slow
-def test_parts_of_the_slow_tests_are_all_of_them_and_leave_out_no_fast_one() -> None:
-    parts = [collected("-m", "slow", f"--slow-part={number}/2") for number in (1, 2)]
-    assert all(parts)
-    assert sorted(parts[0] + parts[1]) == sorted(collected("-m", "slow"))
-    assert collected("-m", "not slow", "--slow-part=2/2") == collected("-m", "not slow")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", ""])
-def test_parts_that_there_are_not_are_refused(part: str) -> None:
-    command = [sys.executable, "-m", "pytest", "--collect-only", f"--slow-part={part}", str(TESTS / "prediction")]
-    finished = subprocess.run(command, capture_output=True, text=True)
-    assert f"argument --slow-part: must be I/N with 1 <= I <= N, got {part!r}" in finished.stderr
-
-
 @pytest.mark.parametrize("number", NUMBERED)
 def test_every_numbered_test_of_the_methods_exists(number: int) -> None:
     sources = [path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("test_*.py"))]

@@ -1,9 +1,9 @@
-"""Write the status table of README.md from the tests.
+"""Write ``docs/promises.md`` from the tests.
 
-A test that carries ``@pytest.mark.feature("text")`` holds the promise ``text``. Each promise is a row of the
-table between the two markers in README.md, with the tests that hold it, in the order in which pytest finds
-them; the cases of a parametrised test count once. With ``--check`` nothing is written, and the exit status
-is 1 when the table is out of date.
+A test that carries ``@pytest.mark.feature("text")`` holds the promise ``text``. Each promise is a row of the table
+between the two markers of the page, with the tests that hold it, in the order in which pytest collects them; the cases
+of a parametrised test count once. With ``--check`` nothing is written, and the exit status is 1 when the page is out
+of date.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from typing import NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-BEGIN = "<!-- status:begin -->"
-END = "<!-- status:end -->"
+PAGE = ROOT / "docs" / "promises.md"
+BEGIN = "<!-- promises:begin -->"
+END = "<!-- promises:end -->"
 
 
 class Collector:
@@ -41,22 +41,22 @@ class Collector:
 
 def main() -> int:
     """Write the table, or with ``--check`` compare it, and return the exit status."""
-    parser = argparse.ArgumentParser(description="Write the status table of README.md from the tests.")
+    parser = argparse.ArgumentParser(description="Write docs/promises.md from the tests.")
     parser.add_argument("--check", action="store_true", help="only say whether the table is up to date")
     check = parser.parse_args().check
 
     features = collect()
-    before = README.read_text(encoding="utf-8")
+    before = PAGE.read_text(encoding="utf-8")
     after = fill(before, table(features))
 
     if before == after:
-        print(f"the status table in README.md is up to date ({len(features)} features)")
+        print(f"the table in docs/promises.md is up to date ({len(features)} promises)")
         return 0
     if check:
-        print("the status table in README.md is out of date; run `make table`", file=sys.stderr)
+        print("the table in docs/promises.md is out of date; run `make table`", file=sys.stderr)
         return 1
-    README.write_text(after, encoding="utf-8")
-    print(f"wrote the status table in README.md ({len(features)} features)")
+    PAGE.write_text(after, encoding="utf-8")
+    print(f"wrote the table in docs/promises.md ({len(features)} promises)")
     return 0
 
 
@@ -82,17 +82,17 @@ def table(features: dict[str, list[str]]) -> str:
     return "\n".join(rows)
 
 
-def fill(readme: str, content: str) -> str:
-    """Return the README with ``content`` between the two markers."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        _refuse(f"README.md must contain {BEGIN} once and, after it, {END} once")
-    head, _, rest = readme.partition(BEGIN)
+def fill(page: str, content: str) -> str:
+    """Return the page with ``content`` between the two markers."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        _refuse(f"docs/promises.md must contain {BEGIN} once and, after it, {END} once")
+    head, _, rest = page.partition(BEGIN)
     tail = rest.partition(END)[2]
     return f"{head}{BEGIN}\n{content}\n{END}{tail}"
 
 
 def _refuse(message: str) -> NoReturn:
-    print(f"status: {message}", file=sys.stderr)
+    print(f"promises: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
