@@ -18,7 +18,7 @@ PYTEST := $(TESTENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --di
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test slow check bench faults mutants oracles reproduce-tiny table clean $(CHECKS)
+.PHONY: help demo test slow check bench faults house mutants oracles reproduce-tiny table clean $(CHECKS)
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -47,6 +47,9 @@ bench: $(STAMP) ## measure speed beside other libraries (PARTS="engine loading" 
 
 faults: $(STAMP) ## plant each fault of tests/faults.toml and see that a test catches it
 	$(BIN)/python scripts/faults.py $(ARGS)
+
+house: $(STAMP) ## measure how the tree is laid out: files, satellites, names, imports past borders, lines of code
+	$(BIN)/python scripts/house.py $(ARGS)
 
 mutants: $(STAMP) ## generate mutants of a package and list those that no test notices (ARGS="functional/uncertainty.py")
 	$(BIN)/python scripts/mutants.py $(ARGS)
