@@ -39,13 +39,14 @@ import torch
 middle = time.perf_counter()
 before = set(sys.modules)
 import dubio
+dubio.Bayes, dubio.predict
 seconds = time.perf_counter() - middle
 print(json.dumps({"torch": middle - start, "dubio": seconds, "modules": sorted(set(sys.modules) - before)}))
 """
 
 
 def timed_import() -> dict[str, object]:
-    """Seconds for torch, then for dubio, and the modules that dubio brought in, in a fresh process.
+    """Seconds for torch, then for dubio and two of its names, and the modules that came with it, in a fresh process.
 
     It keeps bytecode, as installed packages have it, wherever this is run.
     """
@@ -62,7 +63,7 @@ def test_import_adds_at_most_a_quarter_of_a_second_to_torch(capsys: pytest.Captu
     runs = [timed_import() for _ in range(5)]
     median = statistics.median(float(str(run["dubio"])) for run in runs)
     with capsys.disabled():
-        print(f"\nimport dubio adds {median:.3f} s to import torch (median of 5)")  # noqa: T201
+        print(f"\ndubio and its first names add {median:.3f} s to import torch (median of 5)")  # noqa: T201
     assert median <= 0.25
 
 
@@ -74,6 +75,42 @@ def test_import_brings_in_nothing_but_declared_dependencies() -> None:
     foreign = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
     # wadler_lindig is jaxtyping's own dependency.
     assert foreign <= {"dubio", "torch", "numpy", "jaxtyping", "wadler_lindig", "safetensors", "typing_extensions"}
+
+
+def modules_after(*lines: str) -> set[str]:
+    """The modules that are loaded in a fresh process after some lines of Python."""
+    program = "\n".join([*lines, "import sys; print(*sys.modules)"])
+    finished = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return set(finished.stdout.split())
+
+
+def test_importing_dubio_alone_imports_nothing_and_a_name_imports_what_it_needs() -> None:
+    alone = modules_after("import dubio", "assert 'Bayes' in dir(dubio) and 'models' in dir(dubio)")
+    assert {"torch", "numpy", "typer", "dubio.methods"}.isdisjoint(alone)
+    used = modules_after("import dubio", "dubio.Normal(0.0, 1.0)")
+    assert {"torch", "dubio.priors"} <= used
+    assert "dubio.methods" not in used
+
+
+def test_packages_are_attributes_and_names_survive_star_imports_and_pickling() -> None:
+    modules_after(
+        "import copy, pickle, dubio",
+        "assert dubio.models.build('mlp:2-2') is not None",
+        "assert dubio.functional.entropy.__module__ == 'dubio.functional.uncertainty'",
+        "from dubio import *",
+        "assert predict is dubio.predict and sampling is dubio.sampling and __version__ == dubio.__version__",
+        "assert pickle.loads(pickle.dumps(Bayes(norms=True))) == copy.deepcopy(Bayes(norms=True)) == Bayes(norms=True)",
+        "assert not hasattr(dubio, 'predicted')",
+    )
+
+
+def test_the_root_says_where_each_public_name_is_and_none_is_called_like_a_module() -> None:
+    modules = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    names = [name for places in dubio.PLACES.values() for name in places]
+    assert len(set(names)) == len(names)
+    assert set(dubio.PLACES) <= modules
+    assert set(names) & modules == set()
+    assert set(names) == set(dubio.__all__) - set(dubio.PLACES) - {"__version__"}
 
 
 @pytest.mark.parametrize("number", NUMBERED)

@@ -5,15 +5,29 @@
 >>> pred.probs, pred.mutual_information
 """
 
-import gc
 from typing import TYPE_CHECKING
 
 from dubio.later import import_later
+from dubio.version import VERSION
 
-_collecting = gc.isenabled()
-gc.disable()  # a collection in the midst of imports takes a tenth of a second and finds nothing
-try:
-    from dubio import data, flows, models, sampling
+if TYPE_CHECKING:
+    from dubio import attacks, data, flows, models, pictures, pruning, sampling
+    from dubio import auditing as auditing
+    from dubio import conversion as conversion
+    from dubio import deciding as deciding
+    from dubio import decisions as decisions
+    from dubio import evaluation as evaluation
+    from dubio import functional as functional
+    from dubio import layers as layers
+    from dubio import likelihoods as likelihoods
+    from dubio import methods as methods
+    from dubio import objectives as objectives
+    from dubio import persistence as persistence
+    from dubio import prediction as prediction
+    from dubio import priors as priors
+    from dubio import reporting as reporting
+    from dubio import training as training
+    from dubio.auditing import Audit, audit
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -23,10 +37,12 @@ try:
         export,
         forget_decisions,
         parameter_names,
-        spec,
         to_mean,
     )
+    from dubio.conversion.spec import spec
+    from dubio.deciding import abstain, calibrate, conformal
     from dubio.decisions import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
+    from dubio.evaluation import Evaluation, evaluate
     from dubio.layers import divergence
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
     from dubio.methods import (
@@ -41,9 +57,11 @@ try:
         Vib,
         Wasserstein,
     )
-    from dubio.objectives import Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
+    from dubio.objectives import Adversarial, Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
+    from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
+    from dubio.pruning import Pruning, prune
     from dubio.sampling import (
         ExecutorWarning,
         Plan,
@@ -56,37 +74,68 @@ try:
         plan,
         sample,
     )
-    from dubio.version import VERSION
-finally:
-    if _collecting:
-        gc.enable()
-
-if TYPE_CHECKING:
-    from dubio import attacks, pictures, pruning
-    from dubio import reporting as reporting
-    from dubio.auditing import Audit, audit
-    from dubio.deciding import abstain, calibrate, conformal
-    from dubio.evaluation import Evaluation, evaluate
-    from dubio.objectives import Adversarial
-    from dubio.persistence import load, save
-    from dubio.pruning import Pruning, prune
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, Steps, TensorBoard, fit
 
 __version__ = VERSION
 
-LATER = {
+PLACES: dict[str, tuple[str, ...]] = {
     "attacks": (),
     "auditing": ("Audit", "audit"),
+    "conversion": (
+        "ConversionWarning",
+        "Description",
+        "Spec",
+        "Where",
+        "describe",
+        "export",
+        "forget_decisions",
+        "parameter_names",
+        "spec",
+        "to_mean",
+    ),
+    "data": (),
     "deciding": ("abstain", "calibrate", "conformal"),
+    "decisions": ("DecisionWarning", "PredictionSets", "Temperature", "Threshold", "VectorScaling"),
     "evaluation": ("Evaluation", "evaluate"),
-    "objectives": ("Adversarial",),
+    "flows": (),
+    "functional": (),
+    "layers": ("divergence",),
+    "likelihoods": ("Bernoulli", "Categorical", "Gaussian"),
+    "methods": (
+        "Bayes",
+        "Deterministic",
+        "Dropout",
+        "Ensemble",
+        "Flow",
+        "InputNoise",
+        "Pni",
+        "SeSnn",
+        "Vib",
+        "Wasserstein",
+    ),
+    "models": (),
+    "objectives": ("Adversarial", "Alpha", "BootstrapHard", "BootstrapSoft", "Elbo", "Loss"),
     "persistence": ("load", "save"),
     "pictures": (),
+    "prediction": ("ClassPredictive", "Predictive", "RealPredictive", "predict"),
+    "priors": ("CentredNormal", "Normal", "ScaleMixture"),
     "pruning": ("Pruning", "prune"),
     "reporting": (),
+    "sampling": (
+        "ExecutorWarning",
+        "Plan",
+        "antithetic",
+        "checkpoint",
+        "fresh",
+        "frozen",
+        "memory_limit",
+        "noise_off",
+        "plan",
+        "sample",
+    ),
     "training": ("Callback", "CollapseWarning", "Interrupted", "Run", "Step", "Steps", "TensorBoard", "fit"),
 }
-"""What trains, judges, decides, keeps and draws is imported when it is first asked for."""
+"""Where each public name is defined. Nothing of it, torch included, is imported before a name is used."""
 
 __all__ = [
     "Adversarial",
@@ -170,9 +219,9 @@ __all__ = [
     "to_mean",
 ]
 
-if not TYPE_CHECKING:  # which knows all names, and would take any other for one of them
-    __getattr__ = import_later("dubio", LATER)
+if not TYPE_CHECKING:  # a type checker reads the imports above
+    __getattr__ = import_later("dubio", PLACES)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *LATER})
+    return sorted({*globals(), *__all__, *PLACES})

@@ -3,8 +3,10 @@
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # the root of the package reads VERSION, and must not import torch
+    import torch
 
 __all__ = ["VERSION", "commit_here", "hardware_of", "versions"]
 
@@ -13,11 +15,15 @@ VERSION = "0.1.0"
 
 def versions() -> dict[str, str]:
     """The versions that a number depends on."""
+    import torch
+
     return {"dubio": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def hardware_of(device: torch.device) -> str:
+def hardware_of(device: "torch.device") -> str:
     """What computes, in words."""
+    import torch
+
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"CPU, {torch.get_num_threads()} threads"
