@@ -10,6 +10,7 @@ import typer
 import dubio
 from dubio.cli import app
 from dubio.cli.fields import Field, fields_of, make_method, spell
+from dubio.cli.method_options import METHOD_OPTIONS
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import METHODS, Bayes, Dropout, Flow, InputNoise, Method, NoiseOff, Recipe
 
@@ -48,6 +49,16 @@ class Imagined:
 def imagined(monkeypatch: pytest.MonkeyPatch) -> dict[str, Field]:
     monkeypatch.setitem(METHODS, "imagined", Imagined)
     return fields_of(Imagined)
+
+
+def test_the_table_of_options_is_what_the_methods_say() -> None:
+    said = {
+        name: {field.option: field.default if field.is_flag else spell(field.default) for field in fields.values()}
+        for name, fields in ((name, fields_of(kind)) for name, kind in METHODS.items())
+    }
+    assert METHOD_OPTIONS == said  # METHOD_OPTIONS in dubio/cli/method_options.py is to be what is on the right
+    assert list(METHOD_OPTIONS) == list(said)
+    assert [list(options) for options in METHOD_OPTIONS.values()] == [list(options) for options in said.values()]
 
 
 @pytest.mark.parametrize(("name", "value"), FIELDS, ids=IDS)

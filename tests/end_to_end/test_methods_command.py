@@ -128,7 +128,7 @@ def test_resume_refuses_other_fields(args: tuple[str, ...], message: str, runs: 
         (("--method", "flow", "--blocks", "affine,affine,affine"), "blocks must be one for all layers or one for each"),
         (
             ("--method", "input-noise", "--componets", "3"),
-            "No such option: --componets (Possible options: --components",
+            "No such option: --componets; did you mean '--components'",
         ),
         (("--method", "flow", "--gamma"), "--gamma must be followed by its value, got nothing"),
         (("--norms=yes",), "--norms must stand alone, got '--norms=yes'"),

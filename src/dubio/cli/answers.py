@@ -14,17 +14,17 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from dubio.training import Interrupted, LostProcessError
+from dubio.choices import did_you_mean, listed
 
-__all__ = ["ANSWERED", "Answering", "PartlyFailedError", "answer", "leave_quietly"]
+__all__ = ["REFUSALS", "Answering", "PartlyFailedError", "answer", "is_answered", "leave_quietly"]
 
 FAILED = 1
 BAD_ARGUMENTS = 2
 RESUMABLE = 3
 REFUSALS = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
-ANSWERED = (*REFUSALS, Interrupted, LostProcessError)
 TOLD = "told already"
 SOURCE = re.compile(r"\[\S+\.(?:cc|cpp|h|hpp):\d+\] ")
+NO_CHOICE = re.compile(r"'(?P<value>.*?)' is not one of ", re.DOTALL)
 ADVICE = re.compile(r"\. This is typically caused by [^()]*(?=\))")
 
 
@@ -49,7 +49,7 @@ class Answering(TyperGroup):
         try:
             code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
         except TyperException as error:  # what typer itself refuses, such as an unknown option
-            _say("error", error.format_message())
+            _say("error", _message(error))
             code = BAD_ARGUMENTS
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -65,12 +65,22 @@ class Answering(TyperGroup):
                 raise typer.Exit(FAILED) from None
             except BrokenPipeError:  # the reader has gone; typer ends quietly
                 raise
-            except ANSWERED as error:
+            except (Exception, KeyboardInterrupt) as error:
+                if not is_answered(error):
+                    raise
                 if ctx.params.get("debug") and isinstance(error, REFUSALS):
                     raise
                 if TOLD not in getattr(error, "__notes__", ()):
                     answer(error)
                 raise typer.Exit(BAD_ARGUMENTS if isinstance(error, REFUSALS) else RESUMABLE) from None
+
+
+def is_answered(error: BaseException) -> bool:
+    """Whether an error is answered in one line: bad arguments, files or data, and what a run can be resumed from."""
+    if isinstance(error, REFUSALS):
+        return True
+    training = sys.modules.get("dubio.training")  # it imports torch; where it is not loaded it has raised nothing
+    return training is not None and isinstance(error, training.Interrupted | training.LostProcessError)
 
 
 def answer(error: BaseException, teller: str = "") -> None:
@@ -86,7 +96,22 @@ def leave_quietly(error: BaseException) -> None:
 
 def _plain(error: BaseException) -> str:
     """What an error says, without the places in torch's own sources and the advice that stands beside them."""
-    return ADVICE.sub("", SOURCE.sub("", str(error))) if isinstance(error, LostProcessError) else str(error)
+    return str(error) if isinstance(error, REFUSALS) else ADVICE.sub("", SOURCE.sub("", str(error)))
+
+
+def _message(error: TyperException) -> str:
+    """What typer refuses, with the choices that resemble what was given."""
+    option, possibilities = getattr(error, "option_name", None), getattr(error, "possibilities", None)
+    if option is not None and possibilities is not None:  # no such option
+        return f"{error.message}{did_you_mean(option, possibilities)}"
+    param: Any = getattr(error, "param", None)
+    choices = getattr(getattr(param, "type", None), "choices", ())
+    given = NO_CHOICE.match(error.message)
+    if choices and given is not None:
+        name = max(param.opts, key=len) if param.param_type_name == "option" else param.human_readable_name
+        value, names = given["value"], [str(choice) for choice in choices]
+        return f"{name} must be {listed(names)}, got {value!r}{did_you_mean(value, names)}"
+    return error.format_message()
 
 
 def _say(kind: str, message: object) -> None:

@@ -1,25 +1,42 @@
 """Arguments that several commands share."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import torch
 import typer
 
-from dubio.sampling import Precision
+from dubio.choices import did_you_mean
 
 __all__ = [
+    "CORRUPTION_NAMES",
+    "BudgetName",
     "DataDir",
     "DecisionSamples",
     "DecisionSeed",
     "Device",
     "InPrecision",
     "Named",
+    "Precision",
     "RunName",
     "Runs",
     "SeveralRuns",
     "device_for",
 ]
+
+DEVICES = "cpu, cuda, cuda:1 ... or mps"
+
+
+def _check_device(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", name):
+        raise ValueError(f"--device must be {DEVICES}, got {name!r}{did_you_mean(name, ('cpu', 'cuda', 'mps'))}")
+    return name
+
+
+# These three stand in packages that import torch too; test_start_up.py holds that they are the same.
+Precision = Literal["fp32", "tf32", "bf16"]
+BudgetName = Literal["tiny", "quick", "full"]
+CORRUPTION_NAMES = ("noise", "blur", "contrast", "rotation", "inversion")
 
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
 DataDir = Annotated[
@@ -29,7 +46,10 @@ Named = Annotated[str, typer.Argument(metavar="RUN_OR_FILE", help="A run's name 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")]
 DecisionSamples = Annotated[int, typer.Option("--samples", help="Draws; predict with as many.")]
 DecisionSeed = Annotated[int, typer.Option("--seed", help="Which draws.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")]
+Device = Annotated[
+    str | None,
+    typer.Option(callback=_check_device, help=f"{DEVICES} (default: cuda where there is one, else cpu)."),
+]
 InPrecision = Annotated[
     Precision,
     typer.Option(
@@ -40,11 +60,11 @@ SeveralRuns = Annotated[list[str], typer.Argument(metavar="RUN...", help="Names 
 
 
 def device_for(name: str | None) -> str:
-    """Where to compute: what was asked for, else a GPU where there is one."""
+    """The device to compute on: the one given, else a GPU where there is one."""
+    import torch
+
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"--device must be cpu, cuda, cuda:1 ... or mps, got {name!r}")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {name} is not there; cpu is")
     return name

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dubio.auditing import Audit, BudgetName, audit
-from dubio.cli.arguments import DataDir, Device, Named, Runs, device_for
+from dubio.cli.arguments import device_for
 from dubio.cli.attacking import check_images, parse_epsilons
 from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.predicting import check_fits, test_examples
@@ -28,46 +28,21 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim
 
 
 def audit_run(
-    named: Named,
-    epsilon: Annotated[str, typer.Option(help="How far an image may move: 0.1 or 8/255.")] = "8/255",
-    norm: Annotated[Literal["linf", "l2"], typer.Option(help="How distance is measured.")] = "linf",
-    budget: Annotated[
-        BudgetName, typer.Option(help="A taste, a first look, or the real thing, which takes far longer.")
-    ] = "quick",
-    images: Annotated[
-        int | None, typer.Option(help="How many test images (default: 400, with full 1,000; at most all).")
-    ] = None,
-    require: Annotated[
-        Literal["VALID"] | None, typer.Option(help="Leave with exit code 1 unless the audit is VALID.")
-    ] = None,
-    min_accuracy: Annotated[
-        float | None,
-        typer.Option(help="Leave with exit code 1 unless the headline's lower bound at 95 % is this or more."),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
-    ] = None,
-    data_dir: DataDir = None,
-    seed: Annotated[int, typer.Option(help="Which images, attacks and draws.")] = 0,
-    device: Device = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
-    runs: Runs = Path("runs"),
+    named: str,
+    epsilon: str,
+    norm: Literal["linf", "l2"],
+    budget: BudgetName,
+    images: int | None,
+    require: Literal["VALID"] | None,
+    min_accuracy: float | None,
+    data: str | None,
+    data_dir: Path | None,
+    seed: int,
+    device: str | None,
+    out: Path | None,
+    runs: Path,
 ) -> None:
-    """Audit a network: attack it in every way there is, and say whether what is left can be believed.
-
-    The headline is the accuracy under the worst attack on each image, seen by
-    draws that had no part in choosing it.
-
-    VALID: believe it. UPPER BOUND ONLY: a required check failed, and the truth
-    may be lower. EXTRAORDINARY: beyond all that is published.
-
-    Writes audit.json. Ctrl-C loses nothing: the same command goes on.
-    Exit code 1: a gate, --require or --min-accuracy, failed.
-
-    Example:  dubio audit first --epsilon 8/255
-
-    Example:  dubio audit first --epsilon 0.1 --require VALID --min-accuracy 0.4
-    """
+    """Audit a network, write ``audit.json`` and print what holds."""
     distance = _parse_epsilon(epsilon)
     if min_accuracy is not None and not 0.0 <= min_accuracy <= 1.0:
         raise ValueError(f"--min-accuracy must be in [0, 1], got {min_accuracy}")

@@ -1,36 +1,33 @@
-"""The commands of ``dubio``: those about data and training are here, the others in files of their own."""
+"""The commands of ``dubio``: what each takes, and what its help says.
+
+Nothing here imports torch: ``dubio --help``, ``--version``, completion and a misspelled option answer at once
+(``tests/end_to_end/test_start_up.py``). What a command needs is imported in its body, when it runs.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-import dubio
+from dubio.choices import check_choice
 from dubio.cli.answers import Answering
-from dubio.cli.arguments import DataDir, Device, InPrecision, Named, Runs, device_for
-from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise
-from dubio.cli.attacking import tabulate as tabulate_attacks
-from dubio.cli.audit_command import audit_run
-from dubio.cli.data_command import show_data
-from dubio.cli.decide_command import abstain, calibrate, conformal
-from dubio.cli.evaluate_command import evaluate_run
-from dubio.cli.fields import Fields, TakingFields
-from dubio.cli.folders import check_name, folder_of, list_runs, load_model, network_of
-from dubio.cli.methods_command import examples, show_method, show_methods
-from dubio.cli.picturing import picture
-from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
-from dubio.cli.prune_command import prune
-from dubio.cli.report_command import compare, report
-from dubio.cli.reproduce_command import reproduce_experiment
-from dubio.cli.showing import show_demo
-from dubio.cli.train_command import train_run
-from dubio.methods import METHODS
-from dubio.models import sizes_of
-from dubio.sampling import Precision
+from dubio.cli.arguments import (
+    CORRUPTION_NAMES,
+    BudgetName,
+    DataDir,
+    DecisionSamples,
+    DecisionSeed,
+    Device,
+    InPrecision,
+    Named,
+    Precision,
+    RunName,
+    Runs,
+    SeveralRuns,
+    device_for,
+)
+from dubio.cli.method_options import METHOD_OPTIONS, Fields, TakingFields, example
+from dubio.version import VERSION
 
 __all__ = ["app", "main"]
 
@@ -42,9 +39,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+EXAMPLES = "\n\n".join(example(method, "first") for method in METHOD_OPTIONS)
 TRAIN = f"""Train a stochastic network, keep it in a run folder, and test it.
 
-The method is one of {", ".join(METHODS)}.
+The method is one of {", ".join(METHOD_OPTIONS)}.
 dubio methods NAME lists a method's own options, which stand among those below.
 
 Ctrl-C loses nothing: the run is saved, and --resume goes on; with --epochs it
@@ -53,7 +51,7 @@ trains longer.
 Several processes train together under torchrun and share every batch:
 torchrun --nproc-per-node 2 -m dubio train first
 
-{examples("first")}
+{EXAMPLES}
 
 Example:  dubio train second --data mnist --model lenet --label-noise flip:0.3
 """
@@ -66,9 +64,17 @@ def main() -> None:
 
 def _version(wanted: bool) -> bool:
     if wanted:
-        typer.echo(f"dubio {dubio.__version__} (torch {torch.__version__})")
+        from importlib.metadata import version
+
+        typer.echo(f"dubio {VERSION} (torch {version('torch')})")
         raise typer.Exit()
     return wanted
+
+
+def _check_method(name: str | None) -> str | None:
+    if name is not None:
+        check_choice("--method", name, METHOD_OPTIONS)
+    return name
 
 
 @app.callback()
@@ -103,6 +109,8 @@ def demo(
 
     Example:  dubio demo --methods deterministic,bayes,ensemble
     """
+    from dubio.cli.showing import show_demo
+
     show_demo(runs, methods, epochs)
 
 
@@ -117,6 +125,8 @@ def list_data(
 
     Example:  dubio data --download fashionmnist
     """
+    from dubio.cli.data_command import show_data
+
     show_data(data_dir, download)
 
 
@@ -130,6 +140,10 @@ def methods(
 
     Example:  dubio methods flow
     """
+    if name is not None:
+        check_choice("NAME", name, METHOD_OPTIONS)
+    from dubio.cli.methods_command import show_method, show_methods
+
     if name is None:
         show_methods()
     else:
@@ -154,7 +168,9 @@ def train(
         str | None,
         typer.Option(help="Network: fc:100-100, lenet, vgg16, resnet18, mlp:64-100-10 ... (default: fc:100-100)."),
     ] = None,
-    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)} (default: bayes).")] = None,
+    method: Annotated[
+        str | None, typer.Option(callback=_check_method, help=f"{', '.join(METHOD_OPTIONS)} (default: bayes).")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="How often the data are run through.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     noise_lr: Annotated[float | None, typer.Option(help="That of the noise's own parameters.")] = None,
@@ -179,6 +195,9 @@ def train(
     runs: Runs = Path("runs"),
 ) -> None:
     """Train a network; ``TRAIN`` is what its help says."""
+    from dubio.cli.folders import check_name
+    from dubio.cli.train_command import train_run
+
     check_name(name)
     given: dict[str, Any] = {
         "data": data,
@@ -210,6 +229,12 @@ def show_runs(runs: Runs = Path("runs")) -> None:
 
     Example:  dubio runs
     """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from dubio.cli.folders import list_runs
+
     found = list_runs(runs)
     if not found:
         typer.echo(f"no runs in {runs}; train one: dubio train first")
@@ -230,7 +255,10 @@ def describe(named: Named, runs: Runs = Path("runs")) -> None:
 
     Example:  dubio describe first
     """
-    typer.echo(str(dubio.describe(load_model(named, runs))))
+    from dubio.cli.folders import load_model
+    from dubio.conversion import describe
+
+    typer.echo(str(describe(load_model(named, runs))))
 
 
 @app.command()
@@ -256,17 +284,128 @@ def predict(
 
     Example:  dubio predict first --index 0.. --device cuda --precision bf16
     """
+    from rich.console import Console
+
+    from dubio.cli.folders import load_model
+    from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
+    from dubio.prediction import predict
+
     model = load_model(named, runs).to(device_for(device))
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
     rows = parse_index(index, len(examples))
-    found = dubio.predict(model, examples[rows], num_samples=samples, precision=precision, seed=seed)
+    found = predict(model, examples[rows], num_samples=samples, precision=precision, seed=seed)
     Console().print(tabulate(found, rows, examples.targets[rows], examples.classes))
 
 
-app.command("evaluate")(evaluate_run)
-for decide in (calibrate, abstain, conformal):
-    app.command()(decide)
+@app.command()
+def evaluate(
+    named: Named,
+    ood: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B", help="Data never seen: names (see dubio data), paths or noise (default: what fits); none."
+        ),
+    ] = None,
+    corruptions: Annotated[
+        str, typer.Option(metavar="A,B", help=f"Corrupt the images: {', '.join(CORRUPTION_NAMES)}; or all.")
+    ] = "none",
+    samples: Annotated[int, typer.Option(help="Draws; as many again tell whether they are enough.")] = 100,
+    resamples: Annotated[int, typer.Option(help="Resamples for the intervals; 0 for none.")] = 300,
+    data: Annotated[
+        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
+    ] = None,
+    data_dir: DataDir = None,
+    seed: Annotated[int, typer.Option(help="Which draws and resamples.")] = 0,
+    device: Device = None,
+    precision: InPrecision = "fp32",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Judge a network on test data: how right it is, how sure, and whether it doubts what it has never seen.
+
+    Writes evaluation.json, which dubio report and dubio compare read.
+
+    Example:  dubio evaluate first
+
+    Example:  dubio evaluate lenet --ood fashionmnist,noise --corruptions all
+    """
+    from dubio.cli.evaluate_command import evaluate_run
+
+    evaluate_run(named, ood, corruptions, samples, resamples, data, data_dir, seed, device, precision, out, runs)
+
+
+@app.command()
+def calibrate(
+    named: RunName,
+    kind: Annotated[
+        Literal["temperature", "vector"], typer.Option(help="One number for all classes, or two for each.")
+    ] = "temperature",
+    per_draw: Annotated[
+        bool, typer.Option("--per-draw", help="Scale each draw before averaging, not the mean prediction.")
+    ] = False,
+    samples: DecisionSamples = 100,
+    seed: DecisionSeed = 0,
+    data_dir: DataDir = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Make a run's predictions milder or sharper, as its validation data ask for.
+
+    Keeps it with the network, so that predict applies it. A threshold or sets found before are dropped.
+
+    Example:  dubio calibrate first
+    """
+    from dubio.cli.decide_command import calibrate as run
+
+    run(named, kind, per_draw, samples, seed, data_dir, runs)
+
+
+@app.command()
+def abstain(
+    named: RunName,
+    error: Annotated[float | None, typer.Option(help="Largest error among accepted predictions.")] = None,
+    coverage: Annotated[float | None, typer.Option(help="Share of predictions to accept instead.")] = None,
+    score: Annotated[
+        Literal["confidence", "entropy", "mutual_information"], typer.Option(help="What sureness is measured by.")
+    ] = "confidence",
+    level: Annotated[float, typer.Option(help="Probability with which the error holds.")] = 0.9,
+    samples: DecisionSamples = 100,
+    seed: DecisionSeed = 0,
+    data_dir: DataDir = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Find when a prediction is sure enough to be accepted, for a wanted error or coverage.
+
+    Keeps it with the network, so that predict tells what is accepted.
+
+    Example:  dubio abstain first --error 0.05
+    Example:  dubio abstain first --coverage 0.8
+    """
+    from dubio.cli.decide_command import abstain as run
+
+    run(named, error, coverage, score, level, samples, seed, data_dir, runs)
+
+
+@app.command()
+def conformal(
+    named: RunName,
+    coverage: Annotated[float, typer.Option(help="Probability that the target is in its set.")] = 0.9,
+    kind: Annotated[Literal["lac", "aps"], typer.Option(help="Smallest sets on average, or more even ones.")] = "lac",
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Let sets be empty.")] = False,
+    samples: DecisionSamples = 100,
+    seed: DecisionSeed = 0,
+    data_dir: DataDir = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Give every prediction a set of classes that holds the target with a wanted probability.
+
+    Keeps it with the network, so that predict tells the sets.
+
+    Example:  dubio conformal first --coverage 0.9
+    """
+    from dubio.cli.decide_command import conformal as run
+
+    run(named, coverage, kind, allow_empty, samples, seed, data_dir, runs)
 
 
 @app.command()
@@ -312,6 +451,13 @@ def attack(
     Example:  dubio attack first --attack pgd --epsilon 8/255 --samples 20
     Example:  dubio attack first --attack pgd,transfer --epsilon 0.05,0.1
     """
+    from rich.console import Console
+
+    from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise, tabulate
+    from dubio.cli.folders import folder_of, load_model, network_of
+    from dubio.cli.picturing import picture
+    from dubio.cli.predicting import check_fits, test_examples
+
     names, epsilons = parse_attacks(attack), parse_epsilons(epsilon)
     chosen_fields = {
         "norm": norm,
@@ -330,17 +476,179 @@ def attack(
     found = assail(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed)
     folder = out or folder_of(named, runs)
     found.save(folder, {"model": named, "network": network_of(named, runs).tensors})
-    Console().print(tabulate_attacks(found))
+    Console().print(tabulate(found))
     typer.echo(summarise(found))
     typer.echo(f"images: {folder / 'attack.safetensors'}, record: {folder / 'attack.json'}")
     typer.echo(picture(model, found, folder / "attack.png"))
 
 
-app.command()(prune)
-app.command()(report)
-app.command()(compare)
-app.command("audit")(audit_run)
-app.command("reproduce")(reproduce_experiment)
+@app.command()
+def prune(
+    named: RunName,
+    fraction: Annotated[float | None, typer.Option(help="Share of all weights (or units) to remove.")] = None,
+    max_loss: Annotated[
+        float | None,
+        typer.Option(help="Remove as much as costs at most this accuracy (NLL for numbers) on the validation part."),
+    ] = None,
+    by: Annotated[
+        Literal["snr", "magnitude"] | None, typer.Option(help="What ranks weights (default: snr where it can).")
+    ] = None,
+    what: Annotated[
+        Literal["weights", "units"], typer.Option(help="Single weights, or whole units and channels.")
+    ] = "weights",
+    each_layer: Annotated[bool, typer.Option("--each-layer", help="The share is one of each layer's units.")] = False,
+    samples: Annotated[int, typer.Option(help="Draws to judge with.")] = 100,
+    seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
+    out: Annotated[str | None, typer.Option(metavar="NAME", help="The new run (default: RUN-pruned).")] = None,
+    data_dir: DataDir = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Remove what a network can do without; without an amount, measure how much that is.
+
+    Measuring prints accuracy and NLL on the validation part for growing shares, and writes pruning.json to the run.
+    With --fraction or --max-loss the pruned network becomes a run of its own, which other commands take.
+
+    Example:  dubio prune first
+
+    Example:  dubio prune first --fraction 0.75
+
+    Example:  dubio prune first --max-loss 0.01 --what units
+    """
+    from dubio.cli.prune_command import prune as run
+
+    run(named, fraction, max_loss, by, what, each_layer, samples, seed, out, data_dir, runs)
+
+
+@app.command()
+def report(
+    named: SeveralRuns,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Page to write, .html (default: report.html in the run, or beside the runs)."
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="What stands at the top (default: the names of the runs).")] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Write one page on some runs: numbers, figures, examples, and how to make each number again.
+
+    The page works offline and needs nothing but itself; the same as JSON goes beside it. It is made from the files of
+    the runs alone, and says which command would add what is missing.
+
+    Example:  dubio report first
+
+    Example:  dubio report demo-deterministic demo-bayes --out comparison.html
+    """
+    from dubio.cli.report_command import report as run
+
+    run(named, out, title, runs)
+
+
+@app.command()
+def compare(
+    named: SeveralRuns,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON instead.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Show the headline numbers of some runs side by side.
+
+    A number is best (*) only where its interval lies apart from all others; those whose intervals overlap with that of
+    the best are tied (=). Numbers on different data are not compared.
+
+    Example:  dubio compare demo-deterministic demo-bayes
+    """
+    from dubio.cli.report_command import compare as run
+
+    run(named, as_json, runs)
+
+
+@app.command()
+def audit(
+    named: Named,
+    epsilon: Annotated[str, typer.Option(help="How far an image may move: 0.1 or 8/255.")] = "8/255",
+    norm: Annotated[Literal["linf", "l2"], typer.Option(help="How distance is measured.")] = "linf",
+    budget: Annotated[
+        BudgetName, typer.Option(help="A taste, a first look, or the real thing, which takes far longer.")
+    ] = "quick",
+    images: Annotated[
+        int | None, typer.Option(help="How many test images (default: 400, with full 1,000; at most all).")
+    ] = None,
+    require: Annotated[
+        Literal["VALID"] | None, typer.Option(help="Leave with exit code 1 unless the audit is VALID.")
+    ] = None,
+    min_accuracy: Annotated[
+        float | None,
+        typer.Option(help="Leave with exit code 1 unless the headline's lower bound at 95 % is this or more."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
+    ] = None,
+    data_dir: DataDir = None,
+    seed: Annotated[int, typer.Option(help="Which images, attacks and draws.")] = 0,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Audit a network: attack it in every way there is, and say whether what is left can be believed.
+
+    The headline is the accuracy under the worst attack on each image, seen by
+    draws that had no part in choosing it.
+
+    VALID: believe it. UPPER BOUND ONLY: a required check failed, and the truth
+    may be lower. EXTRAORDINARY: beyond all that is published.
+
+    Writes audit.json. Ctrl-C loses nothing: the same command goes on.
+    Exit code 1: a gate, --require or --min-accuracy, failed.
+
+    Example:  dubio audit first --epsilon 8/255
+
+    Example:  dubio audit first --epsilon 0.1 --require VALID --min-accuracy 0.4
+    """
+    from dubio.cli.audit_command import audit_run
+
+    audit_run(named, epsilon, norm, budget, images, require, min_accuracy, data, data_dir, seed, device, out, runs)
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which tables or figures; see --list.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List what can be reproduced, and leave.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Only see that everything runs.")] = False,
+    data: Annotated[
+        Literal["digits"] | None,
+        typer.Option(help="Small images that need no files, where an experiment can be run on them."),
+    ] = None,
+    cells: Annotated[str, typer.Option(metavar="PATTERN", help="Only cells of this name, such as 'rho*'.")] = "*",
+    seeds: Annotated[list[int] | None, typer.Option("--seed", help="Only this seed; may be given again.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="How many processes run cells at once, of all tables and figures together.")
+    ] = 1,
+    again: Annotated[bool, typer.Option("--again", help="Run also what has a record, as another attempt.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = Path("results"),
+    device: Device = None,
+) -> None:
+    """Run published tables and figures again: every cell and seed, each kept as soon as it is there.
+
+    What has a record with the same settings is not run again, so an interrupted
+    run goes on where it stopped. A cell that fails keeps no other from being run;
+    what failed is named at the end, and the exit code is 1.
+
+    A cell is one setting of an experiment. Full runs take minutes to hours, and
+    most want a GPU; --tiny takes seconds, and its numbers mean nothing.
+
+    Example:  dubio reproduce --list
+
+    Example:  dubio reproduce bbb-regression --tiny
+
+    Example:  dubio reproduce bws-clean bws-transfer --workers 8
+    """
+    from dubio.cli.reproduce_command import reproduce_experiment
+
+    reproduce_experiment(names, everything, listed, tiny, data, cells, seeds, workers, again, out, device)
 
 
 @app.command()
@@ -364,13 +672,19 @@ def export(
         raise ValueError(f"OUT must end in .pt2 or .onnx, got {str(out)!r}")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {out.parent} to write {out.name} to")
+    import torch
+
+    from dubio.cli.folders import load_model
+    from dubio.conversion import export
+    from dubio.models import sizes_of
+
     model = load_model(named, runs)
     sizes = sizes_of(model)
     if sizes is None or sizes.inputs is None:
         raise ValueError(f"{named} does not say what its inputs look like; use dubio.export in Python")
     shape = sizes.inputs
     format: Literal["torch", "onnx"] = "onnx" if out.suffix == ".onnx" else "torch"
-    dubio.export(model, torch.zeros(2, *shape), out, format=format, noise=noise, num_samples=samples, seed=seed)
+    export(model, torch.zeros(2, *shape), out, format=format, noise=noise, num_samples=samples, seed=seed)
     weights = out.with_name(f"{out.name}.data")  # where torch puts the weights of an .onnx
     files = f"{out} and {weights.name}" if out.suffix == ".onnx" and weights.is_file() else str(out)
     typer.echo(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, shape))})")

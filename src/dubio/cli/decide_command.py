@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from torch import nn
 
 import dubio
 from dubio import functional
-from dubio.cli.arguments import DataDir, DecisionSamples, DecisionSeed, RunName, Runs
 from dubio.cli.command_lines import command_line
 from dubio.cli.folders import MODEL, find_run, load_model
 from dubio.cli.ordering import load_splits, read_order
@@ -54,24 +53,15 @@ class Subject:
 
 
 def calibrate(
-    named: RunName,
-    kind: Annotated[
-        Literal["temperature", "vector"], typer.Option(help="One number for all classes, or two for each.")
-    ] = "temperature",
-    per_draw: Annotated[
-        bool, typer.Option("--per-draw", help="Scale each draw before averaging, not the mean prediction.")
-    ] = False,
-    samples: DecisionSamples = 100,
-    seed: DecisionSeed = 0,
-    data_dir: DataDir = None,
-    runs: Runs = Path("runs"),
+    named: str,
+    kind: Literal["temperature", "vector"],
+    per_draw: bool,
+    samples: int,
+    seed: int,
+    data_dir: Path | None,
+    runs: Path,
 ) -> None:
-    """Make a run's predictions milder or sharper, as its validation data ask for.
-
-    Keeps it with the network, so that predict applies it. A threshold or sets found before are dropped.
-
-    Example:  dubio calibrate first
-    """
+    """Calibrate a run on its validation data, and keep it with the network."""
     subject = _subject(named, runs, data_dir)
     found = dubio.calibrate(
         subject.model, subject.validation, kind=kind, per_draw=per_draw, num_samples=samples, seed=seed
@@ -86,25 +76,17 @@ def calibrate(
 
 
 def abstain(
-    named: RunName,
-    error: Annotated[float | None, typer.Option(help="Largest error among accepted predictions.")] = None,
-    coverage: Annotated[float | None, typer.Option(help="Share of predictions to accept instead.")] = None,
-    score: Annotated[
-        Literal["confidence", "entropy", "mutual_information"], typer.Option(help="What sureness is measured by.")
-    ] = "confidence",
-    level: Annotated[float, typer.Option(help="Probability with which the error holds.")] = 0.9,
-    samples: DecisionSamples = 100,
-    seed: DecisionSeed = 0,
-    data_dir: DataDir = None,
-    runs: Runs = Path("runs"),
+    named: str,
+    error: float | None,
+    coverage: float | None,
+    score: Literal["confidence", "entropy", "mutual_information"],
+    level: float,
+    samples: int,
+    seed: int,
+    data_dir: Path | None,
+    runs: Path,
 ) -> None:
-    """Find when a prediction is sure enough to be accepted, for a wanted error or coverage.
-
-    Keeps it with the network, so that predict tells what is accepted.
-
-    Example:  dubio abstain first --error 0.05
-    Example:  dubio abstain first --coverage 0.8
-    """
+    """Choose when predictions of a run are accepted, and keep it with the network."""
     subject = _subject(named, runs, data_dir)
     found = dubio.abstain(
         subject.model,
@@ -121,21 +103,16 @@ def abstain(
 
 
 def conformal(
-    named: RunName,
-    coverage: Annotated[float, typer.Option(help="Probability that the target is in its set.")] = 0.9,
-    kind: Annotated[Literal["lac", "aps"], typer.Option(help="Smallest sets on average, or more even ones.")] = "lac",
-    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Let sets be empty.")] = False,
-    samples: DecisionSamples = 100,
-    seed: DecisionSeed = 0,
-    data_dir: DataDir = None,
-    runs: Runs = Path("runs"),
+    named: str,
+    coverage: float,
+    kind: Literal["lac", "aps"],
+    allow_empty: bool,
+    samples: int,
+    seed: int,
+    data_dir: Path | None,
+    runs: Path,
 ) -> None:
-    """Give every prediction a set of classes that holds the target with a wanted probability.
-
-    Keeps it with the network, so that predict tells the sets.
-
-    Example:  dubio conformal first --coverage 0.9
-    """
+    """Choose the prediction sets of a run, and keep it with the network."""
     subject = _subject(named, runs, data_dir)
     found = dubio.conformal(
         subject.model,

@@ -4,14 +4,13 @@ import dataclasses
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from dubio.cli.arguments import DataDir, Device, InPrecision, Named, Runs, device_for
+from dubio.cli.arguments import Precision, device_for
 from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.predicting import check_fits, test_examples
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test
@@ -27,36 +26,20 @@ EXTRA = ("confidence", "expected_entropy", "aleatoric_std", "epistemic_std", "cl
 
 
 def evaluate_run(
-    named: Named,
-    ood: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B", help="Data never seen: names (see dubio data), paths or noise (default: what fits); none."
-        ),
-    ] = None,
-    corruptions: Annotated[
-        str, typer.Option(metavar="A,B", help=f"Corrupt the images: {', '.join(CORRUPTIONS)}; or all.")
-    ] = "none",
-    samples: Annotated[int, typer.Option(help="Draws; as many again tell whether they are enough.")] = 100,
-    resamples: Annotated[int, typer.Option(help="Resamples for the intervals; 0 for none.")] = 300,
-    data: Annotated[
-        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
-    ] = None,
-    data_dir: DataDir = None,
-    seed: Annotated[int, typer.Option(help="Which draws and resamples.")] = 0,
-    device: Device = None,
-    precision: InPrecision = "fp32",
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
-    runs: Runs = Path("runs"),
+    named: str,
+    ood: str | None,
+    corruptions: str,
+    samples: int,
+    resamples: int,
+    data: str | None,
+    data_dir: Path | None,
+    seed: int,
+    device: str | None,
+    precision: Precision,
+    out: Path | None,
+    runs: Path,
 ) -> None:
-    """Judge a network on test data: how right it is, how sure, and whether it doubts what it has never seen.
-
-    Writes evaluation.json, which dubio report and dubio compare read.
-
-    Example:  dubio evaluate first
-
-    Example:  dubio evaluate lenet --ood fashionmnist,noise --corruptions all
-    """
+    """Evaluate a network, write ``evaluation.json`` and print its tables."""
     model = load_model(named, runs).to(device_for(device))
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)

@@ -8,29 +8,21 @@ with commas, and a choice of layers as globs. A field whose type no text can sta
 
 import dataclasses
 import inspect
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
-from typer import Option
-from typer.core import TyperCommand
-from typer.exceptions import TyperException
 
+from dubio.choices import check_choice, listed
 from dubio.conversion import Where
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import METHODS, Method
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 
-__all__ = ["Field", "Fields", "TakingFields", "fields_of", "listed", "make_method", "spell"]
-
-FIELDS = "--fields"
-Fields = Annotated[dict[str, str | bool], Option(FIELDS, parser=json.loads, hidden=True)]
-"""How a ``TakingFields`` command receives the fields of its method, as they were written."""
+__all__ = ["Field", "fields_of", "make_method", "spell"]
 
 SPELLINGS: dict[str, type] = {
     "normal": Normal,
@@ -87,27 +79,9 @@ class Field:
         raise ValueError(f"{self.option} must be {self.rule}, got {given!r}")
 
 
-class TakingFields(TyperCommand):
-    """A command that takes the fields of every method as options, wherever they stand."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take out what methods know, and leave the rest to typer."""
-        options = {option: told for kind in METHODS.values() for option, told in _options_of(kind).items()}
-        try:
-            rest, given = _take_out(args, options)
-            return super().parse_args(ctx, [FIELDS, json.dumps(given), *rest])
-        except TyperException as error:
-            name = getattr(error, "option_name", None)
-            if name is not None and hasattr(error, "possibilities"):  # no such option
-                own = [spelling for parameter in self.params for spelling in parameter.opts if spelling != FIELDS]
-                error.possibilities = get_close_matches(name, [*own, *options])
-            raise
-
-
 def make_method(name: str, given: dict[str, str | bool]) -> Method:
     """The method of a name, with fields from their texts."""
-    if name not in METHODS:
-        raise ValueError(f"--method must be {listed(list(METHODS))}, got {name!r}")
+    check_choice("--method", name, METHODS)
     fields = fields_of(METHODS[name])
     for field in given:
         if field not in fields or not fields[field].readings:
@@ -155,11 +129,6 @@ def spell(value: Any) -> str:
             numbers = [spell(getattr(value, field.name)) for field in dataclasses.fields(kind)]
             return f"{name}:{','.join(numbers)}" if numbers else name
     return repr(value)
-
-
-def listed(parts: Sequence[str], last: str = "or") -> str:
-    """Words in a row: ``a, b or c``."""
-    return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def _readings(hint: Any) -> Iterator[Reading]:
@@ -259,50 +228,9 @@ def _reader_of_many(inner: tuple[Reading, ...]) -> Callable[[str], Any]:
     return lambda text: tuple(read_one(part) for part in re.split(comma, text))
 
 
-def _options_of(kind: type) -> dict[str, tuple[str, bool | None]]:
-    """The options of a method: the field of each, and what it says where it is a flag."""
-    found: dict[str, tuple[str, bool | None]] = {}
-    for field in fields_of(kind).values():
-        if field.is_flag:
-            found[field.option] = (field.name, True)
-            found[f"--no-{field.option.removeprefix('--')}"] = (field.name, False)
-        elif field.readings:
-            found[field.option] = (field.name, None)
-    return found
-
-
-def _take_out(
-    args: Sequence[str], options: dict[str, tuple[str, bool | None]]
-) -> tuple[list[str], dict[str, str | bool]]:
-    """Arguments that are no fields of methods, and the fields as they are written."""
-    rest: list[str] = []
-    given: dict[str, str | bool] = {}
-    waiting = list(args)
-    while waiting:
-        argument = waiting.pop(0)
-        option, equals, text = argument.partition("=")
-        if argument == "--":
-            return [*rest, argument, *waiting], given
-        if option not in options:
-            rest.append(argument)
-            continue
-        name, value = options[option]
-        if value is not None:
-            if equals:
-                raise ValueError(f"{option} must stand alone, got {argument!r}")
-            given[name] = value
-        elif equals:
-            given[name] = text
-        elif waiting:
-            given[name] = waiting.pop(0)
-        else:
-            raise ValueError(f"{option} must be followed by its value, got nothing")
-    return rest, given
-
-
 def _misplaced(field: str, name: str) -> str:
     option = f"--{field.replace('_', '-')}"
-    owners = [other for other, kind in METHODS.items() if option in _options_of(kind)]
+    owners = [other for other, kind in METHODS.items() if field in fields_of(kind) and fields_of(kind)[field].readings]
     if not owners:
         return f"{option} is an option of no method; dubio methods {name} lists those of it"
     return f"{option} is an option of {listed(owners, 'and')}, not of {name}"

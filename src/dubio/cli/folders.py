@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from dubio.choices import did_you_mean
 from dubio.persistence import load
 from dubio.persistence.command_log import read_commands
 from dubio.persistence.files import Identity, identity_of
@@ -86,9 +86,8 @@ def find_run(named: str, runs: Path) -> Path:
     known = _names(runs)
     if not known:
         raise FileNotFoundError(f"there is no run {named!r}, and none at all in {runs}; train one: dubio train {named}")
-    close = get_close_matches(named, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "dubio runs lists those there are"
-    raise FileNotFoundError(f"there is no run {named!r} in {runs}; {hint}")
+    hint = did_you_mean(named, known) or "; dubio runs lists those there are"
+    raise FileNotFoundError(f"there is no run {named!r} in {runs}{hint}")
 
 
 def list_runs(runs: Path) -> list[Summary]:

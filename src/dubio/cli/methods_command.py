@@ -4,21 +4,19 @@ import dataclasses
 import inspect
 import re
 import sys
-from difflib import get_close_matches
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dubio.cli.fields import Field, fields_of, listed, spell
+from dubio.cli.fields import Field, fields_of, spell
+from dubio.cli.method_options import example
 from dubio.methods import METHODS, Recipe
 
-__all__ = ["examples", "show_method", "show_methods"]
+__all__ = ["show_method", "show_methods"]
 
 NOISE_OFF = {"source": "the plain network", "own mean": "its own mean", "none": "-"}
-LONGEST = 76
-"""Signs of an example, so that it stays on one line of a small screen."""
 
 
 def show_methods() -> None:
@@ -32,10 +30,6 @@ def show_methods() -> None:
 
 def show_method(name: str) -> None:
     """A method's options with their meanings and defaults, how it is trained, and an example."""
-    if name not in METHODS:
-        close = get_close_matches(name, METHODS, n=1, cutoff=0.4)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"NAME must be {listed(list(METHODS))}, got {name!r}{hint}")
     kind = METHODS[name]
     fields = fields_of(kind)
     table = Table("option", "default", "what it is", show_lines=True)
@@ -49,23 +43,7 @@ def show_method(name: str) -> None:
         console.print("Numbers after a colon may be left out.", highlight=False)
     if _can_be_bare(fields):
         console.print(_training(kind().recipe), highlight=False)
-    console.print(_example(name, name), markup=False, highlight=False)
-
-
-def examples(run: str) -> str:
-    """A command for each method, as paragraphs of help."""
-    return "\n\n".join(_example(name, run) for name in METHODS)
-
-
-def _example(name: str, run: str) -> str:
-    """A command with some options at their defaults, as many as fit on a line."""
-    shown = f"Example:  dubio train {run} --method {name}"
-    for field in fields_of(METHODS[name]).values():
-        if field.is_flag or not field.readings or field.default in (None, dataclasses.MISSING):
-            continue
-        longer = f"{shown} {field.option} {spell(field.default)}"
-        shown = longer if len(longer) <= LONGEST else shown
-    return shown
+    console.print(example(name, name), markup=False, highlight=False)
 
 
 def _summary(kind: type) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
@@ -13,7 +13,6 @@ from rich.table import Table
 from torch import nn
 
 from dubio import pruning
-from dubio.cli.arguments import DataDir, RunName, Runs
 from dubio.cli.command_lines import command_line
 from dubio.cli.folders import CONFIG, METRICS, MODEL, check_name, find_run, load_model, network_of
 from dubio.cli.ordering import FILE, in_rows, load_splits, read_order
@@ -33,36 +32,19 @@ TIMED_ROWS = 128
 
 
 def prune(
-    named: RunName,
-    fraction: Annotated[float | None, typer.Option(help="Share of all weights (or units) to remove.")] = None,
-    max_loss: Annotated[
-        float | None,
-        typer.Option(help="Remove as much as costs at most this accuracy (NLL for numbers) on the validation part."),
-    ] = None,
-    by: Annotated[
-        Literal["snr", "magnitude"] | None, typer.Option(help="What ranks weights (default: snr where it can).")
-    ] = None,
-    what: Annotated[
-        Literal["weights", "units"], typer.Option(help="Single weights, or whole units and channels.")
-    ] = "weights",
-    each_layer: Annotated[bool, typer.Option("--each-layer", help="The share is one of each layer's units.")] = False,
-    samples: Annotated[int, typer.Option(help="Draws to judge with.")] = 100,
-    seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
-    out: Annotated[str | None, typer.Option(metavar="NAME", help="The new run (default: RUN-pruned).")] = None,
-    data_dir: DataDir = None,
-    runs: Runs = Path("runs"),
+    named: str,
+    fraction: float | None,
+    max_loss: float | None,
+    by: Literal["snr", "magnitude"] | None,
+    what: Literal["weights", "units"],
+    each_layer: bool,
+    samples: int,
+    seed: int,
+    out: str | None,
+    data_dir: Path | None,
+    runs: Path,
 ) -> None:
-    """Remove what a network can do without; without an amount, measure how much that is.
-
-    Measuring prints accuracy and NLL on the validation part for growing shares, and writes pruning.json to the run.
-    With --fraction or --max-loss the pruned network becomes a run of its own, which other commands take.
-
-    Example:  dubio prune first
-
-    Example:  dubio prune first --fraction 0.75
-
-    Example:  dubio prune first --max-loss 0.01 --what units
-    """
+    """Measure what a run could do without, or write the pruned run."""
     _check_asked(fraction, max_loss, what, each_layer)
     folder = find_run(named, runs)
     name = out or f"{folder.name}-pruned"

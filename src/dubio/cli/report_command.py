@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dubio.cli.arguments import Runs, SeveralRuns
 from dubio.cli.folders import find_run
 from dubio.reporting import Cell, Headline, headlines, read_runs, write_report
 
@@ -23,26 +21,8 @@ HIDDEN = ("mae", "std", "parameters", "bytes")
 SIGNS = {"": "", "best": "*", "tied": "="}
 
 
-def report(
-    named: SeveralRuns,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Page to write, .html (default: report.html in the run, or beside the runs)."
-        ),
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="What stands at the top (default: the names of the runs).")] = None,
-    runs: Runs = Path("runs"),
-) -> None:
-    """Write one page on some runs: numbers, figures, examples, and how to make each number again.
-
-    The page works offline and needs nothing but itself; the same as JSON goes beside it. It is made from the files of
-    the runs alone, and says which command would add what is missing.
-
-    Example:  dubio report first
-
-    Example:  dubio report demo-deterministic demo-bayes --out comparison.html
-    """
+def report(named: list[str], out: Path | None, title: str | None, runs: Path) -> None:
+    """Write the page on some runs."""
     folders = [find_run(name, runs) for name in named]
     path = out or _default_path(folders, runs)
     found = write_report(folders, path, title=title)
@@ -54,18 +34,8 @@ def report(
     typer.echo(f"open {path.resolve().as_uri()}")
 
 
-def compare(
-    named: SeveralRuns,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON instead.")] = False,
-    runs: Runs = Path("runs"),
-) -> None:
-    """Show the headline numbers of some runs side by side.
-
-    A number is best (*) only where its interval lies apart from all others; those whose intervals overlap with that of
-    the best are tied (=). Numbers on different data are not compared.
-
-    Example:  dubio compare demo-deterministic demo-bayes
-    """
+def compare(named: list[str], as_json: bool, runs: Path) -> None:
+    """Print the headline numbers of some runs."""
     found = headlines(read_runs([find_run(name, runs) for name in named]))
     _warn(found)
     if as_json:

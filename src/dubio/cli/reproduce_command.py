@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dubio.cli.answers import PartlyFailedError
-from dubio.cli.arguments import Device, device_for
+from dubio.cli.arguments import device_for
 from dubio.experiments import (
     Failure,
     Reproduction,
@@ -30,40 +30,19 @@ __all__ = ["reproduce_experiment"]
 
 
 def reproduce_experiment(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which tables or figures; see --list.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List what can be reproduced, and leave.")] = False,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Only see that everything runs.")] = False,
-    data: Annotated[
-        Literal["digits"] | None,
-        typer.Option(help="Small images that need no files, where an experiment can be run on them."),
-    ] = None,
-    cells: Annotated[str, typer.Option(metavar="PATTERN", help="Only cells of this name, such as 'rho*'.")] = "*",
-    seeds: Annotated[list[int] | None, typer.Option("--seed", help="Only this seed; may be given again.")] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="How many processes run cells at once, of all tables and figures together.")
-    ] = 1,
-    again: Annotated[bool, typer.Option("--again", help="Run also what has a record, as another attempt.")] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = Path("results"),
-    device: Device = None,
+    names: list[str] | None,
+    everything: bool,
+    listed: bool,
+    tiny: bool,
+    data: Literal["digits"] | None,
+    cells: str,
+    seeds: list[int] | None,
+    workers: int,
+    again: bool,
+    out: Path,
+    device: str | None,
 ) -> None:
-    """Run published tables and figures again: every cell and seed, each kept as soon as it is there.
-
-    What has a record with the same settings is not run again, so an interrupted
-    run goes on where it stopped. A cell that fails keeps no other from being run;
-    what failed is named at the end, and the exit code is 1.
-
-    A cell is one setting of an experiment. Full runs take minutes to hours, and
-    most want a GPU; --tiny takes seconds, and its numbers mean nothing.
-
-    Example:  dubio reproduce --list
-
-    Example:  dubio reproduce bbb-regression --tiny
-
-    Example:  dubio reproduce bws-clean bws-transfer --workers 8
-    """
+    """Run published tables and figures, and print ours beside them."""
     if listed:
         _list()
         return

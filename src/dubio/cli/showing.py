@@ -17,11 +17,11 @@ from torch import nn
 
 from dubio import attacks
 from dubio.auditing import audit
+from dubio.choices import listed
 from dubio.cli.attacking import assail, choose_images
 from dubio.cli.audit_command import FILE as AUDIT
 from dubio.cli.evaluate_command import FILE as EVALUATION
 from dubio.cli.evaluate_command import headline, noise_like
-from dubio.cli.fields import listed
 from dubio.cli.folders import network_of, unused_name
 from dubio.cli.ordering import Order, load_splits, train_order
 from dubio.cli.prune_command import RECORD as PRUNING

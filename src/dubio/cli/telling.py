@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dubio.cli.answers import ANSWERED, answer, leave_quietly
+from dubio.cli.answers import REFUSALS, answer, leave_quietly
 from dubio.training import Interrupted, LostProcessError, Processes, is_raised_by_all
 
 __all__ = ["told_once"]
@@ -29,7 +29,7 @@ def told_once(processes: Processes) -> Iterator[None]:
     """
     try:
         yield
-    except ANSWERED as error:
+    except (*REFUSALS, Interrupted, LostProcessError) as error:
         if processes.count > 1 and not isinstance(error, BrokenPipeError):
             _tell(error, processes)
             leave_quietly(error)

@@ -1,0 +1,24 @@
+"""Names to choose from: how a list of them reads, and which one a misspelled name probably means."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+__all__ = ["check_choice", "did_you_mean", "listed"]
+
+
+def listed(parts: Sequence[str], last: str = "or") -> str:
+    """Words in a row: ``a, b or c``."""
+    return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def did_you_mean(value: str, choices: Iterable[str]) -> str:
+    """The choices that resemble a value, as the end of a message: ``; did you mean 'bayes'?``; empty without any."""
+    close = get_close_matches(value, list(choices), n=3)
+    return f"; did you mean {listed([repr(choice) for choice in close])}?" if close else ""
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse a value that is not one of the choices, of an argument or option of this name."""
+    names = list(choices)
+    if value not in names:
+        raise ValueError(f"{name} must be {listed(names)}, got {value!r}{did_you_mean(value, names)}")
