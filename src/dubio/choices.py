@@ -11,9 +11,11 @@ def listed(parts: Sequence[str], last: str = "or") -> str:
     return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
-def did_you_mean(value: str, choices: Iterable[str]) -> str:
+def did_you_mean(value: object, choices: Iterable[object]) -> str:
     """The choices that resemble a value, as the end of a message: ``; did you mean 'bayes'?``; empty without any."""
-    close = get_close_matches(value, list(choices), n=3)
+    names = [choice for choice in choices if isinstance(choice, str)]
+    text = value if isinstance(value, str) else ""
+    close = get_close_matches(text, names, cutoff=0.8) or get_close_matches(text, names, n=1)
     return f"; did you mean {listed([repr(choice) for choice in close])}?" if close else ""
 
 

@@ -56,7 +56,7 @@ def test_the_table_of_options_is_what_the_methods_say() -> None:
         name: {field.option: field.default if field.is_flag else spell(field.default) for field in fields.values()}
         for name, fields in ((name, fields_of(kind)) for name, kind in METHODS.items())
     }
-    assert METHOD_OPTIONS == said  # METHOD_OPTIONS in dubio/cli/method_options.py is to be what is on the right
+    assert said == METHOD_OPTIONS  # METHOD_OPTIONS in dubio/cli/method_options.py is to be what is on the right
     assert list(METHOD_OPTIONS) == list(said)
     assert [list(options) for options in METHOD_OPTIONS.values()] == [list(options) for options in said.values()]
 

@@ -7,7 +7,7 @@ interrupted.
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer
@@ -24,6 +24,7 @@ RESUMABLE = 3
 REFUSALS = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
 TOLD = "told already"
 SOURCE = re.compile(r"\[\S+\.(?:cc|cpp|h|hpp):\d+\] ")
+NO_COMMAND = re.compile(r"No such command '(?P<name>.*?)'\.", re.DOTALL)
 NO_CHOICE = re.compile(r"'(?P<value>.*?)' is not one of ", re.DOTALL)
 ADVICE = re.compile(r"\. This is typically caused by [^()]*(?=\))")
 
@@ -49,7 +50,7 @@ class Answering(TyperGroup):
         try:
             code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
         except TyperException as error:  # what typer itself refuses, such as an unknown option
-            _say("error", _message(error))
+            _say("error", _message(error, self.commands))
             code = BAD_ARGUMENTS
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -99,8 +100,12 @@ def _plain(error: BaseException) -> str:
     return str(error) if isinstance(error, REFUSALS) else ADVICE.sub("", SOURCE.sub("", str(error)))
 
 
-def _message(error: TyperException) -> str:
+def _message(error: TyperException, commands: Iterable[str]) -> str:
     """What typer refuses, with the choices that resemble what was given."""
+    wrong_command = NO_COMMAND.match(error.message)
+    if wrong_command is not None:
+        name = wrong_command["name"]
+        return f"no such command {name!r}{did_you_mean(name, commands) or '; dubio --help lists them'}"
     option, possibilities = getattr(error, "option_name", None), getattr(error, "possibilities", None)
     if option is not None and possibilities is not None:  # no such option
         return f"{error.message}{did_you_mean(option, possibilities)}"

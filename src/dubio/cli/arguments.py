@@ -33,6 +33,12 @@ def _check_device(name: str | None) -> str | None:
     return name
 
 
+def _complete_run(context: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the names of the runs that are there."""
+    runs = Path(context.params.get("runs") or "runs")
+    return sorted(file.parent.name for file in runs.glob("*/config.json") if file.parent.name.startswith(incomplete))
+
+
 # These three stand in packages that import torch too; test_start_up.py holds that they are the same.
 Precision = Literal["fp32", "tf32", "bf16"]
 BudgetName = Literal["tiny", "quick", "full"]
@@ -42,8 +48,13 @@ Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that h
 DataDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
 ]
-Named = Annotated[str, typer.Argument(metavar="RUN_OR_FILE", help="A run's name or folder, or a .safetensors file.")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")]
+Named = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_OR_FILE", autocompletion=_complete_run, help="A run's name or folder, or a .safetensors file."
+    ),
+]
+RunName = Annotated[str, typer.Argument(metavar="RUN", autocompletion=_complete_run, help="A run's name or folder.")]
 DecisionSamples = Annotated[int, typer.Option("--samples", help="Draws; predict with as many.")]
 DecisionSeed = Annotated[int, typer.Option("--seed", help="Which draws.")]
 Device = Annotated[
@@ -56,7 +67,10 @@ InPrecision = Annotated[
         "--precision", help="fp32: all digits; bf16: two or three digits, much faster on a GPU; tf32: between."
     ),
 ]
-SeveralRuns = Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or folders of one or more runs.")]
+SeveralRuns = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", autocompletion=_complete_run, help="Names or folders of one or more runs."),
+]
 
 
 def device_for(name: str | None) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio.attacks import Apgd, Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Square, Transfer
+from dubio.choices import did_you_mean
 from dubio.data import Examples
 from dubio.persistence.atomic import write_atomically
 from dubio.sampling.settings import device_of
@@ -114,7 +115,8 @@ def parse_attacks(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in KINDS:
-            raise ValueError(f"--attack must be of {', '.join(KINDS)}, or several with commas, got {text!r}")
+            hint = did_you_mean(name, KINDS)
+            raise ValueError(f"--attack must be of {', '.join(KINDS)}, or several with commas, got {name!r}{hint}")
     if len(set(names)) < len(names):
         raise ValueError(f"--attack must name each attack once, got {text!r}")
     return names

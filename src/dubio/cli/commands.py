@@ -34,7 +34,6 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="dubio",
     cls=Answering,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -75,6 +74,10 @@ def _check_method(name: str | None) -> str | None:
     if name is not None:
         check_choice("--method", name, METHOD_OPTIONS)
     return name
+
+
+def _complete_method(incomplete: str) -> list[str]:
+    return [name for name in METHOD_OPTIONS if name.startswith(incomplete)]
 
 
 @app.callback()
@@ -132,7 +135,10 @@ def list_data(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this method and its options.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", autocompletion=_complete_method, help="Show this method and its options."),
+    ] = None,
 ) -> None:
     """List the methods, or show one: its options for dubio train, and how it is trained.
 
@@ -169,7 +175,12 @@ def train(
         typer.Option(help="Network: fc:100-100, lenet, vgg16, resnet18, mlp:64-100-10 ... (default: fc:100-100)."),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(callback=_check_method, help=f"{', '.join(METHOD_OPTIONS)} (default: bayes).")
+        str | None,
+        typer.Option(
+            callback=_check_method,
+            autocompletion=_complete_method,
+            help=f"{', '.join(METHOD_OPTIONS)} (default: bayes).",
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="How often the data are run through.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dubio.choices import did_you_mean
 from dubio.cli.arguments import Precision, device_for
 from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.predicting import check_fits, test_examples
@@ -85,7 +86,8 @@ def parse_names(text: str, option: str, known: list[str]) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"{option} must name some of {', '.join(known)}, or be all or none, got {unknown[0]!r}")
+        hint = did_you_mean(unknown[0], [*known, "all", "none"])
+        raise ValueError(f"{option} must name some of {', '.join(known)}, or be all or none, got {unknown[0]!r}{hint}")
     return names
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from dubio.choices import check_choice, listed
+from dubio.choices import check_choice, did_you_mean, listed
 from dubio.conversion import Where
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import METHODS, Method
@@ -76,7 +76,8 @@ class Field:
                 return reading.read(given)
             except UnreadableError:
                 continue
-        raise ValueError(f"{self.option} must be {self.rule}, got {given!r}")
+        hint = did_you_mean(given.partition(":")[0], [reading.rule.partition(":")[0] for reading in self.readings])
+        raise ValueError(f"{self.option} must be {self.rule}, got {given!r}{hint}")
 
 
 def make_method(name: str, given: dict[str, str | bool]) -> Method:

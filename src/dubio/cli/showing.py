@@ -17,7 +17,7 @@ from torch import nn
 
 from dubio import attacks
 from dubio.auditing import audit
-from dubio.choices import listed
+from dubio.choices import did_you_mean, listed
 from dubio.cli.attacking import assail, choose_images
 from dubio.cli.audit_command import FILE as AUDIT
 from dubio.cli.evaluate_command import FILE as EVALUATION
@@ -77,8 +77,10 @@ def parse_methods(text: str | None) -> list[str]:
     if text is None:
         return sorted(METHODS, key=lambda name: name != "deterministic")
     names = text.split(",")
-    if not set(names) <= METHODS.keys() or len(set(names)) < len(names):
-        raise ValueError(f"--methods must name some of {listed(list(METHODS), 'and')}, each once, got {text!r}")
+    wrong = [name for name in names if name not in METHODS]
+    if wrong or len(set(names)) < len(names):
+        got = f"{wrong[0]!r}{did_you_mean(wrong[0], METHODS)}" if wrong else repr(text)
+        raise ValueError(f"--methods must name some of {listed(list(METHODS), 'and')}, each once, got {got}")
     return names
 
 

@@ -7,12 +7,12 @@ draw.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from dubio.choices import did_you_mean
 from dubio.conversion.choice import Where, chooses
 from dubio.conversion.copying import copy_of, exchange, is_norm, make_mappable, own_parameters, plain_copy
 from dubio.layers import (
@@ -147,9 +147,8 @@ def _nothing_to_convert(model: nn.Module, where: Where, unconvertible: list[str]
     chosen = [name for name in holders if chooses(where, name, model.get_submodule(name))]
     if chosen:
         return f"nothing to convert: {', '.join(chosen)} normalise; norms=True makes such layers random"
-    close = get_close_matches(where, holders, n=3, cutoff=0.5) if isinstance(where, str) else []
     below = [name for name in holders if isinstance(where, str) and name.startswith(f"{where}.")]
-    hint = f"; did you mean {f'{where}.*' if below else close[0]!r}?" if below or close else ""
+    hint = f"; did you mean {where}.*?" if below else did_you_mean(where, holders)
     return f"nothing to convert: where={where!r} chooses no layer of this network that has parameters{hint}"
 
 

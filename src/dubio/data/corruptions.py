@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
+from dubio.choices import did_you_mean
 from dubio.data.examples import Examples, scaled
 
 __all__ = ["Blur", "CORRUPTIONS", "Contrast", "Corruption", "GaussianNoise", "Inversion", "Rotation", "corrupt"]
@@ -123,7 +124,8 @@ CORRUPTIONS: dict[str, type[Corruption]] = {
 def corrupt(examples: Examples, corruption: str, *, strength: int, seed: int = 0) -> Examples:
     """Examples corrupted by name, such as ``corrupt(test, "blur", strength=3)``."""
     if corruption not in CORRUPTIONS:
-        raise ValueError(f"corruption must be one of {', '.join(CORRUPTIONS)}, got {corruption!r}")
+        hint = did_you_mean(corruption, CORRUPTIONS)
+        raise ValueError(f"corruption must be one of {', '.join(CORRUPTIONS)}, got {corruption!r}{hint}")
     return CORRUPTIONS[corruption](strength)(examples, torch.Generator().manual_seed(seed))
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dubio import functional
+from dubio.choices import did_you_mean
 
 __all__ = ["Flip", "LabelNoise", "MnistAsymmetric", "NoisyLabels", "Symmetric", "UniformMix", "parse_label_noise"]
 
@@ -113,7 +114,8 @@ def parse_label_noise(text: str) -> LabelNoise:
     kind, _, number = text.partition(":")
     if kind not in NOISES or not NUMBER.fullmatch(number) or not 0.0 <= float(number) <= 1.0:
         known = ", ".join(f"{name}:P" for name in NOISES)
-        raise ValueError(f"label noise must be one of {known} with P in [0, 1], such as flip:0.3, got {text!r}")
+        hint = "" if kind in NOISES else did_you_mean(kind, NOISES)
+        raise ValueError(f"label noise must be one of {known} with P in [0, 1], such as flip:0.3, got {text!r}{hint}")
     return NOISES[kind](float(number))
 
 

@@ -8,10 +8,10 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 
+from dubio.choices import did_you_mean
 from dubio.data import toy
 from dubio.data.cifar import CIFAR10, CIFAR100
 from dubio.data.downloads import download as download_file
@@ -144,9 +144,9 @@ def find_name(source: Source) -> str | None:
         )
     if not isinstance(source, str) or len(path.parts) > 1 or path.suffix.lower() in TABLES:
         raise FileNotFoundError(f"there is no folder or table {str(path)!r}")
-    close = get_close_matches(plain, NAMES, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"data must be {', '.join(NAMES)}, or the path of a folder or table, got {source!r}{hint}")
+    raise ValueError(
+        f"data must be {', '.join(NAMES)}, or the path of a folder or table, got {source!r}{did_you_mean(plain, NAMES)}"
+    )
 
 
 def _read(dataset: StoredSet, where: Path, part: Part, download: bool) -> Examples:

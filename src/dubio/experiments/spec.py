@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Literal
 
+from dubio.choices import did_you_mean
 from dubio.persistence.reading import read_value
 
 __all__ = ["Cell", "Spec", "Variant", "load_spec", "spec_names"]
@@ -97,7 +98,8 @@ def spec_names() -> list[str]:
 def load_spec(name: str) -> Spec:
     """A spec by its name."""
     if name not in spec_names():
-        raise ValueError(f"an experiment must be one of {', '.join(spec_names())}, got {name!r}")
+        hint = did_you_mean(name, spec_names())
+        raise ValueError(f"an experiment must be one of {', '.join(spec_names())}, got {name!r}{hint}")
     content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     try:
         spec = read_value(Spec, {"name": name, "cells": content.pop("cell"), **content})

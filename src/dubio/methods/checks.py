@@ -2,6 +2,8 @@
 
 import math
 
+from dubio.choices import did_you_mean
+
 __all__ = ["check_choice", "check_count", "check_finite", "check_flag", "check_not_negative", "check_positive"]
 
 
@@ -39,7 +41,7 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """One of these."""
     if value not in choices:
         *first, last = map(repr, choices)
-        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {value!r}{did_you_mean(value, choices)}")
 
 
 def _number(name: str, value: object) -> float:

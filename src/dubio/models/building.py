@@ -29,6 +29,7 @@ from typing import cast, get_args
 
 from torch import nn
 
+from dubio.choices import did_you_mean
 from dubio.models.convolutional import dad_cnn, lenet, vgg16
 from dubio.models.dense import dad_mlp, fc, mlp, vib_mlp
 from dubio.models.external import timm_model, torchvision_model
@@ -64,6 +65,7 @@ def build(
     if kind not in READERS:
         raise ValueError(
             f"model must be one of {', '.join(READERS)}, with its sizes as in mlp:64-100-100-10, got {name!r}"
+            f"{did_you_mean(kind, READERS)}"
         )
     if constants is not None:
         _check_channels(constants, given.inputs)
@@ -197,7 +199,8 @@ def _split_normalisation(name: str, normalise: str | None) -> tuple[str, str | N
             f"model may end in ',normalise=' and one of {', '.join(NORMALISATIONS)}, and in nothing else, got {name!r}"
         )
     if normalise is not None and normalise not in NORMALISATIONS:
-        raise ValueError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {normalise!r}")
+        hint = did_you_mean(normalise, NORMALISATIONS)
+        raise ValueError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {normalise!r}{hint}")
     if comma and normalise not in (None, constants):
         raise ValueError(f"normalise must be {constants}, which model {name!r} has, got {normalise}")
     return text, constants if comma else normalise
