@@ -246,7 +246,7 @@ def test_task_is_for_tables(tmp_path: Path) -> None:
     test = data.load(tmp_path / "table.csv", task="regression").test
     assert test is not None
     assert test.targets.dtype == torch.float32
-    with pytest.raises(ValueError, match="task belongs to tables, digits has its own, got 'regression'"):
+    with pytest.raises(ValueError, match="task is for tables, got 'regression' for digits; leave task out"):
         data.load("digits", task="regression")
 
 

@@ -3,6 +3,7 @@
 import builtins
 import io
 import pickle
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from dubio.data import DataError, Examples, Splits, read_table
-from dubio.data.columns import parse_csv
 
 
 def all_of(splits: Splits) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,13 +101,20 @@ BAD_CSV = {
     "two targets": ("label,a,class\n1,2,3\n", "must have one target, got columns label, class"),
     "a missing cell": ("a,b\n1,2\n3\n", "line 3 must have 2 cells, one for each column, got 1"),
     "a cell too many": ("a,b\n1,2,3\n", "line 2 must have 2 cells, one for each column, got 3"),
-    "an empty cell": ("a,b,c\n1,2,x\n3,,y\n", "line 3, column 'b' must hold a number, got nothing"),
-    "NA": ("a,b,c\n1,2,x\n3,NA,y\n", "line 3, column 'b' must hold a number, got nothing"),
-    "a text": ("a,b,c\n1,2,x\nred,3,y\n", "line 3, column 'a' must hold a number, got 'red'"),
-    "infinity": ("a,b\ninf,2\n", "line 2, column 'a' must hold a number, got 'inf'"),
-    "a number for programmers": ("a,b\n1_000,2\n", "line 2, column 'a' must hold a number, got '1_000'"),
-    "a missing target": ("a,b\n1,2\n3,\n", "line 3, column 'b' must hold a target, got nothing"),
-    "a number past float32": ("a,b\n1,2\n1e300,2\n3,4\n5,6\n", "must have finite inputs, got 1e.300 in example 1"),
+    "a text": (
+        f"a,c\n{'1,x/2,y/' * 20}red,y\n".replace("/", "\n"),
+        "line 42, column 'a' must hold a number, got 'red'",
+    ),
+    "infinity": ("a,b\n1,2\ninf,3\n1,2\n1,3\n", "line 3, column 'a' must hold a number, got 'inf'"),
+    "a number for programmers": (
+        "a,b\n1,2\n1_000,3\n1,2\n1,3\n",
+        "line 3, column 'a' must hold a number, got '1_000'",
+    ),
+    "a missing target": ("a,b\n1,2\n3,\n", "line 3, column 'b' must hold a target, got nothing; fill it in, or remove"),
+    "a number past float32": (
+        "a,b\n1,2\n1e300,3\n3,4\n5,6\n",
+        "line 3, column 'a' is too large for float32, got 1e.300; scale the column",
+    ),
     "an open quote": ('a,b\n"1,2\n', "is no proper .csv: line "),
     "too few rows": ("a,b\n1,2\n3,4\n", "table must have at least 4 examples, a quarter of them for testing, got 2"),
 }
@@ -127,6 +134,13 @@ def test_a_csv_of_other_bytes_is_refused(tmp_path: Path) -> None:
         read_table(path)
 
 
+def read_csv_bytes(content: bytes) -> Splits:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.csv"
+        path.write_bytes(content)
+        return read_table(path)
+
+
 cells = st.sampled_from(["a", "b", "target", "1", "-2.5", "1e400", "nan", "", "x", " 7 ", '"', '"q"', "9" * 5000, "\0"])
 lines = st.lists(cells, min_size=1, max_size=4).map(",".join)
 texts = st.lists(lines, max_size=6).map("\n".join).map(str.encode)
@@ -138,13 +152,14 @@ proper = st.lists(st.sampled_from(["1,2", "3,x", "4,0.5"]), max_size=6).map(
 @given(st.one_of(st.binary(), texts, proper))
 def test_any_bytes_are_a_table_or_a_data_error(content: bytes) -> None:
     try:
-        inputs, targets = parse_csv(content, "file")
+        splits = read_csv_bytes(content)
     except DataError:
         return
+    inputs, targets = all_of(splits)
     assert inputs.ndim == 2
     assert len(inputs) == len(targets) > 0
-    assert np.isfinite(inputs).all()
-    assert targets.dtype.kind in "ifU"
+    assert inputs.isfinite().all()
+    assert targets.isfinite().all()
 
 
 # .npz
@@ -304,10 +319,12 @@ def test_texts_of_a_parquet_file_may_be_stored_by_their_numbers(tmp_path: Path) 
 
 
 BAD_PARQUET = {
-    "a gap": ({"a": [1, None, 3], "b": [1, 2, 3]}, "row 1, column 'a' must hold a value, got nothing"),
-    "texts": ({"a": ["x", "y"], "b": [1, 2]}, "must have numbers in column 'a', got string; encode it first"),
-    "lists": ({"a": [[1], [2, 3]], "b": [1, 2]}, "must have numbers in column 'a', got list<"),
-    "lists as targets": ({"a": [1, 2], "b": [[1], [2]]}, "must have targets in column 'b', got list<"),
+    "a gap among the targets": (
+        {"a": [1, 2, 3], "b": [1, None, 3]},
+        "row 1, column 'b' must hold a target, got nothing",
+    ),
+    "lists": ({"a": [[1], [2, 3]], "b": [1, 2]}, "must have numbers, texts or dates in column 'a', got list<"),
+    "lists as targets": ({"a": [1, 2], "b": [[1], [2]]}, "must have numbers, texts or dates in column 'b', got list<"),
     "one column": ({"a": [1, 2]}, "got the column 'a' alone"),
     "no rows": ({"a": [], "b": []}, "must have columns and at least one row, got 2 and 0"),
 }

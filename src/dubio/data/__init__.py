@@ -5,13 +5,16 @@ What reads and changes datasets is imported when it is first asked for; training
 
 from typing import TYPE_CHECKING
 
+from dubio.data.encoding import TableColumn, TableEncoder, fit_encoder
 from dubio.data.errors import DataError
 from dubio.data.examples import Examples, Splits, scaled
 from dubio.data.fingerprints import fingerprint_of, fingerprint_of_batches
 from dubio.data.loading import CropAndFlip, Loader, epoch_order
+from dubio.data.targets import Target
 from dubio.later import import_later
 
 if TYPE_CHECKING:
+    from dubio.data.columns import TableChunk, read_rows
     from dubio.data.corruptions import (
         CORRUPTIONS,
         Blur,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from dubio.data.toy import clusters, curve, diabetes, diabetes_table, digits, standardised
 
 LATER = {
+    "columns": ("TableChunk", "read_rows"),
     "corruptions": (
         *("CORRUPTIONS", "Blur", "Contrast", "Corruption", "GaussianNoise", "Inversion", "Rotation", "corrupt"),
     ),
@@ -75,6 +79,10 @@ __all__ = [
     "Splits",
     "Status",
     "Symmetric",
+    "TableChunk",
+    "TableColumn",
+    "TableEncoder",
+    "Target",
     "UniformMix",
     "clusters",
     "corrupt",
@@ -87,12 +95,14 @@ __all__ = [
     "fetch",
     "fingerprint_of",
     "fingerprint_of_batches",
+    "fit_encoder",
     "held_out_classes",
     "load",
     "load_test",
     "ood_sets",
     "parse_label_noise",
     "read_image_folder",
+    "read_rows",
     "read_table",
     "scaled",
     "standardised",

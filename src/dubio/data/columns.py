@@ -1,120 +1,109 @@
-"""Tables of named columns, ``.csv`` and parquet: which column is the target, and all others as numbers.
+"""Named columns of ``.csv`` and parquet files, read a few thousand rows at a time.
 
-The target is the column called target, label or class, or else the last one. A ``.csv`` is text in UTF-8 with commas
-between cells, and its first line names the columns. A cell that is missing or no number is an error that names its line
-and column: a table with gaps needs a decision, which is not made here.
+A ``.csv`` is text in UTF-8, and its first line names the columns. Cells are separated by commas, semicolons, tabs or
+vertical bars; which of them is read off the first rows unless ``delimiter`` says so. In a file with semicolons ``1,5``
+is the number 1.5, as spreadsheets write it in many countries. An empty cell and the usual words for one (``NA``,
+``nan``, ``null``, ``none``, ``?``) are gaps.
+
+Every column is an array: texts (``object``, None for a gap) from a ``.csv``; from parquet ``float64`` (NaN for a gap),
+``datetime64`` or texts.
 """
 
 import csv
 import io
 import math
 import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dubio.data.errors import DataError
 
-__all__ = ["Table", "parse_csv", "read_parquet"]
+__all__ = ["CHUNK_ROWS", "TableChunk", "joined", "read_rows"]
 
-TARGETS = ("target", "label", "class")
+CHUNK_ROWS = 8192
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+SPELLED = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "pipe": "|", "bar": "|"}
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-
-Table = tuple[NDArray[np.float64], NDArray[Any]]
-"""Inputs `(example, feature)`, and targets: whole numbers, numbers or texts."""
-
-
-def parse_csv(content: bytes, file: str) -> Table:
-    """The inputs and targets in a ``.csv``; ``file`` is what messages call it."""
-    names, lines, rows = _cells(content, file)
-    target = _target(names, file)
-    inputs = np.empty((len(rows), len(names) - 1))
-    features = [index for index in range(len(names)) if index != target]
-    for row, (line, cells) in enumerate(zip(lines, rows, strict=True)):
-        for feature, index in enumerate(features):
-            number = _number(cells[index])
-            if number is None:
-                _refuse_cell(cells[index], "a number", f"line {line}, column {names[index]!r}", file)
-            inputs[row, feature] = number
-        if cells[target].strip().lower() in MISSING:
-            _refuse_cell(cells[target], "a target", f"line {line}, column {names[target]!r}", file)
-    return inputs, _typed([cells[target].strip() for cells in rows])
+SAMPLE_ROWS, SAMPLE_CHARACTERS = 20, 2**18
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?")
+DECIMAL_POINT = re.compile(r"[+-]?[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?")
+BOTH_MARKS = re.compile(r"[+-]?[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]+|(?:,[0-9]{3})+\.[0-9]+)")
 
 
-def read_parquet(path: Path) -> Table:
-    """The inputs and targets in a parquet file."""
-    try:
-        from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
-    except ImportError as error:
-        raise ImportError("reading parquet needs pyarrow, which is missing: pip install 'dubio[tables]'") from error
-    file = str(path)
-    with path.open("rb") as opened:
-        try:
-            table = parquet.read_table(opened)
-        except Exception as error:  # pyarrow has a different one for every kind of damage
-            raise DataError(f"{file} is not a readable parquet file: {error}") from None
-    names = [str(name) for name in table.column_names]
-    if not names or table.num_rows == 0:
-        raise DataError(f"{file} must have columns and at least one row, got {len(names)} and {table.num_rows}")
-    target = _target(names, file)
-    inputs = [_values(table.column(index), file, names[index], False) for index in range(len(names)) if index != target]
-    return np.stack(inputs, axis=1).astype(np.float64), _values(table.column(target), file, names[target], True)
+@dataclass(frozen=True, eq=False)
+class TableChunk:
+    """Some rows of a table, column by column.
+
+    Args:
+        columns: arrays of one length, by name.
+        file: what messages call the table.
+        places: where each row is in the file, for messages.
+        unit: what ``places`` count: lines of a ``.csv``, from 1, or rows, from 0.
+    """
+
+    columns: dict[str, NDArray[Any]]
+    file: str
+    places: NDArray[np.int64]
+    unit: str = "row"
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, rows: Any) -> "TableChunk":
+        """Some of the rows, by slice, mask or row numbers."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return TableChunk(columns, self.file, self.places[rows], self.unit)
+
+    def place(self, row: int, name: str) -> str:
+        """Where a cell is: ``wine.csv, line 3, column 'price'``."""
+        return f"{self.file}, {self.unit} {self.places[row]}, column {name!r}"
 
 
-def _values(column: Any, file: str, name: str, texts: bool) -> NDArray[Any]:
-    """A column of pyarrow as numbers, or as texts where these will do."""
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        _refuse_cell("", "a value", f"row {row}, column {name!r}", file)
-    kind = str(column.type)
-    if re.fullmatch(r"bool|u?int(8|16|32|64)|halffloat|float|double", kind):
-        return np.asarray(column.to_numpy())
-    if texts and re.fullmatch(r"(large_)?string|string_view|dictionary<values=(large_)?string,.*", kind):
-        return np.array(column.to_pylist())
-    raise DataError(
-        f"{file} must have {'targets' if texts else 'numbers'} in column {name!r}, got {kind}; encode it first"
-    )
+def read_rows(
+    path: Path, delimiter: str | None = None, *, skip: Collection[str] = (), chunk_rows: int = CHUNK_ROWS
+) -> Iterator[TableChunk]:
+    """The rows of a ``.csv`` or ``.parquet`` file, in chunks; every file has at least one row.
+
+    Args:
+        path: the file.
+        delimiter: what separates the cells of a ``.csv``; by default what its first rows show.
+        skip: columns whose cells are not needed; they may be of any type, and come out as gaps.
+        chunk_rows: how many rows are read at a time.
+
+    Raises:
+        DataError: the file is damaged or has no rows, or a line has another number of cells than the first.
+    """
+    ending = path.suffix.lower()
+    if ending == ".csv":
+        with path.open("rb") as opened:
+            yield from _read_csv(opened, str(path), _check_delimiter(delimiter), skip, chunk_rows)
+    elif ending == ".parquet":
+        if delimiter is not None:
+            raise ValueError(f"delimiter is for .csv files, got {delimiter!r} for {str(path)!r}; leave it out")
+        yield from _read_parquet(path, skip, chunk_rows)
+    else:
+        raise ValueError(f"a table of named columns must end in .csv or .parquet, got {str(path)!r}")
 
 
-def _cells(content: bytes, file: str) -> tuple[list[str], list[int], list[list[str]]]:
-    """Names of the columns, then the number of each line and its cells."""
-    try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
-        read = [(reader.line_num, cells) for cells in reader if cells]
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file} must be text in UTF-8, got byte 0x{content[error.start]:02x} at {error.start}"
-        ) from None
-    except csv.Error as error:
-        raise DataError(f"{file} is no proper .csv: line {reader.line_num}: {error}") from None
-    if not read:
-        raise DataError(f"{file} is empty; its first line must name the columns")
-    names = [name.strip() for name in read[0][1]]
-    if len(set(names)) < len(names) or "" in names or all(_number(name) is not None for name in names):
-        raise DataError(
-            f"{file} must begin with a line that names each column differently, got {','.join(names)[:80]!r}"
-        )
-    if len(read) == 1:
-        raise DataError(f"{file} must have at least one row after the names of its columns, got none")
-    for line, cells in read:
-        if len(cells) != len(names):
-            raise DataError(f"{file}, line {line} must have {len(names)} cells, one for each column, got {len(cells)}")
-    return names, [line for line, _ in read[1:]], [cells for _, cells in read[1:]]
+def joined(chunks: Sequence[TableChunk]) -> TableChunk:
+    """Chunks of one file as one."""
+    columns = {name: np.concatenate([chunk.columns[name] for chunk in chunks]) for name in chunks[0].columns}
+    return TableChunk(columns, chunks[0].file, np.concatenate([chunk.places for chunk in chunks]), chunks[0].unit)
 
 
-def _target(names: list[str], file: str) -> int:
-    chosen = [index for index, name in enumerate(names) if name.lower() in TARGETS]
-    if len(chosen) > 1:
-        raise DataError(f"{file} must have one target, got columns {', '.join(names[index] for index in chosen)}")
-    if len(names) < 2:
-        raise DataError(f"{file} must have inputs beside the target, got the column {names[0]!r} alone")
-    return chosen[0] if chosen else len(names) - 1
+def is_missing(text: str) -> bool:
+    """Whether a cell of text is a gap."""
+    return text.strip().lower() in MISSING
 
 
-def _number(text: str) -> float | None:
+def finite_number(text: str) -> float | None:
     """The finite number a text is, if it is one."""
     try:
         number = float(text) if "_" not in text else math.nan
@@ -123,14 +112,179 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _typed(texts: list[str]) -> NDArray[Any]:
-    """Whole numbers if all are, else numbers if all are, else texts."""
-    if all(WHOLE.fullmatch(text) for text in texts):
-        return np.array([int(text) for text in texts], dtype=np.int64)
-    numbers = [_number(text) for text in texts]
-    return np.array(texts if None in numbers else numbers)
+def _read_csv(
+    opened: IO[bytes], file: str, delimiter: str | None, skip: Collection[str], chunk_rows: int
+) -> Iterator[TableChunk]:
+    with io.TextIOWrapper(opened, encoding="utf-8-sig", newline="") as text:
+        try:
+            sample = text.read(SAMPLE_CHARACTERS)
+            text.seek(0)
+            mark = delimiter or _detect(sample)
+            reader = csv.reader(text, delimiter=mark, strict=True)
+            rows = ((reader.line_num, cells) for cells in reader if cells)
+            names = _names(next(rows, None), file, mark)
+            num_rows, numbers = 0, _NumberMarks(file)
+            while chunk := list(islice(rows, chunk_rows)):
+                for line, cells in chunk:
+                    _check_width(len(cells), len(names), line, file, mark)
+                num_rows += len(chunk)
+                places = np.array([line for line, _ in chunk], dtype=np.int64)
+                columns = {}
+                for index, name in enumerate(names):
+                    if name in skip:
+                        columns[name] = np.full(len(chunk), None, dtype=object)
+                        continue
+                    texts = [cells[index].strip() for _, cells in chunk]
+                    if mark == ";":
+                        texts = numbers.with_points(texts, places, name)
+                    columns[name] = np.array([None if is_missing(cell) else cell for cell in texts], dtype=object)
+                yield TableChunk(columns, file, places, "line")
+        except UnicodeDecodeError as error:
+            at = opened.tell() - len(error.object) + error.start
+            got = f"got byte 0x{error.object[error.start]:02x} at {at}"
+            raise DataError(f"{file} must be text in UTF-8, {got}") from None
+        except csv.Error as error:
+            raise DataError(f"{file} is no proper .csv: line {reader.line_num}: {error}") from None
+    if num_rows == 0:
+        raise DataError(f"{file} must have at least one row after the names of its columns, got none")
 
 
-def _refuse_cell(text: str, wanted: str, place: str, file: str) -> NoReturn:
-    got = "nothing" if text.strip().lower() in MISSING else repr(text[:40])
-    raise DataError(f"{file}, {place} must hold {wanted}, got {got}; fill it in or leave it out")
+def _names(first: tuple[int, list[str]] | None, file: str, mark: str) -> list[str]:
+    """The names of the columns, from the first line."""
+    if first is None:
+        raise DataError(f"{file} is empty; its first line must name the columns")
+    names = [name.strip() for name in first[1]]
+    if len(set(names)) < len(names) or "" in names or all(finite_number(name) is not None for name in names):
+        raise DataError(
+            f"{file} must begin with a line that names each column differently, got {mark.join(names)[:80]!r}"
+        )
+    return names
+
+
+def _check_width(num_cells: int, num_columns: int, line: int, file: str, mark: str) -> None:
+    if num_cells != num_columns:
+        raise DataError(
+            f"{file}, line {line} must have {num_columns} cells, one for each column, got {num_cells}",
+            f"the cells are separated by {_name_of(mark)}s; if that is wrong, set {{delimiter}}, else mend the line",
+        )
+
+
+def _check_delimiter(delimiter: str | None) -> str | None:
+    if delimiter is None:
+        return None
+    mark = SPELLED.get(delimiter, delimiter)
+    if len(mark) != 1 or mark in '"\r\n ' or mark.isalnum():
+        raise DataError(
+            f"a delimiter must be one character such as ';', or comma, semicolon, tab or pipe, got {delimiter!r}",
+            "leave {delimiter} out to have it detected",
+        )
+    return mark
+
+
+def _detect(sample: str) -> str:
+    """What separates the cells: the mark that cuts the first rows into the most cells, as many in each of them."""
+    best, best_score = ",", (False, 1)
+    for mark in DELIMITERS:
+        try:
+            rows = list(islice(csv.reader(io.StringIO(sample, newline=""), delimiter=mark), SAMPLE_ROWS))
+        except csv.Error:
+            continue
+        if len(sample) == SAMPLE_CHARACTERS and len(rows) < SAMPLE_ROWS:
+            rows.pop()  # it is cut off
+        widths = [len(cells) for cells in rows if cells] or [1]
+        score = (widths[0] > 1 and min(widths) == max(widths), widths[0])
+        if score > best_score:
+            best, best_score = mark, score
+    return best
+
+
+def _name_of(mark: str) -> str:
+    return DELIMITERS.get(mark, repr(mark))
+
+
+class _NumberMarks:
+    """Turns decimal commas into points, and refuses a column that has both."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._first: dict[tuple[str, str], str] = {}
+
+    def with_points(self, texts: list[str], lines: NDArray[np.int64], name: str) -> list[str]:
+        """Cells of a column in which ``1,5`` becomes ``1.5``."""
+        pointed = []
+        for text, line in zip(texts, lines.tolist(), strict=True):
+            comma = DECIMAL_COMMA.fullmatch(text)
+            if comma or DECIMAL_POINT.fullmatch(text):
+                mark, other = (",", ".") if comma else (".", ",")
+                self._first.setdefault((name, mark), f"{text} in line {line}")
+                if (name, other) in self._first:
+                    self._refuse(name, f"{self._first[name, other]} and {text} in line {line}")
+            elif BOTH_MARKS.fullmatch(text):
+                self._refuse(name, f"{text} in line {line}")
+            pointed.append(text.replace(",", ".") if comma else text)
+        return pointed
+
+    def _refuse(self, name: str, got: str) -> NoReturn:
+        raise DataError(
+            f"{self._file} must write the numbers of column {name!r} in one way, 1234.5 or 1234,5, got {got}"
+        )
+
+
+def _read_parquet(path: Path, skip: Collection[str], chunk_rows: int) -> Iterator[TableChunk]:
+    try:
+        from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
+    except ImportError as error:
+        raise ImportError("reading parquet needs pyarrow, which is missing: pip install 'dubio[tables]'") from error
+    file, start = str(path), 0
+    with path.open("rb") as opened:
+        try:
+            table = parquet.ParquetFile(opened)
+            names, num_rows = [str(name) for name in table.schema_arrow.names], table.metadata.num_rows
+            if not names or num_rows == 0:
+                raise DataError(f"{file} must have columns and at least one row, got {len(names)} and {num_rows}")
+            if len(set(names)) < len(names):
+                raise DataError(f"{file} must name each column differently, got {', '.join(names)[:80]!r}")
+            for batch in table.iter_batches(chunk_rows):
+                columns = {
+                    name: np.full(batch.num_rows, None, dtype=object)
+                    if name in skip
+                    else _values(batch.column(index), file, name)
+                    for index, name in enumerate(names)
+                }
+                yield TableChunk(columns, file, np.arange(start, start + batch.num_rows))
+                start += batch.num_rows
+        except DataError:
+            raise
+        except Exception as error:  # pyarrow has a different one for every kind of damage
+            raise DataError(f"{file} is not a readable parquet file: {error}") from None
+
+
+def _values(column: Any, file: str, name: str) -> NDArray[Any]:
+    """A column of pyarrow as numbers, dates or texts."""
+    kind = str(column.type)
+    if re.fullmatch(r"bool|null|u?int(8|16|32|64)|halffloat|float|double|decimal.*", kind):
+        if kind == "bool":
+            return np.array([None if cell is None else str(cell).lower() for cell in column.to_pylist()], dtype=object)
+        if kind == "null":
+            return np.full(len(column), None, dtype=object)
+        if column.null_count == 0 and not kind.startswith("decimal"):
+            return np.asarray(column.to_numpy(zero_copy_only=False))
+        return np.array([np.nan if cell is None else float(cell) for cell in column.to_pylist()])
+    if re.fullmatch(r"timestamp.*|date(32|64).*", kind):
+        return np.array(
+            ["NaT" if cell is None else _without_zone(cell) for cell in column.to_pylist()], dtype="datetime64[us]"
+        )
+    if re.fullmatch(r"(large_)?string|string_view|dictionary<values=(large_)?string,.*", kind):
+        cells = column.to_pylist()
+        return np.array([None if cell is None or is_missing(cell) else cell.strip() for cell in cells], dtype=object)
+    raise DataError(
+        f"{file} must have numbers, texts or dates in column {name!r}, got {kind}",
+        f"encode it first, or {{drop={name}}}",
+    )
+
+
+def _without_zone(value: Any) -> Any:
+    """A date or a time as numpy takes it: times with a zone in UTC."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC).replace(tzinfo=None)
+    return value

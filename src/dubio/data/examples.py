@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dubio.data.encoding import TableEncoder
+
 __all__ = ["Examples", "Splits", "scaled"]
 
 
@@ -24,12 +26,14 @@ class Examples:
         targets: ``int64`` labels `(example,)`, or ``float32`` values for regression.
         classes: names of the classes in the order of their labels; empty for regression.
         name: what tables and messages call these data.
+        encoder: how the columns of a table became these inputs and targets; None for other data.
     """
 
     inputs: Tensor
     targets: Tensor
     classes: tuple[str, ...] = ()
     name: str = "data"
+    encoder: TableEncoder | None = None
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):

@@ -6,15 +6,17 @@ else ``data``. A path may stand wherever a name may: a folder of images by class
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from dubio.choices import did_you_mean
 from dubio.data import toy
 from dubio.data.cifar import CIFAR10, CIFAR100
 from dubio.data.downloads import download as download_file
+from dubio.data.encoding import TableEncoder
+from dubio.data.errors import DataError
 from dubio.data.examples import Examples, Splits
 from dubio.data.image_folder import read_image_folder
 from dubio.data.mnist import FASHIONMNIST, KMNIST, MNIST
@@ -62,6 +64,10 @@ def load(
     download: bool = False,
     validation: int | float = TENTH,
     task: Task | None = None,
+    target: str | None = None,
+    drop: Sequence[str] = (),
+    delimiter: str | None = None,
+    encoder: TableEncoder | None = None,
 ) -> Splits:
     """A dataset, by its name or by the path of a folder of images or of a table.
 
@@ -71,6 +77,11 @@ def load(
         download: fetch what is missing.
         validation: how many training examples to hold out, or a fraction of them; 0 for none.
         task: what the targets of a table are for, where that is not plain: "classification" or "regression".
+        target: the column of a table to predict; by default target, label or class, else y, else the last.
+        drop: columns of a table to leave out.
+        delimiter: what separates the cells of a ``.csv``; by default what its first rows show.
+        encoder: how the columns of a table become numbers, from other data (``Examples.encoder``); by default it is
+            fitted on the training rows.
 
     Raises:
         ValueError: there is no dataset of this name.
@@ -81,9 +92,11 @@ def load(
     name = find_name(source)
     if name is None:
         path = Path(source).expanduser()
-        return read_image_folder(path, validation) if path.is_dir() else read_table(path, validation, task)
-    if task is not None:
-        raise ValueError(f"task belongs to tables, {name} has its own, got {task!r}; leave it out")
+        if not path.is_dir():
+            return read_table(path, validation, task, target=target, drop=drop, delimiter=delimiter, encoder=encoder)
+        _refuse_options("a folder of images", task=task, target=target, drop=drop or None, delimiter=delimiter)
+        return read_image_folder(path, validation)
+    _refuse_options(name, task=task, target=target, drop=drop or None, delimiter=delimiter)
     if name in EMBEDDED:
         return EMBEDDED[name][0](validation)
     dataset, where = STORED[name], data_folder(folder)
@@ -93,12 +106,25 @@ def load(
     return with_validation(train, _read(dataset, where, "test", download), validation)
 
 
-def load_test(source: Source, *, folder: Source | None = None, download: bool = False) -> Examples:
-    """The test part of a dataset; of datasets in files nothing else is read."""
+def load_test(
+    source: Source,
+    *,
+    folder: Source | None = None,
+    download: bool = False,
+    task: Task | None = None,
+    target: str | None = None,
+    drop: Sequence[str] = (),
+    delimiter: str | None = None,
+    encoder: TableEncoder | None = None,
+) -> Examples:
+    """The test part of a dataset; of datasets in files nothing else is read. Arguments are those of ``load``."""
     name = find_name(source)
     if name in STORED:
         return _read(STORED[name], data_folder(folder), "test", download)
-    test = load(source, validation=0).test
+    # A table is read as ``load`` reads it, with rows held out for validation, so that its encoder is the same.
+    validation = TENTH if name is None and Path(source).suffix.lower() in (".csv", ".parquet") else 0
+    options: dict[str, Any] = {"task": task, "target": target, "drop": drop, "delimiter": delimiter}
+    test = load(source, validation=validation, encoder=encoder, **options).test
     if test is None:
         raise ValueError(f"{source} must have a test part, got none; add a folder test, or arrays x_test and y_test")
     return test
@@ -147,6 +173,13 @@ def find_name(source: Source) -> str | None:
     raise ValueError(
         f"data must be {', '.join(NAMES)}, or the path of a folder or table, got {source!r}{did_you_mean(plain, NAMES)}"
     )
+
+
+def _refuse_options(source: str, **options: Any) -> None:
+    """Options of tables beside other data."""
+    for option, value in options.items():
+        if value is not None:
+            raise DataError(f"{option} is for tables, got {value!r} for {source}", f"leave {{{option}}} out")
 
 
 def _read(dataset: StoredSet, where: Path, part: Part, download: bool) -> Examples:

@@ -6,7 +6,7 @@ from torch import Tensor
 from dubio.data.errors import DataError
 from dubio.data.examples import Examples, Splits
 
-__all__ = ["TENTH", "split_three_ways", "with_validation"]
+__all__ = ["TENTH", "rows_three_ways", "split_three_ways", "with_validation"]
 
 TENTH = 0.1
 
@@ -28,14 +28,17 @@ def with_validation(train: Examples | None, test: Examples | None, validation: i
 
 def split_three_ways(examples: Examples, validation: int | float = TENTH) -> Splits:
     """A quarter of the examples for testing, and of the rest ``validation``, in one random order."""
-    if len(examples) < 4:
-        raise DataError(
-            f"{examples.name} must have at least 4 examples, a quarter of them for testing, got {len(examples)}"
-        )
-    order = _order(len(examples))
-    test, rest = order.tensor_split([len(order) // 4])
-    held_out, train = rest.tensor_split([_count(validation, len(rest))])
+    train, held_out, test = rows_three_ways(len(examples), validation, examples.name)
     return Splits(examples[train], examples[held_out] if len(held_out) else None, examples[test])
+
+
+def rows_three_ways(count: int, validation: int | float, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Which of so many rows are for training, for validation and for testing, as ``split_three_ways`` has it."""
+    if count < 4:
+        raise DataError(f"{name} must have at least 4 examples, a quarter of them for testing, got {count}")
+    test, rest = _order(count).tensor_split([count // 4])
+    held_out, train = rest.tensor_split([_count(validation, len(rest))])
+    return train, held_out, test
 
 
 def _order(count: int) -> Tensor:

@@ -2,12 +2,14 @@
 
 A ``.npz`` has inputs called ``x`` or ``inputs`` and targets called ``y``, ``targets`` or ``labels``; with ``_train``
 and ``_test`` after the names it says which are for testing. Without, and in the other files, a quarter of the rows is
-for testing, always the same. ``columns.py`` says which column is the target, ``targets.py`` what targets are for.
+for testing, always the same. ``targets.py`` says which column is the target and what targets are for, ``encoding.py``
+how columns of numbers, texts, dates and gaps become numbers.
 
 Bytes of shape `(example, height, width)`, with a channel axis of 1 or 3 before or after the two or without, are images
-and stay bytes. All other inputs become ``float32``, and nothing is standardised.
+and stay bytes. All other inputs become ``float32``; the network's first layer standardises them.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dubio.data.columns import parse_csv, read_parquet
+from dubio.data.columns import TableChunk, joined, read_rows
+from dubio.data.encoding import TableEncoder, fit_encoder
 from dubio.data.errors import DataError
 from dubio.data.examples import Examples, Splits
-from dubio.data.splitting import TENTH, split_three_ways, with_validation
-from dubio.data.targets import Task, check_task, parse_targets
+from dubio.data.splitting import TENTH, rows_three_ways, split_three_ways, with_validation
+from dubio.data.targets import Task, check_task, choose_target, parse_targets, read_target
 
 __all__ = ["TABLES", "read_table"]
 
@@ -29,21 +32,73 @@ TABLES = (".npz", ".csv", ".parquet")
 Arrays = dict[str, NDArray[Any]]
 
 
-def read_table(path: Path, validation: int | float = TENTH, task: Task | None = None) -> Splits:
+def read_table(
+    path: Path,
+    validation: int | float = TENTH,
+    task: Task | None = None,
+    *,
+    target: str | None = None,
+    drop: Sequence[str] = (),
+    delimiter: str | None = None,
+    encoder: TableEncoder | None = None,
+) -> Splits:
     """A ``.npz``, ``.csv`` or ``.parquet`` file as a dataset.
 
+    Args:
+        path: the file.
+        validation: how many training examples to hold out, or a fraction of them; 0 for none.
+        task: what the targets are for, where that is not plain: "classification" or "regression".
+        target: the column to predict; by default the one called target, label or class, else y, else the last.
+        drop: columns to leave out.
+        delimiter: what separates the cells of a ``.csv``; by default what its first rows show.
+        encoder: how columns become numbers, from other data (``Examples.encoder``); by default it is fitted on the
+            training rows of this file. It knows its target, task and dropped columns.
+
     Raises:
-        DataError: the file is damaged, lacks arrays or columns, or has values that are missing or no numbers.
+        DataError: the file is damaged, lacks arrays or columns, or has cells that cannot be read.
     """
     check_task(task)
     ending, file = path.suffix.lower(), str(path)
     if ending == ".npz":
+        if target is not None or drop or delimiter is not None:
+            raise DataError(f"{file} has arrays and no named columns", "leave out {target}, {drop} and {delimiter}")
         return _splits(_load(path), file, path.stem, validation, task)
     if ending not in TABLES:
         raise ValueError(f"a table must end in {', '.join(TABLES)}, got {file!r}")
-    inputs, targets = parse_csv(path.read_bytes(), file) if ending == ".csv" else read_parquet(path)
-    labels, classes = parse_targets(targets, file, task)
-    return split_three_ways(Examples(_numbers(inputs, file), labels, classes, path.stem), validation)
+    if encoder is not None and (target is not None or task is not None or drop):
+        raise ValueError("an encoder has its own target, task and dropped columns; leave these arguments out")
+    table = joined(list(read_rows(path, delimiter, skip=drop if encoder is None else encoder.dropped_names)))
+    if encoder is None:
+        encoder = _fit(table, path.stem, validation, target, task, drop)
+    elif encoder.target.name not in table.columns:
+        raise DataError(f"{file} must have the target column {encoder.target.name!r}, got {', '.join(table.columns)}")
+    inputs, targets, _ = encoder.encode(table)
+    assert targets is not None
+    examples = Examples(inputs, targets, encoder.target.classes, path.stem, encoder)
+    return split_three_ways(examples, validation)
+
+
+def _fit(
+    table: TableChunk, name: str, validation: int | float, target: str | None, task: Task | None, drop: Sequence[str]
+) -> TableEncoder:
+    """The encoder of those rows that are trained with."""
+    names = list(table.columns)
+    chosen = choose_target(names, table.file, target)
+    strangers = [column for column in drop if column not in names]
+    if strangers:
+        raise DataError(
+            f"{table.file} has no column {', '.join(map(repr, strangers))}, it has {', '.join(names)}",
+            "set {drop} to some of them",
+        )
+    if chosen in drop:
+        raise DataError(
+            f"column {chosen!r} of {table.file} is the target and dropped", "name another one with {target}"
+        )
+    if len(names) < 2:
+        raise DataError(f"{table.file} must have inputs beside the target, got the column {names[0]!r} alone")
+    read = read_target(table, chosen, task)
+    train, _, _ = rows_three_ways(len(table), validation, name)
+    return fit_encoder(table[train.numpy()], read, drop)
 
 
 def _splits(arrays: Arrays, file: str, name: str, validation: int | float, task: Task | None) -> Splits:

@@ -1,0 +1,450 @@
+"""How the columns of a table become the inputs of a network: a plain value that is kept with the run.
+
+``fit_encoder`` reads it off the training rows alone, and ``TableEncoder.encode`` applies it to any rows that have the
+same columns, in whatever order. It does what this ``ColumnTransformer`` of scikit-learn does, column by column, and
+needs neither scikit-learn nor a pickle (``test_the_encoder_equals_a_column_transformer``):
+
+    numbers       SimpleImputer(strategy="median", add_indicator=True)
+    true/false    0 and 1, then as numbers
+    dates         days since 1970-01-01, then as numbers; month and weekday beside them
+    texts         OneHotEncoder(max_categories=30, handle_unknown="infrequent_if_exist"); a gap is a category
+
+A text column in which every value is different names its rows and is dropped, as are columns with one value only.
+
+Numbers far from zero with little spread, such as times in seconds, are shifted by their median first, because
+``float32`` has seven digits. Other than that nothing is scaled here: the network's first layer standardises
+(``dubio.models.standardised``), so that a saved network needs nothing else.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dubio.data.columns import TableChunk, finite_number, is_missing
+from dubio.data.errors import DataError
+from dubio.data.targets import Target, encode_targets
+
+__all__ = ["Encoded", "TableColumn", "TableEncoder", "fit_encoder"]
+
+Kind = Literal["number", "boolean", "date", "category", "dropped"]
+MAX_CATEGORIES = 30
+TYPING_ERRORS = 0.05
+"""A column with fewer cells than this that are no numbers is a column of numbers with errors, not one of texts."""
+TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
+DATE_FORMATS = ("iso", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+EPOCH = datetime(1970, 1, 1)
+FAR = 1e3
+SIGNS = re.compile("[\\s,%$\u20ac\u00a3\u00a5]")
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+VERSION = 1
+
+
+class Encoded(NamedTuple):
+    """Rows of a table as a network reads them.
+
+    Args:
+        inputs: ``float32``, `(row, feature)`.
+        targets: labels `(row,)` or values `(row, 1)`; None where the table has no column of targets.
+        remarks: what was not as in training, each with the number of rows; those of several chunks may be added.
+    """
+
+    inputs: Tensor
+    targets: Tensor | None
+    remarks: Counter[str]
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """How one column becomes features.
+
+    Args:
+        name: what the table calls it.
+        kind: number, boolean, date, category or dropped.
+        fill: for numbers, booleans and dates: the median, which stands in for gaps.
+        has_indicator: whether a feature says where the gaps are; so if there were any in training.
+        centre: what is subtracted from numbers, for the sake of ``float32``.
+        date_format: ``iso``, or a format of ``strptime``.
+        part_fills: medians of a date's month and weekday.
+        categories: texts that have a feature each; None among them is a gap.
+        has_other: whether the last feature is for all other texts.
+        reason: why a column is dropped.
+    """
+
+    name: str
+    kind: Kind
+    fill: float = 0.0
+    has_indicator: bool = False
+    centre: float = 0.0
+    date_format: str = "iso"
+    part_fills: tuple[float, ...] = ()
+    categories: tuple[str | None, ...] = ()
+    has_other: bool = False
+    reason: str = ""
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """What each feature is."""
+        if self.kind == "dropped":
+            return ()
+        if self.kind == "category":
+            shown = ["missing" if category is None else category for category in self.categories]
+            return tuple(f"{self.name}={category}" for category in [*shown, *["other"] * self.has_other])
+        missing = (f"{self.name} is missing",) * self.has_indicator
+        parts = (f"{self.name} month", f"{self.name} weekday") if self.kind == "date" else ()
+        return (self.name, *missing, *parts)
+
+
+@dataclass(frozen=True)
+class TableEncoder:
+    """How the columns of a table become inputs, and one of them targets.
+
+    Args:
+        columns: those of the inputs, in the order of their features.
+        target: which column is to be predicted, and what for.
+    """
+
+    columns: tuple[TableColumn, ...]
+    target: Target
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """What each feature is, in the order of the inputs."""
+        return tuple(name for column in self.columns for name in column.feature_names)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The columns that a table must have."""
+        return tuple(column.name for column in self.columns if column.kind != "dropped")
+
+    @property
+    def dropped_names(self) -> tuple[str, ...]:
+        """The columns that are left out; ``read_rows`` may skip them."""
+        return tuple(column.name for column in self.columns if column.kind == "dropped")
+
+    def encode(self, rows: TableChunk | Mapping[str, Sequence[Any] | NDArray[Any]]) -> Encoded:
+        """Inputs, and targets where the rows have them, in the order of the rows.
+
+        Args:
+            rows: columns by name, in any order; None, NaN or an empty text is a gap. Other columns are ignored.
+
+        Raises:
+            DataError: a column is missing, or a cell is not of its column's kind.
+        """
+        chunk = rows if isinstance(rows, TableChunk) else _chunk_of(rows)
+        missing = [name for name in self.input_names if name not in chunk.columns]
+        if missing:
+            raise DataError(
+                f"{chunk.file} must have the columns {', '.join(self.input_names)}, it lacks {', '.join(missing)}"
+            )
+        remarks: Counter[str] = Counter()
+        parts = [
+            _encode(column, chunk, remarks).reshape(len(chunk), -1)
+            for column in self.columns
+            if column.kind != "dropped"
+        ]
+        known = {column.name for column in self.columns} | {self.target.name}
+        extra = [name for name in chunk.columns if name not in known]
+        if extra:
+            remarks[f"the columns {', '.join(extra)} were not there in training and are ignored"] += len(chunk)
+        has_targets = self.target.name in chunk.columns
+        targets = encode_targets(chunk, self.target) if has_targets else None
+        return Encoded(torch.from_numpy(np.concatenate(parts, axis=1)), targets, remarks)
+
+    def summary(self) -> str:
+        """One line for each thing a user should know: the target, the inputs, and what is left out."""
+        names = [column.name for column in self.columns if column.kind != "dropped"]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        what = f"{len(self.target.classes)} classes" if self.target.classes else "regression"
+        inputs = f"{len(names)} input{'s' * (len(names) != 1)}"
+        lines = [f"target: {self.target.name} ({what}; {inputs}: {shown})"]
+        if len(self.feature_names) != len(names):
+            lines.append(f"the inputs become {len(self.feature_names)} numbers (texts one-hot, gaps filled and marked)")
+        lines += [f"left out: {column.name} ({column.reason})" for column in self.columns if column.kind == "dropped"]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """The encoder as text."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "TableEncoder":
+        """The encoder that ``to_json`` wrote.
+
+        Raises:
+            DataError: the text is something else.
+        """
+        try:
+            stored = json.loads(text)
+            if stored["version"] != VERSION:
+                raise DataError(f"the encoding of a table must be of version {VERSION}, got {stored['version']}")
+            columns = tuple(_column(item) for item in stored["columns"])
+            return cls(columns, Target.from_dict(stored["target"]))
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise DataError(f"this is not the encoding of a table: {error!r}") from None
+
+
+def fit_encoder(train: TableChunk, target: Target, drop: Sequence[str] = ()) -> TableEncoder:
+    """The encoder of a table's training rows.
+
+    Args:
+        train: the training rows alone.
+        target: which column is the target.
+        drop: columns to leave out.
+
+    Raises:
+        DataError: a cell is not of its column's kind, or no input is left.
+    """
+    columns = tuple(_fit(name, train, name in drop) for name in train.columns if name != target.name)
+    if all(column.kind == "dropped" for column in columns):
+        reasons = "; ".join(f"{column.name}: {column.reason}" for column in columns) or "there is no other column"
+        raise DataError(f"{train.file} must have inputs beside the target {target.name!r}, got none ({reasons})")
+    return TableEncoder(columns, target)
+
+
+def _fit(name: str, train: TableChunk, is_unwanted: bool) -> TableColumn:
+    """How a column of the training rows becomes features."""
+    if is_unwanted:
+        return TableColumn(name, "dropped", reason="as asked for")
+    column, date_format = TableColumn(name, "number"), ""
+    cells = train.columns[name]
+    if cells.dtype.kind == "M":
+        column = TableColumn(name, "date")
+    elif cells.dtype.kind == "O":
+        texts = [text for text in cells if text is not None]
+        if not texts:
+            return TableColumn(name, "dropped", reason="empty in every training row")
+        if _are_numbers(texts, train, name):
+            pass
+        elif {text.lower() for text in texts} <= {*TRUE, *FALSE}:
+            column = TableColumn(name, "boolean")
+        elif date_format := _date_format(texts, train, name):
+            column = TableColumn(name, "date", date_format=date_format)
+        else:
+            return _fit_category(name, list(cells))
+    values = _values(column, train)
+    missing = np.isnan(values)
+    present = values[~missing]
+    if not len(present):
+        return TableColumn(name, "dropped", reason="empty in every training row")
+    if not missing.any() and present.min() == present.max():
+        return TableColumn(name, "dropped", reason="one value only")
+    median, spread = float(np.median(present)), float(present.max() - present.min())
+    centre = median if column.kind == "number" and abs(median) > FAR * spread else 0.0
+    parts = _date_parts(present) if column.kind == "date" else ()
+    part_fills = tuple(float(np.median(part)) for part in parts)
+    return replace(
+        column, fill=median - centre, has_indicator=bool(missing.any()), centre=centre, part_fills=part_fills
+    )
+
+
+def _fit_category(name: str, cells: list[str | None]) -> TableColumn:
+    """One feature for each text, or for the most frequent ones, which OneHotEncoder chooses among equals as here."""
+    counts = Counter(cells)
+    num_missing = counts.pop(None, 0)
+    num_rows = len(cells) - num_missing
+    if len(counts) == num_rows and num_rows > 1:
+        return TableColumn(name, "dropped", reason="every text is different")
+    if len(counts) == 1 and not num_missing:
+        return TableColumn(name, "dropped", reason="one value only")
+    categories: list[str | None] = [*sorted(text for text in counts if text is not None), *[None] * bool(num_missing)]
+    if len(categories) <= MAX_CATEGORIES:
+        return TableColumn(name, "category", categories=tuple(categories))
+    counts[None] = num_missing
+    order = np.argsort([counts[category] for category in categories], kind="stable")
+    frequent = sorted(order[-(MAX_CATEGORIES - 1) :].tolist())
+    return TableColumn(name, "category", categories=tuple(categories[index] for index in frequent), has_other=True)
+
+
+def _are_numbers(texts: Sequence[str], train: TableChunk, name: str) -> bool:
+    """Whether cells are numbers; a column of numbers in which a few are not is refused."""
+    others = [text for text in dict.fromkeys(texts) if finite_number(text) is None]
+    if not others:
+        return True
+    distinct = set(others)
+    count = sum(text in distinct for text in texts)
+    like_numbers = [text for text in others if _is_like_a_number(text)]
+    if count <= TYPING_ERRORS * len(texts) or (len(like_numbers) == len(others)):
+        wrong = others[0]
+        row = int(np.flatnonzero(train.columns[name] == wrong)[0])
+        raise DataError(
+            f"{train.place(row, name)} must hold a number, got {wrong[:40]!r}",
+            f"correct it, leave the cell empty, or leave the column out with {{drop={name}}}",
+        )
+    return False
+
+
+def _is_like_a_number(text: str) -> bool:
+    """Whether a text is a number in writing that is not read: ``1,234``, ``1_000``, ``$5``, ``7 %``, ``inf``."""
+    try:
+        float(SIGNS.sub("", text))
+    except ValueError:
+        return False
+    return True
+
+
+def _date_format(texts: Sequence[str], train: TableChunk, name: str) -> str:
+    """The one way in which all dates are written; empty where these are no dates."""
+    distinct = list(dict.fromkeys(texts))
+    fitting = [form for form in DATE_FORMATS if all(_day(text, form) is not None for text in distinct)]
+    if len(fitting) > 1:
+        raise DataError(
+            f"{train.file}, column {name!r} has dates of which day and month cannot be told apart, such as "
+            f"{distinct[0][:40]!r}",
+            f"write them as 2026-01-31, or leave the column out with {{drop={name}}}",
+        )
+    return fitting[0] if fitting else ""
+
+
+def _encode(column: TableColumn, chunk: TableChunk, remarks: Counter[str]) -> NDArray[np.float32]:
+    """The features of a column."""
+    if column.kind == "category":
+        return _one_hot(column, chunk, remarks)
+    values = _values(column, chunk)
+    missing = np.isnan(values)
+    if missing.any() and not column.has_indicator:
+        remarks[f"column {column.name!r} is empty, which it never was in training; its median stands in"] += int(
+            missing.sum()
+        )
+    too_large = np.abs(values) > FLOAT32_MAX
+    if too_large.any():
+        row = int(np.flatnonzero(too_large)[0])
+        raise DataError(
+            f"{chunk.place(row, column.name)} is too large for float32, got {values[row]:g}",
+            f"scale the column, take its logarithm, or leave it out with {{drop={column.name}}}",
+        )
+    features = [np.where(missing, column.fill, values - column.centre)]
+    if column.has_indicator:
+        features.append(missing)
+    if column.kind == "date":
+        parts = zip(_date_parts(np.where(missing, 0.0, values)), column.part_fills, strict=True)
+        features += [np.where(missing, fill, part) for part, fill in parts]
+    return np.stack(features, axis=1).astype(np.float32)
+
+
+def _one_hot(column: TableColumn, chunk: TableChunk, remarks: Counter[str]) -> NDArray[np.float32]:
+    position = {category: index for index, category in enumerate(column.categories)}
+    other = len(position) if column.has_other else -1
+    texts = _texts(chunk.columns[column.name])
+    where = np.array([position.get(text, other) for text in texts])
+    features = np.zeros((len(texts), len(position) + column.has_other), dtype=np.float32)
+    known = np.flatnonzero(where >= 0)
+    features[known, where[known]] = 1.0
+    if len(known) < len(texts):
+        remarks[f"column {column.name!r} has a text that did not occur in training; it counts as none"] += len(
+            texts
+        ) - len(known)
+    return features
+
+
+def _values(column: TableColumn, chunk: TableChunk) -> NDArray[np.float64]:
+    """Cells of numbers, booleans or dates as numbers; a gap is NaN."""
+    cells = chunk.columns[column.name]
+    if cells.dtype.kind == "M" and column.kind == "date":
+        days = (cells - np.datetime64(EPOCH)) / np.timedelta64(1, "D")
+        return np.asarray(days, dtype=np.float64)
+    if cells.dtype.kind in "biuf" and column.kind != "date":
+        values = cells.astype(np.float64)
+        infinite = np.isinf(values)
+        if infinite.any():
+            _refuse(chunk, int(np.flatnonzero(infinite)[0]), column)
+        return values
+    read = _reader_of(column)
+    values = np.full(len(cells), np.nan)
+    for row, cell in enumerate(_texts(cells)):
+        if cell is not None:
+            value = read(cell)
+            if value is None:
+                _refuse(chunk, row, column)
+            values[row] = value
+    return values
+
+
+def _refuse(chunk: TableChunk, row: int, column: TableColumn) -> None:
+    what = {"number": "a number", "boolean": "true or false", "date": "a date"}[column.kind]
+    if column.kind == "date" and column.date_format != "iso":
+        what += f" like {datetime(2026, 1, 31).strftime(column.date_format)}"
+    raise DataError(
+        f"{chunk.place(row, column.name)} must hold {what}, got {str(chunk.columns[column.name][row])[:40]!r}",
+        "correct it, or leave the cell empty",
+    )
+
+
+def _reader_of(column: TableColumn) -> Callable[[str], float | None]:
+    if column.kind == "number":
+        return finite_number
+    if column.kind == "date":
+        return lambda text: _day(text, column.date_format)
+    words = {**dict.fromkeys((*TRUE, "1", "1.0"), 1.0), **dict.fromkeys((*FALSE, "0", "0.0"), 0.0)}
+    return lambda text: words.get(text.lower())
+
+
+def _day(text: str, date_format: str) -> float | None:
+    """Days since 1970-01-01, with the time of the day as a fraction."""
+    try:
+        day = datetime.fromisoformat(text) if date_format == "iso" else datetime.strptime(text, date_format)
+    except ValueError:
+        return None
+    if day.tzinfo is not None:
+        day = day.astimezone(UTC).replace(tzinfo=None)
+    return (day - EPOCH).total_seconds() / 86400.0
+
+
+def _date_parts(days: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Month, from 1, and weekday, from 0 for Monday."""
+    whole = np.floor(days).astype(np.int64)
+    months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
+    return months.astype(np.float64), ((whole + 3) % 7).astype(np.float64)
+
+
+def _texts(cells: NDArray[Any]) -> list[str | None]:
+    """Cells as texts, a gap as None; a whole number is written without a point."""
+    if cells.dtype.kind in "OUS":
+        return [None if cell is None or is_missing(str(cell)) else str(cell).strip() for cell in cells.tolist()]
+    if cells.dtype.kind == "M":
+        return [None if np.isnat(cell) else str(cell) for cell in cells]
+    return [None if cell != cell else f"{cell:g}" if float(cell).is_integer() else str(cell) for cell in cells.tolist()]
+
+
+def _chunk_of(columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> TableChunk:
+    """Columns in memory as rows of a table."""
+    arrays = {}
+    for name, values in columns.items():
+        array = np.asarray(values)
+        if array.dtype.kind not in "biufM":
+            array = np.array([_cell(value) for value in values], dtype=object)
+        arrays[name] = array
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns must all have as many rows, got {lengths}")
+    return TableChunk(arrays, "the table", np.arange(next(iter(lengths.values()), 0)))
+
+
+def _cell(value: Any) -> str | None:
+    text = None if value is None or value != value else str(value).strip()
+    return None if text is None or is_missing(text) else text
+
+
+def _column(stored: dict[str, Any]) -> TableColumn:
+    """A column as ``to_json`` wrote it."""
+    part_fills, categories = tuple(stored["part_fills"]), tuple(stored["categories"])
+    texts = [stored[name] for name in ("name", "date_format", "reason")]
+    numbers = [stored["fill"], stored["centre"], *part_fills]
+    if (
+        stored["kind"] not in get_args(Kind)
+        or not all(isinstance(text, str) for text in texts)
+        or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+        or not all(isinstance(category, str | None) for category in categories)
+        or len(part_fills) != 2 * (stored["kind"] == "date")
+    ):
+        raise DataError(f"this is not how a column of a table is encoded: {stored}")
+    return TableColumn(**{**stored, "part_fills": part_fills, "categories": categories})
