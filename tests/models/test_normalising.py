@@ -1,11 +1,14 @@
 """Normalisation as a layer: the papers' constants, and inputs that it refuses."""
 
+from pathlib import Path
+
 import jaxtyping
 import pytest
 import torch
+from torch import nn
 
 import dubio
-from dubio.models import NORMALISATIONS, Normalise, build
+from dubio.models import NORMALISATIONS, Normalise, Standardise, build, standardised
 
 
 def test_normalised_images_are_minus_mean_over_std_by_channel() -> None:
@@ -88,3 +91,83 @@ def test_constants_that_cannot_normalise_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Normalise(mean, std)
+
+
+# standardised features
+
+
+def features(num_rows: int = 200) -> torch.Tensor:
+    """Columns in units of their own: ages, euros, a constant, whole numbers of 0 and 1, and very large numbers."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(num_rows, 5, generator=generator)
+    scale = torch.tensor([12.0, 1e4, 0.0, 1.0, 1e30])
+    return noise * scale + torch.tensor([40.0, 3e4, 7.0, 0.0, 5e30])
+
+
+@pytest.mark.feature("Inputs of a table are standardised by the first layer of the network, from the training data.")
+def test_standardised_features_have_mean_zero_and_deviation_one() -> None:
+    inputs = features()
+    net = standardised(build("mlp:5-4-2"), inputs)
+    result = net[0](inputs).double()
+    torch.testing.assert_close(result.mean(dim=0), torch.zeros(5).double(), atol=2e-6, rtol=0.0)
+    expected = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]).double()
+    torch.testing.assert_close(result.std(dim=0, correction=0), expected, atol=1e-5, rtol=0.0)
+    assert dubio.models.architecture_of(net) == "mlp:5-4-2,standardise=features"
+
+
+def test_a_standardising_network_is_rebuilt_from_its_name_and_tensors(tmp_path: Path) -> None:
+    net = standardised(build("fc:4", inputs=(5,), num_classes=2), features())
+    model = dubio.Bayes().convert(net)
+    dubio.save(model, tmp_path / "net.safetensors")
+    loaded = dubio.load(tmp_path / "net.safetensors")
+    with dubio.noise_off():
+        assert torch.equal(loaded(features()), model(features()))
+    assert torch.equal(loaded.standardise.mean, net[0].mean)
+
+
+def test_all_members_of_an_ensemble_standardise_alike() -> None:
+    net = standardised(build("mlp:5-4-2"), features())
+    model = dubio.Ensemble(members=3).convert(net)
+    layers = [module for module in model.modules() if isinstance(module, Standardise)]
+    assert len(layers) == 3
+    for layer in layers:
+        assert torch.equal(layer.mean, net[0].mean)
+        assert torch.equal(layer.std, net[0].std)
+    weights = [member.net[1].weight for member in model.members]
+    assert not torch.equal(weights[0], weights[1])
+
+
+def test_features_of_a_network_of_ones_own_are_on_the_last_axis() -> None:
+    inputs = features().reshape(20, 10, 5)
+    net = standardised(nn.LSTM(5, 3, batch_first=True), inputs)
+    assert dubio.models.architecture_of(net) is None
+    torch.testing.assert_close(net[0](inputs).mean(dim=(0, 1)), torch.zeros(5), atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+def test_features_without_a_scale_are_refused(bad: float) -> None:
+    inputs = features()
+    inputs[3, 1] = bad
+    with pytest.raises(ValueError, match=r"must be finite and smaller than .* in feature 1; scale it, or take its log"):
+        standardised(build("mlp:5-4-2"), inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "message"),
+    [
+        ("lenet:1x28x28-10,standardise=features", None, "standardise=features is for inputs of one axis"),
+        ("fc:4,standardise=features", (1, 2, 2), "standardise=features is for inputs of one axis"),
+        ("mlp:4-2,normalise=signed,standardise=features", None, "standardised inputs are for networks of 4 features"),
+        ("mlp:4-2,standardise=rows", None, "model may end in ',normalise='"),
+    ],
+)
+def test_names_that_cannot_standardise_are_refused(name: str, inputs: tuple[int, ...] | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, inputs=inputs, num_classes=2 if inputs else None)
+
+
+def test_inputs_of_other_features_are_refused() -> None:
+    layer = Standardise(3)
+    for call in (layer, layer.measure):
+        with pytest.raises(ValueError, match=r"^inputs must have 3 features, got shape \(2, 4\)"):
+            call(torch.zeros(2, 4))

@@ -119,13 +119,21 @@ def _settings(net: nn.Module) -> dict[str, str]:
 
 def _anew(net: nn.Module, strict: bool) -> nn.Module:
     """A copy of a network with new weights."""
-    from dubio.models import build  # which imports all networks
+    from dubio.models import Standardise, build  # which imports all networks
 
     member = copy.deepcopy(net)
     architecture = architecture_of(net)
     built = None if architecture is None else build(architecture)
     if built is not None and _shapes(built) == _shapes(net):  # unless its owner has changed it since
-        member.load_state_dict(built.state_dict())
+        # Means and standard deviations of the inputs belong to the data: every member has the same.
+        of_data = {
+            f"{place}.{name}"
+            for place, module in net.named_modules()
+            if isinstance(module, Standardise)
+            for name in module.state_dict()
+        }
+        new = {name: tensor for name, tensor in built.state_dict().items() if name not in of_data}
+        member.load_state_dict(member.state_dict() | new)
         return member
     reset: set[int] = set()
     for module in reversed(list(member.modules())):  # what a module does to its children comes last

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dubio.models.building import build
     from dubio.models.convolutional import DadCnn, LeNet, Vgg16, dad_cnn, lenet, vgg16
     from dubio.models.dense import VibMlp, dad_mlp, fc, mlp, vib_mlp
-    from dubio.models.normalising import NORMALISATIONS, Normalise, normalised
+    from dubio.models.normalising import NORMALISATIONS, Normalise, Standardise, normalised, standardised
     from dubio.models.residual import PreActResNet, ResNet, Stem, preresnet18, resnet18, resnet50, resnext101_32x8d
 
 LATER = {
@@ -20,7 +20,7 @@ LATER = {
     "convolutional": ("DadCnn", "LeNet", "Vgg16", "dad_cnn", "lenet", "vgg16"),
     "dense": ("VibMlp", "dad_mlp", "fc", "mlp", "vib_mlp"),
     "external": (),
-    "normalising": ("NORMALISATIONS", "Normalise", "normalised"),
+    "normalising": ("NORMALISATIONS", "Normalise", "Standardise", "normalised", "standardised"),
     "residual": ("PreActResNet", "ResNet", "Stem", "preresnet18", "resnet18", "resnet50", "resnext101_32x8d"),
 }
 
@@ -32,6 +32,7 @@ __all__ = [
     "PreActResNet",
     "ResNet",
     "Sizes",
+    "Standardise",
     "Stem",
     "Vgg16",
     "VibMlp",
@@ -48,6 +49,7 @@ __all__ = [
     "resnet50",
     "resnext101_32x8d",
     "sizes_of",
+    "standardised",
     "vgg16",
     "vib_mlp",
 ]

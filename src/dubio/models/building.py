@@ -2,7 +2,7 @@
 
 A name is
 
-    KIND[:CHOICE][:SIZES][,normalise=CONSTANTS]
+    KIND[:CHOICE][:SIZES][,normalise=CONSTANTS or ,standardise=features]
 
 and spells the whole network out, or leaves its sizes to ``inputs`` and ``num_classes``:
 
@@ -16,7 +16,8 @@ and spells the whole network out, or leaves its sizes to ``inputs`` and ``num_cl
     timm:vit_tiny_patch16_224:3x224x224-10
 
 Numbers are plain: no sign, no leading zero. ``,normalise=cifar10`` puts a normalisation first, see
-``dubio.models.NORMALISATIONS``.
+``dubio.models.NORMALISATIONS``. ``,standardise=features`` puts a layer first that standardises every feature of a
+table; ``dubio.models.standardised`` gives it the means and standard deviations of training data.
 
 The network that ``build`` gives carries its full name (``architecture_of``), from which ``build`` alone gives the same
 network again, whatever it was asked by (``test_a_network_is_rebuilt_from_its_name_alone``).
@@ -33,12 +34,13 @@ from dubio.choices import did_you_mean
 from dubio.models.convolutional import dad_cnn, lenet, vgg16
 from dubio.models.dense import dad_mlp, fc, mlp, vib_mlp
 from dubio.models.external import timm_model, torchvision_model
-from dubio.models.naming import Sizes, read_sizes, read_widths
-from dubio.models.normalising import NORMALISATIONS, normalised
+from dubio.models.naming import Sizes, read_sizes, read_widths, sizes_of
+from dubio.models.normalising import NORMALISATIONS, normalised, standardising
 from dubio.models.residual import Stem, preresnet18, resnet18, resnet50, resnext101_32x8d
 
 __all__ = ["build"]
 
+STANDARDISED = ",standardise=features"
 MakeSized = Callable[[Sequence[int], int], nn.Module]
 MakeStemmed = Callable[[Sequence[int], int, Stem], nn.Module]
 MakeExternal = Callable[[str, Sequence[int] | None, int], nn.Module]
@@ -60,6 +62,15 @@ def build(
         normalise: constants by name for a normalisation as the first layer, see ``NORMALISATIONS``.
     """
     given = Sizes(None if inputs is None else tuple(inputs), num_classes)
+    if name.endswith(STANDARDISED):
+        if normalise is not None:
+            raise ValueError(f"normalise must be None for a network that standardises, {name!r}, got {normalise!r}")
+        net = build(name.removesuffix(STANDARDISED), inputs=inputs, num_classes=num_classes)
+        sizes = sizes_of(net)
+        features = None if sizes is None else sizes.inputs
+        if features is None or len(features) != 1 or (inputs is not None and len(inputs) != 1):
+            raise ValueError(f"standardise=features is for inputs of one axis, got {inputs or features} for {name!r}")
+        return standardising(net, features[0])
     text, constants = _split_normalisation(name, normalise)
     kind, *parts = text.split(":")
     if kind not in READERS:
