@@ -97,6 +97,9 @@ def leave_quietly(error: BaseException) -> None:
 
 def _plain(error: BaseException) -> str:
     """What an error says, without the places in torch's own sources and the advice that stands beside them."""
+    options = getattr(error, "on_command_line", None)  # of a DataError, which speaks of arguments otherwise
+    if isinstance(options, str):
+        return options
     return str(error) if isinstance(error, REFUSALS) else ADVICE.sub("", SOURCE.sub("", str(error)))
 
 

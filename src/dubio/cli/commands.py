@@ -165,6 +165,23 @@ def train(
         typer.Option(help="A dataset (see dubio data), or path of a folder of images or table (default: digits)."),
     ] = None,
     data_dir: DataDir = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Column of a table to predict (default: target, label, class, y, or the last)."
+        ),
+    ] = None,
+    task: Annotated[
+        Literal["classification", "regression"] | None,
+        typer.Option(help="What the target is for (default: numbers with a fraction are for regression)."),
+    ] = None,
+    drop: Annotated[str | None, typer.Option(metavar="A,B", help="Columns of a table to leave out.")] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="What separates the cells of a .csv: ',', ';', tab or '|' (default: detected).")
+    ] = None,
+    standardise: Annotated[
+        bool, typer.Option("--standardise/--as-is", help="Standardise the inputs of tables in the first layer.")
+    ] = True,
     label_noise: Annotated[
         str | None,
         typer.Option(help="Wrong labels to train with: flip:P, symmetric:P, uniform-mix:P or mnist-asymmetric:P."),
@@ -213,6 +230,11 @@ def train(
     given: dict[str, Any] = {
         "data": data,
         "data_dir": None if data_dir is None else str(data_dir),
+        "target": target,
+        "task": task,
+        "drop": drop,
+        "delimiter": delimiter,
+        "standardise": None if standardise else False,
         "label_noise": label_noise,
         "augment": augment or None,
         "model": model,

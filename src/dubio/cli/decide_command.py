@@ -12,7 +12,7 @@ import dubio
 from dubio import functional
 from dubio.cli.command_lines import command_line
 from dubio.cli.folders import MODEL, find_run, load_model
-from dubio.cli.ordering import load_splits, read_order
+from dubio.cli.ordering import load_splits, read_encoder, read_order
 from dubio.conversion import change_spec
 from dubio.data import Examples
 from dubio.evaluation import Evaluation
@@ -143,7 +143,7 @@ def _subject(named: str, runs: Path, data_dir: Path | None) -> Subject:
     if data_dir is not None:
         order = replace(order, data_dir=str(data_dir))
     model = load_model(named, runs)
-    validation = load_splits(order).validation
+    validation = load_splits(order, read_encoder(folder)).validation
     if validation is None:
         raise ValueError(f"{order.data}, which run {named!r} was trained on, has no validation part to decide by")
     if (folder / EVALUATION).is_file():

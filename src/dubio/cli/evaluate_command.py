@@ -14,7 +14,7 @@ from dubio.choices import did_you_mean
 from dubio.cli.arguments import Precision, device_for
 from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.predicting import check_fits, test_examples
-from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test
+from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test, load_unseen
 from dubio.evaluation import Estimate, Evaluation, evaluate
 from dubio.evaluation.words import METRICS, SCORE_WORDS
 
@@ -96,8 +96,10 @@ def unseen_sets(text: str | None, examples: Examples, data_dir: Path | None) -> 
     if text == "none":
         return {}
     if text is not None:
-        names = text.split(",")
-        return {name: noise_like(examples) if name == NOISE else load_test(name, folder=data_dir) for name in names}
+        return {
+            name: noise_like(examples) if name == NOISE else load_unseen(name, folder=data_dir, like=examples)
+            for name in text.split(",")
+        }
     found = {}
     for name in OOD_PAIRS.get(examples.name, ()):
         try:

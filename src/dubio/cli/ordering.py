@@ -1,8 +1,10 @@
 """What ``dubio train`` was asked for, kept beside the run so that ``--resume`` needs no options again."""
 
 import contextlib
+import csv
 import dataclasses
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +14,20 @@ import torch
 from torch import nn
 
 from dubio.cli.fields import make_method
-from dubio.data import CropAndFlip, Examples, Loader, Splits, load, parse_label_noise
+from dubio.data import (
+    CropAndFlip,
+    Examples,
+    Loader,
+    Splits,
+    TableEncoder,
+    TableWarning,
+    Task,
+    load,
+    parse_label_noise,
+)
+from dubio.data.registry import find_name
 from dubio.likelihoods import Categorical, Gaussian, Likelihood
-from dubio.models import build
+from dubio.models import build, standardised
 from dubio.objectives import Loss
 from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
@@ -22,9 +35,13 @@ from dubio.persistence.command_log import forget_commands
 from dubio.sampling import Precision
 from dubio.training import ALONE, Callback, Processes, Run, fit
 
-__all__ = ["Order", "build_for", "in_rows", "load_splits", "read_order", "train_order"]
+__all__ = ["Order", "build_for", "in_rows", "load_splits", "read_encoder", "read_order", "table_options", "train_order"]
 
 FILE = "command.json"
+ENCODER = "table.json"
+"""How the columns of the run's table become numbers."""
+OF_TABLES = ("target", "task", "drop")
+"""What the encoder of a run has decided."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,14 @@ class Order:
 
     data: str = "digits"
     data_dir: str | None = None
+    target: str | None = None
+    """The column of a table to predict."""
+    task: Task | None = None
+    drop: str | None = None
+    """Columns to leave out, with commas."""
+    delimiter: str | None = None
+    standardise: bool = True
+    """Whether the first layer standardises the inputs of tables."""
     label_noise: str | None = None
     augment: bool = False
     model: str = "fc:100-100"
@@ -53,9 +78,14 @@ class Order:
     """What the draws of a step may take, as in ``2 GiB``."""
 
 
-def load_splits(order: Order) -> Splits:
-    """The data of an order, with noise on the labels that are trained and validated with."""
-    splits = load(order.data, folder=order.data_dir)
+def load_splits(order: Order, encoder: TableEncoder | None = None) -> Splits:
+    """The data of an order, with noise on the labels that are trained and validated with.
+
+    A run that has an encoder reads its table with it, even if the file has changed since.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)  # these are the run's own data
+        splits = load(order.data, folder=order.data_dir, **table_options(order, encoder))
     if splits.train is None:
         raise FileNotFoundError(f"--data {order.data} has no training part here, only a test part; see dubio data")
     if order.label_noise is None:
@@ -71,12 +101,36 @@ def load_splits(order: Order) -> Splits:
     return Splits(changed[0], changed[1] if held_out else None, splits.test)
 
 
+def table_options(order: Order, encoder: TableEncoder | None = None) -> dict[str, Any]:
+    """Arguments of ``dubio.data.load`` that an order has for its table; an encoder knows most of them already."""
+    if encoder is not None:
+        return {"encoder": encoder, "delimiter": order.delimiter}
+    drop = (
+        () if order.drop is None else [name.strip() for name in next(csv.reader([order.drop], skipinitialspace=True))]
+    )
+    return {"target": order.target, "task": order.task, "drop": drop, "delimiter": order.delimiter}
+
+
+def read_encoder(folder: Path) -> TableEncoder | None:
+    """How a run's table becomes numbers; None for a run of other data."""
+    file = folder / ENCODER
+    return TableEncoder.from_json(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
 def build_for(order: Order, examples: Examples) -> tuple[nn.Module, Likelihood]:
     """The plain network of an order, as large as the data need, and what its outputs mean."""
     torch.manual_seed(order.seed)
     outputs = len(examples.classes) or examples.targets[0].numel()
     net = build(order.model, inputs=examples.shape, num_classes=outputs)
+    if order.standardise and _has_features(order, examples):
+        net = standardised(net, examples.inputs)
     return net, Categorical() if examples.classes else Gaussian("learned")
+
+
+def _has_features(order: Order, examples: Examples) -> bool:
+    """Whether inputs are the features of a user's table, in units of their own."""
+    own_layer = "," in order.model  # the network normalises by itself
+    return examples.inputs.dim() == 2 and find_name(order.data) is None and not own_layer
 
 
 def train_order(
@@ -98,7 +152,7 @@ def train_order(
     net, likelihood = build_for(order, splits.train)
     model = method.convert(net, likelihood)
     if not resume:
-        processes.by_writer(lambda: _write_order(order, folder))
+        processes.by_writer(lambda: _write_order(order, folder, splits.train))
     try:
         run = fit(
             model,
@@ -122,7 +176,8 @@ def train_order(
     except Exception:
         # Refused before it began: leave no trace of it.
         if processes.is_writer and not (folder / "config.json").exists():
-            (folder / FILE).unlink(missing_ok=True)
+            for file in (FILE, ENCODER):
+                (folder / file).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
@@ -138,9 +193,16 @@ def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **chan
             f"{folder} was not made by dubio train (it has no {FILE}), so it cannot go on from here"
         )
     try:
-        known = Order(**json.loads(file.read_text()))
+        # Runs from before inputs were standardised go on without.
+        known = Order(**{"standardise": False, **json.loads(file.read_text())})
     except (TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
+    for name in (*OF_TABLES, "standardise"):
+        before, now = getattr(known, name), changed.get(name, getattr(known, name))
+        if before != now:
+            raise ValueError(
+                f"cannot resume with another configuration: {name} was {before!r}, is {now!r}; train another run"
+            )
     kept = known.fields if changed.get("method", known.method) == known.method else {}
     return dataclasses.replace(known, fields={**kept, **(fields or {})}, **changed)
 
@@ -181,6 +243,8 @@ def _save_model(model: nn.Module, folder: Path) -> None:
     forget_commands(folder)
 
 
-def _write_order(order: Order, folder: Path) -> None:
+def _write_order(order: Order, folder: Path, train: Examples | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    if train is not None and train.encoder is not None:
+        write_atomically(folder / ENCODER, train.encoder.to_json().encode())
     write_atomically(folder / FILE, (json.dumps(dataclasses.asdict(order), indent=1) + "\n").encode())

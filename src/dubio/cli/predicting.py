@@ -1,13 +1,14 @@
 """What ``dubio predict`` needs: which examples, whether they fit, and a table of what was predicted."""
 
+import warnings
 from pathlib import Path
 
 from rich.table import Table
 from torch import Tensor, nn
 
-from dubio.cli.folders import find_run
-from dubio.cli.ordering import FILE, Order, read_order
-from dubio.data import Examples, load_test
+from dubio.cli.folders import folder_of
+from dubio.cli.ordering import FILE, Order, read_encoder, read_order, table_options
+from dubio.data import Examples, TableWarning, load_test
 from dubio.models import sizes_of
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive
 
@@ -16,11 +17,15 @@ __all__ = ["check_fits", "parse_index", "tabulate", "test_examples"]
 
 def test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
     """The test part of the data named, or else of those that a run was trained on."""
-    order = Order()
-    if data is None and Path(named).suffix != ".safetensors":
-        folder = find_run(named, runs)
-        order = read_order(folder) if (folder / FILE).is_file() else order
-    return load_test(data or order.data, folder=data_dir or order.data_dir)
+    order, folder = Order(), folder_of(named, runs)
+    encoder = read_encoder(folder)
+    if data is not None:  # of another table the columns may be other ones, but never read in another way
+        return load_test(data, folder=data_dir or order.data_dir, encoder=encoder)
+    if Path(named).suffix != ".safetensors" and (folder / FILE).is_file():
+        order = read_order(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)  # these are the run's own data
+        return load_test(order.data, folder=data_dir or order.data_dir, **table_options(order, encoder))
 
 
 def check_fits(model: nn.Module, examples: Examples) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from dubio import pruning
 from dubio.cli.command_lines import command_line
 from dubio.cli.folders import CONFIG, METRICS, MODEL, check_name, find_run, load_model, network_of
-from dubio.cli.ordering import FILE, in_rows, load_splits, read_order
+from dubio.cli.ordering import ENCODER, FILE, in_rows, load_splits, read_encoder, read_order
 from dubio.data import Examples
 from dubio.layers import num_trained
 from dubio.persistence import save
@@ -99,7 +99,7 @@ def _validation(folder: Path, data_dir: Path | None) -> Examples:
     """The part of a run's data that may decide what is removed."""
     changed: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
     order = read_order(folder, **changed)
-    validation = load_splits(order).validation
+    validation = load_splits(order, read_encoder(folder)).validation
     if validation is None:
         raise ValueError(f"{order.data} has no validation part to judge by; use dubio.prune in Python")
     return in_rows(validation)
@@ -143,7 +143,7 @@ def told_of(command: str, run: str, network: Identity) -> dict[str, str]:
 def _write_run(model: nn.Module, record: Pruning, command: Command, source: Path, folder: Path) -> None:
     """A run of the pruned network: its own weights and record, and how it was trained."""
     folder.mkdir(parents=True)
-    for file in (FILE, METRICS):
+    for file in (FILE, ENCODER, METRICS):
         if (source / file).is_file():
             shutil.copyfile(source / file, folder / file)
     save(model, folder / MODEL)

@@ -14,7 +14,7 @@ from torch import nn
 from dubio.cli.evaluate_command import headline
 from dubio.cli.fields import make_method
 from dubio.cli.folders import CONFIG, check_resumable, find_run, num_processes_of
-from dubio.cli.ordering import Order, load_splits, read_order, train_order
+from dubio.cli.ordering import Order, load_splits, read_encoder, read_order, train_order
 from dubio.cli.telling import told_once
 from dubio.data import Splits
 from dubio.evaluation import evaluate
@@ -37,7 +37,10 @@ def train_run(
     folder = runs / name
     with Processes.here(torch.device(device)).joined() as processes, told_once(processes):
         order = processes.by_writer(lambda: _order(name, runs, fields, given, resume, processes.count))
-        splits = processes.together(lambda: load_splits(order))
+        encoder = read_encoder(folder if folder.is_dir() else find_run(name, runs)) if resume else None
+        splits = processes.together(lambda: load_splits(order, encoder))
+        if processes.is_writer and not resume and splits.train is not None and splits.train.encoder is not None:
+            typer.echo(splits.train.encoder.summary())
         again = f"; go on with: {_resuming(name, runs, processes.count)}"
         try:
             with nullcontext() if order.memory is None else memory_limit(order.memory):

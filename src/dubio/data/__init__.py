@@ -6,11 +6,11 @@ What reads and changes datasets is imported when it is first asked for; training
 from typing import TYPE_CHECKING
 
 from dubio.data.encoding import TableColumn, TableEncoder, fit_encoder
-from dubio.data.errors import DataError
+from dubio.data.errors import DataError, TableWarning
 from dubio.data.examples import Examples, Splits, scaled
 from dubio.data.fingerprints import fingerprint_of, fingerprint_of_batches
 from dubio.data.loading import CropAndFlip, Loader, epoch_order
-from dubio.data.targets import Target
+from dubio.data.targets import Target, Task
 from dubio.later import import_later
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         parse_label_noise,
     )
     from dubio.data.ood import OOD_PAIRS, held_out_classes, ood_sets
-    from dubio.data.registry import NAMES, Status, data_folder, fetch, load, load_test, status
+    from dubio.data.registry import NAMES, Status, data_folder, fetch, load, load_test, load_unseen, status
     from dubio.data.tables import read_table
     from dubio.data.toy import clusters, curve, diabetes, diabetes_table, digits, standardised
 
@@ -52,7 +52,7 @@ LATER = {
         *("Flip", "LabelNoise", "MnistAsymmetric", "NoisyLabels", "Symmetric", "UniformMix", "parse_label_noise"),
     ),
     "ood": ("OOD_PAIRS", "held_out_classes", "ood_sets"),
-    "registry": ("NAMES", "Status", "data_folder", "fetch", "load", "load_test", "status"),
+    "registry": ("NAMES", "Status", "data_folder", "fetch", "load", "load_test", "load_unseen", "status"),
     "tables": ("read_table",),
     "toy": ("clusters", "curve", "diabetes", "diabetes_table", "digits", "standardised"),
 }
@@ -82,7 +82,9 @@ __all__ = [
     "TableChunk",
     "TableColumn",
     "TableEncoder",
+    "TableWarning",
     "Target",
+    "Task",
     "UniformMix",
     "clusters",
     "corrupt",
@@ -99,6 +101,7 @@ __all__ = [
     "held_out_classes",
     "load",
     "load_test",
+    "load_unseen",
     "ood_sets",
     "parse_label_noise",
     "read_image_folder",

@@ -34,7 +34,7 @@ from dubio.data.columns import TableChunk, finite_number, is_missing
 from dubio.data.errors import DataError
 from dubio.data.targets import Target, encode_targets
 
-__all__ = ["Encoded", "TableColumn", "TableEncoder", "fit_encoder"]
+__all__ = ["Encoded", "TableColumn", "TableEncoder", "fit_encoder", "remarks_as_text"]
 
 Kind = Literal["number", "boolean", "date", "category", "dropped"]
 MAX_CATEGORIES = 30
@@ -47,6 +47,11 @@ FAR = 1e3
 SIGNS = re.compile("[\\s,%$\u20ac\u00a3\u00a5]")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 VERSION = 1
+
+
+def remarks_as_text(remarks: Mapping[str, int], num_rows: int) -> list[str]:
+    """One sentence for each remark of ``Encoded``, with the number of rows."""
+    return [f"{remark} ({count} of {num_rows} rows)" for remark, count in remarks.items()]
 
 
 class Encoded(NamedTuple):
@@ -131,11 +136,14 @@ class TableEncoder:
         """The columns that are left out; ``read_rows`` may skip them."""
         return tuple(column.name for column in self.columns if column.kind == "dropped")
 
-    def encode(self, rows: TableChunk | Mapping[str, Sequence[Any] | NDArray[Any]]) -> Encoded:
+    def encode(
+        self, rows: TableChunk | Mapping[str, Sequence[Any] | NDArray[Any]], *, with_targets: bool = True
+    ) -> Encoded:
         """Inputs, and targets where the rows have them, in the order of the rows.
 
         Args:
             rows: columns by name, in any order; None, NaN or an empty text is a gap. Other columns are ignored.
+            with_targets: whether to read the target column; without, it may be absent, empty or hold other classes.
 
         Raises:
             DataError: a column is missing, or a cell is not of its column's kind.
@@ -156,7 +164,7 @@ class TableEncoder:
         extra = [name for name in chunk.columns if name not in known]
         if extra:
             remarks[f"the columns {', '.join(extra)} were not there in training and are ignored"] += len(chunk)
-        has_targets = self.target.name in chunk.columns
+        has_targets = with_targets and self.target.name in chunk.columns
         targets = encode_targets(chunk, self.target) if has_targets else None
         return Encoded(torch.from_numpy(np.concatenate(parts, axis=1)), targets, remarks)
 

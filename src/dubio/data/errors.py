@@ -2,7 +2,7 @@
 
 import re
 
-__all__ = ["DataError"]
+__all__ = ["DataError", "TableWarning"]
 
 OPTION = re.compile(r"\{(target|task|drop|delimiter)(?:=([^{}]*))?\}")
 
@@ -20,6 +20,10 @@ class DataError(ValueError):
         texts = [OPTION.sub(spell, advice) for spell in (_as_argument, _as_option)]
         self.on_command_line = f"{problem}; {texts[1]}" if advice else problem
         super().__init__(f"{problem}; {texts[0]}" if advice else problem)
+
+
+class TableWarning(UserWarning):
+    """Rows of a table hold what the rows that its encoder was fitted on did not."""
 
 
 def _as_argument(match: re.Match[str]) -> str:

@@ -23,10 +23,10 @@ from dubio.data.mnist import FASHIONMNIST, KMNIST, MNIST
 from dubio.data.omniglot import OMNIGLOT
 from dubio.data.splitting import TENTH, with_validation
 from dubio.data.stored import Part, StoredSet
-from dubio.data.tables import TABLES, read_table
+from dubio.data.tables import NAMED_COLUMNS, TABLES, read_table, read_unseen_table
 from dubio.data.targets import Task
 
-__all__ = ["NAMES", "Status", "data_folder", "fetch", "find_name", "load", "load_test", "status"]
+__all__ = ["NAMES", "Status", "data_folder", "fetch", "find_name", "load", "load_test", "load_unseen", "status"]
 
 STORED: dict[str, StoredSet] = {
     dataset.name: dataset for dataset in (MNIST, FASHIONMNIST, KMNIST, OMNIGLOT, CIFAR10, CIFAR100)
@@ -122,12 +122,26 @@ def load_test(
     if name in STORED:
         return _read(STORED[name], data_folder(folder), "test", download)
     # A table is read as ``load`` reads it, with rows held out for validation, so that its encoder is the same.
-    validation = TENTH if name is None and Path(source).suffix.lower() in (".csv", ".parquet") else 0
+    validation = TENTH if name is None and Path(source).suffix.lower() in NAMED_COLUMNS else 0
     options: dict[str, Any] = {"task": task, "target": target, "drop": drop, "delimiter": delimiter}
     test = load(source, validation=validation, encoder=encoder, **options).test
     if test is None:
         raise ValueError(f"{source} must have a test part, got none; add a folder test, or arrays x_test and y_test")
     return test
+
+
+def load_unseen(source: Source, *, folder: Source | None = None, like: Examples) -> Examples:
+    """The test part of data that a network was not trained on, without regard to their targets.
+
+    Args:
+        source: as for ``load``.
+        folder: the folder of all data.
+        like: examples that the network was made for; a table is read with their encoder.
+    """
+    path = Path(source).expanduser()
+    if like.encoder is None or path.suffix.lower() not in NAMED_COLUMNS or find_name(source) is not None:
+        return load_test(source, folder=folder)
+    return read_unseen_table(path, like.encoder)
 
 
 def fetch(name: str, folder: Source | None = None, *, progress: bool = True) -> None:

@@ -9,7 +9,8 @@ Bytes of shape `(example, height, width)`, with a channel axis of 1 or 3 before 
 and stay bytes. All other inputs become ``float32``; the network's first layer standardises them.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dubio.data.columns import TableChunk, joined, read_rows
-from dubio.data.encoding import TableEncoder, fit_encoder
-from dubio.data.errors import DataError
+from dubio.data.encoding import TableEncoder, fit_encoder, remarks_as_text
+from dubio.data.errors import DataError, TableWarning
 from dubio.data.examples import Examples, Splits
 from dubio.data.splitting import TENTH, rows_three_ways, split_three_ways, with_validation
 from dubio.data.targets import Task, check_task, choose_target, parse_targets, read_target
 
-__all__ = ["TABLES", "read_table"]
+__all__ = ["NAMED_COLUMNS", "TABLES", "read_table", "read_unseen_table"]
 
 INPUTS, TARGETS = ("x", "inputs"), ("y", "targets", "labels")
-TABLES = (".npz", ".csv", ".parquet")
+NAMED_COLUMNS = (".csv", ".parquet")
+TABLES = (".npz", *NAMED_COLUMNS)
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -68,14 +70,35 @@ def read_table(
     if encoder is not None and (target is not None or task is not None or drop):
         raise ValueError("an encoder has its own target, task and dropped columns; leave these arguments out")
     table = joined(list(read_rows(path, delimiter, skip=drop if encoder is None else encoder.dropped_names)))
-    if encoder is None:
-        encoder = _fit(table, path.stem, validation, target, task, drop)
-    elif encoder.target.name not in table.columns:
+    if encoder is not None and encoder.target.name not in table.columns:
         raise DataError(f"{file} must have the target column {encoder.target.name!r}, got {', '.join(table.columns)}")
-    inputs, targets, _ = encoder.encode(table)
+    used = encoder or _fit(table, path.stem, validation, target, task, drop)
+    inputs, targets, remarks = used.encode(table)
+    if encoder is not None:
+        _warn(remarks, len(table), file)
     assert targets is not None
-    examples = Examples(inputs, targets, encoder.target.classes, path.stem, encoder)
+    examples = Examples(inputs, targets, used.target.classes, path.stem, used)
     return split_three_ways(examples, validation)
+
+
+def read_unseen_table(path: Path, encoder: TableEncoder) -> Examples:
+    """The rows of a ``.csv`` or ``.parquet`` file as inputs alone: the target column may be absent or hold anything.
+
+    All targets are 0. A quarter of the rows is taken, that which is for testing in ``read_table``.
+    """
+    skipped = (*encoder.dropped_names, encoder.target.name)
+    table = joined(list(read_rows(path, skip=skipped)))
+    inputs, _, remarks = encoder.encode(table, with_targets=False)
+    _warn(remarks, len(table), str(path))
+    is_regression = encoder.target.task == "regression"
+    targets = torch.zeros(len(table), 1) if is_regression else torch.zeros(len(table), dtype=torch.int64)
+    _, _, test = rows_three_ways(len(table), 0, path.stem)
+    return Examples(inputs, targets, encoder.target.classes, path.stem, encoder)[test]
+
+
+def _warn(remarks: Mapping[str, int], num_rows: int, file: str) -> None:
+    for text in remarks_as_text(remarks, num_rows):
+        warnings.warn(f"{file}: {text}", TableWarning, stacklevel=2)
 
 
 def _fit(
