@@ -180,8 +180,11 @@ def train(
         str | None, typer.Option(help="What separates the cells of a .csv: ',', ';', tab or '|' (default: detected).")
     ] = None,
     standardise: Annotated[
-        bool, typer.Option("--standardise/--as-is", help="Standardise the inputs of tables in the first layer.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--standardise/--as-is", help="Standardise the inputs of a table by the first layer (default: yes)."
+        ),
+    ] = None,
     label_noise: Annotated[
         str | None,
         typer.Option(help="Wrong labels to train with: flip:P, symmetric:P, uniform-mix:P or mnist-asymmetric:P."),
@@ -234,7 +237,7 @@ def train(
         "task": task,
         "drop": drop,
         "delimiter": delimiter,
-        "standardise": None if standardise else False,
+        "standardise": standardise,
         "label_noise": label_noise,
         "augment": augment or None,
         "model": model,

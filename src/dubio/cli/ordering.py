@@ -201,7 +201,7 @@ def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **chan
         before, now = getattr(known, name), changed.get(name, getattr(known, name))
         if before != now:
             raise ValueError(
-                f"cannot resume with another configuration: {name} was {before!r}, is {now!r}; train another run"
+                f"cannot resume with another configuration: {name} was {before!r}, is {now!r}; train another run for it"
             )
     kept = known.fields if changed.get("method", known.method) == known.method else {}
     return dataclasses.replace(known, fields={**kept, **(fields or {})}, **changed)

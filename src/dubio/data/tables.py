@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dubio.choices import did_you_mean
 from dubio.data.columns import TableChunk, joined, read_rows
 from dubio.data.encoding import TableEncoder, fit_encoder, remarks_as_text
 from dubio.data.errors import DataError, TableWarning
@@ -107,11 +108,11 @@ def _fit(
     """The encoder of those rows that are trained with."""
     names = list(table.columns)
     chosen = choose_target(names, table.file, target)
-    strangers = [column for column in drop if column not in names]
-    if strangers:
+    unknown = [column for column in drop if column not in names]
+    if unknown:
         raise DataError(
-            f"{table.file} has no column {', '.join(map(repr, strangers))}, it has {', '.join(names)}",
-            "set {drop} to some of them",
+            f"{table.file} has no column {', '.join(map(repr, unknown))}, it has {', '.join(names)}",
+            "set {drop} to columns of the table" + did_you_mean(unknown[0], names),
         )
     if chosen in drop:
         raise DataError(

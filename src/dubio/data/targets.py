@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dubio.choices import did_you_mean
 from dubio.data.columns import TableChunk, finite_number
 from dubio.data.errors import DataError
 
@@ -66,7 +67,8 @@ def choose_target(names: Sequence[str], file: str, target: str | None = None) ->
     if target is not None:
         if target not in names:
             raise DataError(
-                f"{file} has no column {target!r}, it has {', '.join(names)}", "set {target} to one of them"
+                f"{file} has no column {target!r}, it has {', '.join(names)}",
+                "set {target} to one of them" + did_you_mean(target, names),
             )
         return target
     by_name = [name for name in names if name.lower() in NAMES]
