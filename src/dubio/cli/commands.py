@@ -53,6 +53,8 @@ torchrun --nproc-per-node 2 -m dubio train first
 {EXAMPLES}
 
 Example:  dubio train second --data mnist --model lenet --label-noise flip:0.3
+
+Example:  dubio train shop --data customers.csv --target bought --drop id
 """
 
 
