@@ -14,7 +14,18 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
 
-from dubio.data import DataError, Examples, TableEncoder, Target, fit_encoder, load, load_test, read_rows, read_table
+from dubio.data import (
+    DataError,
+    Examples,
+    TableEncoder,
+    TableWarning,
+    Target,
+    fit_encoder,
+    load,
+    load_test,
+    read_rows,
+    read_table,
+)
 from dubio.data.columns import TableChunk, joined
 
 TARGET = Target("kind", "classification", ("a", "b"))
@@ -183,6 +194,15 @@ def test_texts_that_name_rows_and_columns_of_one_value_are_dropped() -> None:
         fit_encoder(table(name=["Ann", "Bob"]), TARGET)
 
 
+@pytest.mark.parametrize("header", [",a,kind", "Unnamed: 0,a,kind", "__index_level_0__,a,kind"])
+def test_row_numbers_that_pandas_writes_are_dropped(header: str, tmp_path: Path) -> None:
+    path = write(tmp_path, header, [f"{row},{row % 3}.5,{'xy'[row // 4]}" for row in range(8)])
+    encoder = part(read_table(path).train).encoder
+    assert encoder is not None
+    assert encoder.feature_names == ("a",)
+    assert encoder.columns[0].reason == "row numbers of pandas"
+
+
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
@@ -245,7 +265,8 @@ def test_another_file_is_read_by_the_encoder_of_the_first(tmp_path: Path) -> Non
         read_table(write(tmp_path, "a,letter,kind", [f"{i},{'pqr'[i % 3]},{'ab'[i % 2]}" for i in range(40)])).train
     )
     other = write(tmp_path, "letter,kind,a", [f"q,b,{i if i else ''}" for i in range(40)], "other.csv")
-    test = load_test(other, encoder=first.encoder)
+    with pytest.warns(TableWarning, match=r"column 'a' is empty, which it never was in training; .* .1 of 40 rows.$"):
+        test = load_test(other, encoder=first.encoder)
     assert test.encoder == first.encoder
     assert test.shape == first.shape
     assert test.inputs[:, 1:].tolist() == [[0.0, 1.0, 0.0]] * 10

@@ -154,6 +154,8 @@ def _names(first: tuple[int, list[str]] | None, file: str, mark: str) -> list[st
     if first is None:
         raise DataError(f"{file} is empty; its first line must name the columns")
     names = [name.strip() for name in first[1]]
+    if names[0] == "" and len(names) > 1:
+        names[0] = "Unnamed: 0"  # the index of a pandas frame, and its name when pandas reads it again
     if len(set(names)) < len(names) or "" in names or all(finite_number(name) is not None for name in names):
         raise DataError(
             f"{file} must begin with a line that names each column differently, got {mark.join(names)[:80]!r}"

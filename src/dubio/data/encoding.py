@@ -42,6 +42,8 @@ TYPING_ERRORS = 0.05
 """A column with fewer cells than this that are no numbers is a column of numbers with errors, not one of texts."""
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 DATE_FORMATS = ("iso", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+ROW_NUMBERS = re.compile(r"Unnamed: \d+|__index_level_\d+__")
+"""What pandas calls the index of a frame in files."""
 EPOCH = datetime(1970, 1, 1)
 FAR = 1e3
 SIGNS = re.compile("[\\s,%$\u20ac\u00a3\u00a5]")
@@ -223,6 +225,8 @@ def _fit(name: str, train: TableChunk, is_unwanted: bool) -> TableColumn:
     """How a column of the training rows becomes features."""
     if is_unwanted:
         return TableColumn(name, "dropped", reason="as asked for")
+    if ROW_NUMBERS.fullmatch(name):
+        return TableColumn(name, "dropped", reason="row numbers of pandas")
     column, date_format = TableColumn(name, "number"), ""
     cells = train.columns[name]
     if cells.dtype.kind == "M":

@@ -1,0 +1,98 @@
+"""Which column is the target, and whether it holds classes or values."""
+
+import numpy as np
+import pytest
+import torch
+
+from dubio.data import DataError, Target
+from dubio.data.columns import TableChunk
+from dubio.data.targets import choose_target, encode_targets, parse_targets, read_target
+
+
+def table(cells: list[str] | np.ndarray) -> TableChunk:
+    values = cells if isinstance(cells, np.ndarray) else np.array(cells, dtype=object)
+    return TableChunk({"a": values}, "table", np.arange(len(values)))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("a", "b", "c"), "c"),
+        (("a", "Target", "c"), "Target"),
+        (("LABEL", "b", "c"), "LABEL"),
+        (("a", "y", "c"), "y"),
+        (("y", "class", "c"), "class"),
+        (("x", "y", "price"), "price"),  # a place in the plane
+        (("x", "y"), "y"),
+        (("a", "y1", "c"), "c"),
+    ],
+)
+def test_the_target_is_chosen_by_its_name_else_the_last(names: tuple[str, ...], expected: str) -> None:
+    assert choose_target(names, "table") == expected
+    assert choose_target(names, "table", names[0]) == names[0]
+
+
+def counted(num_classes: int, num_rows: int, start: int = 0, step: int = 1) -> list[str]:
+    return [str(start + step * (row % num_classes)) for row in range(num_rows)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "task"),
+    [
+        (["x", "y"] * 4, "classification"),
+        (["true", "false"] * 4, "classification"),
+        (["10", "9", "-1", "10"], "classification"),
+        (counted(10, 10), "classification"),
+        (counted(20, 40, step=7), "classification"),
+        (counted(100, 5000), "classification"),
+        (["1.5", "2", "3"], "regression"),
+        (["1.0", "2.0", "3.0"], "regression"),
+        (counted(19, 20, step=7), None),
+        (counted(21, 500, step=7), None),
+        (counted(100, 4999), None),
+        (counted(70, 100000, start=18), None),  # ages
+        (["0.0", "1.0"] * 20, None),
+    ],
+)
+def test_numbers_are_classes_or_values_or_neither_is_plain(cells: list[str], task: str | None) -> None:
+    if task is None:
+        with pytest.raises(DataError, match="add task="):
+            read_target(table(cells), "a")
+        assert read_target(table(cells), "a", "classification").classes
+        assert read_target(table(cells), "a", "regression") == Target("a", "regression")
+    else:
+        assert read_target(table(cells), "a").task == task
+
+
+def test_arrays_of_whole_numbers_that_are_no_classes_ask_for_the_task() -> None:
+    prices = np.arange(300) * 1000
+    with pytest.raises(DataError, match=r"^file has 300 different whole numbers as targets in 300 rows; add task='"):
+        parse_targets(prices, "file", None)
+    values, classes = parse_targets(prices, "file", "regression")
+    assert values.shape == (300, 1)
+    assert classes == ()
+
+
+@pytest.mark.parametrize(
+    ("classes", "cells", "expected"),
+    [
+        (("no", "yes"), ["yes", "no"], [1, 0]),
+        (("0", "1"), ["1", "0"], [1, 0]),
+        (("0", "1"), ["1.0", "0"], [1, 0]),
+        (("01", "a"), ["01"], [0]),
+        (("false", "true"), ["True", "false"], [1, 0]),
+        (("0", "1"), np.array([1.0, 0.0]), [1, 0]),
+        (("0", "1"), np.array([1, 0]), [1, 0]),
+    ],
+)
+def test_labels_follow_the_classes_of_training(
+    classes: tuple[str, ...], cells: list[str] | np.ndarray, expected: list[int]
+) -> None:
+    labels = encode_targets(table(cells), Target("a", "classification", classes))
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == expected
+
+
+def test_dates_are_no_targets() -> None:
+    with pytest.raises(DataError, match="column 'a' has dates; choose another column with target"):
+        read_target(table(np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")), "a")
