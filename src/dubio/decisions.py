@@ -6,6 +6,7 @@ classes where one is not sure enough. Each keeps the fingerprint of the data tha
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,7 @@ __all__ = [
     "Threshold",
     "VectorScaling",
     "decisions_of",
+    "removal_message",
 ]
 
 Surety = Literal["confidence", "entropy", "mutual_information"]
@@ -121,6 +123,9 @@ class Threshold:
         accepted_share: share of the held-out examples that it accepted.
         accepted_error: share of those that were wrong.
         fingerprint: which data it was found on.
+        calibrated_score: whether ``"mutual_information"`` is that of the calibrated prediction, as ``dubio.abstain``
+            sets it. A threshold from a file of an earlier version, which lacks this field, compares the mutual
+            information of the uncalibrated draws, on which it was chosen.
     """
 
     score: Surety
@@ -131,6 +136,7 @@ class Threshold:
     accepted_share: float | None = None
     accepted_error: float | None = None
     fingerprint: str = ""
+    calibrated_score: bool = False
 
     def __post_init__(self) -> None:
         if self.score not in ("confidence", "entropy", "mutual_information"):
@@ -194,6 +200,8 @@ class PredictionSets:
         return f"sets that hold the target with probability {self.coverage:g} ({self.kind}, {self.quantile:.4g}{empty})"
 
 
+MADE_BY = {"calibration": "dubio.calibrate", "threshold": "dubio.abstain", "sets": "dubio.conformal"}
+"""Which call makes each decision."""
 VALUES = (Temperature, VectorScaling, Threshold, PredictionSets)
 
 
@@ -214,6 +222,17 @@ class Decisions:
     def told(self) -> dict[str, str]:
         """Those that there are, in words."""
         return {name: str(value) for name, value in self.made.items()}
+
+
+def removal_message(cause: str, removed: Sequence[str]) -> str:
+    """Says that ``cause`` removed some decisions of a network, and which calls make them again."""
+    names = _listed([f"the {name}" for name in removed])
+    calls = _listed([MADE_BY[name] for name in removed])
+    return f"{cause} changes the predictions, so {names} of this network had to be removed; call {calls} again"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def decisions_of(model: nn.Module) -> Decisions:

@@ -13,6 +13,7 @@ import dubio
 from dubio import functional
 from dubio.decisions import Decisions, decisions_of
 from dubio.functional.uncertainty import entropy
+from dubio.persistence.values import from_json, to_json
 
 SCALING = dubio.VectorScaling((1.5, 0.5, 1.0, 2.0), (0.3, -0.2, 0.0, 0.1), "a")
 THRESHOLD = dubio.Threshold(
@@ -39,7 +40,7 @@ def decided(model: nn.Module, **changes: object) -> nn.Module:
 
 @pytest.mark.parametrize("calibration", [dubio.Temperature(2.5), SCALING], ids=["temperature", "vector"])
 @pytest.mark.parametrize("keep_samples", [True, False])
-def test_scaling_after_averaging_changes_the_mean_prediction_and_nothing_of_the_draws(
+def test_scaling_after_averaging_changes_the_mean_prediction_and_nothing_of_single_draws(
     model, inputs, calibration, keep_samples
 ):
     plain = dubio.predict(model, inputs, 30, seed=1, keep_samples=keep_samples)
@@ -51,8 +52,12 @@ def test_scaling_after_averaging_changes_the_mean_prediction_and_nothing_of_the_
     torch.testing.assert_close(found.confidence, found.probs.amax(dim=-1))
     torch.testing.assert_close(found.entropy, entropy(found.probs))
     assert (found.entropy - plain.entropy).abs().mean() > 0.05
-    for name in ("votes", "expected_entropy", "class_variance", "mutual_information", "energy"):
+    for name in ("votes", "class_variance", "energy"):
         torch.testing.assert_close(getattr(found, name), getattr(plain, name), atol=1e-5, rtol=1e-5)
+    share = plain.mutual_information / plain.entropy
+    torch.testing.assert_close(found.mutual_information, share * found.entropy, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.uncalibrated_expected_entropy, plain.expected_entropy, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.uncalibrated_mutual_information, plain.mutual_information, atol=1e-5, rtol=1e-5)
     if keep_samples:
         torch.testing.assert_close(found.samples, plain.samples)
 
@@ -82,6 +87,52 @@ def test_t68_mutual_information_of_calibrated_predictions_is_not_negative_and_ze
     assert found.entropy.max() <= math.log(4) + 1e-6
     equal = dubio.predict(decided(echo(2.0), calibration=calibration), inputs, 20, seed=0)
     assert equal.mutual_information.max() < 1e-5
+
+
+CALIBRATIONS = [
+    None,
+    *(dubio.Temperature(number, per_draw) for number in (0.05, 0.2, 1.0, 3.0, 20.0) for per_draw in (False, True)),
+    SCALING,
+    dubio.VectorScaling((-1.0, 0.1, 3.0, 1.0), (5.0, -5.0, 0.0, 40.0)),
+]
+
+
+@pytest.mark.feature("Entropy is the sum of its parts, in the data and in the network, whatever was calibrated")
+@pytest.mark.parametrize("calibration", CALIBRATIONS, ids=str)
+@pytest.mark.parametrize("factor", [0.3, 2.0, 30.0])
+def test_the_parts_of_the_entropy_add_up_whatever_was_decided(echo, inputs, calibration, factor):
+    model = decided(echo(factor, dubio.Bayes(init_std=0.6)), calibration=calibration, threshold=THRESHOLD, sets=SETS)
+    whole = dubio.predict(model, inputs, 24, seed=0)
+    for found in (whole, dubio.predict(model, inputs, 24, seed=0, batch_size=7, keep_samples=False, chunk=5)):
+        torch.testing.assert_close(found.expected_entropy + found.mutual_information, found.entropy, atol=2e-6, rtol=0)
+        assert found.expected_entropy.min() >= 0.0
+        assert found.mutual_information.min() >= 0.0
+        assert (found.mutual_information <= found.entropy + 2e-6).all()
+        torch.testing.assert_close(found.entropy, entropy(found.probs))
+        torch.testing.assert_close(found.mutual_information, whole.mutual_information, atol=2e-5, rtol=1e-4)
+
+
+def test_a_prediction_without_entropy_has_no_share_of_the_network():
+    half, none = torch.tensor(0.5), torch.tensor(0.0)
+    assert functional.calibrated_expected_entropy(half, none, none) == 0.5
+    assert functional.calibrated_expected_entropy(half, torch.tensor(0.2), torch.tensor(0.05)) == pytest.approx(0.125)
+    assert functional.calibrated_expected_entropy(none, half, none) == 0.0
+
+
+@pytest.mark.parametrize("calibrated_score", [True, False])
+def test_a_threshold_of_an_earlier_file_compares_the_mutual_information_that_it_was_chosen_on(
+    model, inputs, calibrated_score
+):
+    plain = dubio.predict(model, inputs, 30, seed=1)
+    limit = plain.mutual_information.median().item()
+    written = to_json(dubio.Threshold("mutual_information", limit, calibrated_score=calibrated_score))
+    if not calibrated_score:
+        del written["calibrated_score"]  # as files were written before
+    read = from_json(written)
+    found = dubio.predict(decided(model, calibration=dubio.Temperature(4.0), threshold=read), inputs, 30, seed=1)
+    compared = found.mutual_information if calibrated_score else plain.mutual_information
+    assert torch.equal(found.accepted, compared < limit)
+    assert (found.accepted != (plain.mutual_information < limit)).any() == calibrated_score
 
 
 def test_decisions_can_be_left_out_and_go_with_the_networks_own_likelihood_alone(model, inputs):
@@ -167,7 +218,7 @@ def test_decisions_print_in_plain_words_and_describe_tells_them(model):
 def test_training_drops_what_was_decided_and_says_so(model, inputs):
     other = decided(model, calibration=SCALING, sets=SETS)
     with pytest.warns(
-        dubio.DecisionWarning, match="so the calibration and sets found before no longer hold and were dr"
+        dubio.DecisionWarning, match="so the calibration and the sets of this network had to be removed; call dubio.cal"
     ):
         dubio.fit(other, (inputs, torch.arange(60) % 4), epochs=1, progress=False)
     assert decisions_of(other) == Decisions()

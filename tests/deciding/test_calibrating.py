@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dubio
 from dubio.data import Examples, fingerprint_of
+from dubio.deciding.calibrating import _fit_temperature, _gain_on_folds
 
 
 def nll(model: nn.Module, data: tuple[Tensor, Tensor], **options: object) -> float:
@@ -37,14 +38,18 @@ def test_t67_calibrating_lowers_the_validation_nll_and_a_temperature_leaves_the_
 
 
 @pytest.mark.parametrize("per_draw", [False, True])
-@pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
-def test_t67_the_temperature_of_calibrated_logits_is_one_and_grows_with_their_factor(echo, honest, factor, per_draw):
+def test_t67_the_temperature_of_calibrated_logits_is_one_and_grows_with_their_factor(echo, honest, per_draw):
     validation = honest(20_000)
-    one = dubio.calibrate(echo(1.0), validation, num_samples=1, per_draw=per_draw, batch_size=20_000)
-    scaled = dubio.calibrate(echo(factor), validation, num_samples=1, per_draw=per_draw, batch_size=20_000)
+    with pytest.warns(dubio.DecisionWarning, match="does not lower the NLL .* so the temperature stays 1$"):
+        one = dubio.calibrate(echo(1.0), validation, num_samples=1, per_draw=per_draw, batch_size=20_000)
+    small, large = (
+        dubio.calibrate(echo(factor), validation, num_samples=1, per_draw=per_draw, batch_size=20_000).temperature
+        for factor in (0.2, 5.0)
+    )
 
-    assert one.temperature == pytest.approx(1.0, abs=0.03)
-    assert scaled.temperature == pytest.approx(factor * one.temperature, rel=1e-3)
+    assert one.temperature == 1.0
+    assert small / 0.2 == pytest.approx(1.0, abs=0.03)
+    assert large == pytest.approx(25.0 * small, rel=1e-3)
 
 
 def test_t67_the_temperature_is_the_best_there_is(noisy, honest):
@@ -71,7 +76,7 @@ def test_vector_scaling_finds_a_bias_that_was_planted(echo, honest):
 
 
 def test_where_everything_is_right_the_temperature_stays_within_bounds_and_a_warning_says_why(echo):
-    logits = torch.eye(4).repeat(10, 1)
+    logits = torch.eye(4).repeat(30, 1)
     validation = logits, logits.argmax(dim=-1)
     with pytest.warns(dubio.DecisionWarning, match="every validation example is predicted rightly"):
         found = dubio.calibrate(echo(), validation, num_samples=1)
@@ -99,11 +104,69 @@ def test_calibrating_again_starts_from_the_network_and_drops_what_was_found_on_o
     first = dubio.calibrate(noisy, validation)
     dubio.abstain(noisy, validation, coverage=0.5)
     dubio.conformal(noisy, validation)
-    with pytest.warns(dubio.DecisionWarning, match="the threshold and sets found before no longer hold and were drop"):
+    with pytest.warns(
+        dubio.DecisionWarning,
+        match="so the threshold and the sets of this network had to be removed; call dubio.abstain and dubio.conformal",
+    ):
         again = dubio.calibrate(noisy, validation)
     assert again == first  # not the temperature of what was calibrated already
     assert dubio.spec(noisy).threshold is None
     assert dubio.spec(noisy).sets is None
+
+
+@pytest.mark.feature("calibrate keeps temperature 1 where a fitted one is not better on validation examples held out")
+def test_a_temperature_that_does_not_help_on_folds_is_not_kept(echo, honest):
+    """A network with the right probabilities: on 18 examples, fits alone range from 0.5 to 1.7."""
+    new = honest(5000, seed=99)
+    fitted = []
+    for seed in range(12):
+        model, few = echo(1.0), honest(18, seed=seed)
+        with pytest.warns(dubio.DecisionWarning, match=r"so the temperature stays 1; use at least 100$"):
+            assert dubio.calibrate(model, few, num_samples=1).temperature == 1.0, seed
+        fitted.append(_fit_temperature(few[0].log_softmax(dim=-1).double(), few[1], False))
+        torch.testing.assert_close(
+            dubio.predict(model, new[0]).log_probs, dubio.predict(model, new[0], decisions=False).log_probs
+        )
+    assert min(fitted) < 0.6  # what was kept before: overconfident on new examples
+
+
+def test_few_examples_that_support_a_temperature_keep_it_with_a_warning(echo, honest):
+    with pytest.warns(
+        dubio.DecisionWarning, match="60 validation examples are few to calibrate by, so temperature .* "
+    ):
+        kept = dubio.calibrate(echo(6.0), honest(60), num_samples=1)
+    assert kept.temperature > 2.0
+    dubio.calibrate(echo(6.0), honest(100), num_samples=1)  # enough: no warning
+    with pytest.warns(dubio.DecisionWarning, match="so vector scaling .* use at least 20 for each class"):
+        dubio.calibrate(echo(6.0), honest(60), num_samples=1, kind="vector")
+
+
+def test_few_examples_that_are_all_right_do_not_sharpen_predictions(echo):
+    logits = torch.eye(4).repeat(5, 1)
+    with pytest.warns(dubio.DecisionWarning, match="does not lower the NLL .* so the temp"):
+        found = dubio.calibrate(echo(), (logits, logits.argmax(dim=-1)), num_samples=1)
+    assert found.temperature == 1.0
+    with pytest.warns(dubio.DecisionWarning, match="fewer than 5 validation inputs cannot show that a calibration hel"):
+        dubio.calibrate(echo(), (logits[:4], logits[:4].argmax(dim=-1)), num_samples=1)
+
+
+def test_a_vector_scaling_that_does_not_help_on_folds_changes_nothing(echo, honest):
+    with pytest.warns(dubio.DecisionWarning, match="so the predictions stay as they are$"):
+        found = dubio.calibrate(echo(1.0), honest(500), kind="vector", num_samples=1)
+    assert (found.scale, found.bias) == ((1.0,) * 4, (0.0,) * 4)
+
+
+def test_folds_hold_whole_inputs():
+    """All pixels of an image are in one fold: with every image's pixels alike, single pixels would look like support."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2.0 * torch.randn(12, 3, generator=generator)
+    labels = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator).squeeze(-1)
+    pixels = logits.log_softmax(-1)[:, None].expand(12, 400, 3).double()
+    how = ("temperature", False)
+    whole = _gain_on_folds(pixels, labels[:, None].expand(12, 400), *how)
+    single = _gain_on_folds(logits.log_softmax(-1).double(), labels, *how)
+    assert whole.error == pytest.approx(single.error, rel=0.5)
+    assert whole.error > 10.0 * _gain_on_folds(pixels.flatten(0, 1), labels.repeat_interleave(400), *how).error
 
 
 def test_segmentation_is_calibrated_over_all_pixels():
@@ -133,9 +196,9 @@ def test_segmentation_is_calibrated_over_all_pixels():
 )
 @pytest.mark.feature("Data that a network was judged on are refused when something is decided about it")
 def test_data_that_the_network_was_judged_on_are_refused_in_any_order(noisy, honest, decide):
-    logits, labels = honest(50)
+    logits, labels = honest(300)
     dubio.conversion.change_spec(noisy, evaluated=("another", fingerprint_of(logits, labels)))
-    order = torch.randperm(50)
+    order = torch.randperm(300)
     with pytest.raises(ValueError, match=r"must be data that this network was not judged on, .* use validation data"):
         decide(noisy, (logits[order], labels[order]))
     assert dubio.spec(noisy).calibration is None

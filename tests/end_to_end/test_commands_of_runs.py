@@ -107,12 +107,14 @@ def test_commands_make_a_pruned_and_decided_run_again(runs: Path, tmp_path: Path
     pruned = warned(
         "prune", "s", "--what", "units", "--each-layer", "--max-loss", 0.5, "--seed", 4, "--out", "au", *few
     )
-    assert pruned.startswith("warning: pruning changes predictions, so the calibration found before")
+    assert pruned.startswith(
+        "warning: pruning changes the predictions, so the calibration of this network had to be removed"
+    )
     invoke("prune", "au", "--fraction", 0.4, "--by", "magnitude", *few)
     run = "au-pruned"
     invoke("abstain", run, "--coverage", 0.5, *few)  # dropped by the calibration
     calibrated = warned("calibrate", run, "--kind", "vector", "--seed", 2, *few)
-    assert calibrated.startswith("warning: calibrating changes probabilities, so the threshold found before")
+    assert calibrated.startswith("warning: calibrating changes the predictions, so the threshold of this network")
     invoke("abstain", run, "--coverage", 0.7, "--score", "entropy", *few)
     invoke("evaluate", run, "--ood", "none", "--resamples", 0, *few)
     invoke("conformal", run, "--coverage", 0.8, "--allow-empty", *few)

@@ -213,7 +213,7 @@ def test_what_was_decided_is_judged_too() -> None:
         odds = (found.log_probs / 2.0).softmax(dim=-1)
         return inputs, torch.multinomial(odds, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
 
-    validation, test = milder(400, 1), milder(500, 2)
+    validation, test = milder(2000, 1), milder(500, 2)
     before = dubio.evaluate(model, test, num_samples=20, num_resamples=0)
     dubio.calibrate(model, validation, num_samples=20)
     dubio.abstain(model, validation, coverage=0.5, num_samples=20)
@@ -235,7 +235,8 @@ def test_what_was_decided_is_judged_too() -> None:
 
 def test_judging_by_what_decided_is_warned_of() -> None:
     model, both = network(), data()
-    dubio.calibrate(model, both, num_samples=5)
+    with pytest.warns(dubio.DecisionWarning, match="the temperature stays 1"):
+        dubio.calibrate(model, both, num_samples=5)
     with pytest.warns(dubio.DecisionWarning, match="the calibration of this network was found on these very data"):
         dubio.evaluate(model, both, num_samples=5, num_resamples=0)
     with pytest.raises(ValueError, match="judge"):

@@ -314,7 +314,7 @@ def test_what_was_decided_for_the_whole_network_is_dropped_with_a_warning_once_a
     for nothing in (0.0, 0.01):
         dubio.prune(model, nothing)
         assert dubio.spec(model).calibration == made[0]
-    told = "pruning changes predictions, so the calibration and threshold and sets found before no longer hold"
+    told = "pruning changes the predictions, so the calibration, the threshold and the sets of this network had to be"
     with pytest.warns(DecisionWarning, match=told):
         dubio.prune(model, 0.1)
     found = dubio.spec(model)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dubio import functional
-from dubio.decisions import Calibration, DecisionWarning, PredictionSets, Threshold, decisions_of
+from dubio.decisions import Calibration, DecisionWarning, PredictionSets, Threshold, decisions_of, removal_message
 from dubio.likelihoods import Gaussian, Likelihood
 
 __all__ = ["Spec", "attach_spec", "change_spec", "drop_decisions", "forget_decisions", "spec"]
@@ -62,13 +62,8 @@ def forget_decisions(model: nn.Module) -> None:
 
 def drop_decisions(model: nn.Module, cause: str) -> None:
     """Take decisions back because ``cause`` changes predictions; warns, where there are any, at the caller's caller."""
-    found = decisions_of(model).made
-    if not found:
+    removed = list(decisions_of(model).made)
+    if not removed:
         return
     forget_decisions(model)
-    warnings.warn(
-        f"{cause} changes predictions, so the {' and '.join(found)} found before no longer hold and were dropped; "
-        "find them again afterwards",
-        DecisionWarning,
-        stacklevel=3,
-    )
+    warnings.warn(removal_message(cause, removed), DecisionWarning, stacklevel=3)

@@ -75,6 +75,7 @@ def abstain(
         accepted_share=found.num_accepted / len(held_out.targets),
         accepted_error=found.error,
         fingerprint=held_out.fingerprint,
+        calibrated_score=True,
     )
     change_spec(model, threshold=threshold)
     return threshold

@@ -33,7 +33,9 @@ METRICS: dict[str, MetricWords] = {
         "Error among the most confident, averaged over how many are accepted: whether doubt knows errors.",
         "less",
     ),
-    "expected_entropy": MetricWords("doubt of the data", "Mean entropy of single draws, in nats.", "neither"),
+    "expected_entropy": MetricWords(
+        "doubt of the data", "The part of the entropy that all draws have, in nats.", "neither"
+    ),
     "mutual_information": MetricWords(
         "doubt of the network", "What draws disagree about, in nats: mutual information.", "neither"
     ),

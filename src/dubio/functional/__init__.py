@@ -146,6 +146,7 @@ from dubio.functional.scaling import (
 )
 from dubio.functional.scoring_rules import crps_mixture
 from dubio.functional.uncertainty import (
+    calibrated_expected_entropy,
     class_variance,
     energy,
     entropy,
@@ -205,6 +206,7 @@ __all__ = [
     "boundary_distance",
     "bounded_temperature",
     "brier_score",
+    "calibrated_expected_entropy",
     "calibration_error",
     "central_interval",
     "class_nll",

@@ -3,6 +3,9 @@
 Predictive entropy splits into the expected entropy of single draws (noise in the data) and the mutual information
 between prediction and draw (the network's own doubt): E-9 to E-14. Entropies are in nats.
 
+Calibrating the mean prediction changes its entropy; the share of it that is mutual information stays
+(``calibrated_expected_entropy``).
+
 Invariants: mutual information is never negative and is zero for equal draws (T-68); the log of averaged probabilities
 is at least the average of their logs (T-22).
 """
@@ -14,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 __all__ = [
+    "calibrated_expected_entropy",
     "class_variance",
     "energy",
     "entropy",
@@ -59,6 +63,22 @@ def mutual_information(
     difference = predictive_entropy - mean_entropy
     rounding = 4.0 * torch.finfo(difference.dtype).eps * (1.0 + predictive_entropy)
     return torch.where(difference > rounding, difference, 0.0)
+
+
+def calibrated_expected_entropy(
+    calibrated_entropy: Float[Tensor, "*batch"],
+    predictive_entropy: Float[Tensor, "*batch"],
+    mean_entropy: Float[Tensor, "*batch"],
+) -> Float[Tensor, "*batch"]:
+    """The expected entropy of a prediction that was calibrated after averaging over draws.
+
+    Calibration says how large the entropy is, and the draws say which share of it is mutual information: the
+    coefficient ``MI / H`` of Theil (1970) is that of the uncalibrated draws. A prediction without entropy has no share
+    to keep, and all its calibrated entropy is expected entropy.
+    """
+    information = mutual_information(predictive_entropy, mean_entropy)
+    share = information / predictive_entropy.clamp_min(torch.finfo(predictive_entropy.dtype).tiny)
+    return calibrated_entropy * (1.0 - share.clamp_max(1.0))
 
 
 def class_variance(

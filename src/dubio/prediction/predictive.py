@@ -31,17 +31,17 @@ class Predictive:
 class ClassPredictive(Predictive):
     """A distribution over classes for every input. Entropies are in nats.
 
-    Of a calibrated network, what is told of the mean prediction is calibrated: ``log_probs``, ``probs``, ``label``,
-    ``confidence``, ``entropy``. What is told of single draws is so only where the temperature is that of each draw:
-    ``samples``, ``votes``, ``expected_entropy``, ``class_variance``, ``top_std``. ``mutual_information`` is always that
-    of these draws, so it stays at least 0; entropy is the sum of it and ``expected_entropy`` only where nothing is
-    calibrated after averaging. ``energy`` is never scaled.
+    ``entropy`` is the sum of ``expected_entropy`` and ``mutual_information``, calibrated or not, and neither part is
+    negative. With a calibrated network these three are calibrated, as ``log_probs``, ``probs``, ``label`` and
+    ``confidence`` are: the calibrated entropy is divided in the proportion that the draws give. ``samples``, ``votes``,
+    ``class_variance`` and ``top_std`` describe single draws, which only a temperature with ``per_draw=True`` changes.
+    ``energy`` is never calibrated.
     """
 
     log_probs: Float[Tensor, "batch *rest class"]
     """Log of the mean probability over draws, calibrated where the network is."""
     expected_entropy: Float[Tensor, "batch *rest"]
-    """Mean over draws of each draw's entropy: doubt that lies in the data."""
+    """The part of the entropy that lies in the data: the mean of each draw's entropy, calibrated with the entropy."""
     votes: Float[Tensor, "batch *rest class"]
     """Share of draws that hold each class most probable."""
     class_variance: Float[Tensor, "batch *rest class"]
@@ -50,6 +50,8 @@ class ClassPredictive(Predictive):
     """Minus the log of the summed exponentials of the logits, averaged over draws; None where there are no logits."""
     uncalibrated_log_probs: Float[Tensor, "batch *rest class"] | None = None
     """Log of the mean probability over draws, where it was calibrated afterwards; else None."""
+    uncalibrated_expected_entropy: Float[Tensor, "batch *rest"] | None = None
+    """Mean over draws of each draw's entropy, where the mean prediction was calibrated afterwards; else None."""
     calibration: Calibration | None = None
     """What ``dubio.calibrate`` decided, where it is applied to the mean prediction."""
     threshold: Threshold | None = None
@@ -80,8 +82,15 @@ class ClassPredictive(Predictive):
     @cached_property
     def mutual_information(self) -> Float[Tensor, "batch *rest"]:
         """What draws disagree about: doubt that more data could remove."""
-        before = self.log_probs if self.uncalibrated_log_probs is None else self.uncalibrated_log_probs
-        return functional.mutual_information(functional.entropy(before.exp()), self.expected_entropy)
+        return functional.mutual_information(self.entropy, self.expected_entropy)
+
+    @cached_property
+    def uncalibrated_mutual_information(self) -> Float[Tensor, "batch *rest"]:
+        """The mutual information of the draws, before the mean prediction was calibrated."""
+        if self.uncalibrated_log_probs is None or self.uncalibrated_expected_entropy is None:
+            return self.mutual_information
+        entropy = functional.entropy(self.uncalibrated_log_probs.exp())
+        return functional.mutual_information(entropy, self.uncalibrated_expected_entropy)
 
     @cached_property
     def variation_ratio(self) -> Float[Tensor, "batch *rest"]:
@@ -124,6 +133,8 @@ class ClassPredictive(Predictive):
         """Whether each prediction is sure enough to be relied upon, by the threshold that ``dubio.abstain`` found."""
         if self.threshold is None:
             raise ValueError("no threshold was set for these predictions; dubio.abstain(model, validation, ...) does")
+        if self.threshold.score == "mutual_information" and not self.threshold.calibrated_score:
+            return self.threshold.accepts(self.uncalibrated_mutual_information)
         return self.threshold.accepts(getattr(self, self.threshold.score))
 
     @cached_property

@@ -68,18 +68,25 @@ class ClassStatistics:
         assert self._log_sum is not None
         log_probs = self._log_sum - math.log(self._count)
         variance = functional.class_variance(self._squares / self._count, log_probs.exp())
+        expected = self._entropies / self._count
         calibration = self._decisions.calibration
         afterwards = None if calibration is None or calibration.per_draw else calibration
+        calibrated, calibrated_expected = log_probs, expected
+        if afterwards is not None:
+            calibrated = afterwards.apply(log_probs)
+            entropies = functional.entropy(calibrated.exp()), functional.entropy(log_probs.exp())
+            calibrated_expected = functional.calibrated_expected_entropy(*entropies, expected)
         return ClassPredictive(
             num_samples=self._count,
             seed=seed,
             samples=None if self._kept is None else torch.cat(self._kept),
-            log_probs=(log_probs if afterwards is None else afterwards.apply(log_probs)).to(self._dtype),
-            expected_entropy=(self._entropies / self._count).to(self._dtype),
+            log_probs=calibrated.to(self._dtype),
+            expected_entropy=calibrated_expected.to(self._dtype),
             votes=functional.shares_of_counts(self._votes).to(self._dtype),
             class_variance=variance.to(self._dtype),
             energy=None if self._energies is None else (self._energies / self._count).to(self._dtype),
             uncalibrated_log_probs=None if afterwards is None else log_probs.to(self._dtype),
+            uncalibrated_expected_entropy=None if afterwards is None else expected.to(self._dtype),
             calibration=afterwards,
             threshold=self._decisions.threshold,
             prediction_sets=self._decisions.sets,
