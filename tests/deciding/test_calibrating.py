@@ -157,7 +157,7 @@ def test_a_vector_scaling_that_does_not_help_on_folds_changes_nothing(echo, hone
 
 
 def test_folds_hold_whole_inputs():
-    """All pixels of an image are in one fold: with every image's pixels alike, single pixels would look like support."""
+    """All pixels of an image are in one fold: where they are alike, they are no independent support."""
     generator = torch.Generator().manual_seed(0)
     logits = 2.0 * torch.randn(12, 3, generator=generator)
     labels = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator).squeeze(-1)

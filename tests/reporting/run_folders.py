@@ -28,6 +28,7 @@ from dubio.evaluation import (
     Thumbnail,
     UnseenSet,
 )
+from dubio.evaluation.comparison import class_values, detection_values, real_values
 from dubio.functional import auroc
 
 NUM_EXAMPLES, NUM_CLASSES, NUM_DRAWS = 300, 10, 20
@@ -62,12 +63,14 @@ def _histogram(groups: dict[str, np.ndarray], edges: np.ndarray) -> Histogram:
     return Histogram(tuple(edges.tolist()), counts)
 
 
-def _detection(known: np.ndarray, strange: np.ndarray) -> DetectionScore:
+def _detection(name: str, known: np.ndarray, strange: np.ndarray) -> DetectionScore:
     area = float(auroc(torch.tensor(known), torch.tensor(strange)))
     edges = np.linspace(0.0, max(known.max(), strange.max()) + 1e-6, 21)
     low, high = max(area - 0.02, 0.0), min(area + 0.02, 1.0)
     found = Estimate(area, low, high)
-    return DetectionScore(found, found, around(1.0 - area), _histogram({"known": known, "unseen": strange}, edges))
+    counts = _histogram({"known": known, "unseen": strange}, edges)
+    placements = detection_values(name, torch.tensor(known), torch.tensor(strange))
+    return DetectionScore(found, found, around(1.0 - area), counts, placements)
 
 
 def classification(noise: float = 0.8, sharpness: float = 9.0, seed: int = 0, **changed: Any) -> Evaluation:
@@ -86,11 +89,11 @@ def classification(noise: float = 0.8, sharpness: float = 9.0, seed: int = 0, **
     places = np.minimum((sure * 15).astype(int), 14)
     order = np.argsort(-sure)
     filled = [np.flatnonzero(places == place) for place in range(15)]
-    scores = {name: _detection(*_scored(name, known, unknown)) for name in SCORES}
+    scores = {name: _detection(name, *_scored(name, known, unknown)) for name in SCORES}
     groups = {"all": right | True, "right": right, "wrong": ~right}
     values: dict[str, Any] = {
         "kind": "classification",
-        "data": DataRecord("digits", NUM_EXAMPLES, "ce6b718981e6de57f0b14abb9fc33652", CLASSES),
+        "data": DataRecord("digits", NUM_EXAMPLES, "ce6b718981e6de57f0b14abb9fc33652", CLASSES, "order"),
         "num_samples": 100,
         "seed": 0,
         "seconds": 0.4,
@@ -108,7 +111,7 @@ def classification(noise: float = 0.8, sharpness: float = 9.0, seed: int = 0, **
         "doubt": {name: _doubt(known, rows) for name, rows in groups.items()}
         | {"noise": _doubt(unknown, np.ones(200, dtype=bool))},
         "classes": tuple(_class(name, targets == place, label == place) for place, name in enumerate(CLASSES)),
-        "unseen": {"noise": UnseenSet(200, "0123456789abcdef", scores)},
+        "unseen": {"noise": UnseenSet(200, "0123456789abcdef", scores, "order of noise")},
         "corruptions": {kind: _corrupted(noise) for kind in ("blur", "noise")},
         "notable": {
             "most uncertain": tuple(
@@ -118,6 +121,11 @@ def classification(noise: float = 0.8, sharpness: float = 9.0, seed: int = 0, **
                 _example(row, known, targets) for row in np.flatnonzero(~right)[np.argsort(-sure[~right])][:6].tolist()
             ),
         },
+        "per_example": class_values(
+            torch.tensor(right),
+            -torch.tensor(known["probs"][np.arange(NUM_EXAMPLES), targets]).log(),
+            torch.tensor(sure),
+        ),
         "made_by": {"dubio": "0.1.0", "torch": "2.13.0", "command": "dubio evaluate it"},
     }
     return Evaluation(**{**values, **changed})
@@ -182,7 +190,7 @@ def regression(**changed: Any) -> Evaluation:
     levels = (0.5, 0.8, 0.9, 0.95)
     values: dict[str, Any] = {
         "kind": "regression",
-        "data": DataRecord("curve", 200, "feedbeef"),
+        "data": DataRecord("curve", 200, "feedbeef", order="order"),
         "num_samples": 100,
         "seed": 0,
         "seconds": 0.2,
@@ -198,6 +206,10 @@ def regression(**changed: Any) -> Evaluation:
                 "epistemic_std": 0.1,
             }.items()
         },
+        "per_example": real_values(
+            {name: value + 0.02 * torch.randn(200) for name, value in (("square", 0.1), ("mae", 0.22), ("nll", 0.4))}
+            | {"crps": torch.full((200,), 0.17)}
+        ),
         "intervals": tuple(IntervalRow(level, around(level - 0.03), around(2.0 * level)) for level in levels),
     }
     return Evaluation(**{**values, **changed})

@@ -1,24 +1,30 @@
 """The headline: what is best, what is tied, and what is not compared."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dubio.evaluation import DataRecord, Estimate
-from dubio.reporting import Headline, headlines, read_runs
-from reporting.run_folders import audit, classification, regression, write_attack, write_run
+from dubio.evaluation.comparison import pack
+from dubio.reporting import Headline, headlines, read_runs, unpaired
+from reporting.run_folders import audit, classification, regression, write_attack, write_json, write_run
 
-OTHER_DATA = DataRecord("mnist", 300, "other")
+OTHER_DATA = DataRecord("mnist", 300, "other", order="other order")
 
 
-def judged(tmp_path: Path, *accuracies: tuple[float, float, float], **changed: Any) -> list[Path]:
+def judged(tmp_path: Path, *wrong: set[int], **changed: Any) -> list[Path]:
+    """Runs that are wrong on these of 300 examples; marginal intervals are 2.5 points to either side."""
     folders = []
-    for number, (value, low, high) in enumerate(accuracies):
+    for number, errors in enumerate(wrong):
         folder = write_run(tmp_path / f"run-{number}")
-        found = classification(**changed)
-        metrics = {**found.metrics, "accuracy": Estimate(value, low, high)}
-        classification(metrics=metrics, **changed).save(folder / "evaluation.json")
+        right = torch.tensor([row not in errors for row in range(300)])
+        accuracy = right.double().mean().item()
+        metrics = {**classification().metrics, "accuracy": Estimate(accuracy, accuracy - 0.025, accuracy + 0.025)}
+        values = {**classification().per_example, "correct": pack(right, "bits")}
+        classification(**{"metrics": metrics, "per_example": values, **changed}).save(folder / "evaluation.json")
         folders.append(folder)
     return folders
 
@@ -27,30 +33,84 @@ def marks(headline: Headline, name: str) -> list[str]:
     return [row.cells[name].mark for row in headline.rows]
 
 
-def test_a_run_whose_interval_lies_apart_is_best(tmp_path: Path) -> None:
-    (headline,) = headlines(read_runs(judged(tmp_path, (0.97, 0.96, 0.98), (0.9, 0.88, 0.92), (0.8, 0.78, 0.82))))
-    assert marks(headline, "accuracy") == ["best", "", ""]
+def p_values(headline: Headline, name: str) -> list[float]:
+    return [pair.p_value for pair in headline.comparisons if pair.metric == name]
 
 
-@pytest.mark.feature("dubio compare marks a run as best only where its interval lies apart from all others")
-def test_a_difference_within_the_intervals_makes_no_best(tmp_path: Path) -> None:
-    (headline,) = headlines(read_runs(judged(tmp_path, (0.97, 0.95, 0.99), (0.94, 0.92, 0.96), (0.8, 0.78, 0.82))))
+@pytest.mark.feature("dubio compare decides by paired tests on the same examples which run is best and which are tied")
+def test_a_difference_within_the_intervals_is_found_by_the_paired_test(tmp_path: Path) -> None:
+    """The intervals overlap: 13 examples that only one network gets wrong, one that only the other does."""
+    shared = set(range(100, 106))
+    (headline,) = headlines(read_runs(judged(tmp_path, shared | {0}, shared | set(range(1, 14)))))
+    first, second = (row.cells["accuracy"] for row in headline.rows)
+    assert second.high > first.low  # type: ignore[operator]
+    assert marks(headline, "accuracy") == ["best", ""]
+    assert p_values(headline, "accuracy") == [pytest.approx(0.0018, abs=5e-5)]
+    assert [pair.test for pair in headline.comparisons if pair.metric == "accuracy"] == ["McNemar"]
+
+
+def test_runs_that_differ_on_few_examples_are_tied(tmp_path: Path) -> None:
+    wrong = set(range(60)), set(range(57)), set(range(200))
+    (headline,) = headlines(read_runs(judged(tmp_path, *wrong)))
     assert marks(headline, "accuracy") == ["tied", "tied", ""]
 
 
+def test_p_values_are_corrected_for_the_number_of_pairs(tmp_path: Path) -> None:
+    wrong = set(), set(range(7)), set(range(7, 14))
+    (alone,) = headlines(read_runs(judged(tmp_path / "two", *wrong[:2])))
+    assert p_values(alone, "accuracy") == [pytest.approx(0.0156, abs=5e-5)]
+    assert marks(alone, "accuracy") == ["best", ""]
+    (headline,) = headlines(read_runs(judged(tmp_path / "three", *wrong)))
+    assert p_values(headline, "accuracy")[:2] == [pytest.approx(3 * 0.015625), pytest.approx(3 * 0.015625)]
+    assert marks(headline, "accuracy") == ["best", "", ""]
+    more = (*wrong, {20})
+    (headline,) = headlines(read_runs(judged(tmp_path / "four", *more)))
+    assert marks(headline, "accuracy") == ["tied"] * 4  # 6 x 0.016 is no evidence
+
+
 def test_less_is_better_where_the_number_is_a_cost(tmp_path: Path) -> None:
-    folders = judged(tmp_path, (0.9, 0.8, 1.0), (0.9, 0.8, 1.0))
+    folders = [write_run(tmp_path / name) for name in ("a", "b")]
+    noise = 0.3 * torch.randn(300, generator=torch.Generator().manual_seed(0))
     for folder, nll in zip(folders, (0.5, 0.2), strict=True):
-        metrics = {"accuracy": Estimate(0.9), "nll": Estimate(nll, nll - 0.1, nll + 0.1)}
-        classification(metrics=metrics).save(folder / "evaluation.json")
+        metrics = {"accuracy": Estimate(0.9), "nll": Estimate(nll, nll - 0.2, nll + 0.2)}
+        values = {**classification().per_example, "nll": pack(nll + noise, "float32")}
+        classification(metrics=metrics, per_example=values).save(folder / "evaluation.json")
     (headline,) = headlines(read_runs(folders))
     assert marks(headline, "nll") == ["", "best"]
-    assert marks(headline, "accuracy") == ["", ""]  # without intervals nothing can be told
+    assert marks(headline, "accuracy") == ["tied", "tied"]
+
+
+def test_runs_without_results_of_single_examples_are_not_compared(tmp_path: Path) -> None:
+    """As earlier versions wrote evaluations: the command that evaluates again is named."""
+    folders = judged(tmp_path, set(), set(range(200)))
+    for folder in folders:
+        old = json.loads((folder / "evaluation.json").read_text())
+        del old["per_example"], old["data"]["order"], old["unseen"]["noise"]["order"]
+        for score in old["unseen"]["noise"]["scores"].values():
+            del score["placements"]
+        write_json(folder / "evaluation.json", old)
+    (headline,) = headlines(read_runs(folders))
+    assert [marks(headline, name) for name in ("accuracy", "nll", "ece", "auroc")] == [["", ""]] * 4
+    assert headline.unpaired == ("dubio evaluate run-0", "dubio evaluate run-1")
+    assert unpaired([headline]) == [
+        "Runs evaluated by an earlier version are not paired and not compared; evaluate again: dubio evaluate run-0; "
+        "dubio evaluate run-1"
+    ]
+    (headline,) = headlines(read_runs(folders[:1]))
+    assert headline.unpaired == ()
+
+
+def test_the_same_examples_in_another_order_are_not_paired(tmp_path: Path) -> None:
+    (first,) = judged(tmp_path / "a", set())
+    other = DataRecord("digits", 300, classification().data.fingerprint, order="shuffled")
+    (second,) = judged(tmp_path / "b", set(range(200)), data=other)
+    (headline,) = headlines(read_runs([first, second]))
+    assert marks(headline, "accuracy") == ["", ""]
 
 
 def test_numbers_on_different_data_are_not_compared(tmp_path: Path) -> None:
-    (first,) = judged(tmp_path / "a", (0.97, 0.96, 0.98))
-    (second,) = judged(tmp_path / "b", (0.5, 0.49, 0.51), data=OTHER_DATA)
+    (first,) = judged(tmp_path / "a", set())
+    (second,) = judged(tmp_path / "b", set(range(150)), data=OTHER_DATA)
     (headline,) = headlines(read_runs([first, second]))
     assert marks(headline, "accuracy") == ["", ""]
     assert [row.data for row in headline.rows] == ["digits", "mnist"]
@@ -69,7 +129,8 @@ def test_attacks_are_compared_at_the_largest_distance_that_all_have(tmp_path: Pa
     assert marks(headline, "r_pred") == ["", ""]
 
 
-def test_a_network_without_noise_has_no_mutual_information_to_detect_by(tmp_path: Path) -> None:
+@pytest.mark.feature("Every run has an AUROC by entropy, so that a network without noise can be compared")
+def test_a_network_without_noise_detects_by_entropy_and_has_no_mutual_information(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name) for name in ("bayes", "plain")]
     for folder, noise in zip(folders, (0.8, 0.0), strict=True):
         classification(noise=noise).save(folder / "evaluation.json")
@@ -78,6 +139,9 @@ def test_a_network_without_noise_has_no_mutual_information_to_detect_by(tmp_path
     assert noisy.value is not None
     assert noisy.value > 0.9
     assert (noisy.note, plain.text, plain.value) == ("on noise", "-", None)
+    assert all(row.cells["auroc_entropy"].value is not None for row in headline.rows)
+    assert sorted(marks(headline, "auroc_entropy")) in (["", "best"], ["tied", "tied"])
+    assert [pair.test for pair in headline.comparisons if pair.metric == "auroc_entropy"] == ["DeLong"]
 
 
 def test_kinds_have_tables_of_their_own_and_columns_that_no_run_has_are_left_out(tmp_path: Path) -> None:

@@ -259,7 +259,9 @@ def test_the_summary_says_no_more_than_the_intervals_allow(tmp_path: Path) -> No
     folders = [write_full_run(tmp_path / "one", seed=0), write_full_run(tmp_path / "two", seed=1)]
     report, _, _ = written(tmp_path, *folders)
     assert report.summary[0] == "2 networks, trained by bayes on digits."
-    assert report.summary[1].startswith("Accuracies of these cannot be told apart")
+    assert report.summary[1].startswith(
+        "With 300 test examples no difference in accuracy is significant (smallest p = "
+    )
     assert "one on 60.0 % and two on 60.0 % of the images" in report.summary[-2]
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -12,12 +12,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from dubio.cli.folders import find_run
-from dubio.reporting import Cell, Headline, headlines, read_runs, write_report
+from dubio.reporting import Cell, Column, Headline, headlines, read_runs, unpaired, write_report
 
 __all__ = ["compare", "report"]
 
 HIDDEN = ("mae", "std", "parameters", "bytes")
 """What the terminal has no room for; ``--json`` and the page have it."""
+WRAPPED = ("audit", "auroc_entropy", "auroc")
+"""Columns whose text may go over several lines."""
+NAME_WIDTH = 16
+"""What the names of runs have at least."""
 SIGNS = {"": "", "best": "*", "tied": "="}
 
 
@@ -42,22 +46,43 @@ def compare(named: list[str], as_json: bool, runs: Path) -> None:
         told = {"format": "dubio-comparison-1", "headlines": [headline.to_json() for headline in found]}
         typer.echo(json.dumps(told, indent=1, allow_nan=False))
         return
+    console = Console(highlight=False)
     for headline in found:
-        Console(highlight=False).print(tabulate(headline))
+        for table in tabulate(headline, console.width):
+            console.print(table)
         _explain(headline)
+    for sentence in unpaired(found):
+        typer.echo(sentence)
 
 
-def tabulate(headline: Headline) -> Table:
-    """A headline as a table of the terminal, intervals below the numbers."""
+def tabulate(headline: Headline, width: int) -> Iterator[Table]:
+    """A headline as tables of the terminal, intervals below the numbers; as many as the columns need, all with runs."""
     shown = [column for column in headline.columns if column.name not in HIDDEN]
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
-    table.add_column("run", overflow="fold")
-    for column in shown:
-        table.add_column(column.title, justify="right", no_wrap=column.name != "audit")
-    for row in headline.rows:
-        told = f"{escape(row.run)}\n[dim]{escape(row.method)}, {escape(row.data)}[/dim]"
-        table.add_row(told, *(escape(_text(row.cells[column.name])) for column in shown))
-    return table
+    for columns in _fitting(headline, shown, width):
+        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
+        table.add_column("run", overflow="fold", min_width=NAME_WIDTH)
+        for column in columns:
+            table.add_column(column.title, justify="right", no_wrap=column.name not in WRAPPED)
+        for row in headline.rows:
+            run = f"{escape(row.run)}\n[dim]{escape(row.method)}, {escape(row.data)}[/dim]"
+            table.add_row(run, *(escape(_text(row.cells[column.name])) for column in columns))
+        yield table
+
+
+def _fitting(headline: Headline, columns: Sequence[Column], width: int) -> list[list[Column]]:
+    """The columns in groups that fit beside the names of the runs."""
+    groups: list[list[Column]] = [[]]
+    left = width - NAME_WIDTH
+    for column in columns:
+        texts = [column.title, *(_text(row.cells[column.name]) for row in headline.rows)]
+        parts = [part for text in texts for part in (text.split() if column.name in WRAPPED else text.splitlines())]
+        needed = 1 + max(map(len, parts))
+        if needed > left and groups[-1]:
+            groups.append([])
+            left = width - NAME_WIDTH
+        groups[-1].append(column)
+        left -= needed
+    return groups
 
 
 def _warn(found: Sequence[Headline]) -> None:
@@ -71,13 +96,13 @@ def _text(cell: Cell) -> str:
     parts = [f"{SIGNS[cell.mark]}{cell.text}"]
     if cell.low is not None and cell.high is not None:
         low, high = (f"{100 * end:.0f}" if "%" in cell.text else _bare(end) for end in (cell.low, cell.high))
-        parts.append(f"{low} {high}" if cell.low < 0.0 else f"{low}-{high}")
+        parts.append(f"{low} {high}" if cell.low < 0.0 or "e" in high else f"{low}-{high}")
     return "\n".join([*parts, *([cell.note] if cell.note else [])])
 
 
 def _bare(value: float) -> str:
     """A number without the zero before the point: there is little room."""
-    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1.0 else f"{value:.3f}"
+    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1.0 else decimal(value)
 
 
 def _explain(headline: Headline) -> None:
@@ -88,7 +113,8 @@ def _explain(headline: Headline) -> None:
     marks = {cell.mark for row in headline.rows for cell in row.cells.values()}
     typer.echo("Below a number stands its interval at 95 %.")
     if marks - {""}:
-        typer.echo("* is best; = is as good as the best, since their intervals overlap.")
+        tests = ", ".join(dict.fromkeys(pair.test for pair in headline.comparisons))
+        typer.echo(f"* is best, = does not differ significantly from the best: paired tests ({tests}), Holm, 5 %.")
     for row in headline.rows:
         if all(row.cells[name].value is None for name in row.cells if name not in ("parameters", "bytes", "r_pred")):
             console.print(f"{row.run} was not judged yet: dubio evaluate {row.run}", markup=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """Judge a network: how right it is, how sure, and whether the one follows from the other."""
 
+from dubio.evaluation.comparison import Comparison, compare
 from dubio.evaluation.curves import MetricPoint, metric_curve
 from dubio.evaluation.evaluating import evaluate
 from dubio.evaluation.judging import judge
@@ -18,6 +19,7 @@ from dubio.evaluation.values import (
     Histogram,
     IntervalRow,
     NotableExample,
+    PerExample,
     Thumbnail,
     UnseenSet,
 )
@@ -26,6 +28,7 @@ __all__ = [
     "SCORES",
     "Bins",
     "ClassRow",
+    "Comparison",
     "CorruptionPoint",
     "Curve",
     "DataRecord",
@@ -38,8 +41,10 @@ __all__ = [
     "IntervalRow",
     "MetricPoint",
     "NotableExample",
+    "PerExample",
     "Thumbnail",
     "UnseenSet",
+    "compare",
     "evaluate",
     "judge",
     "metric_curve",

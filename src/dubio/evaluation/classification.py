@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dubio import functional
+from dubio.evaluation.comparison import class_values
 from dubio.evaluation.describing import (
     class_table,
     confidence_histogram,
@@ -61,6 +62,7 @@ def judge_classes(
         doubt=doubt_by_group(found, correct),
         classes=class_table(found.log_probs, labels, names),
         notable=notable_examples(found, labels, names, inputs),
+        per_example=class_values(correct, -found.log_probs.gather(-1, labels[:, None]).squeeze(-1), confidence),
     )
 
 

@@ -22,7 +22,7 @@ from dubio.evaluation.gathering import Judged, gather, gather_inputs
 from dubio.evaluation.judging import judge
 from dubio.evaluation.measures import class_measures
 from dubio.evaluation.unseen import judge_unseen
-from dubio.evaluation.values import CorruptionPoint, Evaluation
+from dubio.evaluation.values import CorruptionPoint, DataRecord, Evaluation
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
 from dubio.sampling import Precision
 from dubio.sampling.noise import noise_key
@@ -114,7 +114,7 @@ def evaluate(
 def _with_unseen(
     evaluation: Evaluation,
     known: ClassPredictive,
-    unseen: Mapping[str, tuple[Any, str]],
+    unseen: Mapping[str, tuple[Any, DataRecord]],
     draw: Drawing,
     num_resamples: int,
     seed: int,
@@ -151,7 +151,7 @@ def _check(data: Any, num_samples: int, num_resamples: int, corruptions: Sequenc
         raise TypeError(f"corruptions need data as dubio.data.Examples of images, got {type(data).__name__}")
 
 
-def _check_unseen(unseen: Mapping[str, tuple[Any, str]], judged: Judged) -> None:
+def _check_unseen(unseen: Mapping[str, tuple[Any, DataRecord]], judged: Judged) -> None:
     for name, (inputs, _) in unseen.items():
         if name in GROUPS:
             raise ValueError(f"ood must not be named {name!r}, which is a group of the examples themselves; rename it")

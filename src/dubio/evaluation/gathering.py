@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from dubio.data import Examples
 from dubio.data.batches import batches_from
-from dubio.data.fingerprints import fingerprint_of
+from dubio.data.fingerprints import fingerprint_of, order_of
 from dubio.evaluation.values import DataRecord
 
 __all__ = ["Judged", "gather", "gather_inputs"]
@@ -33,16 +33,18 @@ def gather(data: Any, name: str = "data", classes: tuple[str, ...] = ()) -> Judg
         name, classes = data.name, classes or data.classes
     else:
         inputs, targets = _joined(data, name)
-    record = DataRecord(name, len(targets), fingerprint_of(inputs, targets), tuple(classes))
+    fingerprint, order = fingerprint_of(inputs, targets), order_of(inputs, targets)
+    record = DataRecord(name, len(targets), fingerprint, tuple(classes), order)
     return Judged(inputs, targets, record)
 
 
-def gather_inputs(data: Any, name: str) -> tuple[Any, str]:
-    """Inputs alone and their fingerprint; what never was seen needs no targets."""
+def gather_inputs(data: Any, name: str) -> tuple[Any, DataRecord]:
+    """Inputs alone and what is written down about them; what never was seen needs no targets."""
     if isinstance(data, Tensor):
-        return data, fingerprint_of(data, torch.zeros(len(data)))
+        none = torch.zeros(len(data))
+        return data, DataRecord(name, len(data), fingerprint_of(data, none), order=order_of(data, none))
     found = gather(data, name)
-    return found.inputs, found.record.fingerprint
+    return found.inputs, found.record
 
 
 def _joined(data: Any, name: str) -> tuple[Any, Tensor]:

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dubio.evaluation.comparison import real_values
 from dubio.evaluation.estimating import NUM_GROUPS, can_group, check_draws, estimates
 from dubio.evaluation.measures import real_measures, real_measures_per_example, weighted_mean
 from dubio.evaluation.values import DataRecord, Evaluation, IntervalRow
@@ -51,6 +52,7 @@ def judge_reals(
         seconds=0.0,
         metrics=metrics,
         draws=None if doubled is None else check_draws(metrics, found.num_samples),
+        per_example=real_values(per_example),
         intervals=tuple(_interval_row(found, wanted, level, num_resamples, seed) for level in LEVELS),
     )
 

@@ -7,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
+from dubio.evaluation.comparison import detection_values
 from dubio.evaluation.describing import histogram
 from dubio.evaluation.estimating import LEVEL, resamples
-from dubio.evaluation.values import DetectionScore, Estimate, UnseenSet
+from dubio.evaluation.values import DataRecord, DetectionScore, Estimate, UnseenSet
 from dubio.prediction import ClassPredictive
 
 __all__ = ["SCORES", "judge_unseen"]
@@ -26,19 +27,19 @@ SCORES: dict[str, Callable[[ClassPredictive], Tensor | None]] = {
 
 
 def judge_unseen(
-    known: ClassPredictive, unseen: ClassPredictive, fingerprint: str, num_resamples: int, seed: int = 0
+    known: ClassPredictive, unseen: ClassPredictive, record: DataRecord, num_resamples: int, seed: int = 0
 ) -> UnseenSet:
     """How well each score tells unseen inputs (the positives) from known ones."""
     scores = {}
     for name, score in SCORES.items():
         negative, positive = score(known), score(unseen)
         if negative is not None and positive is not None:
-            scores[name] = _judge_score(negative.cpu(), positive.cpu(), num_resamples, seed)
-    return UnseenSet(len(unseen.label), fingerprint, scores)
+            scores[name] = _judge_score(name, negative.cpu(), positive.cpu(), num_resamples, seed)
+    return UnseenSet(len(unseen.label), record.fingerprint, scores, record.order)
 
 
 def _judge_score(
-    negative: Float[Tensor, " known"], positive: Float[Tensor, " unseen"], num_resamples: int, seed: int
+    name: str, negative: Float[Tensor, " known"], positive: Float[Tensor, " unseen"], num_resamples: int, seed: int
 ) -> DetectionScore:
     found = functional.detection(negative, positive)
     resampled = []
@@ -49,8 +50,9 @@ def _judge_score(
             strict=True,
         )
         resampled = [functional.detection(negative, positive, *own) for own in weights]
+    placements = detection_values(name, negative, positive)
     auroc, aupr, fpr95 = (_estimate(value, [part[place] for part in resampled]) for place, value in enumerate(found))
-    return DetectionScore(auroc, aupr, fpr95, histogram({"known": negative, "unseen": positive}))
+    return DetectionScore(auroc, aupr, fpr95, histogram({"known": negative, "unseen": positive}), placements)
 
 
 def _estimate(value: Tensor, resampled: list[Tensor]) -> Estimate:

@@ -23,6 +23,7 @@ __all__ = [
     "Histogram",
     "IntervalRow",
     "NotableExample",
+    "PerExample",
     "Thumbnail",
     "UnseenSet",
 ]
@@ -54,6 +55,8 @@ class DataRecord:
     num_examples: int
     fingerprint: str
     classes: tuple[str, ...] = ()
+    order: str = ""
+    """The examples in their order: equal where row by row the same examples were judged. Empty in earlier files."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,16 @@ class ClassRow:
 
 
 @dataclass(frozen=True)
+class PerExample:
+    """One number for each example, so that networks can be compared on the same ones (``evaluation.comparison``)."""
+
+    dtype: Literal["bits", "float16", "float32"]
+    count: int
+    content: str
+    """Little-endian numbers, or bits, in base64."""
+
+
+@dataclass(frozen=True)
 class DetectionScore:
     """How well one score tells unseen from known data."""
 
@@ -130,6 +143,8 @@ class DetectionScore:
     fpr95: Estimate
     histogram: Histogram
     """Of the score, groups ``known`` and ``unseen``."""
+    placements: dict[str, PerExample] = field(default_factory=dict, repr=False)
+    """For each example of ``known`` and ``unseen`` the share of the others on its right side; of two scores only."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +154,8 @@ class UnseenSet:
     num_examples: int
     fingerprint: str
     scores: dict[str, DetectionScore]
+    order: str = ""
+    """As ``DataRecord.order``."""
 
 
 @dataclass(frozen=True)
@@ -215,5 +232,7 @@ class Evaluation(Record):
     corruptions: dict[str, tuple[CorruptionPoint, ...]] = field(default_factory=dict)
     notable: dict[str, tuple[NotableExample, ...]] = field(default_factory=dict)
     """``most uncertain`` and ``most confidently wrong``."""
+    per_example: dict[str, PerExample] = field(default_factory=dict, repr=False)
+    """What paired tests need: ``correct``, ``nll``, ``confidence``; or ``square``, ``mae``, ``nll``, ``crps``."""
     made_by: dict[str, str] = field(default_factory=dict)
     """Versions, and the command where there was one."""

@@ -2,6 +2,7 @@
 
 from dubio.reporting.headline import headlines
 from dubio.reporting.reading import RunRecord, read_run, read_runs
+from dubio.reporting.summarising import unpaired
 from dubio.reporting.values import Cell, Column, Headline, HeadlineRow, Report, Section
 from dubio.reporting.writing import write_report
 
@@ -16,5 +17,6 @@ __all__ = [
     "headlines",
     "read_run",
     "read_runs",
+    "unpaired",
     "write_report",
 ]

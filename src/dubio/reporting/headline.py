@@ -1,26 +1,32 @@
 """The numbers of runs side by side, and which of them are best.
 
-A run is marked best only where its interval lies apart from all others; where intervals overlap with that of the best,
-all of these are tied. Numbers are compared within one set of data, one set of unseen data, one attack and distance.
+A run is best where paired tests on the same examples find it better than every other; where they find no difference
+from the run with the best number, these are tied (``evaluation.comparison``). p-values are corrected for the number of
+pairs (Holm), at 5 %. Numbers are compared within one set of data, one set of unseen data, one attack and distance.
 
-Invariants: a difference within the intervals makes no best (``tests/reporting/test_headline.py``).
+Invariants: a difference that is not significant makes no best (``tests/reporting/test_headline.py``).
 """
 
+import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from dubio.evaluation import Estimate
+from dubio.evaluation import Comparison
+from dubio.evaluation.comparison import PairedValues, compare_pairs, paired_detection, paired_shares, paired_values
 from dubio.evaluation.words import METRICS
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.strange import tells
 from dubio.reporting.values import Cell, Column, Headline, HeadlineRow, Mark
 from dubio.reporting.wording import bytes_text, cell, percent_cell
 
-__all__ = ["headlines", "judged_distance", "judged_unseen"]
+__all__ = ["DETECTORS", "SIGNIFICANT", "headlines", "judged_distance", "judged_unseen"]
 
-DETECTOR = "mutual_information"
+SIGNIFICANT = 0.05
+"""Corrected p-values below it are differences."""
+DETECTORS = {"auroc_entropy": "entropy", "auroc": "mutual_information"}
+"""By column, the score that detects unseen data."""
 
 
 def _metric(name: str, title: str) -> Column:
@@ -37,9 +43,15 @@ CLASSES = (
     _metric("nll", "NLL"),
     _metric("ece", "ECE"),
     Column(
+        "auroc_entropy",
+        "AUROC (H)",
+        "How well entropy separates unseen data from known; 0.5 is chance, 1 is perfect.",
+        "more",
+    ),
+    Column(
         "auroc",
-        "AUROC",
-        "How well mutual information tells data never seen from known; 0.5 is chance, 1 is perfect.",
+        "AUROC (MI)",
+        "The same by mutual information, which a network without noise does not have.",
         "more",
     ),
     Column("r_pred", "R_pred", "Accuracy of the mean over draws under the strongest attack tried.", "more"),
@@ -69,10 +81,12 @@ def headlines(records: Sequence[RunRecord]) -> tuple[Headline, ...]:
         chosen = [record for record in records if record.kind == kind]
         rows = [_row(record, columns, chosen) for record in chosen]
         used = tuple(column for column in columns if any(row.cells[column.name].text != "-" for row in rows))
+        comparisons: list[Comparison] = []
         for column in used:
-            rows = _marked(rows, column)
+            rows, compared = _marked(rows, column, _paired(chosen, column))
+            comparisons += compared
         kept = [replace(row, cells={column.name: row.cells[column.name] for column in used}) for row in rows]
-        found += [Headline(kind, used, tuple(kept))] if chosen else []
+        found += [Headline(kind, used, tuple(kept), tuple(comparisons), _unpaired(chosen))] if chosen else []
     return tuple(found)
 
 
@@ -97,7 +111,7 @@ def _row(record: RunRecord, columns: tuple[Column, ...], all_records: Sequence[R
         for column in columns
     }
     special = {
-        "auroc": _detection(record, judged_unseen(all_records)),
+        **{name: _detection(record, judged_unseen(all_records), score) for name, score in DETECTORS.items()},
         "r_pred": _robustness(record, judged_distance(all_records)),
         "audit": Cell(record.audit.status if record.audit else "-"),
         "parameters": _count(record.num_parameters),
@@ -111,13 +125,13 @@ def _count(value: int | None) -> Cell:
     return Cell("-" if value is None else f"{value:,}", None if value is None else float(value))
 
 
-def _detection(record: RunRecord, name: str | None) -> Cell:
+def _detection(record: RunRecord, name: str | None, score: str) -> Cell:
     unseen = record.evaluation.unseen.get(name) if record.evaluation and name else None
-    if unseen is None or record.evaluation is None or DETECTOR not in unseen.scores:
+    if unseen is None or record.evaluation is None or score not in unseen.scores:
         return Cell("-")
-    if not tells(unseen.scores[DETECTOR]):
+    if score == "mutual_information" and not tells(unseen.scores[score]):
         return Cell("-", note="draws agree")
-    found = unseen.scores[DETECTOR].auroc
+    found = unseen.scores[score].auroc
     shown = cell(found, f"{record.evaluation.data.fingerprint} {unseen.fingerprint}")
     return replace(shown, note=f"on {name}")
 
@@ -132,38 +146,67 @@ def _robustness(record: RunRecord, distance: float | None) -> Cell:
     return replace(percent_cell(row.predictive, like), note=f"at {row.epsilon}")
 
 
-def _marked(rows: list[HeadlineRow], column: Column) -> list[HeadlineRow]:
-    """The rows with the best of a column marked, among those that may be compared."""
+def _paired(records: Sequence[RunRecord], column: Column) -> dict[str, PairedValues]:
+    """By run, what its files hold of single examples for a column."""
+    unseen, distance = judged_unseen(records), judged_distance(records)
+    paired: dict[str, PairedValues | None] = {}
+    for record in records:
+        evaluation, attack = record.evaluation, record.attack
+        if column.name in DETECTORS:
+            if evaluation is not None and unseen in evaluation.unseen and unseen is not None:
+                paired[record.name] = paired_detection(evaluation, unseen, DETECTORS[column.name])
+        elif column.name == "r_pred":
+            if attack is not None and attack.rows and distance is not None:
+                right = attack.weakest()[distance].predictive_per_example
+                examples = f"{_robustness(record, distance).like} {attack.indices}"
+                paired[record.name] = paired_shares(right, examples) if right else None
+        elif evaluation is not None:
+            paired[record.name] = paired_values(evaluation, column.name)
+    return {run: values for run, values in paired.items() if values is not None}
+
+
+def _unpaired(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Commands that would let runs be compared, where several were judged on the same data without single examples."""
+    judged = [record for record in records if record.evaluation is not None]
+    data = Counter(record.evaluation.data.fingerprint for record in judged if record.evaluation)
+    return tuple(
+        f"dubio evaluate {shlex.quote(record.folder.resolve().name)}"
+        for record in judged
+        if record.evaluation and not record.evaluation.per_example and data[record.evaluation.data.fingerprint] > 1
+    )
+
+
+def _marked(
+    rows: list[HeadlineRow], column: Column, paired: Mapping[str, PairedValues]
+) -> tuple[list[HeadlineRow], list[Comparison]]:
+    """The rows with the best of a column marked, among those of the same examples, and the tests behind it."""
     if not column.better:
-        return rows
+        return rows, []
     marks: dict[str, Mark] = {}
-    for like in {row.cells[column.name].like for row in rows} - {""}:
-        marks |= _marks(
-            {row.run: row.cells[column.name] for row in rows if row.cells[column.name].like == like}, column
-        )
-    return [
+    comparisons: list[Comparison] = []
+    cells = {row.run: row.cells[column.name] for row in rows}
+    for examples in dict.fromkeys(values.examples for values in paired.values()):
+        group = {
+            run: values
+            for run, values in paired.items()
+            if values.examples == examples and cells[run].value is not None
+        }
+        compared = compare_pairs(column.name, group)
+        marks |= _marks({run: cells[run] for run in group}, column, compared)
+        comparisons += compared
+    marked = [
         replace(row, cells=row.cells | {column.name: replace(row.cells[column.name], mark=marks.get(row.run, ""))})
         for row in rows
     ]
+    return marked, comparisons
 
 
-def _marks(cells: dict[str, Cell], column: Column) -> dict[str, Mark]:
-    known = {
-        run: Estimate(found.value, found.low, found.high)
-        for run, found in cells.items()
-        if found.value is not None and found.low is not None and found.high is not None
-    }
-    if len(known) < 2:
+def _marks(cells: dict[str, Cell], column: Column, compared: Sequence[Comparison]) -> dict[str, Mark]:
+    """``best`` for the best number where all others differ from it significantly; else all that do not are tied."""
+    if len(cells) < 2:
         return {}
     sign = 1.0 if column.better == "more" else -1.0
-    best = max(known, key=lambda run: sign * known[run].value)
-    near = [run for run in known if _overlap(known[run], known[best])]
+    best = max(cells, key=lambda run: sign * (cells[run].value or 0.0))
+    worse = {run for run in cells if any(pair.between(run, best) and pair.p_value < SIGNIFICANT for pair in compared)}
+    near = [run for run in cells if run not in worse]
     return dict.fromkeys(near, "tied") if len(near) > 1 else {best: "best"}
-
-
-def _overlap(one: Estimate, other: Estimate) -> bool:
-    assert one.low is not None
-    assert one.high is not None
-    assert other.low is not None
-    assert other.high is not None
-    return one.low <= other.high and other.low <= one.high

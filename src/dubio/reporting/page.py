@@ -6,7 +6,7 @@ from typing import Any
 from dubio.reporting.charts import draw
 from dubio.reporting.numbers import tabulate
 from dubio.reporting.values import Bars, Block, Cell, Lines, Reliability, Report, Stacks
-from dubio.reporting.wording import percent
+from dubio.reporting.wording import decimal, percent
 
 __all__ = ["render"]
 
@@ -46,4 +46,4 @@ def _interval(cell: Cell) -> str:
         return ""
     if "%" in cell.text:
         return f"{percent(cell.low).removesuffix(' %')} to {percent(cell.high)}"
-    return f"{cell.low:.3f} to {cell.high:.3f}"
+    return f"{decimal(cell.low)} to {decimal(cell.high)}"

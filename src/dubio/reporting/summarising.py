@@ -2,27 +2,36 @@
 
 from collections.abc import Sequence
 
-from dubio.reporting.headline import judged_distance
+from dubio.evaluation import Comparison
+from dubio.evaluation.words import SCORE_WORDS
+from dubio.reporting.headline import DETECTORS, SIGNIFICANT, judged_distance
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import Cell, Headline
-from dubio.reporting.wording import listed, percent, plural, points
+from dubio.reporting.wording import decimal, listed, percent, plural, points
 
-__all__ = ["summarise"]
+__all__ = ["summarise", "unpaired"]
 
 MOST_NAMED = 4
 """Beyond as many runs a sentence names the first and the last."""
+STANDINGS = {
+    "accuracy": ("is more accurate", "accuracy"),
+    "rmse": ("has a smaller RMSE", "RMSE"),
+    "auroc_entropy": ("detects unseen data better by entropy", "AUROC by entropy"),
+    "auroc": ("detects unseen data better by mutual information", "AUROC by mutual information"),
+}
+"""By column, how a better run is described, and what is compared."""
 
 
 def summarise(records: Sequence[RunRecord], headlines: Sequence[Headline]) -> tuple[str, ...]:
     """A few sentences about all runs."""
     sentences = (
         _trained(records),
-        *(_standing(headline, "accuracy", "is right most often", "Accuracies") for headline in headlines),
-        *(_standing(headline, "rmse", "has the smallest error", "Errors (RMSE)") for headline in headlines),
+        *(_standing(records, headline, name) for name in ("accuracy", "rmse") for headline in headlines),
         *_calibrated(headlines),
-        *_noticed(headlines),
+        *_noticed(records, headlines),
         *_attacked(records),
         *_audited(records),
+        *unpaired(headlines),
         *(f"{record.name}: {told}." for record in records for told in record.stale),
     )
     return tuple(sentence for sentence in sentences if sentence)
@@ -45,26 +54,64 @@ def _value(cell: Cell) -> str:
     share = "%" in cell.text
     if cell.low is None or cell.high is None:
         return cell.text
-    low, high = (percent(end) if share else f"{end:.3f}" for end in (cell.low, cell.high))
+    low, high = (percent(end) if share else decimal(end) for end in (cell.low, cell.high))
     return f"{cell.text}{f' {cell.note}' if cell.note else ''} ({low} to {high})"
 
 
-def _standing(headline: Headline, name: str, is_best: str, plural_name: str) -> str:
+def _standing(records: Sequence[RunRecord], headline: Headline, name: str) -> str:
+    """Which run has the best number of a column, by the paired tests behind the marks."""
     known = _known(headline, name)
     best = [run for run, cell in known.items() if cell.mark == "best"]
     tied = [run for run, cell in known.items() if cell.mark == "tied"]
+    better, noun = STANDINGS[name]
+    compared = [pair for pair in headline.comparisons if pair.metric == name]
     if len(best) == 1:
-        return f"{best[0]} {is_best}: {_value(known[best[0]])}, and no interval of another reaches it."
+        return f"{best[0]} {better} than {_others(best[0], known, compared)}."
     if tied:
-        if len(tied) > MOST_NAMED:
-            ordered = sorted(tied, key=lambda run: known[run].value or 0.0)
-            ends = [f"{known[run].text} ({run})" for run in (ordered[0], ordered[-1])]
-            whose = "all" if len(tied) == len(known) else f"the {len(tied)} leading"
-            return f"{plural_name} of {whose} runs cannot be told apart on so many examples: {' to '.join(ends)}."
-        values = listed([f"{run} {known[run].text}" for run in tied])
-        return f"{plural_name} of these cannot be told apart on so many examples: {values}."
+        return _tied(records, known, tied, compared, noun, better)
     title = next((column.title for column in headline.columns if column.name == name), name)
     return f"{title}: {listed([f'{run} {_value(cell)}' for run, cell in known.items()])}." if known else ""
+
+
+def _others(best: str, known: dict[str, Cell], compared: Sequence[Comparison]) -> str:
+    """The runs that the best one was tested against, with the weakest evidence among them."""
+    tested = [pair for pair in compared if best in (pair.first, pair.second)]
+    others = [pair.second if pair.first == best else pair.first for pair in tested]
+    weakest = max(tested, key=lambda pair: pair.p_value)
+    if len(others) == 1:
+        return f"{others[0]}: {known[best].text} against {known[others[0]].text} ({weakest})"
+    return f"each of {plural(len(others), 'other run')}: {_value(known[best])} (largest {weakest})"
+
+
+def _tied(
+    records: Sequence[RunRecord],
+    known: dict[str, Cell],
+    tied: list[str],
+    compared: Sequence[Comparison],
+    noun: str,
+    better: str,
+) -> str:
+    """What cannot be distinguished from the best, and the clearest difference that there is beside it."""
+    ordered = sorted(tied, key=lambda run: known[run].value or 0.0)
+    ends = [f"{known[run].text} ({run})" for run in (ordered[0], ordered[-1])]
+    values = " to ".join(ends) if len(tied) > MOST_NAMED else listed([f"{run} {known[run].text}" for run in tied])
+    significant = [pair for pair in compared if pair.p_value < SIGNIFICANT]
+    if not significant:
+        counts = {record.evaluation.data.num_examples for record in records if record.evaluation}
+        examples = f"With {counts.pop()} test examples no" if len(counts) == 1 else "No"
+        smallest = min(compared, key=lambda pair: pair.p_value)
+        return f"{examples} difference in {noun} is significant (smallest {smallest}): {values}."
+    clearest = min(significant, key=lambda pair: pair.p_value)
+    won = clearest.first if _leads(known, clearest.first, clearest.second, better) else clearest.second
+    lost = clearest.second if won == clearest.first else clearest.first
+    more = f", the clearest of {len(significant)} significant differences" if len(significant) > 1 else ""
+    whose = f"The {len(tied)} best runs" if len(tied) > MOST_NAMED else "The best runs"
+    return f"{whose} do not differ significantly in {noun}: {values}. {won} {better} than {lost} ({clearest}){more}."
+
+
+def _leads(known: dict[str, Cell], one: str, other: str, better: str) -> bool:
+    difference = (known[one].value or 0.0) - (known[other].value or 0.0)
+    return difference < 0.0 if better == STANDINGS["rmse"][0] else difference > 0.0
 
 
 def _calibrated(headlines: Sequence[Headline]) -> list[str]:
@@ -78,16 +125,27 @@ def _calibrated(headlines: Sequence[Headline]) -> list[str]:
     return [f"{first}." if least == most else f"{first}, of {most} {far}."]
 
 
-def _noticed(headlines: Sequence[Headline]) -> list[str]:
-    """Which network tells unseen data, where any does."""
-    told = []
+def _noticed(records: Sequence[RunRecord], headlines: Sequence[Headline]) -> list[str]:
+    """Which network detects unseen data, where any does, by each score."""
+    sentences = []
     for headline in headlines:
-        known = _known(headline, "auroc")
-        if known and all((cell.low or 0.0) <= 0.5 for cell in known.values()):
-            told.append("By mutual information no network tells unseen data from known better than chance.")
-        else:
-            told.append(_standing(headline, "auroc", "tells unseen data best (AUROC)", "AUROCs on unseen data"))
-    return told
+        for name, score in DETECTORS.items():
+            known = _known(headline, name)
+            if known and all((cell.low or 0.0) <= 0.5 for cell in known.values()):
+                label = SCORE_WORDS[score]
+                sentences.append(f"By {label} no network tells unseen data from known better than chance.")
+            else:
+                sentences.append(_standing(records, headline, name))
+    return sentences
+
+
+def unpaired(headlines: Sequence[Headline]) -> list[str]:
+    """What has to be done before runs can be compared, where their files hold no results of single examples."""
+    commands = [command for headline in headlines for command in headline.unpaired]
+    if not commands:
+        return []
+    shown = f"{'; '.join(commands[:MOST_NAMED])}{'; ...' if len(commands) > MOST_NAMED else ''}"
+    return [f"Runs evaluated by an earlier version are not paired and not compared; evaluate again: {shown}"]
 
 
 def _attacked(records: Sequence[RunRecord]) -> list[str]:

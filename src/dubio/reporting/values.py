@@ -7,6 +7,8 @@ words what it shows (``tests/reporting/test_writing.py``).
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Literal
 
+from dubio.evaluation import Comparison
+
 __all__ = [
     "Bars",
     "Block",
@@ -43,7 +45,7 @@ class Cell:
     low: float | None = None
     high: float | None = None
     mark: Mark = ""
-    """``tied`` where intervals overlap with that of the best."""
+    """``best`` where paired tests find every other worse; ``tied`` where they find no difference from the best."""
     note: str = ""
     """Where the number holds: on which data, at which distance."""
     like: str = ""
@@ -88,6 +90,10 @@ class Headline:
     kind: Literal["classification", "regression"]
     columns: tuple[Column, ...]
     rows: tuple[HeadlineRow, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    """Paired tests of every column, behind ``best`` and ``tied``."""
+    unpaired: tuple[str, ...] = ()
+    """Commands that would let runs be compared whose files hold no results of single examples."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON: runs, and for each the numbers by name."""
@@ -95,6 +101,8 @@ class Headline:
             "kind": self.kind,
             "columns": [asdict(column) for column in self.columns],
             "runs": [asdict(row) for row in self.rows],
+            "comparisons": [asdict(comparison) for comparison in self.comparisons],
+            "unpaired": list(self.unpaired),
         }
 
 

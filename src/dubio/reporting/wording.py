@@ -5,7 +5,18 @@ from collections.abc import Sequence
 from dubio.evaluation import Estimate
 from dubio.reporting.values import Cell
 
-__all__ = ["bytes_text", "cell", "listed", "number", "percent", "percent_cell", "plural", "points", "thinned"]
+__all__ = [
+    "bytes_text",
+    "cell",
+    "decimal",
+    "listed",
+    "number",
+    "percent",
+    "percent_cell",
+    "plural",
+    "points",
+    "thinned",
+]
 
 
 def number(value: float | None) -> str:
@@ -31,11 +42,16 @@ def points(share: float) -> str:
     return f"{100 * share:.1f} points"
 
 
+def decimal(value: float) -> str:
+    """A number with three decimals, or in at most seven signs where it is large."""
+    return f"{value:.3f}" if abs(value) < 1000.0 else f"{value:.1f}" if abs(value) < 1e5 else f"{value:.2e}"
+
+
 def cell(estimate: Estimate | None, like: str = "") -> Cell:
     """A number and its interval."""
     if estimate is None:
         return Cell("-")
-    return Cell(f"{estimate.value:.3f}", estimate.value, estimate.low, estimate.high, like=like)
+    return Cell(decimal(estimate.value), estimate.value, estimate.low, estimate.high, like=like)
 
 
 def percent_cell(estimate: Estimate | None, like: str = "") -> Cell:

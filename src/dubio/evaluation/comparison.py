@@ -1,0 +1,238 @@
+"""Whether evaluations on the same examples differ: what single examples gave is stored, and tested in pairs.
+
+Accuracies are compared by McNemar's exact test, means over examples by Student's paired test, calibration errors by a
+paired bootstrap, and areas under ROC curves by DeLong's test. p-values are corrected for the number of pairs (Holm).
+
+Invariants: values are compared only where both evaluations read the same examples in the same order; an evaluation
+compared with itself gives p = 1 (``tests/evaluation/test_comparison.py``).
+"""
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dubio import functional
+from dubio.evaluation.values import Evaluation, PerExample
+
+__all__ = [
+    "TESTS",
+    "Comparison",
+    "PairedValues",
+    "class_values",
+    "compare",
+    "compare_pairs",
+    "detection_values",
+    "pack",
+    "paired_detection",
+    "paired_shares",
+    "paired_values",
+    "real_values",
+    "unpack",
+]
+
+Kind = Literal["share", "mean", "calibration", "area"]
+TESTS: dict[Kind, str] = {
+    "share": "McNemar",
+    "mean": "paired t-test",
+    "calibration": "paired bootstrap",
+    "area": "DeLong",
+}
+"""By kind of number, the name of its test."""
+DTYPES: dict[str, str] = {"float16": "<f2", "float32": "<f4"}
+PAIRED_SCORES = ("entropy", "mutual_information")
+"""Scores whose areas can be compared."""
+MEANS = {"nll": "nll", "rmse": "square", "mae": "mae", "crps": "crps"}
+"""Metrics that are compared by a mean over examples, and the stored values; an RMSE by its squared errors."""
+RESAMPLES, CHUNK = 500, 100
+
+
+@dataclass(frozen=True, eq=False)
+class PairedValues:
+    """What one network gave on single examples."""
+
+    examples: str
+    """Which examples, in which order; values are compared where this is equal."""
+    kind: Kind
+    values: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One number of two networks, tested on the same examples."""
+
+    metric: str
+    first: str
+    second: str
+    p_value: float
+    """Corrected for the number of pairs."""
+    test: str
+    num_pairs: int
+
+    def between(self, one: str, other: str) -> bool:
+        """Whether it is of these two."""
+        return {self.first, self.second} == {one, other}
+
+    def __str__(self) -> str:
+        correction = f", Holm over {self.num_pairs} pairs" if self.num_pairs > 1 else ""
+        shown = "p < 0.0001" if self.p_value < 1e-4 else f"p = {self.p_value:.2g}"
+        return f"{shown}, {self.test}{correction}"
+
+
+def compare(evaluations: Mapping[str, Evaluation], metric: str = "accuracy") -> tuple[Comparison, ...]:
+    """Test every pair of evaluations of the same data for a difference in one metric.
+
+    Args:
+        evaluations: by name, at least two.
+        metric: ``accuracy``, ``nll``, ``ece``, ``rmse``, ``mae`` or ``crps``.
+
+    Raises:
+        ValueError: the metric has no paired test, or the evaluations are of other data, or from a version that stored
+            no results of single examples.
+    """
+    if len(evaluations) < 2:
+        raise ValueError(f"evaluations must be at least two to be compared, got {len(evaluations)}")
+    if metric not in ("accuracy", "ece", *MEANS):
+        raise ValueError(f"metric must be one of accuracy, ece, {', '.join(MEANS)}, got {metric!r}")
+    paired = {name: paired_values(evaluation, metric) for name, evaluation in evaluations.items()}
+    usable = {name: values for name, values in paired.items() if values is not None}
+    if len(usable) < len(paired):
+        missing = next(name for name in paired if name not in usable)
+        raise ValueError(f"evaluation {missing!r} holds no {metric} of single examples; evaluate the network again")
+    if len({values.examples for values in usable.values()}) > 1:
+        raise ValueError("evaluations must be of the same examples in the same order to be compared, got others")
+    return compare_pairs(metric, usable)
+
+
+def compare_pairs(metric: str, values: Mapping[str, PairedValues]) -> tuple[Comparison, ...]:
+    """Test every pair of networks; all values must be of the same examples and of one kind."""
+    if len(values) < 2:
+        return ()
+    kind = next(iter(values.values())).kind
+    pairs = list(combinations(values, 2))
+    if kind == "calibration":
+        raw = _test_calibration(list(values), [values[name].values for name in values], pairs)
+    else:
+        raw = [_test(kind, values[first].values, values[second].values) for first, second in pairs]
+    return tuple(
+        Comparison(metric, first, second, p_value, TESTS[kind], len(pairs))
+        for (first, second), p_value in zip(pairs, functional.holm(raw), strict=True)
+    )
+
+
+def paired_values(evaluation: Evaluation, metric: str) -> PairedValues | None:
+    """What an evaluation holds of single examples for a metric; None where it holds nothing."""
+    order, stored = evaluation.data.order, evaluation.per_example
+    names = {"accuracy": ("correct",), "ece": ("confidence", "correct")}.get(metric, (MEANS.get(metric, ""),))
+    if not order or any(name not in stored for name in names):
+        return None
+    kinds: dict[str, Kind] = {"accuracy": "share", "ece": "calibration"}
+    return PairedValues(order, kinds.get(metric, "mean"), tuple(unpack(stored[name]) for name in names))
+
+
+def paired_detection(evaluation: Evaluation, unseen: str, score: str) -> PairedValues | None:
+    """What an evaluation holds of single examples for the area of a score; None where it holds nothing."""
+    judged = evaluation.unseen[unseen]
+    stored = judged.scores[score].placements if score in judged.scores else {}
+    if not evaluation.data.order or not judged.order or not stored:
+        return None
+    parts = tuple(unpack(stored[name]).double() for name in ("known", "unseen"))
+    return PairedValues(f"{evaluation.data.order} {judged.order}", "area", parts)
+
+
+def paired_shares(right: Sequence[int], examples: str) -> PairedValues:
+    """Right and wrong on single examples that come from elsewhere, such as under attack."""
+    return PairedValues(examples, "share", (torch.tensor(right, dtype=torch.bool),))
+
+
+def class_values(
+    correct: Bool[Tensor, " example"], nll: Float[Tensor, " example"], confidence: Float[Tensor, " example"]
+) -> dict[str, PerExample]:
+    """What an evaluation of classes stores of single examples."""
+    return {
+        "correct": pack(correct, "bits"),
+        "nll": pack(nll, "float32"),
+        "confidence": pack(confidence, "float32"),
+    }
+
+
+def real_values(per_example: Mapping[str, Float[Tensor, " example"]]) -> dict[str, PerExample]:
+    """What an evaluation of numbers stores of single examples."""
+    return {name: pack(per_example[name], "float32") for name in MEANS.values()}
+
+
+def detection_values(
+    name: str, known: Float[Tensor, " known"], unseen: Float[Tensor, " unseen"]
+) -> dict[str, PerExample]:
+    """What an evaluation stores of single examples for one score; nothing for scores that are not compared."""
+    if name not in PAIRED_SCORES:
+        return {}
+    placements = functional.auroc_placements(known, unseen)
+    return {group: pack(part, "float16") for group, part in zip(("known", "unseen"), placements, strict=True)}
+
+
+def pack(values: Tensor, dtype: Literal["bits", "float16", "float32"]) -> PerExample:
+    """One number for each example as text."""
+    array = values.detach().cpu().numpy()
+    if dtype == "bits":
+        content = np.packbits(array.astype(bool))
+    else:
+        largest = np.finfo(DTYPES[dtype]).max
+        content = array.clip(-largest, largest).astype(DTYPES[dtype])
+    return PerExample(dtype, len(array), base64.b64encode(content.tobytes()).decode())
+
+
+def unpack(stored: PerExample) -> Tensor:
+    """One number for each example from text.
+
+    Raises:
+        ValueError: the text does not hold that many numbers.
+    """
+    content = base64.b64decode(stored.content, validate=True)
+    size = -(-stored.count // 8) if stored.dtype == "bits" else stored.count * np.dtype(DTYPES[stored.dtype]).itemsize
+    if len(content) != size or stored.count < 1:
+        raise ValueError(f"values of {stored.count} examples must take {size} bytes, got {len(content)}")
+    if stored.dtype == "bits":
+        bits = np.unpackbits(np.frombuffer(content, dtype=np.uint8))[: stored.count]
+        return torch.from_numpy(bits.astype(bool))
+    numbers = np.frombuffer(content, dtype=DTYPES[stored.dtype]).astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise ValueError("values of examples must be finite")
+    return torch.from_numpy(numbers)
+
+
+def _test(kind: Kind, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> float:
+    if kind == "share":
+        return functional.mcnemar(first[0], second[0])
+    if kind == "mean":
+        return functional.paired_mean_test(first[0], second[0])
+    return functional.paired_auroc_test((first[0], first[1]), (second[0], second[1]))
+
+
+def _test_calibration(
+    names: list[str], values: Sequence[tuple[Tensor, ...]], pairs: Sequence[tuple[str, str]]
+) -> list[float]:
+    """p-values for calibration errors, whose differences vary over the same resamples of the examples."""
+    generator = torch.Generator().manual_seed(0)
+    count = len(values[0][0])
+
+    def errors(weight: Tensor | None) -> Tensor:
+        sums = (functional.bin_sums(confidence, correct, weight=weight) for confidence, correct in values)
+        return torch.stack([functional.calibration_error(part) for part in sums])
+
+    chunks = (functional.resample_weights(count, CHUNK, generator) for _ in range(RESAMPLES // CHUNK))
+    resampled, own = torch.cat([errors(weight) for weight in chunks], dim=-1), errors(None)
+    place = {name: number for number, name in enumerate(names)}
+    found = []
+    for first, second in pairs:
+        spread = (resampled[place[first]] - resampled[place[second]]).std().item()
+        difference = (own[place[first]] - own[place[second]]).item()
+        found.append(functional.normal_test(difference, spread if math.isfinite(spread) else 0.0))
+    return found
