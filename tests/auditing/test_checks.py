@@ -14,7 +14,7 @@ import dubio
 from audit_cases import TINY, bench_for
 from auditing.frauds import Blinded, Coin, HardQuantiser
 from dubio.attacks import Pgd
-from dubio.auditing.auditing import _status
+from dubio.auditing.auditing import _status, _with_proof
 from dubio.auditing.bench import Attempt, Bench
 from dubio.auditing.checks import CHECKS, Finding
 from dubio.auditing.values import CheckRecord
@@ -312,6 +312,17 @@ def test_c25_knows_what_is_published(data: str, epsilon: float, status: str) -> 
         bench.attempts["pgd"] = attempt("pgd", COUNT, bench.inputs)
         found: Finding = RUN["C25"](bench)
         assert found.status == expected
+
+
+def test_the_attack_on_an_ordinary_network_is_required_where_autoattack_did_not_run() -> None:
+    """Else an audit without either would be VALID with nothing to show that its attacks are strong."""
+    good = CheckRecord("C1", "", True, "pass", "")
+    outside, twin = (CheckRecord(id, "", False, "skipped", "") for id in ("C12", "C24"))
+    assert _status(_with_proof([good, outside, twin])) == "UPPER BOUND ONLY"
+    assert [record.id for record in _with_proof([good, outside, twin]) if record.holds_back] == ["C24"]
+    for one, other in (("skipped", "pass"), ("pass", "skipped")):
+        records = [good, replace(outside, status=one), replace(twin, status=other)]  # type: ignore[arg-type]
+        assert _status(_with_proof(records)) == "VALID"
 
 
 def test_a_figure_beyond_the_published_ones_is_extraordinary_unless_a_required_check_fails() -> None:

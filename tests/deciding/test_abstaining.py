@@ -45,6 +45,20 @@ def test_a_wanted_error_holds_on_new_data_and_accepts_what_it_can(echo, honest):
     assert threshold.level == 0.9
 
 
+@pytest.mark.feature("abstain warns where examples of equal confidence make a threshold meaningless")
+def test_equal_confidences_that_no_threshold_separates_are_warned_of(echo):
+    """A network that says the same of every input: a coverage of 0.9 accepts everything, 45 % of it wrong."""
+    logits = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(100, 4)
+    labels = torch.cat([torch.zeros(55), torch.ones(45)]).long()
+    told = (
+        r"100 of 100 validation examples have the same confidence, .*: 100\.0% are accepted .* 0\.9, 45\.0% of them wr"
+    )
+    with pytest.warns(dubio.DecisionWarning, match=told):
+        threshold = dubio.abstain(echo(), (logits, labels), coverage=0.9, num_samples=1)
+    assert threshold.accepted_share == 1.0
+    dubio.abstain(echo(), (logits, labels), coverage=1.0, num_samples=1)  # all of them, as requested
+
+
 def test_where_all_is_right_all_is_accepted(echo):
     logits = torch.eye(4).repeat(20, 1)
     model = echo()

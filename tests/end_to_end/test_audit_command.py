@@ -87,8 +87,21 @@ def test_a_gate_holds_the_lower_end_of_the_interval(found: Audit) -> None:
     assert len(gates_failed(replace(found, status="EXTRAORDINARY"), "VALID", 1.0)) == 2
 
 
+@pytest.mark.feature("An audit of few images, or without AutoAttack, does not say VALID without its reservations")
 def test_what_a_status_means_is_said(found: Audit) -> None:
-    assert "every required check (*) passed" in summary(replace(found, status="VALID"))[-1]
+    checks = tuple(replace(check, status="pass") for check in found.checks)
+    enough = replace(found, status="VALID", checks=checks, headline=replace(found.headline, num_images=200))
+    assert enough.caveats == ()
+    assert summary(enough)[-1].endswith("the headline can be believed as far as these attacks go.")
+    few = replace(enough, headline=replace(found.headline, num_images=60, low=0.2134, high=0.469))
+    told = "VALID: every required check (*) passed, with reservations: only 60 images, interval 21.3% to 46.9%; use at"
+    assert summary(few)[-1].startswith(told)
+    skipped = tuple(replace(check, status="skipped") if check.id == "C12" else check for check in checks)
+    told = "VALID: every required check (*) passed, with reservations: not made: C12 (AutoAttack)."
+    assert summary(replace(enough, checks=skipped))[-1] == told
+    assert "not made: C12" in str(replace(enough, checks=skipped))
+    tiny = replace(enough, threat=replace(found.threat, budget="tiny"))
+    assert "with reservations: budget tiny tries few attacks" in summary(tiny)[-1]
     assert "look again" in summary(replace(found, status="EXTRAORDINARY"))[-1]
     failing = (CheckRecord("C5", "", True, "fail", ""), CheckRecord("C9", "", True, "skipped", ""))
     assert "(C5, C9)" in summary(replace(found, status="UPPER BOUND ONLY", checks=failing))[-1]

@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dubio.cli import app
+from dubio.evaluation import Estimate
 from dubio.reporting import read_run
 from dubio.reporting.reproducing import attack_command, train_command
+from reporting.run_folders import regression, write_full_run, write_run
 
 pytest.importorskip("sklearn")
 pytest.importorskip("jinja2")
@@ -68,6 +70,38 @@ def test_runs_are_compared_in_the_terminal(runs: Path) -> None:
     assert judged["cells"]["accuracy"]["value"] == kept["value"]
     assert f"{100 * kept['value']:.1f} %" in shown.stdout
     assert plain["cells"]["accuracy"]["value"] is None
+
+
+@pytest.mark.feature("dubio compare keeps the names of runs at 80 columns, also beside large numbers")
+def test_names_of_runs_stay_whole_beside_large_numbers(tmp_path: Path) -> None:
+    sizes = {"house-bayes": 1.0, "house-plain": 63079.343, NAME: 119587213221.373}
+    for name, size in sizes.items():
+        folder = write_run(tmp_path / name, likelihood="Gaussian")
+        large = {
+            metric: Estimate(found.value * size, found.value * size - size / 30, found.value * size + size / 30)
+            for metric, found in regression().metrics.items()
+        }
+        regression(metrics=large).save(folder / "evaluation.json")
+    shown = invoke("compare", *sizes, "--runs", tmp_path)
+    assert shown.exit_code == 0, shown.output
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    first = "".join(line.split(" ")[0] for line in shown.stdout.splitlines())
+    for name in sizes:
+        assert first.count(name) == 2, shown.stdout  # the columns need two tables, both with names
+    for text in ("=0.310", "=19554.6", "=3.71e+10", "3.47e+10", "of the network"):
+        assert text in shown.stdout
+    assert "\u2026" not in shown.stdout  # nothing is cut
+
+
+def test_columns_of_classifiers_and_their_names_fit_into_80(tmp_path: Path) -> None:
+    folders = [write_full_run(tmp_path / name, seed=seed) for seed, name in enumerate((NAME, "demo-bayes"))]
+    shown = invoke("compare", *folders)
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    assert "AUROC (H)" in shown.stdout
+    assert "AUROC (MI)" in shown.stdout
+    assert "Audit" in shown.stdout
+    assert "\u2026" not in shown.stdout
+    assert NAME in "".join(line.split(" ")[0] for line in shown.stdout.splitlines())
 
 
 @pytest.mark.feature("A report says how to make each number again: its commands, run anew, give the same numbers")

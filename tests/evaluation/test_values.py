@@ -68,3 +68,24 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "evaluation.json").write_text("{")
     with pytest.raises(ValueError, match=r"evaluation\.json does not hold an evaluation"):
         Evaluation.load(tmp_path / "evaluation.json")
+
+
+def test_an_evaluation_prints_as_a_short_table(evaluation: Evaluation) -> None:
+    lines = str(evaluation).splitlines()
+    assert lines[0] == "classification of 40 examples of squares, 20 draws, seed 0"
+    accuracy = evaluation.metrics["accuracy"]
+    assert f"accuracy {accuracy}" in [" ".join(line.split()) for line in lines]
+    assert any(line.startswith("AUROC on noise by entropy ") for line in lines)
+    assert len(lines) == 1 + len(evaluation.metrics) + 2
+    assert len(str(evaluation)) < 2000
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_evaluation_is_a_flat_row_for_a_table(evaluation: Evaluation) -> None:
+    row = evaluation.to_dict()
+    assert (row["data"], row["num_examples"], row["num_samples"]) == ("squares", 40, 20)
+    nll, auroc = evaluation.metrics["nll"], evaluation.unseen["noise"].scores["entropy"].auroc
+    assert (row["nll"], row["nll_low"], row["nll_high"]) == (nll.value, nll.low, nll.high)
+    assert row["auroc_entropy_noise"] == auroc.value
+    assert all(value is None or isinstance(value, str | int | float) for value in row.values())
+    json.dumps(row, allow_nan=False)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from dubio.evaluation import Evaluation, UnseenSet
+from dubio.evaluation import Estimate, Evaluation, UnseenSet
+from dubio.evaluation.comparison import pack
 from dubio.reporting import Report, write_report
 from dubio.reporting.numbers import tabulate
 from dubio.reporting.values import Bars, Gallery, Lines, Note, Reliability, Stacks, Table
@@ -263,6 +265,53 @@ def test_the_summary_says_no_more_than_the_intervals_allow(tmp_path: Path) -> No
         "With 300 test examples no difference in accuracy is significant (smallest p = "
     )
     assert "one on 60.0 % and two on 60.0 % of the images" in report.summary[-2]
+
+
+@pytest.mark.feature("The chart of doubt has bars as long as the entropy that its caption tells")
+def test_bars_of_doubt_are_as_long_as_their_caption_says(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    found = classification()
+    found.save(folder / "evaluation.json")
+    report, _, _ = written(tmp_path, folder)
+    (chart,) = section(report, "doubt").blocks
+    assert isinstance(chart, Stacks)
+    lengths = [sum(parts) for parts in zip(*chart.parts.values(), strict=True)]
+    assert lengths == pytest.approx([part.entropy for part in found.doubt.values()], rel=1e-3)
+    for group, length in zip(chart.rows, lengths, strict=True):
+        assert f"{group}: entropy {number(length)}," in chart.words
+
+
+def test_parts_that_do_not_add_up_are_not_drawn(tmp_path: Path) -> None:
+    """Earlier versions calibrated the entropy and not its parts."""
+    folder = write_run(tmp_path / "first")
+    doubt = {
+        name: dataclasses.replace(part, entropy=0.4 * part.entropy) for name, part in classification().doubt.items()
+    }
+    classification(doubt=doubt).save(folder / "evaluation.json")
+    report, _, _ = written(tmp_path, folder)
+    (note,) = section(report, "doubt").blocks
+    assert isinstance(note, Note)
+    assert "dubio evaluate first again" in note.text
+
+
+@pytest.mark.feature("The summary names the paired test behind each difference, and what is not significant")
+def test_a_significant_difference_is_told_with_its_test(tmp_path: Path) -> None:
+    folders = []
+    for name, wrong in (("vib", 10), ("wasserstein", 40), ("flow", 12)):
+        folder = write_run(tmp_path / name)
+        right = torch.arange(300) >= wrong
+        accuracy = right.double().mean().item()
+        metrics = {**classification().metrics, "accuracy": Estimate(accuracy, accuracy - 0.02, accuracy + 0.02)}
+        values = {**classification().per_example, "correct": pack(right, "bits")}
+        classification(metrics=metrics, per_example=values).save(folder / "evaluation.json")
+        folders.append(folder)
+    told = written(tmp_path, *folders)[0].summary[1]
+    assert told.startswith(
+        "The best runs do not differ significantly in accuracy: vib 96.7 % and flow 96.0 %. vib is more"
+    )
+    assert "vib is more accurate than wasserstein (p < 0.0001, McNemar, Holm over 3 pairs)" in told
+    two = written(tmp_path, *folders[:2])[0].summary[1]
+    assert two == "vib is more accurate than wasserstein: 96.7 % against 86.7 % (p < 0.0001, McNemar)."
 
 
 def test_unseen_data_that_nobody_notices_is_said_to_go_unnoticed(tmp_path: Path) -> None:

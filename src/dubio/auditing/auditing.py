@@ -94,7 +94,7 @@ def audit(
         bench = Bench(
             model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar.say, judged.record.name, twin
         )
-        checks = [_run(check, bench, bar) for check in CHECKS]
+        checks = _with_proof([_run(check, bench, bar) for check in CHECKS])
         found = _record(bench, checks, judged.record.fingerprint, began)
     keeper.finish()
     return found
@@ -162,6 +162,14 @@ def _run(check: Check, bench: Bench, bar: Bar) -> CheckRecord:
     if check.id in KEPT:
         bench.keeper.keep_check(record)
     return record
+
+
+def _with_proof(records: list[CheckRecord]) -> list[CheckRecord]:
+    """C24 is required unless AutoAttack ran: without either, nothing shows that the attacks are strong."""
+    by_id = {record.id: record.status for record in records}
+    if by_id.get("C12") != "skipped" or by_id.get("C24") != "skipped":
+        return records
+    return [dataclasses.replace(record, required=True) if record.id == "C24" else record for record in records]
 
 
 def _status(records: list[CheckRecord]) -> Status:

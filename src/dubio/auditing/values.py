@@ -24,6 +24,11 @@ BudgetName = Literal["tiny", "quick", "full"]
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 Status = Literal["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"]
 
+FEWEST_IMAGES = 200
+"""Images below which an audit says how wide its interval is: at 200 it is about 14 points."""
+WEIGHTY = {"C12": "AutoAttack", "C24": "the attack breaks an ordinary network", "C25": "published figures"}
+"""Checks that compare with others; an audit without them says so."""
+
 
 @dataclass(frozen=True)
 class Headline:
@@ -134,8 +139,22 @@ class Audit(Record):
         """Required checks that failed, or could not be made: why the headline is an upper bound."""
         return tuple(check for check in self.checks if check.holds_back)
 
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Why the headline means less than its status says: few images, a small budget, checks that were not made."""
+        skipped = [check.id for check in self.checks if check.id in WEIGHTY and check.status == "skipped"]
+        parts = [
+            f"only {self.headline.num_images} images, interval {self.headline.low:.1%} to {self.headline.high:.1%}; "
+            f"use at least {FEWEST_IMAGES}"
+            if self.headline.num_images < FEWEST_IMAGES
+            else "",
+            "budget tiny tries few attacks for a short time" if self.threat.budget == "tiny" else "",
+            f"not made: {', '.join(f'{id} ({WEIGHTY[id]})' for id in skipped)}" if skipped else "",
+        ]
+        return tuple(part for part in parts if part)
+
     def __str__(self) -> str:
         left = Accuracy(self.headline.accuracy, self.headline.low, self.headline.high)
         failed = ", ".join(check.id for check in self.failed)
-        reason = f"; failed: {failed}" if failed else ""
+        reason = f"; failed: {failed}" if failed else f"; {'; '.join(self.caveats)}" if self.caveats else ""
         return f"{self.status}: {left} of {self.headline.num_images} images at {self.threat.epsilon:.4g}{reason}"

@@ -132,6 +132,8 @@ def _meaning(found: Audit) -> str:
         return f"required checks did not pass ({failed}), so a better attack may leave less."
     if found.status == "EXTRAORDINARY":
         return "every required check passed, and the headline is beyond all that is published: look again."
+    if found.caveats:
+        return f"every required check (*) passed, with reservations: {'; '.join(found.caveats)}."
     return "every required check (*) passed; the headline can be believed as far as these attacks go."
 
 

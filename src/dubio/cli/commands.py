@@ -591,8 +591,8 @@ def compare(
 ) -> None:
     """Show the headline numbers of some runs side by side.
 
-    A number is best (*) only where its interval lies apart from all others; those whose intervals overlap with that of
-    the best are tied (=). Numbers on different data are not compared.
+    A number is best (*) where paired tests on the same examples find every other run worse; those that do not differ
+    significantly from the best are tied (=). Numbers on different data are not compared.
 
     Example:  dubio compare demo-deterministic demo-bayes
     """
@@ -633,7 +633,8 @@ def audit(
     The headline is the accuracy under the worst attack on each image, seen by
     draws that had no part in choosing it.
 
-    VALID: believe it. UPPER BOUND ONLY: a required check failed, and the truth
+    VALID: every required check passed; reservations, such as few images, are
+    named beside it. UPPER BOUND ONLY: a required check failed, and the truth
     may be lower. EXTRAORDINARY: beyond all that is published.
 
     Writes audit.json. Ctrl-C loses nothing: the same command goes on.

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dubio.cli.folders import find_run
 from dubio.reporting import Cell, Column, Headline, headlines, read_runs, unpaired, write_report
+from dubio.reporting.wording import decimal
 
 __all__ = ["compare", "report"]
 
@@ -52,7 +53,7 @@ def compare(named: list[str], as_json: bool, runs: Path) -> None:
             console.print(table)
         _explain(headline)
     for sentence in unpaired(found):
-        typer.echo(sentence)
+        console.print(sentence, markup=False, soft_wrap=True)
 
 
 def tabulate(headline: Headline, width: int) -> Iterator[Table]:
@@ -60,9 +61,12 @@ def tabulate(headline: Headline, width: int) -> Iterator[Table]:
     shown = [column for column in headline.columns if column.name not in HIDDEN]
     for columns in _fitting(headline, shown, width):
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
-        table.add_column("run", overflow="fold", min_width=NAME_WIDTH)
+        left = width - sum(1 + _width(headline, column) for column in columns)
+        longest = max(len(part) for row in headline.rows for part in (row.run, f"{row.method}, {row.data}"))
+        table.add_column("run", overflow="fold", width=max(NAME_WIDTH, min(left, longest)))
         for column in columns:
-            table.add_column(column.title, justify="right", no_wrap=column.name not in WRAPPED)
+            wrapped = column.name in WRAPPED
+            table.add_column(column.title, justify="right", no_wrap=not wrapped, width=_width(headline, column))
         for row in headline.rows:
             run = f"{escape(row.run)}\n[dim]{escape(row.method)}, {escape(row.data)}[/dim]"
             table.add_row(run, *(escape(_text(row.cells[column.name])) for column in columns))
@@ -74,15 +78,19 @@ def _fitting(headline: Headline, columns: Sequence[Column], width: int) -> list[
     groups: list[list[Column]] = [[]]
     left = width - NAME_WIDTH
     for column in columns:
-        texts = [column.title, *(_text(row.cells[column.name]) for row in headline.rows)]
-        parts = [part for text in texts for part in (text.split() if column.name in WRAPPED else text.splitlines())]
-        needed = 1 + max(map(len, parts))
+        needed = 1 + _width(headline, column)
         if needed > left and groups[-1]:
             groups.append([])
             left = width - NAME_WIDTH
         groups[-1].append(column)
         left -= needed
     return groups
+
+
+def _width(headline: Headline, column: Column) -> int:
+    """The longest line of a column, or the longest word where its text may go over several lines."""
+    texts = [column.title, *(_text(row.cells[column.name]) for row in headline.rows)]
+    return max(len(part) for text in texts for part in (text.split() if column.name in WRAPPED else text.splitlines()))
 
 
 def _warn(found: Sequence[Headline]) -> None:
@@ -114,7 +122,8 @@ def _explain(headline: Headline) -> None:
     typer.echo("Below a number stands its interval at 95 %.")
     if marks - {""}:
         tests = ", ".join(dict.fromkeys(pair.test for pair in headline.comparisons))
-        typer.echo(f"* is best, = does not differ significantly from the best: paired tests ({tests}), Holm, 5 %.")
+        about = f"* is best, = does not differ significantly from the best: paired tests ({tests}), Holm, 5 %."
+        console.print(about, markup=False)
     for row in headline.rows:
         if all(row.cells[name].value is None for name in row.cells if name not in ("parameters", "bytes", "r_pred")):
             console.print(f"{row.run} was not judged yet: dubio evaluate {row.run}", markup=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """``abstain``: the threshold above which predictions are accepted, for a wanted error or a wanted coverage."""
 
+import warnings
 from typing import Any
 
 from jaxtyping import Float
@@ -8,9 +9,12 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio.conversion import change_spec
 from dubio.deciding.held_out import HeldOut, check_one_label_each, predict_held_out
-from dubio.decisions import Surety, Threshold
+from dubio.decisions import DecisionWarning, Surety, Threshold
 
 __all__ = ["abstain"]
+
+SURPLUS = 0.02
+"""Share accepted beyond the coverage, because of equal scores, from which ``abstain`` warns."""
 
 
 def abstain(
@@ -78,6 +82,8 @@ def abstain(
         calibrated_score=True,
     )
     change_spec(model, threshold=threshold)
+    if coverage is not None:
+        _warn_of_ties(_surety(held_out, score), found, coverage, score)
     return threshold
 
 
@@ -98,6 +104,25 @@ def _surety(held_out: HeldOut, score: Surety) -> Float[Tensor, " example"]:
     """The score, turned so that more is surer."""
     values: Tensor = getattr(held_out.predictive, score)
     return values if score == "confidence" else -values
+
+
+def _warn_of_ties(
+    surety: Float[Tensor, " example"], found: functional.Acceptance, coverage: float, score: Surety
+) -> None:
+    """Warn where equal scores make a threshold accept far more than was requested: it cannot separate them."""
+    count = len(surety)
+    accepted = surety if found.threshold is None else surety[surety > found.threshold]
+    tied = int((accepted == accepted.min()).sum())
+    if found.num_accepted / count - coverage <= SURPLUS or tied == 1:
+        return
+    name = score.replace("_", " ")
+    warnings.warn(
+        f"{tied} of {count} validation examples have the same {name}, which no threshold separates: "
+        f"{found.num_accepted / count:.1%} are accepted for a coverage of {coverage:g}, {found.error:.1%} of them wrong"
+        "; the network does not tell these examples apart, so use another score or a better network",
+        DecisionWarning,
+        stacklevel=3,
+    )
 
 
 def _for_error(

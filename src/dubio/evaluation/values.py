@@ -5,8 +5,9 @@ accuracy of an empty bin) is None, never NaN (``tests/evaluation/test_values.py`
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from dubio.evaluation.words import METRICS, SCORE_WORDS
 from dubio.persistence.records import Record
 
 __all__ = [
@@ -236,3 +237,41 @@ class Evaluation(Record):
     """What paired tests need: ``correct``, ``nll``, ``confidence``; or ``square``, ``mae``, ``nll``, ``crps``."""
     made_by: dict[str, str] = field(default_factory=dict)
     """Versions, and the command where there was one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The headline numbers in one flat row, as for ``pandas.DataFrame([evaluation.to_dict(), ...])``.
+
+        Each metric has its value under its name, and its interval under ``<name>_low`` and ``<name>_high``; AUROCs are
+        named ``auroc_<score>_<unseen set>``. All that was measured is in ``to_json()``.
+        """
+        row: dict[str, Any] = {
+            "kind": self.kind,
+            "data": self.data.name,
+            "num_examples": self.data.num_examples,
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+        }
+        areas = {
+            f"auroc_{score}_{name}": scored.auroc
+            for name, unseen in self.unseen.items()
+            for score, scored in unseen.scores.items()
+        }
+        for name, estimate in {**self.metrics, **areas}.items():
+            row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        return row
+
+    def __str__(self) -> str:
+        shown = {METRICS[name].label if name in METRICS else name: value for name, value in self.metrics.items()}
+        for name, unseen in self.unseen.items():
+            for score in ("entropy", "mutual_information"):
+                if score in unseen.scores:
+                    shown[f"AUROC on {name} by {SCORE_WORDS[score]}"] = unseen.scores[score].auroc
+        width = max(map(len, shown), default=0)
+        draws = "1 draw" if self.num_samples == 1 else f"{self.num_samples} draws"
+        return "\n".join(
+            [
+                f"{self.kind} of {self.data.num_examples} examples of {self.data.name}, {draws}, seed {self.seed}",
+                *(f"{label:{width}}  {estimate}" for label, estimate in shown.items()),
+                *(f"{name}: {value}" for name, value in self.decided.items()),
+            ]
+        )

@@ -46,13 +46,18 @@ def audits(records: Sequence[RunRecord]) -> Section:
 
 def _verdict(name: str, audit: Audit) -> Note:
     left, threat = audit.headline, audit.threat
-    tone: Literal["good", "warn"] = "good" if audit.status == "VALID" else "warn"
+    reservations = (
+        "" if audit.status == "UPPER BOUND ONLY" else "".join(f" Reservation: {part}." for part in audit.caveats)
+    )
+    tone: Literal["plain", "good", "warn"] = "warn"
+    if audit.status == "VALID":
+        tone = "plain" if reservations else "good"
     failed = f" Failed: {', '.join(f'{check.id} {check.name}' for check in audit.failed)}." if audit.failed else ""
     return Note(
         f"{name}: {audit.status}. {VERDICTS[audit.status]}{failed} At {threat.norm} distance {number(threat.epsilon)}, "
         f"{percent(left.accuracy)} ({percent(left.low)} to {percent(left.high)}) of {plural(left.num_images, 'image')} "
         f"are right, {percent(audit.clean.value)} without an attack; the checks can tell a change of "
-        f"{points(threat.resolution)}.",
+        f"{points(threat.resolution)}.{reservations}",
         tone,
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from dubio.auditing.values import FEWEST_IMAGES
 from dubio.evaluation import Comparison
 from dubio.evaluation.comparison import PairedValues, compare_pairs, paired_detection, paired_shares, paired_values
 from dubio.evaluation.words import METRICS
@@ -113,7 +114,7 @@ def _row(record: RunRecord, columns: tuple[Column, ...], all_records: Sequence[R
     special = {
         **{name: _detection(record, judged_unseen(all_records), score) for name, score in DETECTORS.items()},
         "r_pred": _robustness(record, judged_distance(all_records)),
-        "audit": Cell(record.audit.status if record.audit else "-"),
+        "audit": _verdict(record),
         "parameters": _count(record.num_parameters),
         "bytes": replace(_count(record.num_bytes), text=bytes_text(record.num_bytes)),
     }
@@ -134,6 +135,14 @@ def _detection(record: RunRecord, name: str | None, score: str) -> Cell:
     found = unseen.scores[score].auroc
     shown = cell(found, f"{record.evaluation.data.fingerprint} {unseen.fingerprint}")
     return replace(shown, note=f"on {name}")
+
+
+def _verdict(record: RunRecord) -> Cell:
+    """The audit's status, with the number of images where they are few."""
+    if record.audit is None:
+        return Cell("-")
+    count = record.audit.headline.num_images
+    return Cell(record.audit.status, note=f"n={count}" if count < FEWEST_IMAGES else "")
 
 
 def _robustness(record: RunRecord, distance: float | None) -> Cell:

@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 
-from dubio.evaluation import Bins, Evaluation
+from dubio.evaluation import Bins, Doubt, Evaluation
 from dubio.evaluation import Histogram as Counts
 from dubio.reporting.reading import RunRecord
-from dubio.reporting.values import Bars, Block, Lines, Reliability, Section, Series, Stacks
+from dubio.reporting.values import Bars, Block, Lines, Note, Reliability, Section, Series, Stacks
 from dubio.reporting.wording import number, percent, points, thinned
 
 __all__ = ["confidence", "doubt", "intervals", "judged_runs", "reliability", "risk_coverage", "shares"]
+
+
+PARTS_OF_OTHERS = (
+    "{name}: its entropy is calibrated and the parts of it are not, as an earlier version evaluated it. Run dubio "
+    "evaluate {name} again to see where the doubt comes from."
+)
 
 
 def judged_runs(records: Sequence[RunRecord]) -> list[tuple[str, Evaluation]]:
@@ -100,6 +106,9 @@ def doubt(records: Sequence[RunRecord]) -> Section:
         if not found.doubt:
             continue
         groups = found.doubt
+        if not all(_adds_up(part) for part in groups.values()):
+            blocks.append(Note(PARTS_OF_OTHERS.format(name=name), "warn"))
+            continue
         words = "; ".join(
             f"{group}: entropy {number(part.entropy)}, of it {number(part.mutual_information)} in the network"
             for group, part in groups.items()
@@ -117,6 +126,11 @@ def doubt(records: Sequence[RunRecord]) -> Section:
         "noise has no such part."
     )
     return Section("doubt", "Where does the doubt come from?", about, tuple(blocks))
+
+
+def _adds_up(part: Doubt) -> bool:
+    """Whether the entropy is the sum of its parts; earlier versions calibrated the entropy and not its parts."""
+    return abs(part.expected_entropy + part.mutual_information - part.entropy) <= 1e-4 + 1e-3 * part.entropy
 
 
 def intervals(records: Sequence[RunRecord]) -> Section:

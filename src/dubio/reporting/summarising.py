@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dubio.auditing import Audit
 from dubio.evaluation import Comparison
 from dubio.evaluation.words import SCORE_WORDS
 from dubio.reporting.headline import DETECTORS, SIGNIFICANT, judged_distance
@@ -139,6 +140,10 @@ def _noticed(records: Sequence[RunRecord], headlines: Sequence[Headline]) -> lis
     return sentences
 
 
+def _reserved(audit: Audit) -> bool:
+    return audit.status != "UPPER BOUND ONLY" and bool(audit.caveats)
+
+
 def unpaired(headlines: Sequence[Headline]) -> list[str]:
     """What has to be done before runs can be compared, where their files hold no results of single examples."""
     commands = [command for headline in headlines for command in headline.unpaired]
@@ -171,5 +176,9 @@ def _attacked(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _audited(records: Sequence[RunRecord]) -> list[str]:
-    told = [f"{record.name} {record.audit.status}" for record in records if record.audit]
+    told = [
+        f"{record.name} {record.audit.status}{' with reservations' if _reserved(record.audit) else ''}"
+        for record in records
+        if record.audit
+    ]
     return [f"Audits say: {listed(told)}."] if told else []
