@@ -170,7 +170,8 @@ def _checked(calibration: Calibration, gain: _Gain | None, held_out: HeldOut) ->
     """The calibration, or one that changes nothing where the folds do not support it; warns in words."""
     count = held_out.targets.numel()
     vector = isinstance(calibration, VectorScaling)
-    few = count < (max(FEWEST, FEWEST_PER_CLASS * len(calibration.scale)) if vector else FEWEST)
+    num_classes = held_out.predictive.log_probs.shape[-1]
+    few = count < (max(FEWEST, FEWEST_PER_CLASS * num_classes) if vector else FEWEST)
     fewest = f"{FEWEST_PER_CLASS} for each class" if vector else f"{FEWEST}"
     advice = f"; use at least {fewest}" if few else ""
     at_edge = isinstance(calibration, Temperature) and _at_edge(calibration)
