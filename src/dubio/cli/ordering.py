@@ -194,17 +194,17 @@ def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **chan
         )
     try:
         # Runs from before inputs were standardised go on without.
-        known = Order(**{"standardise": False, **json.loads(file.read_text())})
+        stored = Order(**{"standardise": False, **json.loads(file.read_text())})
     except (TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     for name in (*OF_TABLES, "standardise"):
-        before, now = getattr(known, name), changed.get(name, getattr(known, name))
+        before, now = getattr(stored, name), changed.get(name, getattr(stored, name))
         if before != now:
             raise ValueError(
                 f"cannot resume with another configuration: {name} was {before!r}, is {now!r}; train another run for it"
             )
-    kept = known.fields if changed.get("method", known.method) == known.method else {}
-    return dataclasses.replace(known, fields={**kept, **(fields or {})}, **changed)
+    kept = stored.fields if changed.get("method", stored.method) == stored.method else {}
+    return dataclasses.replace(stored, fields={**kept, **(fields or {})}, **changed)
 
 
 def _training_data(order: Order, train: Examples, device: str | None) -> Examples | Loader:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dubio.cli.folders import folder_of
 from dubio.cli.ordering import FILE, Order, read_encoder, read_order, table_options
 from dubio.data import Examples, TableWarning, load_test
+from dubio.data.tables import TABLES
 from dubio.models import sizes_of
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive
 
@@ -19,10 +20,11 @@ def test_examples(named: str, runs: Path, data: str | None, data_dir: Path | Non
     """The test part of the data named, or else of those that a run was trained on."""
     order, folder = Order(), folder_of(named, runs)
     encoder = read_encoder(folder)
-    if data is not None:  # of another table the columns may be other ones, but never read in another way
-        return load_test(data, folder=data_dir or order.data_dir, encoder=encoder)
     if Path(named).suffix != ".safetensors" and (folder / FILE).is_file():
         order = read_order(folder)
+    if data is not None:  # another table is read as the run's own was
+        own_task = None if encoder is not None or Path(data).suffix.lower() not in TABLES else order.task
+        return load_test(data, folder=data_dir or order.data_dir, task=own_task, encoder=encoder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # these are the run's own data
         return load_test(order.data, folder=data_dir or order.data_dir, **table_options(order, encoder))

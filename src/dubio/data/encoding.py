@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import numpy as np
 import torch
@@ -162,8 +162,8 @@ class TableEncoder:
             for column in self.columns
             if column.kind != "dropped"
         ]
-        known = {column.name for column in self.columns} | {self.target.name}
-        extra = [name for name in chunk.columns if name not in known]
+        names = {column.name for column in self.columns} | {self.target.name}
+        extra = [name for name in chunk.columns if name not in names]
         if extra:
             remarks[f"the columns {', '.join(extra)} were not there in training and are ignored"] += len(chunk)
         has_targets = with_targets and self.target.name in chunk.columns
@@ -221,9 +221,9 @@ def fit_encoder(train: TableChunk, target: Target, drop: Sequence[str] = ()) -> 
     return TableEncoder(columns, target)
 
 
-def _fit(name: str, train: TableChunk, is_unwanted: bool) -> TableColumn:
+def _fit(name: str, train: TableChunk, is_dropped: bool) -> TableColumn:
     """How a column of the training rows becomes features."""
-    if is_unwanted:
+    if is_dropped:
         return TableColumn(name, "dropped", reason="as asked for")
     if ROW_NUMBERS.fullmatch(name):
         return TableColumn(name, "dropped", reason="row numbers of pandas")
@@ -349,12 +349,12 @@ def _one_hot(column: TableColumn, chunk: TableChunk, remarks: Counter[str]) -> N
     texts = _texts(chunk.columns[column.name])
     where = np.array([position.get(text, other) for text in texts])
     features = np.zeros((len(texts), len(position) + column.has_other), dtype=np.float32)
-    known = np.flatnonzero(where >= 0)
-    features[known, where[known]] = 1.0
-    if len(known) < len(texts):
+    rows = np.flatnonzero(where >= 0)
+    features[rows, where[rows]] = 1.0
+    if len(rows) < len(texts):
         remarks[f"column {column.name!r} has a text that did not occur in training; it counts as none"] += len(
             texts
-        ) - len(known)
+        ) - len(rows)
     return features
 
 
@@ -381,7 +381,7 @@ def _values(column: TableColumn, chunk: TableChunk) -> NDArray[np.float64]:
     return values
 
 
-def _refuse(chunk: TableChunk, row: int, column: TableColumn) -> None:
+def _refuse(chunk: TableChunk, row: int, column: TableColumn) -> NoReturn:
     what = {"number": "a number", "boolean": "true or false", "date": "a date"}[column.kind]
     if column.kind == "date" and column.date_format != "iso":
         what += f" like {datetime(2026, 1, 31).strftime(column.date_format)}"
