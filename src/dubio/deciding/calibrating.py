@@ -2,7 +2,7 @@
 
 A calibration is kept only where it lowers the negative log-likelihood of examples that it was not fitted on: the
 validation data are cut into folds, each is judged by the fit to the others, and the mean of the paired differences, and
-of one for a typical error, must exceed zero significantly, at 5 % one-sided.
+of one for a typical error, must exceed its standard error: fewer than 5 % of calibrated networks are given another.
 
 Invariants (T-67, ``tests/deciding/test_calibrating.py``): a temperature leaves the accuracy as it is, the
 negative log-likelihood on the validation data does not grow, and logits multiplied by s give a temperature s times as
@@ -34,8 +34,9 @@ RIDGE = 1e-3
 """Price of a vector scaling's departure from the identity, which keeps it finite where classes are few or separable."""
 ITERATIONS = 100
 FOLDS = 5
-STANDARD_ERRORS = 1.645
-"""By how many standard errors the folds must gain for a calibration to be kept: 5 %, one-sided."""
+STANDARD_ERRORS = 1.0
+"""By how many standard errors the folds must gain for a calibration to be kept. With the one typical error that is counted
+beside them, temperatures of calibrated networks were kept in at most 2 % of 60 repetitions, with 18 to 200 examples."""
 FEWEST = 100
 """Validation examples below which ``calibrate`` warns. Fitted to calibrated networks without folds,
 temperatures were between 0.5 and 1.7 on 18 examples and worse than none in 78 % of the repetitions, and between
