@@ -117,7 +117,7 @@ def unused_name(name: str, runs: Path, ending: str = "") -> str:
 
 
 def _names(runs: Path) -> list[str]:
-    return sorted(file.parent.name for file in runs.glob(f"*/{CONFIG}") if _config(file) is not None)
+    return sorted(file.parent.name for file in runs.glob(f"[!.]*/{CONFIG}") if _config(file) is not None)
 
 
 def _config(file: Path) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from dubio.cli.ordering import ENCODER, FILE, in_rows, load_splits, read_encoder
 from dubio.data import Examples
 from dubio.layers import num_trained
 from dubio.persistence import save
-from dubio.persistence.atomic import write_atomically
+from dubio.persistence.atomic import UNFINISHED, flush, remove_unfinished, write_atomically
 from dubio.persistence.command_log import Command, read_commands, write_commands
 from dubio.persistence.files import Identity
 from dubio.pruning import Pruning, PruningPoint
@@ -141,8 +142,22 @@ def told_of(command: str, run: str, network: Identity) -> dict[str, str]:
 
 
 def _write_run(model: nn.Module, record: Pruning, command: Command, source: Path, folder: Path) -> None:
-    """A run of the pruned network: its own weights and record, and how it was trained."""
-    folder.mkdir(parents=True)
+    """A run of the pruned network: its own weights and record, and how it was trained. It is whole or not there."""
+    runs = folder.parent
+    runs.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(runs, recursive=False)
+    unfinished = runs / f"{UNFINISHED}{os.getpid()}-{folder.name}"
+    unfinished.mkdir()
+    try:
+        _write_files(model, record, command, source, unfinished)
+        os.rename(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    flush(runs)
+
+
+def _write_files(model: nn.Module, record: Pruning, command: Command, source: Path, folder: Path) -> None:
     for file in (FILE, ENCODER, METRICS):
         if (source / file).is_file():
             shutil.copyfile(source / file, folder / file)

@@ -1,5 +1,10 @@
-"""Files that are whole or not there: written under another name, flushed to disk, then renamed."""
+"""Files that are whole or not there: written under another name, flushed to disk, then renamed.
 
+The other name holds the number of the process that writes, so that what a killed process left can be told from what
+another process is writing now.
+"""
+
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +15,11 @@ UNFINISHED = ".unfinished-"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file such that readers see the old one or the new one, never a part."""
+    """Write a file such that readers see the old one or the new one, never a part.
+
+    What killed processes left half-written in the same folder is removed.
+    """
+    remove_unfinished(path.parent, recursive=False)
     unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{path.name}")
     try:
         unfinished.write_bytes(content)
@@ -22,13 +31,17 @@ def write_atomically(path: Path, content: bytes) -> None:
     flush(path.parent)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a process that was killed left half-written."""
-    for path in list(folder.rglob(f"{UNFINISHED}*")):
-        if path.is_dir():
+def remove_unfinished(folder: Path, recursive: bool = True) -> None:
+    """Remove what killed processes left half-written, but not what a running process is writing."""
+    for path in list((folder.rglob if recursive else folder.glob)(f"{UNFINISHED}*")):
+        number = path.name.removeprefix(UNFINISHED).partition("-")[0]
+        if number.isdigit() and _is_running(int(number)):
+            continue
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def flush(path: Path) -> None:
@@ -38,3 +51,17 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return False
+    try:
+        os.kill(process, 0)  # signal 0 only asks
+    except ProcessLookupError:
+        return False
+    except OverflowError:  # larger than any number of a process
+        return False
+    except OSError:  # another user's process
+        return True
+    return True
