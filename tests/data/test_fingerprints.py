@@ -1,14 +1,16 @@
 """A set of examples has one fingerprint, whatever its order, and any other set has another."""
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
-from dubio.data import Examples, scaled
-from dubio.data.fingerprints import fingerprint_of, fingerprint_of_batches
+from dubio.data import Examples, Loader, scaled
+from dubio.data.fingerprints import DataFingerprint, fingerprint_of, fingerprint_of_batches
 
 
 def examples(count: int = 20) -> tuple[Tensor, Tensor]:
@@ -81,3 +83,69 @@ def test_what_has_no_rows_is_refused() -> None:
         fingerprint_of("inputs", targets)
     with pytest.raises(ValueError, match="one row for each example, got a single number"):
         fingerprint_of(inputs, np.float32(1.0))
+
+
+NAMES = ("a", "b", "c")
+IMAGES = torch.randint(0, 256, (12, 1, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(12) % 3
+KEPT = DataFingerprint.of(Examples(IMAGES, LABELS, NAMES))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        (IMAGES, LABELS),
+        (IMAGES.numpy(), LABELS.numpy()),
+        TensorDataset(IMAGES, LABELS),
+        DataLoader(TensorDataset(IMAGES, LABELS), 5, shuffle=True),
+        Loader(Examples(IMAGES, LABELS, NAMES), 4),
+        (IMAGES.transpose(2, 3).contiguous().transpose(2, 3), LABELS),
+    ],
+)
+def test_the_same_values_have_one_fingerprint_whatever_holds_them(same: Any) -> None:
+    other = DataFingerprint.of(same)
+    assert (other.ordered, other.unordered, other.num_examples) == (KEPT.ordered, KEPT.unordered, 12)
+
+
+@pytest.mark.parametrize(
+    ("other", "change"),
+    [
+        (Examples(IMAGES, LABELS, NAMES), ""),
+        (Examples(IMAGES.flip(0), LABELS.flip(0), NAMES), "it has the same rows in another order"),
+        (Examples(IMAGES.flip(0), LABELS, NAMES), "it has other rows"),
+        (Examples(IMAGES.flip(3), LABELS, NAMES), "it has other rows"),
+        (Examples(IMAGES ^ (IMAGES[0, 0, 0, 0] == IMAGES), LABELS, NAMES), "it has other rows"),
+        (Examples(IMAGES[1:], LABELS[1:], NAMES), "it had 12 examples, has 11"),
+        (Examples(IMAGES, LABELS, ("a", "c", "b")), "it has other classes: class 1 was 'b', is 'c'"),
+        (Examples(IMAGES, LABELS, ("a", "b", "d")), "it has other classes: 'c' is missing and 'd' is new"),
+        (Examples(IMAGES, LABELS, (*NAMES, *"vwxyz")), "it has other classes: 'v', 'w', 'x' and 2 more are new"),
+    ],
+)
+def test_what_changed_is_named(other: Examples, change: str) -> None:
+    assert DataFingerprint.of(other).change_from(KEPT, "it") == change
+
+
+def test_weights_and_zeros_count() -> None:
+    weights = torch.ones(12)
+    weighted = DataFingerprint.of((IMAGES, LABELS), weights)
+    assert weighted.ordered == DataFingerprint.of((IMAGES, LABELS, weights)).ordered != KEPT.ordered
+    few, many = (DataFingerprint.of((torch.zeros(count, 2), torch.zeros(count))) for count in (3, 4))
+    assert few.unordered != many.unordered
+
+
+def test_batches_in_a_list_are_read_and_streams_are_not() -> None:
+    batches = [(IMAGES[:7], LABELS[:7]), (IMAGES[7:], LABELS[7:])]
+    assert DataFingerprint.of(batches).unordered == KEPT.unordered
+
+    def stream() -> Any:
+        pytest.fail("it must not be read")
+        yield
+
+    assert DataFingerprint.of(stream()) == DataFingerprint("generator")
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int16, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 0), (0, 2)])
+def test_tensors_of_any_type_and_size_have_fingerprints(kind: torch.dtype, shape: tuple[int, ...]) -> None:
+    data = (torch.ones(shape).to(kind), torch.ones(shape[0]))
+    assert DataFingerprint.of(data).num_examples == shape[0]

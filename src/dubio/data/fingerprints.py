@@ -1,27 +1,87 @@
-"""Which examples these are, whatever their order: data that judged a network must not decide anything about it.
+"""Fingerprints of data: two of them tell whether two sets of examples are the same.
 
-Every row, its inputs and its target, is hashed, and the hashes are added up modulo 2^128. The sum and the number of
+``fingerprint_of`` does not depend on the order of the rows: data that judged a network must not decide anything about
+it. Every row, its inputs and its target, is hashed, and the hashes are added up modulo 2^128. The sum and the number of
 rows name the set.
 
 Invariants: the order of the rows, how they are cut into batches, and whether images are bytes or numbers in [0, 1]
 change nothing; another value, another target, or a row that is left out or repeated does
 (``tests/data/test_fingerprints.py``). A part of a set, and the same data normalised otherwise, are other data here.
+
+``DataFingerprint`` is what a run keeps of its data, to refuse other data when it is resumed. It is made to be fast, so
+the order of the rows and the types of their values count.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, TensorDataset
 
-from dubio.data.examples import scaled
+from dubio.data.batches import Batch
+from dubio.data.examples import Examples, scaled
+from dubio.data.loading import Loader
 
-__all__ = ["fingerprint_of", "fingerprint_of_batches", "order_of"]
+__all__ = ["DataFingerprint", "fingerprint_of", "fingerprint_of_batches", "order_of"]
 
 DIGEST_SIZE = 16
+CHUNK = 2**24
+"""Bytes of rows that are hashed at a time."""
+
+
+@dataclass(frozen=True)
+class DataFingerprint:
+    """What a run keeps of the data that it is trained or validated with."""
+
+    kind: str
+    """The type of the data: ``Examples``, ``DataLoader``."""
+    ordered: str | None = None
+    """A hash of all values; None where the data are not held in memory, since reading them may be slow or random."""
+    unordered: str | None = None
+    """A sum of hashes of the rows, which is the same in any order."""
+    num_examples: int | None = None
+    classes: tuple[str, ...] = ()
+    """Names of the classes, where the data have them."""
+
+    @classmethod
+    def of(cls, data: Any, sample_weight: Tensor | None = None) -> "DataFingerprint":
+        """The fingerprint of anything that ``fit`` takes; of a loader or stream, which is not read, the type alone."""
+        if isinstance(data, DataLoader | Loader):
+            source = data.dataset if isinstance(data, DataLoader) else data.examples
+        else:
+            source = data
+        classes = source.classes if isinstance(source, Examples) else ()
+        weights = data.sample_weight if isinstance(data, Loader) else sample_weight
+        batches = _held_batches(source, weights)
+        if batches is None:
+            return cls(type(data).__name__, classes=classes)
+        digest, total, count = hashlib.blake2b(digest_size=DIGEST_SIZE), 0, 0
+        for batch in batches:
+            for leaf in batch:
+                digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+                digest.update(leaf.reshape(-1).view(torch.uint8).numpy().data)
+            rows = _row_hashes(batch)
+            total += int(rows.sum(dtype=np.uint64))
+            count += len(rows)
+        return cls(type(data).__name__, digest.hexdigest(), f"{total % 2**64:016x}", count, classes)
+
+    def change_from(self, before: "DataFingerprint", name: str) -> str:
+        """How these data, called ``name``, differ from those before; empty if they do not, or one has no hash."""
+        if self.classes != before.classes:
+            return f"{name} has other classes: {_change_of_classes(before.classes, self.classes)}"
+        if self.ordered == before.ordered or self.ordered is None or before.ordered is None:
+            return ""
+        if self.num_examples != before.num_examples:
+            return f"{name} had {before.num_examples} examples, has {self.num_examples}"
+        if self.unordered == before.unordered:
+            return f"{name} has the same rows in another order"
+        return f"{name} has other rows"
 
 
 def fingerprint_of(inputs: Any, targets: Any) -> str:
@@ -90,3 +150,65 @@ def _numbers(leaf: Tensor) -> Tensor:
 def _bytes(values: Tensor) -> NDArray[np.uint8]:
     rows = values.reshape(len(values), -1) if len(values) else values.new_zeros(0, 1)
     return rows.contiguous().numpy().view(np.uint8)
+
+
+def _held_batches(data: Any, sample_weight: Tensor | None) -> list[list[Tensor]] | None:
+    """The tensors of data that are held in memory, batch by batch; None for all others."""
+    if isinstance(data, Examples):
+        batches: list[Any] = [(data.inputs, data.targets)]
+    elif isinstance(data, TensorDataset):
+        batches = [data.tensors]
+    elif isinstance(data, tuple | list):
+        is_one = len(data) in (2, 3) and isinstance(data[1], Tensor | np.ndarray)
+        batches = [data] if is_one else [*data]
+    else:
+        return None
+    if sample_weight is not None:
+        batches = [(*batches[0], sample_weight)]
+    held = [_tensors_of(batch) for batch in batches]
+    for leaves in held:
+        if not leaves or any(leaf.layout != torch.strided or leaf.is_nested for leaf in leaves):
+            return None
+        if any(leaf.dim() == 0 or len(leaf) != len(leaves[0]) for leaf in leaves):
+            return None
+    return [[leaf.detach().cpu().resolve_conj().contiguous() for leaf in leaves] for leaves in held]
+
+
+def _tensors_of(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Batch):
+        batch = (batch.inputs, batch.targets, batch.weight)
+    return [torch.as_tensor(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor | np.ndarray)]
+
+
+def _row_hashes(leaves: list[Tensor]) -> NDArray[np.uint64]:
+    """A hash of each row of some tensors: fast rather than hard to forge."""
+    hashes = np.ones(len(leaves[0]), dtype=np.uint64)
+    for place, leaf in enumerate(leaves):
+        rows = leaf.reshape(len(leaf), -1 if leaf.numel() else 0).view(torch.uint8).numpy()
+        size = -(-rows.shape[1] // 8)  # in words of 8 bytes
+        factors = np.random.default_rng(place).integers(2**64, size=size, dtype=np.uint64) | np.uint64(1)
+        step = max(1, CHUNK // max(1, rows.shape[1]))
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            words = np.zeros((len(part), 8 * size), dtype=np.uint8)
+            words[:, : part.shape[1]] = part
+            hashes[first : first + step] += words.view(np.uint64) @ factors
+        hashes ^= hashes >> np.uint64(32)  # so that the sum over rows is not linear in their values
+        hashes *= np.uint64(0xD6E8FEB86659FD93)
+        hashes ^= hashes >> np.uint64(32)
+    return hashes
+
+
+def _change_of_classes(before: tuple[str, ...], now: tuple[str, ...]) -> str:
+    gone = [name for name in before if name not in now]
+    new = [name for name in now if name not in before]
+    if not gone and not new:
+        place = next(place for place in range(len(before)) if before[place : place + 1] != now[place : place + 1])
+        return f"class {place} was {before[place]!r}, is {now[place]!r}"
+    parts = [f"{_listed(gone)} missing"] if gone else []
+    return " and ".join([*parts, *([f"{_listed(new)} new"] if new else [])])
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{shown} {'is' if len(names) == 1 else 'are'}"
