@@ -17,6 +17,8 @@ import importlib
 import itertools
 import os
 import pickle
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -34,6 +36,10 @@ __all__ = ["ALONE", "LostProcessError", "Processes", "chosen_device", "is_raised
 T = TypeVar("T")
 WAIT = timedelta(minutes=30)
 """How long processes wait for one that neither answers nor ends: the first may be busy with a callback."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks whether the launcher still runs."""
+GRACE = 30.0
+"""Seconds that a process has to save the run and end, when its launcher has gone; as long as torchrun itself grants."""
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 NOTE = "raised in every process"
 _MEETINGS = itertools.count()
@@ -69,10 +75,11 @@ class Processes:
     @contextmanager
     def joined(self) -> Iterator["Processes"]:
         """Meet the other processes; what is opened for it is closed at the end."""
-        if self.count == 1:
-            yield self
-            return
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+        several = self.count > 1 and self.device.type == "cuda"
+        with torch.cuda.device(self.device) if several else nullcontext(), _ending_with_launcher():
+            if self.count == 1:
+                yield self
+                return
             if dist.is_initialized():
                 _check_backends(self.device)
                 yield self
@@ -294,6 +301,32 @@ def _meet(device: torch.device) -> None:
         store, rank, count = next(iter(rendezvous("env://", timeout=WAIT)))
         own = PrefixStore(f"dubio, meeting {next(_MEETINGS)}", store)
         dist.init_process_group(BACKENDS[device.type], store=own, rank=rank, world_size=count, timeout=WAIT)
+
+
+@contextmanager
+def _ending_with_launcher() -> Iterator[None]:
+    """End this process when the ``torchrun`` that started it was killed: nothing else would end it.
+
+    It gets SIGTERM, by which ``fit`` saves the run and stops, and SIGKILL where that does not end it in time.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield
+        return
+    launcher, done = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            if done.wait(LOOK_EVERY):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not done.wait(GRACE):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="dubio-launcher", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 @contextmanager
