@@ -16,11 +16,12 @@ from typer.exceptions import TyperException
 
 from dubio.choices import did_you_mean, listed
 
-__all__ = ["REFUSALS", "Answering", "PartlyFailedError", "answer", "is_answered", "leave_quietly"]
+__all__ = ["INTERRUPTED", "REFUSALS", "Answering", "PartlyFailedError", "answer", "is_answered", "leave_quietly"]
 
 FAILED = 1
 BAD_ARGUMENTS = 2
 RESUMABLE = 3
+INTERRUPTED = 130
 REFUSALS = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
 TOLD = "told already"
 SOURCE = re.compile(r"\[\S+\.(?:cc|cpp|h|hpp):\d+\] ")

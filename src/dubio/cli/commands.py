@@ -4,13 +4,14 @@ Nothing here imports torch: ``dubio --help``, ``--version``, completion and a mi
 (``tests/end_to_end/test_start_up.py``). What a command needs is imported in its body, when it runs.
 """
 
+import signal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from dubio.choices import check_choice
-from dubio.cli.answers import Answering
+from dubio.cli.answers import INTERRUPTED, Answering
 from dubio.cli.arguments import (
     CORRUPTION_NAMES,
     BudgetName,
@@ -60,7 +61,12 @@ Example:  dubio train shop --data customers.csv --target bought --drop id
 
 def main() -> None:
     """The console script ``dubio``."""
-    app(prog_name="dubio")
+    try:
+        app(prog_name="dubio")
+    except (KeyboardInterrupt, SystemExit) as ended:
+        # The command is over: from here on Ctrl-C ends the process at once, not by a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise SystemExit(ended.code if isinstance(ended, SystemExit) else INTERRUPTED) from None
 
 
 def _version(wanted: bool) -> bool:
