@@ -216,5 +216,29 @@ def test_a_launch_survives_kills_and_interrupts(tmp_path: Path, torchrun: list[s
         in told
     )
     assert told.count("interrupted: ") == 1
-    assert len(list((tmp_path / "runs" / "first" / "checkpoint").iterdir())) == 1
+    assert len(list((tmp_path / "runs" / "first" / "checkpoint").iterdir())) == 2
     assert not list(tmp_path.rglob(".unfinished*"))
+
+
+def is_running(process: int) -> bool:
+    """Whether a process has not ended; a zombie, whose exit code was not read yet, has."""
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="finds processes under /proc")
+@pytest.mark.feature("torchrun that is killed takes its processes with it: the run is saved, and --resume goes on")
+def test_processes_end_with_their_launcher(tmp_path: Path, torchrun: list[subprocess.Popen[str]]) -> None:
+    torchrun.append(launch(tmp_path, *TRAIN, "--epochs", "100000"))
+    wait_for_epochs(tmp_path, 1, torchrun[0])
+    ranks = [worker(torchrun[0], rank) for rank in range(2)]
+    torchrun[0].kill()
+    _, told = torchrun[0].communicate(timeout=20)  # until no process has stderr open
+    assert not any(is_running(rank) for rank in ranks)
+    assert "interrupted: runs/first is saved; go on with: torchrun --nproc-per-node 2 -m dubio train" in told
+    done = len((tmp_path / "runs" / "first" / "metrics.jsonl").read_text().splitlines())
+    torchrun.append(launch(tmp_path, "train", "first", "--resume", "--epochs", str(done + 1), "--device", "cpu"))
+    _, told = torchrun[1].communicate(timeout=120)
+    assert torchrun[1].returncode == 0, told
+    assert not list(tmp_path.rglob(".*"))

@@ -249,6 +249,7 @@ class Deadly(Dataset[tuple[Tensor, Tensor]]):
         return INPUTS[row], TARGETS[row]
 
 
+@pytest.mark.filterwarnings("ignore:the training data .Deadly. have no fingerprint")
 @pytest.mark.feature("A process that dies ends the run with a clear error, and nothing checkpointed is lost")
 @pytest.mark.parametrize("dies", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_process_that_dies_ends_the_run_and_loses_nothing(tmp_path: Path, dies: int) -> None:

@@ -1,6 +1,7 @@
 """``dubio calibrate``, ``abstain`` and ``conformal``: decide about a run's predictions by its own validation data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from dubio.conversion import change_spec
 from dubio.data import Examples
 from dubio.evaluation import Evaluation
 from dubio.persistence.command_log import Command, read_commands, write_commands
+from dubio.persistence.lock import locked
 from dubio.prediction import ClassPredictive
 
 __all__ = ["abstain", "calibrate", "conformal"]
@@ -62,17 +64,17 @@ def calibrate(
     runs: Path,
 ) -> None:
     """Calibrate a run on its validation data, and keep it with the network."""
-    subject = _subject(named, runs, data_dir)
-    found = dubio.calibrate(
-        subject.model, subject.validation, kind=kind, per_draw=per_draw, num_samples=samples, seed=seed
-    )
-    options = {"kind": (kind, "temperature"), "per-draw": (per_draw, False)}
-    subject.keep(found, "calibrate", options | _draws(samples, seed))
-    before, after = (_quality(subject, samples, seed, decisions) for decisions in (False, True))
-    typer.echo(
-        f"on the {len(subject.validation)} validation examples it was found on: "
-        f"NLL {before[0]:.4f} -> {after[0]:.4f}, calibration error {before[1]:.4f} -> {after[1]:.4f}"
-    )
+    with _subject(named, runs, data_dir) as subject:
+        found = dubio.calibrate(
+            subject.model, subject.validation, kind=kind, per_draw=per_draw, num_samples=samples, seed=seed
+        )
+        options = {"kind": (kind, "temperature"), "per-draw": (per_draw, False)}
+        subject.keep(found, "calibrate", options | _draws(samples, seed))
+        before, after = (_quality(subject, samples, seed, decisions) for decisions in (False, True))
+        typer.echo(
+            f"on the {len(subject.validation)} validation examples it was found on: "
+            f"NLL {before[0]:.4f} -> {after[0]:.4f}, calibration error {before[1]:.4f} -> {after[1]:.4f}"
+        )
 
 
 def abstain(
@@ -87,19 +89,19 @@ def abstain(
     runs: Path,
 ) -> None:
     """Choose when predictions of a run are accepted, and keep it with the network."""
-    subject = _subject(named, runs, data_dir)
-    found = dubio.abstain(
-        subject.model,
-        subject.validation,
-        error=error,
-        coverage=coverage,
-        score=score,
-        level=level,
-        num_samples=samples,
-        seed=seed,
-    )
-    options = {"error": (error, None), "coverage": (coverage, None), "score": (score, "confidence")}
-    subject.keep(found, "abstain", options | {"level": (level, 0.9)} | _draws(samples, seed))
+    with _subject(named, runs, data_dir) as subject:
+        found = dubio.abstain(
+            subject.model,
+            subject.validation,
+            error=error,
+            coverage=coverage,
+            score=score,
+            level=level,
+            num_samples=samples,
+            seed=seed,
+        )
+        options = {"error": (error, None), "coverage": (coverage, None), "score": (score, "confidence")}
+        subject.keep(found, "abstain", options | {"level": (level, 0.9)} | _draws(samples, seed))
 
 
 def conformal(
@@ -113,44 +115,46 @@ def conformal(
     runs: Path,
 ) -> None:
     """Choose the prediction sets of a run, and keep it with the network."""
-    subject = _subject(named, runs, data_dir)
-    found = dubio.conformal(
-        subject.model,
-        subject.validation,
-        coverage=coverage,
-        kind=kind,
-        allow_empty=allow_empty,
-        num_samples=samples,
-        seed=seed,
-    )
-    options = {"coverage": (coverage, 0.9), "kind": (kind, "lac"), "allow-empty": (allow_empty, False)}
-    subject.keep(found, "conformal", options | _draws(samples, seed))
-    sizes = subject.predict(samples, seed, decisions=True).sets.sum(dim=-1).double()
-    typer.echo(
-        f"sets hold {sizes.mean():.2f} classes on average on the {len(subject.validation)} validation examples, "
-        f"{int(sizes.max())} at most"
-    )
+    with _subject(named, runs, data_dir) as subject:
+        found = dubio.conformal(
+            subject.model,
+            subject.validation,
+            coverage=coverage,
+            kind=kind,
+            allow_empty=allow_empty,
+            num_samples=samples,
+            seed=seed,
+        )
+        options = {"coverage": (coverage, 0.9), "kind": (kind, "lac"), "allow-empty": (allow_empty, False)}
+        subject.keep(found, "conformal", options | _draws(samples, seed))
+        sizes = subject.predict(samples, seed, decisions=True).sets.sum(dim=-1).double()
+        typer.echo(
+            f"sets hold {sizes.mean():.2f} classes on average on the {len(subject.validation)} validation examples, "
+            f"{int(sizes.max())} at most"
+        )
 
 
 def _draws(samples: int, seed: int) -> dict[str, tuple[Any, Any]]:
     return {"samples": (samples, 100), "seed": (seed, 0)}
 
 
-def _subject(named: str, runs: Path, data_dir: Path | None) -> Subject:
-    """A run's network, its validation data, and what it was judged on."""
+@contextmanager
+def _subject(named: str, runs: Path, data_dir: Path | None) -> Iterator[Subject]:
+    """A run's network, its validation data, and what it was judged on; nothing else writes to the run meanwhile."""
     folder = find_run(named, runs)
     order = read_order(folder)
     if data_dir is not None:
         order = replace(order, data_dir=str(data_dir))
-    model = load_model(named, runs)
-    validation = load_splits(order, read_encoder(folder)).validation
-    if validation is None:
-        raise ValueError(f"{order.data}, which run {named!r} was trained on, has no validation part to decide by")
-    if (folder / EVALUATION).is_file():
-        judged_on = Evaluation.load(folder / EVALUATION).data.fingerprint
-        change_spec(model, evaluated=tuple(dict.fromkeys((*dubio.spec(model).evaluated, judged_on))))
-    noisy = f"validation labels are as wrong as those it was trained with ({order.label_noise}), and so is this"
-    return Subject(folder, model, validation, noisy if order.label_noise is not None else "")
+    with locked(folder):
+        model = load_model(named, runs)
+        validation = load_splits(order, read_encoder(folder)).validation
+        if validation is None:
+            raise ValueError(f"{order.data}, which run {named!r} was trained on, has no validation part to decide by")
+        if (folder / EVALUATION).is_file():
+            judged_on = Evaluation.load(folder / EVALUATION).data.fingerprint
+            change_spec(model, evaluated=tuple(dict.fromkeys((*dubio.spec(model).evaluated, judged_on))))
+        noisy = f"validation labels are as wrong as those it was trained with ({order.label_noise}), and so is this"
+        yield Subject(folder, model, validation, noisy if order.label_noise is not None else "")
 
 
 def _quality(subject: Subject, num_samples: int, seed: int, decisions: bool) -> tuple[float, float]:

@@ -32,6 +32,7 @@ from dubio.objectives import Loss
 from dubio.persistence import save
 from dubio.persistence.atomic import write_atomically
 from dubio.persistence.command_log import forget_commands
+from dubio.persistence.lock import locked
 from dubio.sampling import Precision
 from dubio.training import ALONE, Callback, Processes, Run, fit
 
@@ -151,37 +152,37 @@ def train_order(
         raise ValueError(f"--augment needs images, and {order.data} has inputs of shape {splits.train.shape}")
     net, likelihood = build_for(order, splits.train)
     model = method.convert(net, likelihood)
-    if not resume:
-        processes.by_writer(lambda: _write_order(order, folder, splits.train))
-    try:
-        run = fit(
-            model,
-            _training_data(order, splits.train, device),
-            None if splits.validation is None else in_rows(splits.validation),
-            epochs=order.epochs,
-            batch_size=order.batch_size,
-            lr=order.lr,
-            noise_lr=order.noise_lr,
-            schedule=order.schedule,
-            num_samples=order.samples,
-            callbacks=(_Keeper(order, folder), *callbacks),
-            folder=folder,
-            resume=resume,
-            seed=order.seed,
-            device=device,
-            precision=order.precision,
-            fast="auto" if order.fast is None else order.fast,
-            progress=progress,
-        )
-    except Exception:
-        # Refused before it began: leave no trace of it.
-        if processes.is_writer and not (folder / "config.json").exists():
-            for file in (FILE, ENCODER):
-                (folder / file).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
-    processes.by_writer(lambda: _save_model(model, folder))
+    with contextlib.ExitStack() as lock:
+        processes.by_writer(lambda: lock.enter_context(locked(folder)))
+        if not resume:
+            processes.by_writer(lambda: _write_order(order, folder, splits.train))
+        try:
+            run = fit(
+                model,
+                _training_data(order, splits.train, device),
+                None if splits.validation is None else in_rows(splits.validation),
+                epochs=order.epochs,
+                batch_size=order.batch_size,
+                lr=order.lr,
+                noise_lr=order.noise_lr,
+                schedule=order.schedule,
+                num_samples=order.samples,
+                callbacks=(_Keeper(order, folder), *callbacks),
+                folder=folder,
+                resume=resume,
+                seed=order.seed,
+                device=device,
+                precision=order.precision,
+                fast="auto" if order.fast is None else order.fast,
+                progress=progress,
+            )
+        except Exception:
+            # Refused before it began: leave no trace of it. The lock removes an empty folder that it has made.
+            if processes.is_writer and not (folder / "config.json").exists():
+                for file in (FILE, ENCODER):
+                    (folder / file).unlink(missing_ok=True)
+            raise
+        processes.by_writer(lambda: _save_model(model, folder))
     return model, run
 
 
@@ -244,7 +245,6 @@ def _save_model(model: nn.Module, folder: Path) -> None:
 
 
 def _write_order(order: Order, folder: Path, train: Examples | None = None) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     if train is not None and train.encoder is not None:
         write_atomically(folder / ENCODER, train.encoder.to_json().encode())
     write_atomically(folder / FILE, (json.dumps(dataclasses.asdict(order), indent=1) + "\n").encode())

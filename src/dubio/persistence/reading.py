@@ -1,17 +1,43 @@
-"""Frozen values back from JSON, guided by the types of their fields."""
+"""JSON objects from files, and frozen values back from JSON, guided by the types of their fields."""
 
 import dataclasses
+import json
 import types
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["read_value"]
+__all__ = ["read_json_lines", "read_object", "read_value"]
 
 T = TypeVar("T")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an error names the file."""
+    return _object(path.read_bytes(), str(path))
+
+
+def read_json_lines(path: Path, count: int | None = None) -> list[dict[str, Any]]:
+    """The objects in a file with one per line, or the first ``count``; an error names the file and the line.
+
+    A last line without an end is being written, or was cut, and does not count.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1][:count]
+    return [_object(line, f"{path}, line {number},") for number, line in enumerate(lines, start=1)]
 
 
 def read_value(kind: type[T], data: Any) -> T:
     """The value of type ``kind`` that JSON stands for; what does not fit is refused."""
     value: T = _read(kind, data, kind.__name__)
+    return value
+
+
+def _object(content: bytes, source: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{source} must hold a JSON object, got a {type(value).__name__}")
     return value
 
 

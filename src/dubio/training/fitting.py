@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dubio.conversion import drop_decisions
 from dubio.data import Examples, Loader, scaled
 from dubio.data.batches import batches_from
+from dubio.data.fingerprints import DataFingerprint
 from dubio.data.sharing import shared_batches
 from dubio.likelihoods import Gaussian, likelihood_of
 from dubio.methods import Ensemble, Method, Recipe
@@ -93,8 +94,10 @@ def fit(
         sample_weight: one weight per training example, or one for each example and draw.
         callbacks: objects with ``on_step``, ``on_epoch`` and ``on_end``, such as ``dubio.TensorBoard(folder)``; called
             in the first process alone.
-        folder: where the run is kept: configuration, metrics, checkpoint, best weights.
-        resume: go on from the folder's checkpoint.
+        folder: where the run is kept: configuration, fingerprints of the data, metrics, checkpoints, best weights. It
+            is locked until ``fit`` returns.
+        resume: go on from the folder's newest checkpoint that is whole. Other data, or another configuration, are
+            refused; ``epochs`` may change.
         seed: order of the data, and noise.
         device: where to train; by default where the network is.
         precision: ``"fp32"``; ``"tf32"`` rounds factors of products on a GPU; ``"bf16"`` runs under autocast.
@@ -188,6 +191,10 @@ def fit(
             processes=processes,
         )
 
+    def fingerprints() -> dict[str, DataFingerprint | None]:
+        held_out_data = None if validation is None else DataFingerprint.of(validation)
+        return {"train": DataFingerprint.of(train, sample_weight), "validation": held_out_data}
+
     rates = (plan.lr, plan.noise_lr, weight_decay, optimizer)
     tried = num_steps if where.type == "cpu" and fast == "auto" else None  # whether compiling is worth it hangs on it
     run = (plan.num_samples, clip_norm, precision, fast, processes, accumulate > 1, STATE.own.settings.memory, tried)
@@ -206,6 +213,7 @@ def fit(
         where,
         step,
         processes,
+        fingerprints,
         keep_step=steps is not None,
     )
     drop_decisions(model, "training")

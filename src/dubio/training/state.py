@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubio.persistence.reading import read_value
 from dubio.persistence.tensors import with_ties, without_ties
 from dubio.training.optimising import load_keeping_the_way
 from dubio.training.processes import Processes
@@ -95,7 +96,7 @@ def unpack(
     _restore_generators(_of_rank(parts["random"], processes), processes.device)
     for name, value in _of_rank(parts.get("buffers", {}), processes).items():
         model.get_buffer(name).copy_(value)
-    return Standing(**state["standing"]), parts.get("best")
+    return read_value(Standing, state["standing"]), parts.get("best")
 
 
 def _of_rank(tensors: dict[str, Tensor], processes: Processes) -> dict[str, Tensor]:

@@ -2,16 +2,21 @@
 
 Invariants (``tests/training``): with a folder, a run that was killed at any point and resumed ends bit for bit as one
 that was not, in eager steps on a CPU; compiled ones may round otherwise, where the first batch after it is a short one.
-A checkpoint is whole or not there; ``metrics.jsonl`` holds every epoch once. Of several processes the first alone
-writes, all decide from the same numbers, and none goes on without the others.
+A checkpoint is whole or not there; a damaged one is named, and the one before it is used. ``metrics.jsonl`` holds every
+epoch once, since a lock keeps other processes out of the folder. A run is not resumed with other data or another
+configuration. Of several processes the first alone writes, all decide from the same numbers, and none goes on without
+the others.
 """
 
 import dataclasses
 import json
+import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +26,22 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio.data.batches import Batch, Batches
+from dubio.data.fingerprints import DataFingerprint
 from dubio.layers import num_trained
 from dubio.objectives import Objective
 from dubio.persistence import save
 from dubio.persistence.atomic import remove_unfinished, write_atomically
+from dubio.persistence.lock import locked
+from dubio.persistence.reading import read_json_lines, read_object, read_value
 from dubio.persistence.tensors import without_ties
-from dubio.training.checkpoints import latest_checkpoint, read_checkpoint, write_checkpoint
+from dubio.training.checkpoints import (
+    CheckpointError,
+    checkpoints_in,
+    latest_checkpoint,
+    read_checkpoint,
+    remove_checkpoints,
+    write_checkpoint,
+)
 from dubio.training.diagnosis import warn_of_collapse, what_is_not_finite
 from dubio.training.health import LOOK_EVERY, BrokenLossError
 from dubio.training.optimising import set_learning_rates
@@ -37,6 +52,7 @@ from dubio.training.state import Standing, own_state, pack, unpack
 from dubio.training.stepping import Place, Step
 from dubio.training.validation import validate
 from dubio.training.values import Callback, Interrupted, Plan, Run
+from dubio.version import versions
 
 __all__ = ["Trainer"]
 
@@ -44,8 +60,10 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 ASK_EVERY = 20
 """Steps on a GPU between two questions whether some process was told to stop: the answer holds up what is queued."""
-FREE = ("epochs", "num_parameters")
-"""What of a configuration may be another when a run is resumed; the second was not always written."""
+FREE = ("epochs", "num_parameters", "data", "versions")
+"""What of a configuration may be another when a run is resumed, or is compared in a way of its own."""
+VERSIONS = ("dubio", "torch")
+"""Those on which numbers depend."""
 
 
 @dataclass
@@ -64,6 +82,8 @@ class Trainer:
     device: torch.device
     step: Step
     processes: Processes
+    fingerprints: Callable[[], dict[str, DataFingerprint | None]] = dict
+    """Makes the fingerprints of the training and validation data, which a run with a folder keeps."""
     keep_step: bool = False
     """Whether what was compiled and recorded is kept for another run."""
     _num_classes: int | None = None
@@ -73,22 +93,28 @@ class Trainer:
     """When the device was last asked how it goes."""
     _first_step: int = 0
     """The step at which this run began or was taken up."""
+    _previous: Path | None = None
+    """The checkpoint that was written last, or that the run was resumed from."""
 
     def run(self, resume: bool, interrupted: threading.Event, display: Display) -> Run:
         """All epochs, from the start or from the checkpoint."""
         self.processes.broadcast(self.model)
         if self.processes.count > 1:
             self._check_agreement(resume)
-        standing, best, history = self._start(resume)
-        try:
-            return self._run(standing, best, history, interrupted, display)
-        except LostProcessError as error:
-            raise LostProcessError(
-                f"training ended at step {standing.step + 1} of epoch {standing.epoch + 1}: {error}{self._kept()}"
-            ) from error
-        finally:
-            if not self.keep_step:
-                self.step.close()
+        with ExitStack() as lock:
+            if self.folder is not None:
+                folder = self.folder
+                self.processes.by_writer(lambda: lock.enter_context(locked(folder)))
+            standing, best, history = self._start(resume)
+            try:
+                return self._run(standing, best, history, interrupted, display)
+            except LostProcessError as error:
+                raise LostProcessError(
+                    f"training ended at step {standing.step + 1} of epoch {standing.epoch + 1}: {error}{self._kept()}"
+                ) from error
+            finally:
+                if not self.keep_step:
+                    self.step.close()
 
     def _run(
         self,
@@ -102,18 +128,18 @@ class Trainer:
         self.step.settle(standing.compiled)
         self.model.train()
         began = time.perf_counter() - standing.seconds
-        while standing.epoch < self.plan.epochs and not self._out_of_patience(standing):
+        while not self._is_over(standing):
             for batch, last in self._batches_of(standing):
                 complete = self._learn_from(batch, last, standing, display)
                 if complete and self._is_told_to_stop(interrupted, standing):  # between two steps
                     standing.seconds = time.perf_counter() - began
-                    self._stop(standing, best)
+                    self._stop(standing, best, history)
             standing.seconds = time.perf_counter() - began
             metrics = self._finish_epoch(standing)
             if self._improved(metrics, standing) and self.held_out is not None:
                 best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
             history.append(metrics)
-            self._keep(metrics, standing, best)
+            self._keep(history, standing, best)
             display.epoch(metrics)
             for callback in self.callbacks:
                 callback.on_epoch(metrics)
@@ -124,43 +150,98 @@ class Trainer:
             if resume:
                 raise ValueError("resume needs the folder of the run to go on with")
             return Standing(), None, []
-        checkpoint = self.processes.by_writer(lambda: self._open(resume))
-        if checkpoint is None:
-            return Standing(), None, []
-        standing, best = self.processes.together(
-            lambda: unpack(self.model, self.optimizer, *read_checkpoint(checkpoint), self.processes)
-        )
-        return standing, best, self.processes.by_writer(lambda: self._cut_metrics(standing.epoch))
+        config = self.processes.by_writer(lambda: self._open(resume))
+        standing, best = self._load_checkpoint() if resume else (Standing(), None)
+        return standing, best, self.processes.by_writer(lambda: self._prepare_files(config, standing))
 
-    def _open(self, resume: bool) -> Path | None:
-        """Prepare the folder; the checkpoint to go on from, where there is one."""
+    def _open(self, resume: bool) -> dict[str, Any]:
+        """Check the folder and the configuration that it holds; the configuration to be written there."""
         assert self.folder is not None
-        self.folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.folder)
         config = self._config()
-        known = self.folder / "config.json"
-        checkpoint = latest_checkpoint(self.folder / "checkpoint") if resume else None
-        if resume and known.exists():
-            _check_same(json.loads(known.read_text()), config)
-        elif known.exists():
+        file = self.folder / "config.json"
+        if file.exists() and not resume:
             raise FileExistsError(
                 f"folder {self.folder} holds a run already; pass resume=True to go on, or another folder"
             )
-        write_atomically(known, (json.dumps(config, indent=1) + "\n").encode())
-        if checkpoint is None:
-            write_atomically(self.folder / "metrics.jsonl", b"")
-        return checkpoint
+        saved = read_object(file) if file.exists() else None
+        if saved is not None:
+            _check_same(saved, config)
+        elif resume and checkpoints_in(self.folder / "checkpoint"):
+            warnings.warn(f"{file} is missing, so nothing tells whether this is the run that began here", stacklevel=2)
+        data = self.fingerprints()
+        if saved is not None:
+            data = _checked_data(file, saved.get("data"), data)
+            _warn_of_versions(saved.get("versions"))
+        described = {part: None if one is None else dataclasses.asdict(one) for part, one in data.items()}
+        return {**config, "data": described, "versions": {name: versions()[name] for name in VERSIONS}}
 
-    def _cut_metrics(self, num_epochs: int) -> list[dict[str, float]]:
-        """The metrics of epochs that are over. What was written after the checkpoint will be written again."""
+    def _load_checkpoint(self) -> tuple[Standing, dict[str, Tensor] | None]:
+        """Put the newest checkpoint back that is whole; of a run without any, the beginning."""
+        assert self.folder is not None
+        folder = self.folder / "checkpoint"
+        paths = self.processes.by_writer(lambda: checkpoints_in(folder))
+        damage = []
+        for place, path in enumerate(paths):
+            try:
+                standing, best = self.processes.together(lambda path=path: self._read(path))  # type: ignore[misc]
+            except CheckpointError as error:
+                damage.append(str(error))
+                continue
+            if damage and self.processes.is_writer:
+                warnings.warn(f"{'; '.join(damage)}; the run goes on from {path}, the one before", stacklevel=2)
+            if self.processes.is_writer:  # older ones are left over where a process was killed before it removed them
+                remove_checkpoints(paths[place + 2 :])
+            self._previous = path
+            return standing, best
+        if damage:
+            raise CheckpointError(
+                f"cannot resume, no checkpoint is whole: {'; '.join(damage)}; put {folder} back from a copy, or begin "
+                "another run"
+            )
+        return Standing(), None
+
+    def _read(self, path: Path) -> tuple[Standing, dict[str, Tensor] | None]:
+        tensors, state = read_checkpoint(path)
+        try:
+            return unpack(self.model, self.optimizer, tensors, state, self.processes)
+        except torch.OutOfMemoryError:
+            raise
+        except KeyError as error:
+            raise CheckpointError(f"{path} does not fit the run: it lacks {error}") from error
+        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{path} does not fit the run: {error}") from error
+
+    def _prepare_files(self, config: dict[str, Any], standing: Standing) -> list[dict[str, float]]:
+        """Write the configuration, and cut the metrics to the epochs that are over; these metrics.
+
+        What was written after the checkpoint will be written again.
+        """
         assert self.folder is not None
         metrics = self.folder / "metrics.jsonl"
-        lines = metrics.read_text().splitlines()[:num_epochs] if metrics.is_file() else []
-        if len(lines) < num_epochs:
-            raise ValueError(f"cannot resume: {metrics} must hold {num_epochs} epochs, got {len(lines)}")
-        history = [json.loads(line) for line in lines]
-        write_atomically(metrics, "".join(json.dumps(line) + "\n" for line in history).encode())
+        history = read_json_lines(metrics, standing.epoch) if standing.epoch and metrics.is_file() else []
+        if len(history) < standing.epoch:
+            raise ValueError(f"cannot resume: {metrics} must hold {standing.epoch} epochs, got {len(history)}")
+        if standing.epoch and self._is_over(standing):
+            self._warn_of_nothing_left(standing)
+        else:
+            write_atomically(self.folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+        self._write_metrics(history)
         return history
+
+    def _is_over(self, standing: Standing) -> bool:
+        return standing.epoch >= self.plan.epochs or self._out_of_patience(standing)
+
+    def _warn_of_nothing_left(self, standing: Standing) -> None:
+        done = standing.epoch
+        if done < self.plan.epochs:
+            why = f"training stopped at epoch {done}, after {self.plan.patience} epochs without improvement"
+            warnings.warn(f"{why}; nothing to train", stacklevel=2)
+        else:
+            more = f"add epochs, such as epochs={done + 10} (--epochs {done + 10})"
+            warnings.warn(
+                f"{done} of {self.plan.epochs} epochs are done already; nothing to train; {more}", stacklevel=2
+            )
 
     def _batches_of(self, standing: Standing) -> Iterator[tuple[Batch, bool]]:
         """The batches of the epoch that are left, and whether each is the last.
@@ -288,18 +369,39 @@ class Trainer:
     def _out_of_patience(self, standing: Standing) -> bool:
         return self.plan.patience is not None and standing.epoch - standing.best_epoch >= self.plan.patience
 
-    def _keep(self, metrics: dict[str, float], standing: Standing, best: dict[str, Tensor] | None) -> None:
+    def _keep(self, history: list[dict[str, float]], standing: Standing, best: dict[str, Tensor] | None) -> None:
         if self.folder is not None:
-            self.processes.by_writer(lambda: self._append(metrics))
+            self.processes.by_writer(lambda: self._append(history))
             self._save(standing, best)
 
-    def _append(self, metrics: dict[str, float]) -> None:
+    def _append(self, history: list[dict[str, float]]) -> None:
+        """Write the metrics of the last epoch."""
         assert self.folder is not None
+        self._restore_metrics(history[:-1])
+        metrics = self.folder / "metrics.jsonl"
         try:
-            with (self.folder / "metrics.jsonl").open("a") as lines:
-                lines.write(json.dumps(metrics) + "\n")
+            with metrics.open("a") as lines:
+                lines.write(json.dumps(history[-1]) + "\n")
+                lines.flush()
+                os.fsync(lines.fileno())  # a checkpoint without its metrics could not be resumed
         except OSError as error:
-            raise OSError(f"cannot write to {self.folder / 'metrics.jsonl'}: {error}{self._kept()}") from error
+            raise OSError(f"cannot write to {metrics}: {error}{self._kept()}") from error
+
+    def _restore_metrics(self, history: list[dict[str, float]]) -> None:
+        """Write the metrics of all epochs again where their file was removed: without it no run can be resumed."""
+        assert self.folder is not None
+        metrics = self.folder / "metrics.jsonl"
+        if not metrics.is_file():
+            self._write_metrics(history)
+            warnings.warn(f"{metrics} was removed during training; it is written again", stacklevel=2)
+
+    def _write_metrics(self, history: list[dict[str, float]]) -> None:
+        assert self.folder is not None
+        metrics = self.folder / "metrics.jsonl"
+        try:
+            write_atomically(metrics, "".join(json.dumps(line) + "\n" for line in history).encode())
+        except OSError as error:
+            raise OSError(f"cannot write to {metrics}: {error}{self._kept()}") from error
 
     def _save(self, standing: Standing, best: dict[str, Tensor] | None) -> None:
         assert self.folder is not None
@@ -309,13 +411,19 @@ class Trainer:
         checkpoint = self.folder / "checkpoint"
         self.processes.by_writer(
             lambda: write_checkpoint(
-                checkpoint, standing.step, *pack(self.model, self.optimizer, standing, best, own_states)
+                checkpoint,
+                standing.step,
+                *pack(self.model, self.optimizer, standing, best, own_states),
+                self._previous,
             )
         )
+        if self.processes.is_writer:
+            self._previous = latest_checkpoint(checkpoint)
 
-    def _stop(self, standing: Standing, best: dict[str, Tensor] | None) -> None:
+    def _stop(self, standing: Standing, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> None:
         if self.folder is None:
             raise Interrupted(f"training was interrupted at step {standing.step}; without a folder nothing was saved")
+        self.processes.by_writer(lambda: self._restore_metrics(history))
         self._save(standing, best)
         raise Interrupted(
             f"training was interrupted at step {standing.step}; go on with resume=True, folder={self.folder}"
@@ -378,6 +486,59 @@ def _check_same(known: dict[str, Any], now: dict[str, Any]) -> None:
     if differing:
         listed = "; ".join(_difference(name, known.get(name), now.get(name)) for name in sorted(differing))
         raise ValueError(f"cannot resume with another configuration: {listed}")
+
+
+def _checked_data(file: Path, saved: Any, now: dict[str, DataFingerprint | None]) -> dict[str, DataFingerprint | None]:
+    """The fingerprints to be kept from now on; refuses data that are not those that the run began with."""
+    if not isinstance(saved, dict):
+        warnings.warn(
+            f"{file} has no fingerprints of the data, as in older versions, so a change of the data is not noticed",
+            stacklevel=2,
+        )
+        return now
+    changes, without_hash, kept = [], [], dict(now)
+    for part, own in now.items():
+        try:
+            before = None if saved.get(part) is None else read_value(DataFingerprint, saved[part])
+        except ValueError as error:
+            raise ValueError(f"{file} cannot be read: the fingerprint of the {part} data is damaged: {error}") from None
+        name = f"the {'training' if part == 'train' else part} data"
+        if before is None and own is None:
+            continue
+        if before is None or own is None:
+            changes.append(f"{name} {'were not given before' if before is None else 'are missing now'}")
+        else:
+            changes += [change] if (change := own.change_from(before, name)) else []
+            if before.ordered is None or own.ordered is None:
+                without_hash.append(f"{name} ({own.kind})")
+            if own.ordered is None:
+                kept[part] = before
+    if changes:
+        raise ValueError(
+            f"cannot resume with other data: {'; '.join(changes)}; resume with the data that the run began with, or "
+            "begin another run"
+        )
+    if without_hash:
+        warnings.warn(
+            f"{' and '.join(without_hash)} have no fingerprint, as they are not in memory: a change is not noticed",
+            stacklevel=2,
+        )
+    return kept
+
+
+def _warn_of_versions(saved: Any) -> None:
+    """Warn that a run goes on with another dubio or torch; older runs do not say which they had."""
+    if not isinstance(saved, dict):
+        return
+    now = versions()
+    other = [name for name in VERSIONS if saved.get(name) != now[name]]
+    if other:
+        before, after = (" and ".join(f"{name} {made_by.get(name)}" for name in other) for made_by in (saved, now))
+        warnings.warn(
+            f"the run was trained with {before} and goes on with {after}; its numbers may differ from those of a run "
+            "that was not interrupted",
+            stacklevel=2,
+        )
 
 
 def _difference(name: str, known: Any, now: Any) -> str:
