@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks.fitting import Thrift
-from dubio.attacks.generators import seeded_generator
 from dubio.attacks.progress import Ticker
 from dubio.attacks.recording import Recorder
 from dubio.attacks.victims import (
@@ -28,8 +27,9 @@ from dubio.attacks.victims import (
 )
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 from dubio.sampling.capturing import Through, as_it_is
+from dubio.sampling.host_rng import seeded_run, seeded_step
 from dubio.sampling.memory import is_out_of_memory
-from dubio.sampling.settings import check_num_samples, seed_tensor
+from dubio.sampling.settings import check_num_samples, new_seed, seed_tensor
 
 __all__ = ["Attack", "Attacked", "Perturbed", "check_count", "stronger"]
 
@@ -155,7 +155,8 @@ class Attack:
         """
         if not (inputs.is_cuda and torch.cuda.is_current_stream_capturing()):  # nobody can be asked then
             self._check_call(model, inputs, targets)
-        with torch.inference_mode(False), untouched(model), seeded_generator(self.seed, inputs.device), torch.no_grad():
+        numbers = seeded_step(self.seed, inputs.device, compiled=through is not as_it_is)
+        with torch.inference_mode(False), untouched(model), numbers, torch.no_grad():
             victim = replace(self.victim(model), through=through, seeded=self.seed is not None)
             rows, moved = self.batch_size or len(inputs), []
             for first in range(0, len(inputs), rows):
@@ -170,14 +171,19 @@ class Attack:
         """What a call does, on rows of which the first is row ``first_row`` of the whole data."""
         self._check_call(model, inputs, targets)
         began = time.perf_counter()
-        with torch.inference_mode(False), untouched(model), seeded_generator(self.seed, inputs.device), torch.no_grad():
+        with torch.inference_mode(False), untouched(model), torch.no_grad():
             inputs, targets = inputs.detach().clone(), targets.clone().long()  # one's own, outside of any graph
-            victim = self.victim(model)
-            victim.check(inputs, targets, self.batch_size)
-            rows = min(self.batch_size or victim.rows_at_a_time(inputs, targets, self._uses_gradients), len(inputs))
-            with Ticker(-(-len(inputs) // rows) * self._num_steps(), type(self).__name__, progress) as ticker:
-                found, victims = self._in_pieces(replace(victim, first_row=first_row), inputs, targets, rows, ticker)
-            return self._collect(found, inputs, victims, began)
+
+            def attack() -> Attacked:
+                victim = self.victim(model)
+                victim.check(inputs, targets, self.batch_size)
+                rows = min(self.batch_size or victim.rows_at_a_time(inputs, targets, self._uses_gradients), len(inputs))
+                with Ticker(-(-len(inputs) // rows) * self._num_steps(), type(self).__name__, progress) as ticker:
+                    part = replace(victim, first_row=first_row)
+                    perturbed, victims = self._in_pieces(part, inputs, targets, rows, ticker)
+                return self._collect(perturbed, inputs, victims, began)
+
+            return seeded_run(self.seed, inputs.device, attack)
 
     def _in_pieces(
         self, victim: Victim, inputs: Tensor, targets: Tensor, rows: int, ticker: Ticker
@@ -253,7 +259,7 @@ class Attack:
 
     def victim(self, model: Model) -> Victim:
         """The network as this attack looks at it."""
-        seed = int(torch.randint(2**31, (), device="cpu")) if self.seed is None else self.seed
+        seed = int(new_seed(2**31)) if self.seed is None else self.seed
         return Victim(model, self.num_samples, self.objective, self.loss, self.noise, seed, self.targeted)
 
     def _select(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Perturbed:

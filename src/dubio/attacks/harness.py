@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks.attack import Attack
-from dubio.attacks.generators import seeded_generator
 from dubio.attacks.scoring import score
 from dubio.attacks.victims import Model, untouched
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, stream
+from dubio.sampling.host_rng import seeded
 from dubio.sampling.settings import check_num_samples
 from dubio.version import versions
 
@@ -191,7 +191,7 @@ def _single(
     """Accuracy of each of many draws, one set of weights for all inputs (5.4)."""
     right = torch.zeros(num_draws, dtype=torch.long)
     if not isinstance(model, nn.Module):
-        with seeded_generator(seed, inputs.device):
+        with seeded(seed, inputs.device, lend=True):  # nobody knows where a function draws from
             for draw in range(num_draws):
                 right[draw] = (model(inputs).argmax(dim=-1) == targets).sum()
         return right / len(inputs)

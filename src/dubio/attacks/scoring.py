@@ -14,9 +14,9 @@ from torch import Tensor
 
 from dubio import functional
 from dubio.attacks.attack import Attacked, check_count
-from dubio.attacks.generators import seeded_generator
 from dubio.attacks.victims import Model, Victim, check_classifier, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective
+from dubio.sampling.host_rng import seeded_run
 from dubio.sampling.noise import noise_key
 from dubio.sampling.settings import check_num_samples
 
@@ -88,9 +88,10 @@ def score(
         raise ValueError(
             f"targets must be one label per input, got shapes {tuple(targets.shape)} and {tuple(inputs.shape)}"
         )
-    victim = Victim(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
-    predicted, right = [], []
-    with untouched(model), seeded_generator(_own_seed(seed, "score"), inputs.device):
+
+    def look() -> tuple[Tensor, Tensor]:
+        victim = Victim(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
+        predicted, right = [], []
         victim.check(inputs, targets, batch_size)
         for first in range(0, len(inputs), batch_size):
             part = slice(first, first + batch_size)
@@ -100,7 +101,10 @@ def score(
             hits = log_probs.argmax(dim=-1) == targets[part]
             # One draw of a network without noise, or the members of an ensemble, stand for as many as were asked for.
             right.append(hits.repeat(-(-num_samples // len(hits)), 1)[:num_samples])
-    return _summary(torch.cat(predicted), torch.cat(right, dim=1), num_tries)
+        return torch.cat(predicted), torch.cat(right, dim=1)
+
+    with untouched(model):
+        return _summary(*seeded_run(_own_seed(seed, "score"), inputs.device, look), num_tries)
 
 
 @torch.no_grad()
@@ -128,12 +132,16 @@ def strongest(
         raise ValueError(
             f"targets must be one label per input, got shapes {tuple(targets.shape)} and {tuple(inputs.shape[1:])}"
         )
-    victim = Victim(model, num_samples, objective, loss, "fresh", 0)
-    with untouched(model), seeded_generator(_own_seed(seed, "strongest"), targets.device):
+
+    def look() -> Tensor:
+        victim = Victim(model, num_samples, objective, loss, "fresh", 0)
         victim.check(inputs[0], targets, batch_size)
         pieces = zip(inputs.split(batch_size, dim=1), targets.split(batch_size), strict=True)
         values = [torch.stack([victim.values(one, labels) for one in piece]) for piece, labels in pieces]
-    chosen = torch.cat(values, dim=1).argmax(dim=0)
+        return torch.cat(values, dim=1)
+
+    with untouched(model):
+        chosen = seeded_run(_own_seed(seed, "strongest"), targets.device, look).argmax(dim=0)
     return inputs[chosen, torch.arange(len(chosen), device=chosen.device)], chosen
 
 

@@ -9,7 +9,7 @@ changes no attack on a network without noise (``test_the_batch_size_does_not_mat
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, cast
 
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks.fitting import rows_that_fit, rows_to_try, with_fewer_rows
-from dubio.attacks.generators import HOST, Generators, seeded_generator, seeded_host
 from dubio.attacks.recording import Recorder
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.layers import num_members
@@ -28,8 +27,24 @@ from dubio.sampling import Using, sample, seed_tensor
 from dubio.sampling.capturing import Through, as_it_is
 from dubio.sampling.drawing import Call
 from dubio.sampling.executors import Executor
+from dubio.sampling.host_rng import (
+    HOST,
+    LOCK,
+    TORCH,
+    DrawsItselfError,
+    HostState,
+    Stream,
+    Watch,
+    follows_host,
+    has_numbers_of_its_own,
+    may_draw_on_host,
+    notice,
+    redirected,
+    seeded,
+)
 from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
 from dubio.sampling.planning import Footprint, plan_for
+from dubio.sampling.restoring import eval_mode
 from dubio.sampling.settings import STATE
 
 __all__ = [
@@ -44,7 +59,6 @@ __all__ = [
 Model = nn.Module | Callable[[Tensor], Tensor]
 Noise = Literal["fresh", "frozen", "off"]
 
-SEEDS_TO_TRY = 8
 KEY = noise_key("attacks")
 
 
@@ -82,6 +96,8 @@ class Victim:
     """How draws are run; looped where mapped ones would share what the host draws, found out by ``check``."""
     draws_on_host: bool = False
     """Whether a recording would repeat what the host draws; found out by ``check``."""
+    draws_itself: bool = False
+    """Whether the model draws from a global generator itself; found out by ``check``."""
     forwards: int = field(default=0, init=False)
     backwards: int = field(default=0, init=False)
     _num_asked: int = field(default=0, init=False)
@@ -201,16 +217,26 @@ class Victim:
     def check(
         self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"], batch_size: int | None = None
     ) -> None:
-        """Refuse what cannot be attacked, by running a few rows; a network without noise is one draw from then on."""
+        """Refuse what cannot be attacked, by running a few rows; a network without noise is one draw from then on.
+
+        Raises:
+            DrawsItselfError: the model draws from a global generator, and the run has generators of its own.
+        """
         wanted = self.num_samples
         two = replace(self, num_samples=2, executor="loop", noise="off" if self.noise == "off" else "fresh")
-        generators, rows = Generators(inputs.device), min(rows_to_try(), len(inputs), batch_size or len(inputs))
-        few, draws = with_fewer_rows(lambda rows: (inputs[:rows], two.log_probs(inputs[:rows])), rows)
-        moved, differ = generators.moved(), not torch.equal(draws[0], draws[-1])
+        rows = min(rows_to_try(), len(inputs), batch_size or len(inputs))
+        with LOCK if may_draw_on_host(self.model) else nullcontext():  # else its draws would disturb a seeded run
+            host = HostState()
+            with Watch() as watch:
+                few, draws = with_fewer_rows(lambda rows: (inputs[:rows], two.log_probs(inputs[:rows])), rows)
+            moved = host.moved() != ""  # maybe by another thread
+            follows = moved and self._follows_the_host(few)
+            if follows and has_numbers_of_its_own():  # the run begins anew
+                host.put_back()
+        differ = not torch.equal(draws[0], draws[-1])
         # Draws that are few and discrete may agree by chance: whether numbers were drawn tells more.
-        random = bool(moved - HOST) or differ
-        matters = isinstance(self.model, nn.Module) or not random  # functions run one draw after another anyway
-        by_host = matters and bool(moved & HOST) and self._follows_the_host(few)
+        random = bool(watch.devices) or differ
+        by_host = follows and (isinstance(self.model, nn.Module) or not random)  # functions run draw by draw anyway
         random |= by_host
         self.check_logits(draws, labels)
         if self.noise == "off" and random:
@@ -220,18 +246,26 @@ class Victim:
             )
         self.num_samples = wanted if random else 1
         self.is_random = random
-        by_host |= differ and not moved and self._needs_a_generator(inputs.device)
-        self.draws_on_host = by_host or bool(moved - HOST - {inputs.device.type})
+        drew = moved or bool(watch.devices)
+        by_host |= differ and not drew and self._needs_a_generator(inputs.device)
+        self.draws_on_host = by_host or bool(watch.devices - {inputs.device.type})
         self.executor = "loop" if by_host else "auto"
+        self.draws_itself = watch.itself or follows
+        for drawn, what in ((watch.itself, TORCH), (follows, HOST)):
+            if drawn:
+                notice(self.model, what)
+        if self.draws_itself and has_numbers_of_its_own():
+            raise DrawsItselfError(type(self.model).__name__)
 
     def _follows_the_host(self, few: Tensor) -> bool:
         """Whether what Python and NumPy draw shows: they may serve others, such as one who checks types at random."""
         still = replace(self, num_samples=1, executor="loop", noise="off" if self.noise == "off" else "frozen")
-        seen = []
-        for seed in range(SEEDS_TO_TRY):
-            with still._looking_at(few), seeded_host(seed):
-                seen.append(still._draws(few))
-        return any(not torch.equal(seen[0], other) for other in seen[1:])
+
+        def look() -> Tensor:
+            with redirected(Stream(self.seed)), still._looking_at(few):
+                return still._draws(few)
+
+        return follows_host(look)
 
     def _needs_a_generator(self, device: torch.device) -> bool:
         """Whether draws that differ have been drawn, if by one that nobody knows: members of an ensemble have not."""
@@ -281,7 +315,8 @@ class Victim:
         seed = seed_tensor(self.seed) if self.noise == "frozen" else None
         settings = Using(mode=self.noise, seed=seed, first_row=self.first_row, num_rows=len(inputs))
         # A model's own noise is frozen as the engine freezes its own.
-        with seeded_generator(self.seed if self.noise == "frozen" else None, inputs.device), settings:
+        own_seed = self.seed if self.noise == "frozen" else None
+        with seeded(own_seed, inputs.device, lend=self.draws_itself), settings:
             yield
 
     def _call_function(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
@@ -347,7 +382,6 @@ def untouched(model: Model) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
-    modes = [(module, module.training) for module in model.modules()]
     wanting = [parameter for parameter in model.parameters() if parameter.requires_grad]
     buffers = [
         (module, name, buffer, buffer._version, buffer.clone())
@@ -355,14 +389,12 @@ def untouched(model: Model) -> Iterator[None]:
         for name, buffer in module._buffers.items()
         if buffer is not None and not buffer.is_inference()
     ]
-    model.eval()
     for parameter in wanting:
         parameter.requires_grad_(False)
     try:
-        yield
+        with eval_mode(model):
+            yield
     finally:
-        for module, mode in modes:
-            module.training = mode
         for parameter in wanting:
             parameter.requires_grad_(True)
         with torch.no_grad():

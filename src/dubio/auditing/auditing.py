@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio.attacks.attack import check_count
-from dubio.attacks.generators import seeded_generator
 from dubio.attacks.victims import Model
 from dubio.auditing.bench import Bench
 from dubio.auditing.budget import BUDGETS, Budget
@@ -38,6 +37,7 @@ from dubio.auditing.values import (
 )
 from dubio.evaluation.gathering import gather
 from dubio.functional.adversarial import Norm
+from dubio.sampling.host_rng import seeded
 from dubio.sampling.settings import device_of
 from dubio.version import VERSION, versions
 
@@ -225,7 +225,7 @@ def _fingerprint(model: Model, few: Tensor) -> str:
     if isinstance(model, nn.Module):
         named = model.state_dict()
     else:
-        with torch.no_grad(), seeded_generator(0, few.device):
+        with torch.no_grad(), seeded(0, few.device, lend=True):  # nobody knows where a function draws from
             named = {"outputs": model(few)}
     for name, tensor in named.items():
         digest.update(name.encode())

@@ -7,6 +7,7 @@ each left and which one counts for each image. *Scoring* draws judge what was ch
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -17,13 +18,13 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio.attacks import Attack, Pgd
-from dubio.attacks.generators import seeded_generator
 from dubio.attacks.victims import Model, Victim, untouched
 from dubio.auditing.budget import Budget
 from dubio.auditing.keeping import Keeper, Kept
 from dubio.auditing.twins import ordinary_twin
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 from dubio.layers import num_members
+from dubio.sampling.host_rng import seeded, seeded_run
 from dubio.sampling.noise import noise_key
 
 __all__ = ["Attempt", "Bench"]
@@ -112,9 +113,16 @@ class Bench:
     def _checked(self) -> Victim:
         """The network as two draws have shown it."""
         victim = Victim(self.model, 2, "predictive", "margin", "fresh", 0)
-        with untouched(self.model), seeded_generator(self.seed_for("kind"), self.inputs.device):
-            victim.check(self.inputs, self.targets)
+        with untouched(self.model):
+            seeded_run(self.seed_for("kind"), self.inputs.device, lambda: victim.check(self.inputs, self.targets))
         return victim
+
+    @contextmanager
+    def seeded(self, purpose: str) -> Iterator[None]:
+        """A block in which the network is attacked, with random numbers of a seed of its own for each purpose."""
+        lend = self._checked.draws_itself
+        with untouched(self.model), seeded(self.seed_for(purpose), self.inputs.device, lend=lend):
+            yield
 
     @cached_property
     def num_classes(self) -> int:
@@ -157,7 +165,7 @@ class Bench:
     def judge(self, images: Float[Tensor, "image ..."]) -> tuple[Float[Tensor, " image"], Bool[Tensor, " image"]]:
         """What selection draws say of images: the margin by which they are wrong, and whether they are right."""
         victim = self.victim("predictive", "margin", self.budget.select_draws)
-        with untouched(self.model), seeded_generator(self.seed_for("selection"), images.device):
+        with self.seeded("selection"):
             found = [victim.judge(part, labels) for _, part, labels in self.pieces(images)]
         return torch.cat([values.cpu() for values, _ in found]), ~torch.cat([fooled.cpu() for _, fooled in found])
 
@@ -175,8 +183,8 @@ class Bench:
         """The network as an attacker sees it."""
         noise, seed = ("frozen", self.seed_for("frozen")) if frozen else ("fresh", 0)
         draws = 1 if self.kind == "fixed" else num_samples
-        executor = self._checked.executor
-        return Victim(self.model, draws, objective, loss, noise, seed, executor=executor)  # type: ignore[arg-type]
+        checked = {"executor": self._checked.executor, "draws_itself": self._checked.draws_itself}
+        return Victim(self.model, draws, objective, loss, noise, seed, **checked)  # type: ignore[arg-type]
 
     def pieces(self, images: Tensor, rows: int = ROWS) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Images and their labels, some at a time, with the number of the first."""
@@ -185,7 +193,7 @@ class Bench:
 
     def rows_with_gradient(self, victim: Victim) -> int:
         """How many images at a time fit into memory with a gradient."""
-        with untouched(self.model), seeded_generator(self.seed_for("rows"), self.inputs.device):
+        with self.seeded("rows"):
             return min(ROWS, victim.rows_at_a_time(self.inputs, self.targets))
 
     def left_by(self, chosen: Iterable[Attempt]) -> Bool[Tensor, " image"]:
@@ -252,5 +260,5 @@ class Bench:
 
     @torch.no_grad()
     def _log_probs(self, images: Tensor, num_samples: int, purpose: str) -> Float[Tensor, "sample batch class"]:
-        with untouched(self.model), seeded_generator(self.seed_for(purpose), images.device):
+        with self.seeded(purpose):
             return self.victim("predictive", "margin", num_samples).log_probs(images)

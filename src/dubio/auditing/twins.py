@@ -2,13 +2,13 @@
 
 import copy
 
-import torch
 from torch import Tensor, nn
 
 from dubio.attacks import score
 from dubio.attacks.victims import Model, Victim, untouched
 from dubio.conversion import to_mean
 from dubio.layers import Members
+from dubio.sampling.host_rng import Stream, redirected, seeded_run
 from dubio.training import fit
 
 __all__ = ["ordinary_twin"]
@@ -24,18 +24,16 @@ def ordinary_twin(model: Model, inputs: Tensor, targets: Tensor, seed: int) -> n
     """
     if not isinstance(model, nn.Module):
         return None
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        try:
+    try:
+        with redirected(Stream(seed)):  # modules draw their weights from torch's global generator
             twin = _without_noise(model)
             for module in twin.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()
-            fit(twin, (inputs, targets), epochs=EPOCHS, lr=RATE, batch_size=BATCH, seed=seed, progress=False)
-        except (ValueError, TypeError, RuntimeError):  # it cannot be copied, converted back or trained
-            return None
-        return twin.eval() if _is_good(twin, inputs, targets) else None
+        fit(twin, (inputs, targets), epochs=EPOCHS, lr=RATE, batch_size=BATCH, seed=seed, progress=False)
+    except (ValueError, TypeError, RuntimeError):  # it cannot be copied, converted back or trained
+        return None
+    return twin.eval() if _is_good(twin, inputs, targets, seed) else None
 
 
 def _without_noise(model: nn.Module) -> nn.Module:
@@ -45,10 +43,11 @@ def _without_noise(model: nn.Module) -> nn.Module:
     return to_mean(model) if hasattr(model, "dubio_spec") else copy.deepcopy(model)
 
 
-def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor) -> bool:
+def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor, seed: int) -> bool:
     """Whether it has no noise of its own and knows the images."""
     victim = Victim(twin, 1, "predictive", "margin", "fresh", 0)
     with untouched(twin):
-        victim.check(inputs, targets)
-    known = score(twin, inputs, targets, num_samples=1, num_tries=1).predictive.value
-    return not victim.is_random and known >= LEARNED
+        seeded_run(seed, inputs.device, lambda: victim.check(inputs, targets))
+    if victim.is_random:
+        return False
+    return score(twin, inputs, targets, num_samples=1, num_tries=1).predictive.value >= LEARNED

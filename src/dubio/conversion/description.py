@@ -23,6 +23,7 @@ from dubio.layers import (
     takes_noise,
 )
 from dubio.sampling import plans
+from dubio.sampling.host_rng import noticed
 from dubio.sampling.settings import check_module
 
 __all__ = ["Description", "LayerDescription", "describe"]
@@ -54,6 +55,8 @@ class Description:
     executors: tuple[str, ...]
     decided: tuple[str, ...] = ()
     """What ``predict`` applies: calibration, threshold, sets."""
+    global_generators: tuple[str, ...] = ()
+    """Generators of the process that the network was seen to draw from itself, as ordinary dropout does."""
 
     @property
     def num_random(self) -> int:
@@ -101,6 +104,10 @@ class Description:
                 "",
                 f"{self.num_random:,} weights are random, {self.num_fixed:,} are not{self._removed}{self._noisy}",
                 *self.executors,
+                *(
+                    f"draws from {generator} itself: seeded runs of it hold one lock"
+                    for generator in self.global_generators
+                ),
             ]
         )
 
@@ -135,6 +142,7 @@ def describe(model: nn.Module) -> Description:
         tuple(layers),
         _describe_executors(model),
         tuple(decisions_of(model).told().values()),
+        noticed(model),
     )
 
 

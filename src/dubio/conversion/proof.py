@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from dubio.conversion.replacement import share_draw
 from dubio.layers import Drawn, Source, WeightSource
 from dubio.sampling import Inputs, Pass, Settings, arguments
-from dubio.sampling.planning import unchanged
+from dubio.sampling.restoring import same_numbers, unchanged
 from dubio.sampling.settings import STATE
 
 __all__ = ["ConversionWarning", "FunctionCall", "find_functional_dropout", "prove"]
@@ -54,7 +54,7 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
     have one draw in a pass.
     """
     args, kwargs = arguments(example)
-    with torch.no_grad(), _plain_attention():
+    with torch.no_grad(), _plain_attention(), same_numbers(net):
         expected = _leaves(_run(net, args, kwargs, None))
         if not expected:
             raise TypeError(

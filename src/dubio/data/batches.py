@@ -5,6 +5,7 @@ taken up again at any batch. A loader or iterable keeps its own order, and is ru
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -14,12 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
 from dubio.data.examples import Examples
-from dubio.data.loading import Loader, epoch_order
+from dubio.data.loading import CropAndFlip, Loader, epoch_order
+from dubio.sampling.host_rng import Stream, has_numbers_of_its_own, redirected
 from dubio.sampling.noise import noise_key
 from dubio.sampling.planning import memory_budget
+from dubio.sampling.settings import STATE
 
 __all__ = ["Batch", "Batches", "batch_of", "batches_from"]
 
@@ -50,9 +54,16 @@ class Batches:
     num_batches: int | None
     _items: Callable[[int, int], Iterator[Any]]
     """Number of an epoch and of its first batch wanted, to what it yields from there on."""
+    may_draw: bool = True
+    """Whether reading runs code of the user's, which may draw from torch's global generator, as augmentation does."""
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
-        """The batches of epoch ``number``, from batch ``first`` on."""
+        """The batches of epoch ``number``, from batch ``first`` on.
+
+        In a run that has random numbers of its own, what reading draws comes from them.
+        """
+        if self.may_draw and has_numbers_of_its_own():
+            return map(batch_of, _redirected(lambda: self._items(number, first)))
         return map(batch_of, self._items(number, first))
 
     def inputs(self) -> Iterator[Any]:
@@ -75,7 +86,7 @@ def batches_from(
         loader = Loader(
             data, batch_size, shuffle=seed is not None, seed=seed or 0, sample_weight=sample_weight, device=place
         )
-        return Batches(len(data), len(loader), loader.epoch)
+        return Batches(len(data), len(loader), loader.epoch, may_draw=False)
     if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor | np.ndarray):
         data = pytree.tree_map_only(np.ndarray, _from_numpy, tuple(data))
         data = (*data[:2], sample_weight) if sample_weight is not None else data
@@ -85,7 +96,8 @@ def batches_from(
             f"sample_weight goes with {name} given as tensors; else let {name} yield (inputs, targets, weights)"
         )
     if isinstance(data, Loader):
-        return Batches(len(data.examples), len(data), data.epoch)
+        own = data.augment is None or type(data.augment) is CropAndFlip
+        return Batches(len(data.examples), len(data), data.epoch, may_draw=not own)
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size)
     if isinstance(data, DataLoader):
@@ -115,7 +127,7 @@ def _from_tensors(data: Any, batch_size: int, name: str, seed: int | None) -> Ba
             here = dict(zip(orders, rows, strict=True))
             yield pytree.tree_map_only(Tensor, partial(_rows_of_leaf, here), tuple(data))
 
-    return Batches(len(targets), -(-len(targets) // batch_size), items)
+    return Batches(len(targets), -(-len(targets) // batch_size), items, may_draw=False)
 
 
 def _rows_of_leaf(rows: dict[torch.device, Tensor], leaf: Tensor) -> Tensor:
@@ -153,13 +165,34 @@ def _from_loader(loader: DataLoader[Any]) -> Batches:
     def items(number: int, first: int) -> Iterator[Any]:
         if loader.generator is not None:
             loader.generator.manual_seed(noise_key(f"epoch {number} of seed {first_seed}"))
-        with torch.random.fork_rng(devices=[]):  # what the loader and its sampler draw when they begin
-            torch.manual_seed(noise_key(f"epoch {number} of a loader{place}"))
+        stream = Stream(noise_key(f"epoch {number} of a loader{place}"))
+        # What the loader and its sampler draw when they begin. Workers are forked then, and would inherit a watch.
+        with redirected(stream) if loader.num_workers == 0 else _for_workers(stream):
             iterator = iter(loader)
             begun = list(islice(iterator, max(first, 1)))
         return iterator if first else chain(begun, iterator)
 
     return Batches(num_data, None if isinstance(loader.dataset, IterableDataset) else len(loader), items)
+
+
+@contextmanager
+def _for_workers(stream: Stream) -> Iterator[None]:
+    with _disable_current_modes(), stream.lent():
+        yield
+
+
+def _redirected(make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Items whose random numbers are those of the run that reads them, not of torch's global generator."""
+    stream, end = STATE.own.stream, object()
+    assert stream is not None
+    with redirected(stream):
+        items = make()
+    while True:
+        with redirected(stream):
+            item = next(items, end)
+        if item is end:
+            return
+        yield item
 
 
 def _rows_of(loader: DataLoader[Any]) -> int | None:

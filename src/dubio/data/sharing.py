@@ -81,7 +81,10 @@ def _has_rows(data: Any) -> bool:
 
 
 def _changed(whole: Batches, change: Callable[[Batch], Batch]) -> Batches:
-    return Batches(whole.num_data, whole.num_batches, lambda number, first: map(change, whole.epoch(number, first)))
+    def items(number: int, first: int) -> Iterator[Batch]:
+        return map(change, whole.epoch(number, first))
+
+    return Batches(whole.num_data, whole.num_batches, items, may_draw=False)  # the whole sees to that
 
 
 def _num_parts(num_rows: int, num_ranks: int) -> int:
@@ -129,4 +132,4 @@ def _sampled(loader: DataLoader[Any], whole: Batches, num_ranks: int) -> Batches
         return (replace(batch, num_parts=num_ranks) for batch in whole.epoch(number, first))
 
     rows = min(len(sampler.dataset), (whole.num_data or sampler.num_samples) * num_ranks)  # it may repeat some
-    return Batches(rows, whole.num_batches, items)
+    return Batches(rows, whole.num_batches, items, may_draw=False)

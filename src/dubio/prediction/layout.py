@@ -21,7 +21,7 @@ from dubio.sampling.executors import Executor
 from dubio.sampling.layout import channels_last, image_channels, is_faster_channels_last
 from dubio.sampling.memory import is_out_of_memory
 from dubio.sampling.planning import memory_budget
-from dubio.sampling.restoring import unchanged
+from dubio.sampling.restoring import same_numbers, unchanged
 from dubio.sampling.settings import STATE, settings_for_run
 
 __all__ = ["forget_layout", "with_images_laid_out"]
@@ -59,7 +59,8 @@ def with_images_laid_out(
     known = _TAKEN.setdefault(model, {})
     taken = known.get(key)
     if taken is None:
-        taken = _gives_the_same(model, few, laid_out, seed, looped)
+        with same_numbers(model):
+            taken = _gives_the_same(model, few, laid_out, seed, looped)
     if taken is not None:
         known[key] = taken
     return block.changed(lay_out) if taken else block

@@ -4,10 +4,7 @@ Every prediction has a seed, drawn where none is given, so that one draw is one 
 prediction can be repeated. Draws run in eval mode; the network's mode is put back afterwards.
 """
 
-import threading
-import weakref
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import get_args
@@ -29,7 +26,8 @@ from dubio.sampling.choosing import DoesNotFitError, Use
 from dubio.sampling.executors import Executor
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.planning import memory_budget
-from dubio.sampling.settings import STATE, check_num_samples, device_of
+from dubio.sampling.restoring import eval_mode
+from dubio.sampling.settings import STATE, check_num_samples, device_of, new_seed
 
 __all__ = ["predict"]
 
@@ -41,9 +39,6 @@ TIMES_CONSUMED = 12
 """Bytes that statistics take for a moment, in float64, for each byte of outputs in float32."""
 COPIES_OF_CLASSES, COPIES_OF_REAL = 2, 4
 """Draws that are kept are there as they come and joined; of real targets, means and deviations of the noise."""
-
-_LOCK = threading.Lock()
-_PREDICTING: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ def predict(
     at_work = device or torch.device("cpu")
     parts: list[Predictive] = []
     for block in blocks_of(inputs, shared, device, _limit(inputs, at_work)):
-        with torch.no_grad(), Using(estimator=estimator), computing_in(precision, at_work), _eval_mode(model):
+        with torch.no_grad(), Using(estimator=estimator), computing_in(precision, at_work), eval_mode(model):
             part = _predict_block(model, block, order)
         parts.append(part if is_in_memory(inputs) else moved(part, torch.device("cpu")))
     return joined(parts)
@@ -214,25 +209,4 @@ def _seed(seed: int | None) -> int:
         return seed
     if STATE.own.settings.seed is not None:
         return int(STATE.own.settings.seed)
-    return int(torch.randint(2**62, ()))
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode while any prediction of this network runs, in whatever thread; the last one out puts its mode back."""
-    with _LOCK:
-        count, training = _PREDICTING.get(model, (0, []))
-        training = training or [module for module in model.modules() if module.training]
-        for module in training:
-            module.training = False
-        _PREDICTING[model] = (count + 1, training)
-    try:
-        yield
-    finally:
-        with _LOCK:
-            count, training = _PREDICTING.pop(model)
-            if count > 1:
-                _PREDICTING[model] = (count - 1, training)
-            else:
-                for module in training:
-                    module.training = True
+    return int(new_seed(2**62))

@@ -5,6 +5,7 @@ All tries of one pruning are judged by the same draws, so that they differ by wh
 
 import statistics
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from dubio.pruning.tracing import in_eval
 from dubio.pruning.values import By, PruningPoint, SnrDensity
 from dubio.pruning.weights import prunable, scores_of
 from dubio.sampling import Inputs, arguments
+from dubio.sampling.host_rng import Stream, Watch
 from dubio.training.validation import validate
 
 __all__ = ["judge", "snr_density", "step_seconds", "with_threshold"]
@@ -38,17 +40,24 @@ def judge(
 
 @torch.no_grad()
 def step_seconds(model: nn.Module, example: Inputs) -> float:
-    """Median time of a forward with one draw, in eval mode; the global random state is as it was afterwards."""
+    """Median time of a forward with one draw, in eval mode; the process's generators are left alone."""
     args, kwargs = arguments(example)
     device = next(model.parameters()).device
-    seconds = []
-    with in_eval(model), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        for _ in range(WARM_UPS + REPETITIONS):
+    seconds: list[float] = []
+
+    def run(times: int) -> None:
+        for _ in range(times):
             began = time.perf_counter()
             model(*args, **kwargs)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
+
+    with in_eval(model), Stream().in_use() as stream:
+        with Watch() as watch:
+            run(WARM_UPS)
+        with stream.lent(device) if watch.itself else nullcontext():
+            run(REPETITIONS)
     return statistics.median(seconds[WARM_UPS:])
 
 

@@ -58,6 +58,8 @@ class Plan:
     reason: str
     moving: tuple[tuple[str, str], ...] = ()
     """Tensors that a forward changes: name of the module, name of the tensor."""
+    draws_itself: bool = True
+    """Whether the network draws from torch's global generator itself; true where nobody has looked."""
 
     def __str__(self) -> str:
         at_a_time = "all at once" if self.chunk >= self.num_samples else f"{self.chunk} at a time"
@@ -164,7 +166,16 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
         return None
     words = _words(found, wanted, takes, chunk, recompute)
     return Plan(
-        found.executor, wanted.num_samples, chunk, recompute, takes.each, in_all, wanted.limit, words, found.moving
+        found.executor,
+        wanted.num_samples,
+        chunk,
+        recompute,
+        takes.each,
+        in_all,
+        wanted.limit,
+        words,
+        found.moving,
+        found.draws_itself,
     )
 
 

@@ -227,7 +227,9 @@ def _carry_out(call: Call, plan: Plan, draws: Numbers, drawn: Sequence[Perturbat
             return loop_draws(call, draws, drawn if not plan.recompute else None)
         return map_draws(call, draws, plan.executor == "vmap inputs")
 
-    return recomputed(call, run_draws, plan.moving) if plan.recompute and not is_transformed() else run_draws(call)
+    if not plan.recompute or is_transformed():
+        return run_draws(call)
+    return recomputed(call, run_draws, plan.moving, plan.draws_itself)
 
 
 def stream(

@@ -1,10 +1,10 @@
 """Noise, drawn by the engine: shapes and kinds in, tensors out.
 
-Fresh noise comes from torch's global generator. Seeded noise is a pure function of (seed, key, call, draw): one
-generator per draw, so that cutting the draws into chunks, looping over them or mapping them changes nothing. Noise that
-belongs to rows (activations) is drawn in blocks of ``ROWS`` rows, each from a generator of its own, so that cutting the
-data into batches changes nothing either - ``torch.randn`` gives no such promise, since the first rows of a longer draw
-agree with a shorter one only where the number of elements is a multiple of 16.
+Fresh noise comes from the generator of a run that has one (``host_rng``), else from torch's global one. Seeded noise is
+a pure function of (seed, key, call, draw): one generator per draw, so that cutting the draws into chunks, looping over
+them or mapping them changes nothing. Noise that belongs to rows (activations) is drawn in blocks of ``ROWS`` rows, each
+from a generator of its own, so that cutting the data into batches changes nothing either. ``torch.randn`` gives no such
+promise: the first rows of a longer draw agree with a shorter one only where the number of elements is a multiple of 16.
 
 The seeded draw is a custom operator with a vmap rule: under ``vmap`` the rule receives all draw indices at once and
 draws outside the map; under ``torch.compile`` it stays one opaque call, generators included. On a GPU with Triton all
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from dubio.sampling.filling import in_threads, threads_for
+from dubio.sampling.settings import generator_for
 
 __all__ = ["ROWS", "Kind", "fresh_noise", "noise_key", "seeded_noise"]
 
@@ -36,12 +37,15 @@ def noise_key(name: str) -> int:
 
 
 def fresh_noise(shape: Sequence[int], kind: Kind, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """New noise from torch's global generator."""
+    """New noise from the generator of this thread's run, or from torch's global one."""
+    generator = generator_for(device)
+    # An argument only where there is one: compiled and exported code knows no generators.
+    own: dict[str, Any] = {} if generator is None else {"generator": generator}
     if kind == "normal":
-        return torch.randn(shape, dtype=dtype, device=device)
+        return torch.randn(shape, dtype=dtype, device=device, **own)
     if kind == "uniform":
-        return torch.rand(shape, dtype=dtype, device=device)
-    return torch.randint(2, shape, device=device).to(dtype) * 2 - 1
+        return torch.rand(shape, dtype=dtype, device=device, **own)
+    return torch.randint(2, shape, device=device, **own).to(dtype) * 2 - 1
 
 
 @torch.library.custom_op("dubio::seeded_noise", mutates_args=())

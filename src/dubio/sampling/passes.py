@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from dubio.sampling.host_rng import Stream, generator_state, redirected
 from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
 from dubio.sampling.settings import STATE, Settings
 
@@ -247,6 +248,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if is_transformed():
         raise RuntimeError("activation checkpointing cannot run under vmap")
     settings, running = STATE.own.settings, STATE.own.current
+    generators = {device: generator_state(device) for device in _devices_of((args, kwargs))}
     drawn, calls = (dict(running.drawn), dict(running.calls)) if running else ({}, {})
     first_time = [True]
 
@@ -260,11 +262,18 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         again.drawn, again.calls = dict(drawn), dict(calls)
         STATE.own.current = again
         try:
-            return function(*inner_args, **inner_kwargs)
+            with redirected(Stream(states=generators)):  # also for what is not dubio's, such as ordinary dropout
+                return function(*inner_args, **inner_kwargs)
         finally:
             STATE.own.settings, STATE.own.current = former
 
-    return torch_checkpoint(replay, *args, use_reentrant=False, **kwargs)
+    # Torch would put its global generators back for the second time, and forward again: other threads draw from them.
+    return torch_checkpoint(replay, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def _devices_of(values: Any) -> set[torch.device]:
+    leaves = pytree.tree_leaves(values)
+    return {torch.device("cpu"), *(leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda)}
 
 
 def _first_row(settings: Settings, shape: Sequence[int]) -> int:

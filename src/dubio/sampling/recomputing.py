@@ -31,15 +31,18 @@ class CannotBeRepeatedError(RuntimeError):
     """A run would lose gradients if it were repeated in the backward pass; says why."""
 
 
-def recomputed(call: Call, run: Callable[[Call], Draws], moving: Collection[tuple[str, str]]) -> Draws:
+def recomputed(
+    call: Call, run: Callable[[Call], Draws], moving: Collection[tuple[str, str]], draws_itself: bool = True
+) -> Draws:
     """``run(call)``, without the graph: in the backward pass it runs again.
 
-    ``moving`` names the tensors on the network that a forward changes, by module and name.
+    ``moving`` names the tensors on the network that a forward changes, by module and name; ``draws_itself`` says
+    whether it may draw from torch's global generator.
 
     Raises:
         CannotBeRepeatedError: something asks for a gradient that a second run would not give it.
     """
-    chunk = _Chunk(call, run, moving)
+    chunk = _Chunk(call, run, moving, draws_itself)
     parameters = asking(call.model.parameters())
     if not parameters and not asking(chunk.inputs):
         return run(call)
@@ -50,7 +53,9 @@ def recomputed(call: Call, run: Callable[[Call], Draws], moving: Collection[tupl
 class _Chunk:
     """A run over some draws that can be done again."""
 
-    def __init__(self, call: Call, run: Callable[[Call], Draws], moving: Collection[tuple[str, str]]) -> None:
+    def __init__(
+        self, call: Call, run: Callable[[Call], Draws], moving: Collection[tuple[str, str]], draws_itself: bool
+    ) -> None:
         self._call, self._run = call, run
         self._leaves, self._spec = pytree.tree_flatten((call.args, call.kwargs))
         self._places = [
@@ -58,7 +63,7 @@ class _Chunk:
         ]
         self.inputs: list[Tensor] = [self._leaves[place] for place in self._places]
         """Tensors among the arguments, all of them: torch notices if they change before the backward pass."""
-        self.beginning = Beginning(call.model, moving)
+        self.beginning = Beginning(call.model, moving, draws_itself)
         self._autocasts = [
             torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
             for device in {"cpu", call.rows_and_device()[1].type}

@@ -1,29 +1,38 @@
 """What a run changes on a network, put back afterwards, or set to what it was when the run began.
 
 A forward may move buffers (running statistics, the vectors of a spectral norm), keep tensors as attributes, rescale
-rows of an embedding and use generators. ``unchanged`` undoes all of it and tells which tensors moved; ``Beginning``
-remembers these few, so that a run can be done again from where it began without moving anything a second time.
-``Standing`` puts them back after a run that failed.
+rows of an embedding and use generators. ``unchanged`` gives it copies of torch's generators to draw from, undoes all
+else and tells which tensors moved; ``Beginning`` remembers these few, so that a run can be done again from where it
+began without moving anything a second time. ``Standing`` puts them back after a run that failed.
 """
 
+import threading
+import weakref
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dubio.sampling.outside import Outside
+from dubio.sampling.host_rng import LOCK, HostState, Stream, generator_state, may_draw_on_host, redirected
 
-__all__ = ["Beginning", "Standing", "statistics_of", "unchanged"]
+__all__ = ["Beginning", "Standing", "eval_mode", "same_numbers", "statistics_of", "unchanged"]
 
 MOST_STATISTICS = 2**20
 """Bytes of a buffer up to which it is taken for a statistic that training moves."""
 
+_MODES = threading.Lock()
+_IN_EVAL: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = weakref.WeakKeyDictionary()
+
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[list[tuple[str, str]]]:
+def unchanged(model: nn.Module, host: bool = True) -> Iterator[list[tuple[str, str]]]:
     """Put back what a run may change: buffers, tensors kept as attributes, rows that an embedding rescales, generators.
+
+    What is drawn in the block comes from copies of torch's generators, which other threads may use meanwhile. Those of
+    NumPy and Python have no copies: they are put back where the network has code that may draw from them, under the
+    lock; not at all without ``host``.
 
     Gives a list that names, in the end, module and name of every tensor that the run has changed. Raises where a module
     keeps a mapped tensor, which would be dead once the map is over.
@@ -39,13 +48,14 @@ def unchanged(model: nn.Module) -> Iterator[list[tuple[str, str]]]:
         if getattr(module, "max_norm", None) is not None
         for parameter in module.parameters()
     ]
-    keeper, outside = None, Outside(model)
-    moved: list[tuple[str, str]] = []
-    with torch.random.fork_rng(devices=_cuda_devices(model)):
+    keeper, moved = None, list[tuple[str, str]]()
+    host = host and may_draw_on_host(model)
+    with LOCK if host else nullcontext(), redirected(Stream(states=_states(model))):
+        generators = HostState(model)
         try:
             yield moved
         finally:
-            outside.put_back()
+            generators.put_back(process=host)
             for (path, module, tensors), saved in zip(before, values, strict=True):
                 if any(torch._C._functorch.is_batchedtensor(tensor) for _, tensor in _tensors_on(module).values()):
                     keeper = keeper or module
@@ -55,6 +65,13 @@ def unchanged(model: nn.Module) -> Iterator[list[tuple[str, str]]]:
                     parameter.copy_(value)
     if keeper is not None:
         raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
+
+
+@contextmanager
+def same_numbers(model: nn.Module) -> Iterator[None]:
+    """A block in which all ``unchanged`` runs of a network draw the same numbers, whatever other threads draw."""
+    with Stream(states=_states(model)).in_use():
+        yield
 
 
 class Standing:
@@ -78,14 +95,15 @@ class Standing:
 
 
 class Beginning:
-    """What a run of a network begins with: modes, generators, and the tensors that it moves."""
+    """What a run of a network begins with: modes, generators, and the tensors that it moves.
 
-    def __init__(self, model: nn.Module, moving: Collection[tuple[str, str]]) -> None:
-        self._model = model
+    ``draws_itself`` says whether the network may draw from torch's global generator.
+    """
+
+    def __init__(self, model: nn.Module, moving: Collection[tuple[str, str]], draws_itself: bool = True) -> None:
+        self._model, self._draws_itself = model, draws_itself
         self._training = [module.training for module in model.modules()]
-        self._devices = _cuda_devices(model)
-        self._outside = Outside(model)
-        self._generators = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]
+        self._generators, self._host = _states(model), HostState(model)
         places = [(_holder(model.get_submodule(path), name), name) for path, name in moving]
         self._tensors = [(holder, name) for holder, name in places if holder is not None]
         self._values = [holder[name].detach().clone() for holder, name in self._tensors]
@@ -95,24 +113,48 @@ class Beginning:
         """The network as it was, for a run that leaves no trace."""
         modules = list(self._model.modules())
         training = [module.training for module in modules]
-        now, outside = [holder[name] for holder, name in self._tensors], Outside(self._model)
-        with torch.random.fork_rng(devices=self._devices):
-            torch.set_rng_state(self._generators[0])
-            for device, state in zip(self._devices, self._generators[1], strict=True):
-                torch.cuda.set_rng_state(state, device)
-            self._outside.put_back()
+        now, draws_on_host = [holder[name] for holder, name in self._tensors], may_draw_on_host(self._model)
+        stream = Stream(states=self._generators)
+        numbers = redirected(stream) if self._draws_itself else stream.in_use()
+        with LOCK if draws_on_host else nullcontext(), numbers:
+            host = HostState(self._model)
+            self._host.put_back(process=draws_on_host)
             self._set(self._training, [value.clone() for value in self._values])
             try:
                 yield
             finally:
                 self._set(training, now)
-                outside.put_back()
+                host.put_back(process=draws_on_host)
 
     def _set(self, training: Collection[bool], tensors: Collection[Tensor]) -> None:
         for module, mode in zip(self._model.modules(), training, strict=True):
             module.training = mode
         for (holder, name), tensor in zip(self._tensors, tensors, strict=True):
             holder[name] = tensor
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode while a run of this network asks for it, in whatever thread; the last one to leave puts its mode back.
+
+    The mode belongs to the network, so that other threads see ``model.training`` as false meanwhile.
+    """
+    with _MODES:
+        count, training = _IN_EVAL.get(model, (0, []))
+        training = training or [module for module in model.modules() if module.training]
+        for module in training:
+            module.training = False
+        _IN_EVAL[model] = (count + 1, training)
+    try:
+        yield
+    finally:
+        with _MODES:
+            count, training = _IN_EVAL.pop(model)
+            if count > 1:
+                _IN_EVAL[model] = (count - 1, training)
+            else:
+                for module in training:
+                    module.training = True
 
 
 def statistics_of(model: nn.Module) -> tuple[tuple[str, str], ...]:
@@ -133,8 +175,10 @@ def _holder(module: nn.Module, name: str) -> dict[str, Any] | None:
     return None if found is None or torch._C._functorch.is_batchedtensor(found[name]) else found
 
 
-def _cuda_devices(model: nn.Module) -> list[int]:
-    return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+def _states(model: nn.Module) -> dict[torch.device, Tensor]:
+    """Where the generators stand that a run of the network may draw from."""
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    return {device: generator_state(device) for device in {torch.device("cpu"), *devices}}
 
 
 def _tensors_on(module: nn.Module) -> dict[str, tuple[dict[str, Any], Tensor]]:

@@ -1,8 +1,8 @@
 """How noise is drawn: the settings a user opens with ``with``, one set per thread.
 
-Three modes: *fresh* (the default: new noise each time, from torch's global generator), *frozen* (noise is a function of
-seed, posterior and draw index, so the same draws come back again and again) and *off* (the mean network).
-``antithetic`` pairs each even draw with its mirror image.
+Three modes: *fresh* (the default: new noise each time, from the generator of a run that has one, else from torch's
+global one), *frozen* (noise is a function of seed, posterior and draw index, so the same draws come back again and
+again) and *off* (the mean network). ``antithetic`` pairs each even draw with its mirror image.
 
 The settings live in a ``threading.local`` that sets its fields in ``__init__``. Neither is a matter of taste: a
 ``ContextVar`` does not compile, and a class-attribute default makes a compiled network silently reuse the graph it was
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from dubio.sampling.memory import parse_memory
 
 if TYPE_CHECKING:
+    from dubio.sampling.host_rng import Stream, Watch
     from dubio.sampling.passes import Pass
 
 __all__ = [
@@ -37,7 +38,9 @@ __all__ = [
     "device_of",
     "fresh",
     "frozen",
+    "generator_for",
     "memory_limit",
+    "new_seed",
     "noise_off",
     "seed_tensor",
     "settings_for_run",
@@ -75,6 +78,10 @@ class _Own:
     def __init__(self) -> None:
         self.settings: Settings = Settings()
         self.current: Pass | None = None
+        self.stream: Stream | None = None
+        """Where random numbers come from in this thread; None for the process's generators."""
+        self.watch: Watch | None = None
+        """What notices the draws of this thread, where anything does."""
 
 
 class _State(threading.local):
@@ -153,8 +160,30 @@ def settings_for_run(seed: int | Tensor | None) -> Settings:
         settings = dataclasses.replace(settings, mode="frozen", seed=seed_tensor(seed))
     if settings.mode == "fresh" and settings.antithetic:
         # A mirrored pair needs the same noise twice; with a seed drawn here it is a function of the draw again.
-        settings = dataclasses.replace(settings, seed=torch.randint(2**62, (), device="cpu"))
+        settings = dataclasses.replace(settings, seed=new_seed(2**62))
     return settings
+
+
+def generator_for(device: torch.device) -> torch.Generator | None:
+    """The generator that the engine draws from in this thread; None for the process's own.
+
+    Compiled code always draws from the process's: it cannot be given another one (``host_rng.Stream.lent``).
+    """
+    if torch.compiler.is_compiling() or device.type == "meta":
+        return None
+    own = STATE.own
+    if own.stream is not None and not own.stream.is_lent:
+        return own.stream.generator(device)
+    # Named where somebody watches, so that the engine's draws are told from the network's own.
+    return None if own.watch is None else own.watch.default_generator(device)
+
+
+def new_seed(most: int) -> Tensor:
+    """A seed below a bound, from the generator that the engine draws from in this thread."""
+    generator = generator_for(torch.device("cpu"))
+    if generator is None:
+        return torch.randint(most, (), device="cpu")
+    return torch.randint(most, (), generator=generator, device="cpu")
 
 
 def check_module(model: object) -> None:

@@ -34,10 +34,11 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from dubio.sampling.drawing import Call, Numbers, Perturbations, TakingTurns, map_draws, one_draw
+from dubio.sampling.host_rng import TORCH, HostState, follows_host, is_of_process, notice
 from dubio.sampling.memory import Footprint, is_out_of_memory, memory_in_words, tensor_bytes
-from dubio.sampling.outside import PYTHONS, Outside, follow_python
 from dubio.sampling.recomputing import asking, obstacle_to_repeating
-from dubio.sampling.restoring import unchanged
+from dubio.sampling.restoring import same_numbers, unchanged
+from dubio.sampling.settings import STATE
 
 __all__ = [
     "Executor",
@@ -91,6 +92,9 @@ class Found:
     """Numbers that convolutions of a draw write which are groups of one when mapped; 0 where that is fast."""
     streamed: int = 0
     """Bytes that a forward of a draw takes which would leave the cache of a CPU, were there many; 0 elsewhere."""
+
+    draws_itself: bool = True
+    """Whether the network draws from torch's global generator itself; true where nobody has looked."""
 
     @property
     def bytes_per_draw(self) -> int:
@@ -151,9 +155,9 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
     limit = call.settings.memory
     lines: tuple[tuple[int, int], ...]
     with unchanged(call.model) as moving:
-        outside = Outside(call.model)
+        host = HostState(call.model)
         one = _try_first(call, mechanism, backward)
-        source, peak = outside.moved(), one.footprint.peak
+        source, peak, watch = host.moved(), one.footprint.peak, STATE.own.watch
         two = None if limit is not None and 2 * peak > limit else _try_second(call, mechanism, backward)
     if two is None:
         repeated, forward, lines = 1.0, one.forward_peak, ((0, peak),)
@@ -164,8 +168,13 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
         lines = _lines(one.footprint, two.footprint)
         each = memory_in_words(max(each for _, each in lines))
         share = f"a further draw repeats {repeated:.0%} of the work and takes {each} at {rows} rows"
-    if source == PYTHONS and not _follows_python(call):
-        source = ""
+    if is_of_process(source) and not _follows_host(call):
+        source = ""  # it was moved by another thread, or for something else than the outputs
+    elif is_of_process(source):
+        notice(call.model, source)
+    draws_itself = watch is not None and watch.itself
+    if draws_itself:
+        notice(call.model, TORCH)
     gave_way_to = limit if two is None else None
     found = Found(
         mechanism,
@@ -177,6 +186,7 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
         _in_all_turns(call.model, moving),
         one.obstacle,
         gave_way_to,
+        draws_itself=draws_itself,
     )
     if may_loop and source:
         return replace(found, executor="loop", reason=f"mapped draws would share what it draws from {source}; {share}")
@@ -187,18 +197,18 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
     return found
 
 
-def _follows_python(call: Call) -> bool:
-    """Whether a draw of a few rows follows Python's random; where they cannot be run, it is taken for granted."""
+def _follows_host(call: Call) -> bool:
+    """Whether a draw of a few rows follows NumPy's or Python's numbers; taken for granted where it cannot be run."""
     few = _with_rows(call, ROWS_TO_SEE) if _rows_to_cut(call) > ROWS_TO_SEE else call
 
     def outputs() -> Any:
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (few.args, few.kwargs))  # it may change its inputs
-        with torch.no_grad(), unchanged(call.model):
+        with torch.no_grad(), unchanged(call.model, host=False):
             return one_draw(replace(few, args=args, kwargs=kwargs), torch.zeros((), dtype=torch.int64, device="cpu"))[0]
 
     try:
-        with unchanged(call.model):
-            return follow_python(outputs)
+        with same_numbers(call.model):
+            return follows_host(outputs)
     except Exception:  # of so few rows, or of copies
         return True
 
@@ -206,9 +216,13 @@ def _follows_python(call: Call) -> bool:
 def _try_looped(call: Call, backward: bool, reason: str) -> Found:
     """Raises where the inputs and not the map are at fault."""
     with unchanged(call.model) as moving:
-        one = _try_first(call, "loop", backward)
+        one, watch = _try_first(call, "loop", backward), STATE.own.watch
     lines, moved = ((0, one.footprint.peak),), _in_all_turns(call.model, moving)
-    return Found("loop", reason, lines, one.bytes_per_output, call.size, backward, moved, one.obstacle)
+    draws_itself = watch is not None and watch.itself
+    if draws_itself:
+        notice(call.model, TORCH)
+    found = Found("loop", reason, lines, one.bytes_per_output, call.size, backward, moved, one.obstacle)
+    return replace(found, draws_itself=draws_itself)
 
 
 def _in_all_turns(model: nn.Module, moving: Collection[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

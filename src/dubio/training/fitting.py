@@ -23,6 +23,7 @@ from dubio.likelihoods import Gaussian, likelihood_of
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
 from dubio.sampling import Precision
+from dubio.sampling.host_rng import Stream
 from dubio.sampling.settings import STATE, check_module
 from dubio.training.computing import Attacking
 from dubio.training.keeping import Steps
@@ -219,12 +220,11 @@ def fit(
     drop_decisions(model, "training")
     with (
         processes.joined(),
-        torch.random.fork_rng(devices=[where] if where.type == "cuda" else []),
+        Stream(processes.own_seed(seed)).in_use(),
         _signals() as interrupted,
+        display_for(progress and processes.is_writer, plan.epochs, batches.num_batches) as display,
     ):
-        torch.manual_seed(processes.own_seed(seed))
-        with display_for(progress and processes.is_writer, plan.epochs, batches.num_batches) as display:
-            return trainer.run(resume, interrupted, display)
+        return trainer.run(resume, interrupted, display)
 
 
 def _warn_of_parts(objective: Objective) -> None:

@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 from dubio.persistence.reading import read_value
 from dubio.persistence.tensors import with_ties, without_ties
+from dubio.sampling.host_rng import generator_state, set_generator_state
 from dubio.training.optimising import load_keeping_the_way
 from dubio.training.processes import Processes
 
 __all__ = ["Standing", "own_state", "pack", "unpack"]
+
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -35,10 +38,10 @@ class Standing:
 
 
 def own_state(model: nn.Module, processes: Processes) -> dict[str, Tensor]:
-    """What only this process knows: its generators, and buffers that are not those of the first process."""
-    own = {"random/cpu": torch.get_rng_state()}
+    """What only this process knows: the generators of its run, and buffers that are not those of the first process."""
+    own = {"random/cpu": generator_state(CPU)}
     if processes.device.type == "cuda":  # the GPU of this process alone
-        own["random/cuda"] = torch.cuda.get_rng_state(processes.device)
+        own["random/cuda"] = generator_state(processes.device)
     return own | {f"buffers/{name}": buffer.cpu() for name, buffer in processes.own_buffers(model).items()}
 
 
@@ -108,11 +111,11 @@ def _of_rank(tensors: dict[str, Tensor], processes: Processes) -> dict[str, Tens
 
 
 def _restore_generators(random: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(random["cpu"])
+    set_generator_state(CPU, random["cpu"])
     if device.type != "cuda":
         return
     # Older checkpoints hold the generators of all GPUs by their numbers: that of this one, else of the first.
     number = torch.cuda.current_device() if device.index is None else device.index
     found = next((random[name] for name in ("cuda", f"cuda{number}", "cuda0") if name in random), None)
     if found is not None:
-        torch.cuda.set_rng_state(found, device)
+        set_generator_state(device, found)

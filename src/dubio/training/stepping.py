@@ -9,7 +9,8 @@ numbers within the tolerance of floats; with ``fallback_random`` also where nois
 """
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from dubio.data.batches import Batch
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, check_precision, plan, rounding_products, shrink_chunks
 from dubio.sampling.capturing import as_it_is, signature
+from dubio.sampling.host_rng import TORCH, Watch, default_generator, notice
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.restoring import Standing, statistics_of
 from dubio.sampling.settings import STATE
@@ -99,6 +101,9 @@ class Step:
         self._trial = Trial(num_steps) if on_trial and num_steps else None
         self.settled: bool | None = None
         """What a trial on a CPU has decided: whether steps are compiled. None before, and where there is no trial."""
+        self.draws_itself = False
+        """Whether steps draw from torch's global generators themselves, as ordinary dropout does; known after one."""
+        self._is_watched = True
         self._told = False
         self._proved: set[tuple[Any, ...]] = set()
         """Ways in which a step, backward pass included, was ever finished."""
@@ -205,7 +210,8 @@ class Step:
             if not self._is_recorded:
                 self._statistics = Standing(self.model, statistics_of(self.model))
             try:
-                learned = self._learn(batch, place, complete)
+                with self._numbers():
+                    learned = self._learn(batch, place, complete)
                 self._proved.add(self._way)
                 return learned
             except Exception as error:
@@ -214,6 +220,33 @@ class Step:
                 said = "" if is_out_of_memory(error) else first_line(error)
             # Outside of the handler, where nothing refers to the failed step any more.
             self._try_again(said)
+
+    @contextmanager
+    def _numbers(self) -> Iterator[None]:
+        """Random numbers of the run for a step, also where something in it draws from torch's global generators.
+
+        Compiled code does always. Whether a network, an objective or an optimiser does is seen in the first step, and
+        in one after the global generator has moved, which may have been another thread.
+        """
+        stream = STATE.own.stream
+        if stream is None or stream.is_lent:
+            yield
+        elif self._compile or self.draws_itself or (self._trial is not None and self._trial.compiled_next):
+            with stream.lent(self.device):
+                yield
+        elif self._is_watched:
+            with Watch() as watch:
+                yield
+            self.draws_itself, self._is_watched = watch.itself, False
+            if watch.itself:
+                notice(self.model, TORCH)
+        else:
+            before = self._global_states()
+            yield
+            self._is_watched = any(not torch.equal(*pair) for pair in zip(self._global_states(), before, strict=True))
+
+    def _global_states(self) -> list[Tensor]:
+        return [default_generator(device).get_state() for device in {torch.device("cpu"), self.device}]
 
     def _learn(self, batch: Batch, place: Place, complete: bool) -> Learned:
         if not complete and self._capture:

@@ -15,6 +15,7 @@ from dubio.attacks.victims import untouched
 from dubio.auditing.bench import Attempt, Bench
 from dubio.auditing.checks.check import Finding
 from dubio.auditing.keeping import Kept
+from dubio.sampling.host_rng import seeded
 
 __all__ = ["REFERENCES", "Reference", "autoattack_agrees", "beats_twin", "plausible", "twin_falls"]
 
@@ -121,9 +122,9 @@ def _autoattack(bench: Bench, attacker: Callable[..., Any]) -> Attempt:
         norm = {"linf": "Linf", "l2": "L2"}[bench.norm]
         seed = bench.seed_for(AUTOATTACK)
         made = attacker(mean_log_probs, norm=norm, eps=bench.epsilon, seed=seed, device=bench.inputs.device)
-        devices = [bench.inputs.device] if bench.inputs.device.type == "cuda" else []
         bench.step(AUTOATTACK)
-        with torch.random.fork_rng(devices=devices), untouched(bench.model):
+        # It seeds torch's global generators itself.
+        with untouched(bench.model), seeded(seed, bench.inputs.device, lend=True):
             images, _ = made.run_standard_evaluation(bench.inputs, bench.targets)
         images = functional.project_inputs(images, bench.inputs, bench.norm, bench.epsilon).clamp(*bench.bounds)
         kept = Kept(images, victim.forwards, 0, time.perf_counter() - began)

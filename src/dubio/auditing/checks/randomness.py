@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.attacks.generators import seeded_generator
-from dubio.attacks.victims import untouched
 from dubio.auditing.bench import Bench
 from dubio.auditing.checks.check import NO_GRADIENT, Finding, curve, fall_within, points
 from dubio.layers.sources import sources
@@ -132,7 +130,7 @@ def gradients(bench: Bench, count: int, purpose: str) -> Tensor:
     """Gradients at the images, each averaged over fresh draws."""
     victim = bench.victim("predictive", "margin", count)
     rows = bench.rows_with_gradient(victim)
-    with untouched(bench.model), seeded_generator(bench.seed_for(f"gradient {purpose}"), bench.inputs.device):
+    with bench.seeded(f"gradient {purpose}"):
         return torch.cat([victim.look(part, labels).gradient for _, part, labels in bench.pieces(bench.inputs, rows)])
 
 
@@ -142,5 +140,5 @@ def _passes(bench: Bench, count: int) -> Tensor:
     few = bench.inputs[:NUM_TILED]
     tiled = torch.cat([few, few])
     victim = bench.victim("predictive", "margin", 1)
-    with untouched(bench.model), seeded_generator(bench.seed_for("passes"), tiled.device):
+    with bench.seeded("passes"):
         return torch.cat([victim.log_probs(tiled) for _ in range(count)])

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import dubio
 from dubio.sampling import plans
+from dubio.sampling.host_rng import Stream, redirected
 from networks import mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
@@ -106,3 +108,55 @@ class Checked(nn.Module):
 def test_numbers_of_python_that_no_output_follows_are_no_noise(method: Any) -> None:
     model = method.convert(Checked()).train()
     assert dubio.plan(model, INPUTS, 16).executor == "vmap"
+
+
+BAYESIAN = dubio.Bayes().convert(mlp(5, 4))
+OPERATORS: dict[str, Callable[[], Any]] = {
+    "rand": lambda: torch.rand(5),
+    "randn": lambda: torch.randn(20),
+    "randint": lambda: torch.randint(9, (5,)),
+    "randint from": lambda: torch.randint(3, 9, (5,)),
+    "randperm": lambda: torch.randperm(9),
+    "rand_like": lambda: torch.rand_like(INPUTS),
+    "randn_like": lambda: torch.randn_like(INPUTS),
+    "randint_like": lambda: torch.randint_like(INPUTS, 9),
+    "randint_like from": lambda: torch.randint_like(INPUTS, 3, 9),
+    "bernoulli": lambda: torch.bernoulli(torch.full((9,), 0.5)),
+    "normal": lambda: torch.normal(torch.zeros(9), 1.0),
+    "in place": lambda: torch.empty(9).uniform_().exponential_(),
+    "multinomial": lambda: torch.multinomial(torch.ones(9), 4),
+    "dropout": lambda: F.dropout(INPUTS, 0.5),
+    "rrelu": lambda: F.rrelu(-INPUTS, training=True),
+    "attention": lambda: F.scaled_dot_product_attention(*[torch.ones(1, 1, 4, 8)] * 3, dropout_p=0.5),
+    "lstm": lambda: nn.LSTM(5, 3, num_layers=2, dropout=0.5)(INPUTS)[0].detach(),
+    "the global generator by name": lambda: torch.rand(5, generator=torch.default_generator),
+    "mapped dropout": lambda: torch.func.vmap(lambda x: F.dropout(x, 0.5), randomness="different")(INPUTS),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_redirected_draws_are_those_of_torchs_seed_and_leave_torchs_generator_alone(name: str) -> None:
+    torch.manual_seed(5)
+    expected, before = OPERATORS[name](), torch.get_rng_state()
+    with redirected(Stream(5)) as watch:
+        result = OPERATORS[name]()
+    assert torch.equal(result, expected)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert watch.itself
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        lambda: F.scaled_dot_product_attention(*[torch.ones(1, 1, 4, 8)] * 3),
+        lambda: F.dropout(INPUTS, 0.5, training=False),
+        lambda: F.rrelu(INPUTS, training=False),
+        lambda: torch.rand(5, generator=torch.Generator()),
+        lambda: dubio.sample(BAYESIAN, INPUTS, 2),
+    ],
+    ids=["attention", "dropout", "rrelu", "a generator of its own", "a network of dubio's"],
+)
+def test_what_draws_nothing_from_a_global_generator_is_not_noticed(quiet: Callable[[], Any]) -> None:
+    with redirected(Stream(5)) as watch:
+        quiet()
+    assert not watch.itself
