@@ -204,7 +204,9 @@ class Watch(TorchDispatchMode):
         device = _device_of(args, kwargs) if given is None else given.device
         self.devices.add(device.type)
         # Compared by address: an operator sees another object for the same generator.
-        named = self._stream is not None and given is not None and given._cdata == default_generator(device)._cdata
+        named = (
+            self._stream is not None and given is not None and _address(given) == _address(default_generator(device))
+        )
         is_global = given is None or named
         self.itself |= is_global
         if self._stream is None or not is_global:
@@ -424,6 +426,10 @@ def _of_numpy(name: str, bits: Any) -> _Generator:
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _address(generator: torch.Generator) -> int:
+    return int(generator._cdata)  # type: ignore[attr-defined]
 
 
 def _numbered(device: torch.device) -> torch.device:
