@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dubio
 from dubio import attacks
+from dubio.sampling.host_rng import Stream
 
 THREADS = 8
 INPUTS = torch.rand(6, 6, generator=torch.Generator().manual_seed(1))
@@ -245,3 +246,19 @@ def test_attacks_in_several_threads_all_run_in_eval_mode() -> None:
         thread.join()
     assert not any(modes)
     assert model.training
+
+
+def test_a_network_that_begins_to_draw_later_is_noticed_in_the_next_step() -> None:
+    model = network(nn.Dropout(0.0)).train()
+    with Stream(0).in_use():
+        step = dubio.Step(model, dubio.Elbo(num_data=6), torch.optim.SGD(model.parameters(), lr=0.01), fast=False)
+        for _ in range(2):
+            step(INPUTS, TARGETS)
+        assert not step.draws_itself
+        model.get_submodule("2").p = 0.5
+        for _ in range(2):
+            step(INPUTS, TARGETS)
+        assert step.draws_itself
+        before = states()
+        step(INPUTS, TARGETS)
+        assert states() == before
