@@ -35,8 +35,9 @@ RIDGE = 1e-3
 ITERATIONS = 100
 FOLDS = 5
 STANDARD_ERRORS = 1.0
-"""By how many standard errors the folds must gain for a calibration to be kept. With the one typical error that is counted
-beside them, temperatures of calibrated networks were kept in at most 2 % of 60 repetitions, with 18 to 200 examples."""
+"""By how many standard errors the folds must gain for a calibration to be kept. With the one typical error that is
+counted beside them, temperatures of calibrated networks were kept in at most 2 % of 60 repetitions, with 18 to 200
+examples."""
 FEWEST = 100
 """Validation examples below which ``calibrate`` warns. Fitted to calibrated networks without folds,
 temperatures were between 0.5 and 1.7 on 18 examples and worse than none in 78 % of the repetitions, and between
