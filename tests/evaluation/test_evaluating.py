@@ -235,7 +235,7 @@ def test_what_was_decided_is_judged_too() -> None:
 
 def test_judging_by_what_decided_is_warned_of() -> None:
     model, both = network(), data()
-    with pytest.warns(dubio.DecisionWarning, match="the temperature stays 1"):
+    with pytest.warns(dubio.DecisionWarning, match="60 validation examples are few to calibrate by"):
         dubio.calibrate(model, both, num_samples=5)
     with pytest.warns(dubio.DecisionWarning, match="the calibration of this network was found on these very data"):
         dubio.evaluate(model, both, num_samples=5, num_resamples=0)
