@@ -240,7 +240,7 @@ def test_random_networks_are_fooled_by_the_mean_over_the_draws(name: str) -> Non
 
 def test_without_scipy_lbfgs_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(ImportError, match=r"solver='lbfgs' needs SciPy: pip install 'dubio\[attacks\]'"):
+    with pytest.raises(ImportError, match=r"solver='lbfgs' needs SciPy, which is missing: pip install scipy"):
         attacks.minimum_norm(plain_net(), *examples(), solver="lbfgs")
 
 

@@ -17,7 +17,7 @@ def render(report: Report) -> str:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
     except ImportError:
-        raise ImportError("a report needs jinja2; pip install 'dubio[report]'") from None
+        raise ImportError("a report needs jinja2, which is missing: pip install jinja2") from None
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_joined, trim_blocks=True, lstrip_blocks=True
     )
