@@ -278,6 +278,24 @@ def test_no_arguments_show_the_help_and_version_the_version() -> None:
     assert invoke("--version").stdout.startswith(f"dubio {dubio.__version__}")
 
 
+def test_a_tiny_demo_ends_with_a_report_and_says_that_its_numbers_mean_nothing(tmp_path: Path) -> None:
+    shown = invoke("demo", "--tiny", "--methods", "bayes", "--quiet", "--runs", tmp_path)
+    assert shown.exit_code == 0, shown.output
+    assert shown.stderr == ""
+    assert "its numbers mean nothing" in " ".join(shown.stdout.split())
+    assert (tmp_path / "demo-report.html").is_file()
+    assert epochs_of(tmp_path / "demo-bayes") == [1]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_training_is_quiet_where_it_is_to_be_and_still_prints_its_result(quiet: bool, tmp_path: Path) -> None:
+    trained = invoke("train", "first", *TINY, *(["--quiet"] if quiet else []), "--runs", tmp_path)
+    assert trained.exit_code == 0, trained.output
+    assert ("epoch 1/2" in trained.stderr) == (not quiet)
+    assert (trained.stderr == "") == quiet
+    assert "test accuracy" in trained.stdout
+
+
 @pytest.mark.feature("dubio demo compares all methods on digits, on noise and under attack, in runs to look at")
 def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
     shown = invoke("demo", "--methods", "se-snn,deterministic", "--epochs", 2, "--runs", tmp_path)

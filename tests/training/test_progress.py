@@ -31,3 +31,31 @@ def test_the_time_left_does_not_count_what_only_the_first_epoch_does(monkeypatch
 def test_a_resumed_run_tells_what_is_left_from_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     told = lines_of([(8, 30.0), (9, 32.0), (10, 34.0)], 10, monkeypatch)
     assert [line.rpartition("  ")[2] for line in told] == ["60 s left", "2 s left", "0 s left"]
+
+
+@pytest.mark.parametrize(("epochs", "count"), [(1, 1), (20, 20), (39, 21), (200, 21), (1000, 21)])
+def test_a_run_has_about_twenty_lines_with_its_first_and_last_epoch(
+    epochs: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = lines_of([(number, float(number)) for number in range(1, epochs + 1)], epochs, monkeypatch)
+    assert len(told) == count
+    assert told[0].startswith(f"epoch 1/{epochs}  ")
+    assert told[-1].startswith(f"epoch {epochs}/{epochs}  ")
+
+
+def test_a_first_epoch_that_takes_long_shows_life_after_ten_seconds_and_then_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    told: list[str] = []
+    lines = progress.Lines(5, 390)
+    monkeypatch.setattr(lines, "note", told.append)
+    for batch in range(1, 91):
+        now = float(batch)
+        lines.batch(0, batch, 2.5)
+    assert told == [f"epoch 1/5: {batch} of 390 batches in {batch} s, loss 2.5" for batch in (10, 40, 70)]
+    lines.epoch({"epoch": 1, **METRICS})
+    now = 1000.0
+    lines.batch(1, 3, 2.5)
+    assert len(told) == 4

@@ -127,5 +127,7 @@ def _scipy_minimize() -> Any:
     try:
         from scipy.optimize import minimize  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ImportError("solver='lbfgs' needs SciPy, which is missing: pip install scipy; 'adam' does without") from error
+        raise ImportError(
+            "solver='lbfgs' needs SciPy, which is missing: pip install scipy; 'adam' does without"
+        ) from error
     return minimize

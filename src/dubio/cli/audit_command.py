@@ -40,6 +40,7 @@ def audit_run(
     seed: int,
     device: str | None,
     out: Path | None,
+    quiet: bool,
     runs: Path,
 ) -> None:
     """Audit a network, write ``audit.json`` and print what holds."""
@@ -70,6 +71,7 @@ def audit_run(
             num_images=images,
             seed=seed,
             folder=folder,
+            progress=not quiet,
         )
     told = {**found.made_by, "command": shlex.join(command), "network": network_of(named, runs).tensors or ""}
     found = dataclasses.replace(found, made_by=told)

@@ -22,6 +22,7 @@ from dubio.cli.arguments import (
     InPrecision,
     Named,
     Precision,
+    Quiet,
     RunName,
     Runs,
     SeveralRuns,
@@ -109,6 +110,10 @@ def demo(
         str | None, typer.Option(metavar="A,B", help="Only these methods (default: all; see dubio methods).")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs for each network (default: the method's own).")] = None,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Only see that everything runs: three methods, one epoch, no audits.")
+    ] = False,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Train a network on digits by every method, judge, attack and audit them, and write a report.
@@ -119,16 +124,19 @@ def demo(
     Example:  dubio demo
 
     Example:  dubio demo --methods deterministic,bayes,ensemble
+
+    Example:  dubio demo --tiny
     """
     from dubio.cli.showing import show_demo
 
-    show_demo(runs, methods, epochs)
+    show_demo(runs, methods, epochs, tiny=tiny, quiet=quiet)
 
 
 @app.command("data")
 def list_data(
     data_dir: DataDir = None,
     download: Annotated[str | None, typer.Option(metavar="NAME", help="Fetch this dataset first.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """List the datasets: what is there, what is missing, and where each goes.
 
@@ -138,7 +146,7 @@ def list_data(
     """
     from dubio.cli.data_command import show_data
 
-    show_data(data_dir, download)
+    show_data(data_dir, download, quiet)
 
 
 @app.command()
@@ -231,6 +239,7 @@ def train(
         str | None, typer.Option(help="What a step's draws may take: '2 GiB' (default: what there is).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, with the options it had.")] = False,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Train a network; ``TRAIN`` is what its help says."""
@@ -262,7 +271,7 @@ def train(
         "memory": memory,
     }
     given = {option: value for option, value in given.items() if value is not None}
-    train_run(name, runs, fields, given, resume, device_for(device))
+    train_run(name, runs, fields, given, resume, device_for(device), quiet)
 
 
 @app.command("runs")
@@ -485,6 +494,7 @@ def attack(
     seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
     device: Device = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where files go (default: the run's folder).")] = None,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Attack a network over many draws, and score what is left on fresh ones.
@@ -517,7 +527,7 @@ def attack(
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
     chosen = choose_images(examples, images)
-    found = assail(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed)
+    found = assail(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed, progress=not quiet)
     folder = out or folder_of(named, runs)
     found.save(folder, {"model": named, "network": network_of(named, runs).tensors})
     Console().print(tabulate(found))
@@ -632,6 +642,7 @@ def audit(
     seed: Annotated[int, typer.Option(help="Which images, attacks and draws.")] = 0,
     device: Device = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Audit a network: attack it in every way there is, and say whether what is left can be believed.
@@ -652,7 +663,9 @@ def audit(
     """
     from dubio.cli.audit_command import audit_run
 
-    audit_run(named, epsilon, norm, budget, images, require, min_accuracy, data, data_dir, seed, device, out, runs)
+    audit_run(
+        named, epsilon, norm, budget, images, require, min_accuracy, data, data_dir, seed, device, out, quiet, runs
+    )
 
 
 @app.command()
@@ -675,6 +688,7 @@ def reproduce(
     again: Annotated[bool, typer.Option("--again", help="Run also what has a record, as another attempt.")] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = Path("results"),
     device: Device = None,
+    quiet: Quiet = False,
 ) -> None:
     """Run published tables and figures again: every cell and seed, each kept as soon as it is there.
 
@@ -693,7 +707,7 @@ def reproduce(
     """
     from dubio.cli.reproduce_command import reproduce_experiment
 
-    reproduce_experiment(names, everything, listed, tiny, data, cells, seeds, workers, again, out, device)
+    reproduce_experiment(names, everything, listed, tiny, data, cells, seeds, workers, again, out, device, quiet)
 
 
 @app.command()

@@ -11,10 +11,10 @@ from dubio import data
 __all__ = ["show_data"]
 
 
-def show_data(folder: Path | None, download: str | None) -> None:
+def show_data(folder: Path | None, download: str | None, quiet: bool = False) -> None:
     """Download a dataset, where one is named, and list all of them."""
     if download is not None:
-        data.fetch(download, folder)
+        data.fetch(download, folder, progress=not quiet)
     rows = data.status(folder)
     table = Table("name", "what", "state", "where")
     for row in rows:

@@ -41,6 +41,7 @@ def reproduce_experiment(
     again: bool,
     out: Path,
     device: str | None,
+    quiet: bool,
 ) -> None:
     """Run published tables and figures, and print ours beside them."""
     if listed:
@@ -52,7 +53,14 @@ def reproduce_experiment(
     if tiny and data is not None:
         raise ValueError("tiny runs are on digits already where they can be, got --tiny and --data")
     wish = _Wish(
-        out, "tiny" if tiny else "full" if data is None else data, cells, seeds, workers, device_for(device), again
+        out,
+        "tiny" if tiny else "full" if data is None else data,
+        cells,
+        seeds,
+        workers,
+        device_for(device),
+        again,
+        quiet,
     )
     specs = [load_spec(name) for name in names or spec_names()]
     if everything or len(specs) > 1:
@@ -78,6 +86,7 @@ class _Wish:
     workers: int
     device: str
     again: bool
+    quiet: bool
 
     def run(self, specs: Sequence[Spec]) -> list[Reproduction]:
         """Run them, and print their tables."""
@@ -90,7 +99,7 @@ class _Wish:
             workers=self.workers,
             device=self.device,
             again=self.again,
-            tell=_tell,
+            tell=_say_nothing if self.quiet else _tell,
             finished=_show,
         )
 
@@ -131,6 +140,10 @@ def _tell_failures(failures: Sequence[Failure]) -> None:
 
 def _tell(text: str) -> None:
     typer.echo(text, err=True)
+
+
+def _say_nothing(text: str) -> None:
+    pass
 
 
 def _list() -> None:

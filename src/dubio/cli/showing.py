@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,28 @@ from dubio.training import Interrupted, Run
 
 __all__ = ["parse_methods", "show_demo"]
 
-NUM_DRAWS = 20
-NUM_ATTACKED = 128
 EPSILON = 0.1
 AUDITED = ("deterministic", "bayes", "flow")
 HOPELESS = 0.3
 """An epsilon at which nothing is left of a network that was not trained against attacks."""
-ATTACK: dict[str, Any] = {"steps": 10, "num_samples": 10}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a demo does."""
+
+    methods: tuple[str, ...] | None = None
+    """None for all of them."""
+    epochs: int | None = None
+    """None for the method's own."""
+    num_draws: int = 20
+    num_attacked: int = 128
+    attack: dict[str, Any] = field(default_factory=lambda: {"steps": 10, "num_samples": 10})
+    looks_further: bool = True
+    """Whether some networks are audited, and one is pruned."""
+
+
+TINY = Size(("deterministic", "bayes", "ensemble"), 1, 4, 8, {"steps": 2, "num_samples": 2}, looks_further=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +70,23 @@ class Shown:
     attacked: attacks.Score
 
 
-def show_demo(runs: Path, methods: str | None = None, epochs: int | None = None) -> None:
+def show_demo(
+    runs: Path, methods: str | None = None, epochs: int | None = None, *, tiny: bool = False, quiet: bool = False
+) -> None:
     """Train a network by each method, compare their doubt on digits and on noise, and attack them."""
-    names = parse_methods(methods)
+    size = TINY if tiny else Size()
+    names = list(size.methods) if methods is None and size.methods is not None else parse_methods(methods)
+    size = size if epochs is None else replace(size, epochs=epochs)
     splits = load_splits(Order())
-    with _progress(len(names)) as progress:
-        shown = [_try(name, number, splits, runs, epochs, progress) for number, name in enumerate(names)]
+    with _progress(len(names), quiet) as progress:
+        shown = [_try(name, number, splits, runs, size, progress) for number, name in enumerate(names)]
     assert splits.test is not None
     console = Console(highlight=False)
-    console.print(_table(shown, len(splits.test)))
-    for line in _explanation(shown, runs):
+    console.print(_table(shown, len(splits.test), size))
+    for line in _explanation(shown, runs, size):
         console.print(line, markup=False)
+    if tiny:
+        console.print("This was a tiny demo, to see that everything runs: its numbers mean nothing.")
     typer.echo(_report([runs / row.run for row in shown], runs))
     typer.echo("Try next:")
     for command in _next_commands(shown, runs):
@@ -84,11 +105,11 @@ def parse_methods(text: str | None) -> list[str]:
     return names
 
 
-def _try(name: str, number: int, splits: Splits, runs: Path, epochs: int | None, progress: Progress) -> Shown:
+def _try(name: str, number: int, splits: Splits, runs: Path, size: Size, progress: Progress) -> Shown:
     """Train, evaluate and attack one network."""
-    order = Order(method=name, epochs=epochs)
+    order = Order(method=name, epochs=size.epochs)
     run = unused_name(f"demo-{name}", runs)
-    epoch_bar = _EpochBar(progress, number, f"training {name}", epochs or METHODS[name]().recipe.epochs)
+    epoch_bar = _EpochBar(progress, number, f"training {name}", size.epochs or METHODS[name]().recipe.epochs)
     began = time.perf_counter()
     try:
         model, _ = train_order(order, splits, runs / run, callbacks=(epoch_bar,), progress=False)
@@ -98,16 +119,17 @@ def _try(name: str, number: int, splits: Splits, runs: Path, epochs: int | None,
     test = splits.test
     assert test is not None
     epoch_bar.say(f"evaluating {name}")
-    evaluation = evaluate(model, test, ood={"noise": noise_like(test)}, num_samples=NUM_DRAWS)
+    evaluation = evaluate(model, test, ood={"noise": noise_like(test)}, num_samples=size.num_draws)
     network = network_of(run, runs)
-    told = {"command": f"dubio evaluate {run} --samples {NUM_DRAWS}", "network": network.network}
+    told = {"command": f"dubio evaluate {run} --samples {size.num_draws}", "network": network.network}
     evaluation = replace(evaluation, made_by=evaluation.made_by | told)
     evaluation.save(runs / run / EVALUATION)
     epoch_bar.say(f"attacking {name}")
-    chosen, epsilons = choose_images(test, NUM_ATTACKED), {f"{EPSILON:g}": EPSILON}
-    assault = assail(model, chosen, ["pgd"], epsilons, ATTACK, num_draws=NUM_DRAWS, progress=False)
+    chosen, epsilons = choose_images(test, size.num_attacked), {f"{EPSILON:g}": EPSILON}
+    assault = assail(model, chosen, ["pgd"], epsilons, size.attack, num_draws=size.num_draws, progress=False)
     assault.save(runs / run, {"model": run, "network": network.tensors})
-    _look_further(model, name, run, splits, runs, epoch_bar)
+    if size.looks_further:
+        _look_further(model, name, run, splits, runs, epoch_bar)
     progress.console.print(
         f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, {headline(evaluation)}", highlight=False
     )
@@ -140,8 +162,8 @@ def _report(folders: Sequence[Path], runs: Path) -> str:
     return f"The report, with figures, examples and how to make each number again:\n  {path.resolve().as_uri()}\n"
 
 
-def _table(shown: Sequence[Shown], count: int) -> Table:
-    table = Table(title=f"{count} test digits, as many images of noise, and {NUM_ATTACKED} digits under attack")
+def _table(shown: Sequence[Shown], count: int, size: Size) -> Table:
+    table = Table(title=f"{count} test digits, as many images of noise, and {size.num_attacked} digits under attack")
     table.title_justify = "left"
     table.add_column("method", vertical="bottom")
     for heading in ("accuracy", "NLL", "ECE", "entropy", "on\nnoise", "R_pred", "R_1"):
@@ -154,7 +176,7 @@ def _table(shown: Sequence[Shown], count: int) -> Table:
     return table
 
 
-def _explanation(shown: Sequence[Shown], runs: Path) -> Iterator[str]:
+def _explanation(shown: Sequence[Shown], runs: Path, size: Size) -> Iterator[str]:
     """What a newcomer needs to read the table."""
     yield "NLL: what the true digits cost in nats at the probabilities given; less is better, sure but wrong is worst."
     yield "ECE: how far confidence and accuracy lie apart; 0 is calibrated."
@@ -164,13 +186,13 @@ def _explanation(shown: Sequence[Shown], runs: Path) -> Iterator[str]:
     )
     yield (
         f"R_pred and R_1: accuracy after an attack (PGD) that moves each pixel of 0 to 1 by at most {EPSILON:g}, along "
-        f"gradients averaged over {ATTACK['num_samples']} draws. R_pred is that of the mean over {NUM_DRAWS} fresh "
-        "draws, R_1 that of one draw; without noise they are the same."
+        f"gradients averaged over {size.attack['num_samples']} draws. R_pred is that of the mean over "
+        f"{size.num_draws} fresh draws, R_1 that of one draw; without noise they are the same."
     )
     yield (
         f"No network was trained against attacks: at {HOPELESS:g} next to nothing is left of any, and a longer attack "
-        f"may leave less at {EPSILON:g} too. {NUM_ATTACKED} images tell an accuracy to about 9 points: differences of "
-        "a few points are chance."
+        f"may leave less at {EPSILON:g} too. {size.num_attacked} images tell an accuracy to about "
+        f"{98 / size.num_attacked**0.5:.0f} points: differences of a few points are chance."
     )
     yield f"\nThe runs are in {runs}: {', '.join(row.run for row in shown)}."
 
@@ -187,10 +209,11 @@ def _next_commands(shown: Sequence[Shown], runs: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Progress]:
-    """A bar over all networks, on a terminal; the lines that it prints are seen anywhere."""
+def _progress(total: int, quiet: bool) -> Iterator[Progress]:
+    """A bar over all networks, on a terminal; the lines that it prints are seen anywhere, unless it is quiet."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    console = Console(stderr=True, quiet=quiet)
+    bar = Progress(*columns, console=console, transient=True, disable=quiet or not sys.stderr.isatty())
     with bar:
         bar.add_task("starting", total=total)
         yield bar

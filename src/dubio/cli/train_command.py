@@ -32,6 +32,7 @@ def train_run(
     given: dict[str, Any],
     resume: bool,
     device: str,
+    quiet: bool = False,
 ) -> None:
     """Train the network that is asked for, or go on, and tell how it does on the test part."""
     folder = runs / name
@@ -44,7 +45,9 @@ def train_run(
         again = f"; go on with: {_resuming(name, runs, processes.count)}"
         try:
             with nullcontext() if order.memory is None else memory_limit(order.memory):
-                trained, run = train_order(order, splits, folder, resume, str(processes.device), processes=processes)
+                trained, run = train_order(
+                    order, splits, folder, resume, str(processes.device), progress=not quiet, processes=processes
+                )
         except Interrupted:
             raise Interrupted(f"{folder} is saved{again}") from None
         except LostProcessError as error:

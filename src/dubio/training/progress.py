@@ -1,5 +1,6 @@
-"""How training goes, on the terminal: a bar where rich is there, else a line per epoch."""
+"""How training goes: a bar on a terminal, else lines, about twenty for a run."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +11,12 @@ __all__ = ["Display", "display_for"]
 
 SHORT = {"accuracy": "acc", "divergence": "kl", "val_accuracy": "val_acc"}
 """Names that let a line of metrics, a bar and the time left fit into 80 columns."""
+
+
+LINES = 20
+"""About how many epochs of a run have a line."""
+FIRST_SIGN, NEXT_SIGN = 10.0, 30.0
+"""Seconds before a first epoch that takes long shows how far it is, and between such lines."""
 
 
 class Display:
@@ -26,17 +33,38 @@ class Display:
 
 
 class Lines(Display):
-    """One line per epoch, with the time left. The first epoch, which compiles, counts only while it is alone."""
+    """A line after the first epoch, the last, and about twenty between, with the time left: for a file or a pipe.
 
-    def __init__(self, epochs: int) -> None:
+    While the first epoch takes long, a line after ten seconds and then every half minute says how far it is. What the
+    first epoch takes, which may compile, counts for the time left only while it is alone.
+    """
+
+    def __init__(self, epochs: int, num_batches: int | None = None) -> None:
         self._epochs, self._since, self._first = epochs, time.perf_counter(), 0
+        self._every = math.ceil(epochs / LINES)
+        self._num_batches = num_batches
+        self._next_sign = self._since + FIRST_SIGN
+
+    def batch(self, epoch: int, batch: int, loss: float) -> None:
+        """After a batch."""
+        now = time.perf_counter()
+        if self._first or now < self._next_sign:
+            return
+        self._next_sign = now + NEXT_SIGN
+        of = "" if self._num_batches is None else f" of {self._num_batches}"
+        self.note(
+            f"epoch {epoch + 1}/{self._epochs}: {batch}{of} batches in {now - self._since:.0f} s, loss {loss:.4g}"
+        )
 
     def epoch(self, metrics: dict[str, float]) -> None:
         """After an epoch."""
         number, now = int(metrics["epoch"]), time.perf_counter()
+        is_first = not self._first
         pace = (now - self._since) / (number - self._first if self._first else 1)
         if not self._first:
             self._first, self._since = number, now
+        if not is_first and number % self._every and number != self._epochs:
+            return
         left = pace * (self._epochs - number)
         self.note(f"epoch {number}/{self._epochs}  {summary(metrics)}  {left:.0f} s left")
 
@@ -86,10 +114,10 @@ def display_for(progress: bool, epochs: int, num_batches: int | None) -> Iterato
     try:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
-        yield Lines(epochs)
+        yield Lines(epochs, num_batches)
         return
     if not sys.stderr.isatty():
-        yield Lines(epochs)
+        yield Lines(epochs, num_batches)
         return
     from rich.console import Console
 
