@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dubio.data import DataError, read_image_folder
+from dubio.data import DataError, DataWarning, load, read_image_folder
 
 ENDINGS = (".png", ".PNG", ".bmp", ".pgm")
 
@@ -81,9 +81,16 @@ def test_hidden_files_and_other_files_are_passed_over(tmp_path: Path) -> None:
 
 
 ODD = {
-    "size": (grey(1, 6, 4), None, r"must be like .*00\.png, grey 4x5, got grey 4x6"),
-    "colour": (grey(1), "RGB", r"must be like .*00\.png, grey 4x5, got RGB 4x5"),
-    "transparency": (grey(1), "LA", "must be grey or RGB with 8 bits a channel, got mode LA; convert it first"),
+    "size": (
+        grey(1, 6, 4),
+        None,
+        r"must be as large as .*00\.png, 5x4 \(height x width\), got 6x4 .*: --resize HEIGHTxWIDTH, in Python resize=",
+    ),
+    "depth": (
+        grey(1).astype(np.uint16),
+        None,
+        "must be grey or in colour with 8 bits a channel, got mode I(;16)?; convert it first",
+    ),
 }
 
 
@@ -100,7 +107,7 @@ def test_the_first_image_that_differs_is_named(kind: str, tmp_path: Path) -> Non
 def test_test_images_must_be_like_those_for_training(tmp_path: Path) -> None:
     fill(tmp_path / "train", 0, 2)
     save(tmp_path / "test" / "cat" / "1.png", grey(0, 8, 8))
-    with pytest.raises(DataError, match=r"test/cat/1\.png must be like .*train/a dog/00\.png, grey 4x5, got grey 8x8"):
+    with pytest.raises(DataError, match=r"test/cat/1\.png must be as large as .*train/a dog/00\.png, 5x4 .*, got 8x8"):
         read_image_folder(tmp_path)
 
 
@@ -112,8 +119,68 @@ def test_an_image_that_cannot_be_read_is_named(content: bytes | None, tmp_path: 
         save(path, np.random.default_rng(0).integers(0, 256, (5, 4), dtype=np.uint8))
         content = path.read_bytes()[:-30]
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"cat/broken\.png is not a readable image: ."):
+    with pytest.raises(DataError, match=r"cat/broken\.png is not a readable image: .") as refused:
         read_image_folder(tmp_path)
+    assert "BytesIO" not in str(refused.value)
+
+
+@pytest.mark.feature("Folders of images of several sizes and modes: resize, grey beside RGB, transparency, palettes")
+@pytest.mark.parametrize("resize", [6, (6, 3)])
+def test_images_of_several_sizes_are_resized(resize: int | tuple[int, int], tmp_path: Path) -> None:
+    fill(tmp_path / "train", 0, 4)
+    save(tmp_path / "train" / "cat" / "large.png", grey(77, 40, 9))
+    save(tmp_path / "test" / "cat" / "wide.png", grey(88, 3, 30))
+    splits = read_image_folder(tmp_path, 0, resize)
+    assert splits.train is not None
+    assert splits.test is not None
+    assert splits.train.shape == splits.test.shape == (1, 6, 6 if resize == 6 else 3)
+    assert {77, 0, 100} <= set(splits.train.inputs.flatten().tolist())  # an even image stays as it is
+    assert splits.test.inputs.unique().tolist() == [88]
+    assert load(tmp_path, validation=0, resize=resize).test.fingerprint == splits.test.fingerprint
+
+
+def test_a_resized_image_is_averaged_and_not_sampled(tmp_path: Path) -> None:
+    stripes = np.tile(np.array([0, 200], dtype=np.uint8), (8, 16))
+    for number in range(4):
+        save(tmp_path / "test" / "one" / f"{number}.png", stripes)
+    splits = read_image_folder(tmp_path, resize=(2, 4))
+    assert splits.test is not None
+    assert (splits.test.inputs.float() - 100.0).abs().max() <= 20.0
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_one_image_in_colour_makes_all_of_them_rgb_and_a_warning_says_so(mode: str, tmp_path: Path) -> None:
+    fill(tmp_path / "train", 0, 2)
+    save(tmp_path / "test" / "cat" / "1.png", np.dstack([grey(51), grey(102), grey(204)]), mode)
+    transparent = " and 1 is used without transparency" if mode == "RGBA" else ""
+    with pytest.warns(DataWarning, match=f": of 5 images 4 grey are converted to RGB{transparent}$"):
+        splits = read_image_folder(tmp_path, validation=0)
+    assert splits.train is not None
+    assert splits.test is not None
+    assert splits.train.shape == splits.test.shape == (3, 5, 4)
+    assert torch.equal(splits.train.inputs[:, 0], splits.train.inputs[:, 2])
+    assert splits.test.inputs[0, :, 0, 0].tolist() == [51, 102, 204]
+
+
+def test_grey_images_with_transparency_stay_grey(tmp_path: Path) -> None:
+    for number in range(4):
+        save(tmp_path / "one" / f"{number}.png", grey(9), "LA")
+    with pytest.warns(DataWarning, match=": of 4 images 4 are used without transparency$"):
+        splits = read_image_folder(tmp_path)
+    assert splits.test is not None
+    assert splits.test.inputs.shape == (1, 1, 5, 4)
+    assert splits.test.inputs.unique().tolist() == [9]
+
+
+@pytest.mark.parametrize("resize", [0, (3, 0), (4, 100_000)])
+def test_a_size_that_no_image_can_have_is_refused(resize: int | tuple[int, int], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="resize must be a height and a width from 1 to 4096 pixels, got"):
+        read_image_folder(tmp_path, resize=resize)
+
+
+def test_only_folders_of_images_are_resized() -> None:
+    with pytest.raises(ValueError, match="resize belongs to folders of images, got 8 for digits; leave it out"):
+        load("digits", resize=8)
 
 
 def test_an_unknown_class_among_the_tests_is_named(tmp_path: Path) -> None:

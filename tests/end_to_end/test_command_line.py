@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 import dubio
@@ -138,6 +140,35 @@ def test_a_network_is_trained_on_a_table_and_predicts_it(tmp_path: Path) -> None
     predicted = invoke("predict", "weather", "--index", "0..3", "--runs", tmp_path)
     assert predicted.exit_code == 0, predicted.output
     assert "warm" in predicted.stdout or "cold" in predicted.stdout
+
+
+def test_images_are_resized_for_training_and_for_all_that_follows(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for number in range(60):
+        kind, height, width = number % 2, 9 + number % 3, 8 + number % 4
+        pixels = generator.integers(0, 100, (height, width), dtype=np.uint8) + np.uint8(100 * kind)
+        folder = tmp_path / "photos" / ("light" if kind else "dark")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        other = tmp_path / "other" / folder.name
+        other.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(255 - pixels).save(other / f"{number}.png")
+    runs = ("--runs", tmp_path / "runs")
+    train = ("train", "seen", "--data", tmp_path / "photos", "--model", "fc:8", "--epochs", 2, *runs)
+    assert_refused(invoke(*train), "must be as large as", "--resize HEIGHTxWIDTH")
+    assert_refused(invoke(*train, "--resize", "8by6"), "--resize must be one number of pixels or HEIGHTxWIDTH")
+    trained = invoke(*train, "--resize", "8x6")
+    assert trained.exit_code == 0, trained.output
+    assert json.loads((tmp_path / "runs" / "seen" / "command.json").read_text())["resize"] == "8x6"
+    assert dubio.models.sizes_of(dubio.load(tmp_path / "runs" / "seen" / "model.safetensors")).inputs == (48,)
+    for command in (
+        ("predict", "seen", "--samples", 3),
+        ("evaluate", "seen", "--samples", 3, "--resamples", 0, "--ood", tmp_path / "other"),
+        ("prune", "seen", "--samples", 3),
+        ("train", "seen", "--resume", "--epochs", 3),
+    ):
+        done = invoke(*command, *runs)
+        assert done.exit_code == 0, done.output
 
 
 def test_a_network_is_trained_to_predict_numbers(tmp_path: Path) -> None:

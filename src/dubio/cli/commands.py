@@ -206,6 +206,10 @@ def train(
         typer.Option(help="Wrong labels to train with: flip:P, symmetric:P, uniform-mix:P or mnist-asymmetric:P."),
     ] = None,
     augment: Annotated[bool, typer.Option("--augment", help="Shift and mirror images while training.")] = False,
+    resize: Annotated[
+        str | None,
+        typer.Option(metavar="HxW", help="Resize the images of a folder: 32, or 32x48 for height and width."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Network: fc:100-100, lenet, vgg16, resnet18, mlp:64-100-10 ... (default: fc:100-100)."),
@@ -257,6 +261,7 @@ def train(
         "standardise": standardise,
         "label_noise": label_noise,
         "augment": augment or None,
+        "resize": resize,
         "model": model,
         "method": method,
         "schedule": schedule,

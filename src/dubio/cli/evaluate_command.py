@@ -13,7 +13,8 @@ from rich.table import Table
 from dubio.choices import did_you_mean
 from dubio.cli.arguments import Precision, device_for
 from dubio.cli.folders import folder_of, load_model, network_of
-from dubio.cli.predicting import check_fits, test_examples
+from dubio.cli.ordering import parse_resize
+from dubio.cli.predicting import check_fits, order_of, test_examples
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test, load_unseen
 from dubio.evaluation import Estimate, Evaluation, evaluate
 from dubio.evaluation.words import METRICS, SCORE_WORDS
@@ -45,7 +46,9 @@ def evaluate_run(
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
     wanted = parse_names(corruptions, "--corruptions", list(CORRUPTIONS))
-    unseen = unseen_sets(ood, examples, data_dir) if examples.classes else {}
+    unseen = (
+        unseen_sets(ood, examples, data_dir, parse_resize(order_of(named, runs).resize)) if examples.classes else {}
+    )
     found = evaluate(
         model,
         examples,
@@ -91,13 +94,17 @@ def parse_names(text: str, option: str, known: list[str]) -> list[str]:
     return names
 
 
-def unseen_sets(text: str | None, examples: Examples, data_dir: Path | None) -> dict[str, Examples]:
+def unseen_sets(
+    text: str | None, examples: Examples, data_dir: Path | None, resize: tuple[int, int] | None = None
+) -> dict[str, Examples]:
     """Data that a network has never seen, by name: those asked for, else noise and the known pairs that are here."""
     if text == "none":
         return {}
     if text is not None:
         return {
-            name: noise_like(examples) if name == NOISE else load_unseen(name, folder=data_dir, like=examples)
+            name: noise_like(examples)
+            if name == NOISE
+            else load_unseen(name, folder=data_dir, like=examples, resize=resize)
             for name in text.split(",")
         }
     found = {}

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import json
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,17 @@ from dubio.persistence.lock import locked
 from dubio.sampling import Precision
 from dubio.training import ALONE, Callback, Processes, Run, fit
 
-__all__ = ["Order", "build_for", "in_rows", "load_splits", "read_encoder", "read_order", "table_options", "train_order"]
+__all__ = [
+    "Order",
+    "build_for",
+    "in_rows",
+    "load_splits",
+    "parse_resize",
+    "read_encoder",
+    "read_order",
+    "table_options",
+    "train_order",
+]
 
 FILE = "command.json"
 ENCODER = "table.json"
@@ -61,6 +72,8 @@ class Order:
     """Whether the first layer standardises the inputs of tables."""
     label_noise: str | None = None
     augment: bool = False
+    resize: str | None = None
+    """The size of all images of a folder, as in ``32`` or ``32x48``."""
     model: str = "fc:100-100"
     method: str = "bayes"
     fields: dict[str, str | bool] = field(default_factory=dict)
@@ -103,19 +116,35 @@ def load_splits(order: Order, encoder: TableEncoder | None = None) -> Splits:
 
 
 def table_options(order: Order, encoder: TableEncoder | None = None) -> dict[str, Any]:
-    """Arguments of ``dubio.data.load`` that an order has for its table; an encoder knows most of them already."""
+    """Arguments of ``dubio.data.load`` that an order has for its data; an encoder knows most of them already."""
     if encoder is not None:
         return {"encoder": encoder, "delimiter": order.delimiter}
     drop = (
         () if order.drop is None else [name.strip() for name in next(csv.reader([order.drop], skipinitialspace=True))]
     )
-    return {"target": order.target, "task": order.task, "drop": drop, "delimiter": order.delimiter}
+    return {
+        "target": order.target,
+        "task": order.task,
+        "drop": drop,
+        "delimiter": order.delimiter,
+        "resize": parse_resize(order.resize),
+    }
 
 
 def read_encoder(folder: Path) -> TableEncoder | None:
     """How a run's table becomes numbers; None for a run of other data."""
     file = folder / ENCODER
     return TableEncoder.from_json(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def parse_resize(text: str | None) -> tuple[int, int] | None:
+    """Height and width from ``32x48``, or from one number for both."""
+    if text is None:
+        return None
+    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if sides is None:
+        raise ValueError(f"--resize must be one number of pixels or HEIGHTxWIDTH, such as 32 or 32x48, got {text!r}")
+    return int(sides[1]), int(sides[2] or sides[1])
 
 
 def build_for(order: Order, examples: Examples) -> tuple[nn.Module, Likelihood]:

@@ -7,27 +7,33 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dubio.cli.folders import folder_of
-from dubio.cli.ordering import FILE, Order, read_encoder, read_order, table_options
+from dubio.cli.ordering import FILE, Order, parse_resize, read_encoder, read_order, table_options
 from dubio.data import Examples, TableWarning, load_test
+from dubio.data.registry import find_name
 from dubio.data.tables import TABLES
 from dubio.models import sizes_of
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive
 
-__all__ = ["check_fits", "parse_index", "tabulate", "test_examples"]
+__all__ = ["check_fits", "order_of", "parse_index", "tabulate", "test_examples"]
 
 
 def test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
     """The test part of the data named, or else of those that a run was trained on."""
-    order, folder = Order(), folder_of(named, runs)
-    encoder = read_encoder(folder)
-    if Path(named).suffix != ".safetensors" and (folder / FILE).is_file():
-        order = read_order(folder)
-    if data is not None:  # another table is read as the run's own was
+    order, encoder = order_of(named, runs), read_encoder(folder_of(named, runs))
+    if data is not None:  # another table, or folder of images, is read as the run's own was
         own_task = None if encoder is not None or Path(data).suffix.lower() not in TABLES else order.task
-        return load_test(data, folder=data_dir or order.data_dir, task=own_task, encoder=encoder)
+        is_folder = find_name(data) is None and Path(data).expanduser().is_dir()
+        resize = parse_resize(order.resize) if is_folder else None
+        return load_test(data, folder=data_dir or order.data_dir, task=own_task, encoder=encoder, resize=resize)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # these are the run's own data
         return load_test(order.data, folder=data_dir or order.data_dir, **table_options(order, encoder))
+
+
+def order_of(named: str, runs: Path) -> Order:
+    """What a run was trained with; the defaults for a ``.safetensors`` file, and for a run of ``dubio.fit``."""
+    file = folder_of(named, runs) / FILE
+    return read_order(file.parent) if Path(named).suffix != ".safetensors" and file.is_file() else Order()
 
 
 def check_fits(model: nn.Module, examples: Examples) -> None:

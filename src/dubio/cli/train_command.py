@@ -14,7 +14,7 @@ from torch import nn
 from dubio.cli.evaluate_command import headline
 from dubio.cli.fields import make_method
 from dubio.cli.folders import CONFIG, check_resumable, find_run, num_processes_of
-from dubio.cli.ordering import Order, load_splits, read_encoder, read_order, train_order
+from dubio.cli.ordering import Order, load_splits, parse_resize, read_encoder, read_order, train_order
 from dubio.cli.telling import told_once
 from dubio.data import Splits
 from dubio.evaluation import evaluate
@@ -76,7 +76,8 @@ def _order(
         raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
     else:
         order = Order(fields=fields, **given)
-    make_method(order.method, order.fields)  # refuses bad options before any data are read
+    parse_resize(order.resize)
+    make_method(order.method, order.fields)  # these two refuse bad options before any data are read
     return order
 
 

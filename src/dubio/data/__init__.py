@@ -6,7 +6,7 @@ What reads and changes datasets is imported when it is first asked for; training
 from typing import TYPE_CHECKING
 
 from dubio.data.encoding import TableColumn, TableEncoder, fit_encoder
-from dubio.data.errors import DataError, TableWarning
+from dubio.data.errors import DataError, DataWarning, TableWarning
 from dubio.data.examples import Examples, Splits, scaled
 from dubio.data.fingerprints import fingerprint_of, fingerprint_of_batches
 from dubio.data.loading import CropAndFlip, Loader, epoch_order
@@ -64,6 +64,7 @@ __all__ = [
     "Corruption",
     "CropAndFlip",
     "DataError",
+    "DataWarning",
     "DownloadError",
     "Examples",
     "Flip",

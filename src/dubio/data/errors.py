@@ -1,8 +1,8 @@
-"""What the readers raise when a file does not hold what it should."""
+"""What the readers raise when a file does not hold what it should, and what they warn of."""
 
 import re
 
-__all__ = ["DataError", "TableWarning"]
+__all__ = ["DataError", "DataWarning", "TableWarning"]
 
 OPTION = re.compile(r"\{(target|task|drop|delimiter)(?:=([^{}]*))?\}")
 
@@ -20,6 +20,10 @@ class DataError(ValueError):
         texts = [OPTION.sub(spell, advice) for spell in (_as_argument, _as_option)]
         self.on_command_line = f"{problem}; {texts[1]}" if advice else problem
         super().__init__(f"{problem}; {texts[0]}" if advice else problem)
+
+
+class DataWarning(UserWarning):
+    """Data that were changed while they were read; the message says what and how."""
 
 
 class TableWarning(UserWarning):

@@ -1,17 +1,19 @@
 """A folder of images by class: ``root/train/cat/1.png`` and ``root/test/cat/2.png``, or ``root/cat/1.png``.
 
 Without the folders ``train`` and ``test`` a quarter of the images is for testing, always the same ones. Classes are the
-names of the folders, sorted. All images have one size and are all grey or all coloured: resizing and cropping change
-data, so they are left to whoever knows them. Hidden files and those whose ending is not an image's are passed over.
+names of the folders, sorted. All images have one size, or are resized to the one that is asked for. Where one has
+colours, grey ones are converted; transparency is left out; a warning says of how many. Hidden files and those whose
+ending is not an image's are passed over.
 """
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dubio.data.errors import DataError
+from dubio.data.errors import DataError, DataWarning
 from dubio.data.examples import Examples, Splits
 from dubio.data.pixels import decode_image
 from dubio.data.splitting import TENTH, split_three_ways, with_validation
@@ -19,51 +21,100 @@ from dubio.data.splitting import TENTH, split_three_ways, with_validation
 __all__ = ["read_image_folder"]
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
+LARGEST = 4096
+"""Pixels of a side that images may be resized to."""
 
 
-def read_image_folder(root: Path, validation: int | float = TENTH) -> Splits:
+def read_image_folder(
+    root: Path, validation: int | float = TENTH, resize: int | tuple[int, int] | None = None
+) -> Splits:
     """The images of a folder, by class.
 
+    Args:
+        root: the folder.
+        validation: how many training examples to hold out, or a fraction of them.
+        resize: the height and width that all images get, or one number for both; by default none is resized.
+
     Raises:
-        DataError: an image cannot be read or differs from the others in size or kind, or there are none.
+        DataError: an image cannot be read or has another size than the others, or there are none.
     """
+    size = _size(resize)
     train, test = root / "train", root / "test"
     if not train.is_dir() and not test.is_dir():
-        return split_three_ways(_Images(root, root.name).examples(root), validation)
-    images = _Images(train if train.is_dir() else test, root.name)
-    parts = [images.examples(folder) if folder.is_dir() else None for folder in (train, test)]
+        images = _Images(root, root.name, size)
+        return split_three_ways(images.examples(images.read(root)), validation)
+    images = _Images(train if train.is_dir() else test, root.name, size)
+    files = [images.read(folder) if folder.is_dir() else None for folder in (train, test)]
+    parts = [None if read is None else images.examples(read) for read in files]
     return with_validation(parts[0], parts[1], validation)
 
 
 class _Images:
-    """Classes by the folders of the first part; size and kind by the first image that was read."""
+    """Classes by the folders of the first part; size by the first image that was read, or as it is given.
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name, self.classes = folder, name, _classes(folder)
+    All parts are read before any becomes examples: one image in colour makes all of them have three channels.
+    """
+
+    def __init__(self, folder: Path, name: str, size: tuple[int, int] | None) -> None:
+        self.folder, self.name, self.classes, self.size = folder, name, _classes(folder), size
         self.first: Path | None = None
         self.shape: tuple[int, ...] = ()
+        self.num_grey = self.num_coloured = self.num_transparent = 0
 
-    def examples(self, folder: Path) -> Examples:
-        """All images of a part."""
+    def read(self, folder: Path) -> list[tuple[NDArray[np.uint8], int]]:
+        """The pixels and the label of each image of a part."""
         unknown = [name for name in _classes(folder) if name not in self.classes]
         if unknown:
             raise DataError(f"{folder} must have no class that {self.folder} has not, got {', '.join(unknown)}")
         files = [(file, label) for label, name in enumerate(self.classes) for file in _files(folder / name)]
-        pixels = np.stack([self.pixels(file) for file, _ in files])
-        labels = torch.tensor([label for _, label in files])
+        return [(self.pixels(file), label) for file, label in files]
+
+    def examples(self, read: list[tuple[NDArray[np.uint8], int]]) -> Examples:
+        """A part, with as many channels as all images together need."""
+        self._warn()
+        channels = 3 if self.num_coloured else 1
+        pixels = np.stack([np.broadcast_to(image, (channels, *image.shape[1:])) for image, _ in read])
+        labels = torch.tensor([label for _, label in read])
         return Examples(torch.from_numpy(pixels), labels, self.classes, self.name)
 
     def pixels(self, file: Path) -> NDArray[np.uint8]:
-        """One image, which must be like the first."""
-        pixels = decode_image(file.read_bytes(), str(file))
+        """One image, which must have the size of the first."""
+        decoded = decode_image(file.read_bytes(), str(file), self.size)
+        shape = decoded.pixels.shape
+        self.num_transparent += decoded.lost_transparency
+        self.num_grey += shape[0] == 1
+        self.num_coloured += shape[0] == 3
         if self.first is None:
-            self.first, self.shape = file, pixels.shape
-        if pixels.shape != self.shape:
+            self.first, self.shape = file, shape
+        if shape[1:] != self.shape[1:]:
             raise DataError(
-                f"{file} must be like {self.first}, {_described(self.shape)}, got {_described(pixels.shape)}; "
-                "give all images one size and kind"
+                f"{file} must be as large as {self.first}, {_described(self.shape)}, got {_described(shape)}; "
+                "resize all images to one size: --resize HEIGHTxWIDTH, in Python resize=(height, width)"
             )
-        return pixels
+        return decoded.pixels
+
+    def _warn(self) -> None:
+        """Say once which images are not used as they are."""
+        changed = []
+        if self.num_grey and self.num_coloured:
+            changed.append(f"{self.num_grey} grey {_plural(self.num_grey)} converted to RGB")
+        if self.num_transparent:
+            changed.append(f"{self.num_transparent} {_plural(self.num_transparent)} used without transparency")
+        if changed:
+            total = self.num_grey + self.num_coloured
+            warnings.warn(f"{self.name}: of {total} images {' and '.join(changed)}", DataWarning, stacklevel=5)
+        self.num_transparent = self.num_grey = 0
+
+
+def _plural(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _size(resize: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    size = (resize, resize) if isinstance(resize, int) else resize
+    if size is not None and (len(size) != 2 or not all(1 <= side <= LARGEST for side in size)):
+        raise ValueError(f"resize must be a height and a width from 1 to {LARGEST} pixels, got {resize!r}")
+    return size
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -79,4 +130,4 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _described(shape: tuple[int, ...]) -> str:
-    return f"{'grey' if shape[0] == 1 else 'RGB'} {shape[2]}x{shape[1]}"
+    return f"{shape[1]}x{shape[2]} (height x width)"

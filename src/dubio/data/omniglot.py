@@ -58,7 +58,7 @@ def _small(pixels: NDArray[np.uint8]) -> Tensor:
 
 
 def _drawing(content: bytes, file: str) -> NDArray[np.uint8]:
-    pixels = decode_image(content, file)
+    pixels = decode_image(content, file).pixels
     if pixels.shape != (1, OLD_SIZE, OLD_SIZE):
         raise DataError(f"{file} must be grey with {OLD_SIZE}x{OLD_SIZE} pixels, got shape {pixels.shape}")
     return pixels

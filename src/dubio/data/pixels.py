@@ -1,6 +1,7 @@
 """Image files as arrays of bytes, read with Pillow."""
 
 import io
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,19 +9,25 @@ from numpy.typing import NDArray
 
 from dubio.data.errors import DataError
 
-__all__ = ["decode_image"]
+__all__ = ["Decoded", "decode_image"]
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 GREY, COLOUR = ("1", "L", "LA"), ("RGB", "P", "RGBA", "PA")
-NOT_AN_IMAGE = "its content is that of no image format"
+TRANSPARENT = ("LA", "RGBA", "PA")
 
 
-def decode_image(content: bytes, file: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """The pixels of an image file, `(channel, height, width)`: one channel if it is grey, three if it has colours.
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """The pixels of an image file."""
 
-    An image with transparency loses it: its colours are kept as the file has them. With ``size`` (height, width) it is
-    resized, by averaging over the pixels that fall together.
-    """
+    pixels: NDArray[np.uint8]
+    """`(channel, height, width)`: one channel if it is grey, three if it has colours."""
+    lost_transparency: bool
+    """Whether the file has transparency, which is left out: colours are kept as they are written."""
+
+
+def decode_image(content: bytes, file: str, size: tuple[int, int] | None = None) -> Decoded:
+    """An image file, resized to ``size`` (height, width) if one is given, bilinearly and with antialiasing."""
     image = _pillow()
     try:
         with image.open(io.BytesIO(content), formats=FORMATS) as opened:
@@ -28,11 +35,13 @@ def decode_image(content: bytes, file: str, size: tuple[int, int] | None = None)
             converted = opened.convert("L" if mode in GREY else "RGB")
             pixels = np.array(converted if size is None else converted.resize(size[::-1], image.Resampling.BILINEAR))
     except Exception as error:  # Pillow has a different one for every kind of damage
-        reason = NOT_AN_IMAGE if type(error).__name__ == "UnidentifiedImageError" else str(error)
-        raise DataError(f"{file} is not a readable image: {reason or type(error).__name__}") from None
+        unknown = type(error).__name__ == "UnidentifiedImageError"  # whose text names an object in place of the file
+        reason = "its content is of no image format" if unknown else str(error) or type(error).__name__
+        raise DataError(f"{file} is not a readable image: {reason}") from None
     if mode not in GREY + COLOUR:
         raise DataError(f"{file} must be grey or in colour with 8 bits a channel, got mode {mode}; convert it first")
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    first = pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return Decoded(first, mode in TRANSPARENT)
 
 
 def _pillow() -> Any:

@@ -68,6 +68,7 @@ def load(
     drop: Sequence[str] = (),
     delimiter: str | None = None,
     encoder: TableEncoder | None = None,
+    resize: int | tuple[int, int] | None = None,
 ) -> Splits:
     """A dataset, by its name or by the path of a folder of images or of a table.
 
@@ -82,6 +83,7 @@ def load(
         delimiter: what separates the cells of a ``.csv``; by default what its first rows show.
         encoder: how the columns of a table become numbers, from other data (``Examples.encoder``); by default it is
             fitted on the training rows.
+        resize: height and width that the images of a folder are resized to, or one number for both.
 
     Raises:
         ValueError: there is no dataset of this name.
@@ -92,10 +94,13 @@ def load(
     name = find_name(source)
     if name is None:
         path = Path(source).expanduser()
-        if not path.is_dir():
-            return read_table(path, validation, task, target=target, drop=drop, delimiter=delimiter, encoder=encoder)
-        _refuse_options("a folder of images", task=task, target=target, drop=drop or None, delimiter=delimiter)
-        return read_image_folder(path, validation)
+        if path.is_dir():
+            _refuse_options("a folder of images", task=task, target=target, drop=drop or None, delimiter=delimiter)
+            return read_image_folder(path, validation, resize)
+    if resize is not None:
+        raise ValueError(f"resize belongs to folders of images, got {resize!r} for {source}; leave it out")
+    if name is None:
+        return read_table(path, validation, task, target=target, drop=drop, delimiter=delimiter, encoder=encoder)
     _refuse_options(name, task=task, target=target, drop=drop or None, delimiter=delimiter)
     if name in EMBEDDED:
         return EMBEDDED[name][0](validation)
@@ -116,31 +121,40 @@ def load_test(
     drop: Sequence[str] = (),
     delimiter: str | None = None,
     encoder: TableEncoder | None = None,
+    resize: int | tuple[int, int] | None = None,
 ) -> Examples:
     """The test part of a dataset; of datasets in files nothing else is read. Arguments are those of ``load``."""
     name = find_name(source)
-    if name in STORED:
+    if name in STORED and resize is None:
         return _read(STORED[name], data_folder(folder), "test", download)
     # A table is read as ``load`` reads it, with rows held out for validation, so that its encoder is the same.
     validation = TENTH if name is None and Path(source).suffix.lower() in NAMED_COLUMNS else 0
-    options: dict[str, Any] = {"task": task, "target": target, "drop": drop, "delimiter": delimiter}
+    options: dict[str, Any] = {"task": task, "target": target, "drop": drop, "delimiter": delimiter, "resize": resize}
     test = load(source, validation=validation, encoder=encoder, **options).test
     if test is None:
         raise ValueError(f"{source} must have a test part, got none; add a folder test, or arrays x_test and y_test")
     return test
 
 
-def load_unseen(source: Source, *, folder: Source | None = None, like: Examples) -> Examples:
+def load_unseen(
+    source: Source,
+    *,
+    folder: Source | None = None,
+    like: Examples,
+    resize: int | tuple[int, int] | None = None,
+) -> Examples:
     """The test part of data that a network was not trained on, without regard to their targets.
 
     Args:
         source: as for ``load``.
         folder: the folder of all data.
         like: examples that the network was made for; a table is read with their encoder.
+        resize: height and width that images are resized to, if the source is a folder of them.
     """
     path = Path(source).expanduser()
     if like.encoder is None or path.suffix.lower() not in NAMED_COLUMNS or find_name(source) is not None:
-        return load_test(source, folder=folder)
+        is_folder = find_name(source) is None and path.is_dir()
+        return load_test(source, folder=folder, resize=resize if is_folder else None)
     return read_unseen_table(path, like.encoder)
 
 
