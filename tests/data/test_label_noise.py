@@ -118,9 +118,10 @@ BAD_TEXTS = (
 
 @pytest.mark.parametrize("text", BAD_TEXTS)
 def test_other_texts_are_refused(text: str) -> None:
+    hint = r"; did you mean 'flip'\?" if text.startswith("Flip") else ""
     message = (
         r"^label noise must be one of flip:P, symmetric:P, uniform-mix:P, mnist-asymmetric:P with P in \[0, 1\], "
-        rf"such as flip:0.3, got '{text}'$"
+        rf"such as flip:0.3, got '{text}'{hint}$"
     )
     with pytest.raises(ValueError, match=message):
         parse_label_noise(text)

@@ -15,9 +15,9 @@ EXTRAS = ("matplotlib", "PIL", "pyarrow", "onnx", "timm", "torchvision", "pytest
 
 def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command outside the repository, and without what leads into it."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DUBIO", "VIRTUAL"))
-    }
+    inside = ("PYTHON", "DUBIO", "VIRTUAL")
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(inside)}
+    environment = {**outside, "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, env=environment)
     assert finished.returncode == 0, f"{command}:\n{finished.stdout[-3000:]}\n{finished.stderr[-3000:]}"
     return finished

@@ -107,7 +107,12 @@ def test_sizes_are_read_from_the_name() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("cnn:3", {}, r"^model must be one of mlp, fc, .*timm, with its sizes as in mlp:64-100-100-10, got 'cnn:3'$"),
+        (
+            "net:3",
+            {},
+            r"^model must be one of mlp, fc, .*timm, with its sizes as in mlp:.*, got 'net:3'; did you mean ",
+        ),
+        ("zzz:3", {}, r"^model must be one of mlp, fc, .*timm, with its sizes as in mlp:64-100-100-10, got 'zzz:3'$"),
         ("", {}, r"^model must be one of mlp, .*got ''$"),
         ("mlp", {}, r"^model must be like mlp:784-100-100-10, with plain whole numbers, got 'mlp'$"),
         ("mlp:5", {}, r"^an mlp needs at least two widths of at least 1, inputs and outputs, got \(5,\)$"),
