@@ -12,11 +12,10 @@ def listed(parts: Sequence[str], last: str = "or") -> str:
 
 
 def did_you_mean(value: object, choices: Iterable[object]) -> str:
-    """The choices that resemble a value, as the end of a message: ``; did you mean 'bayes'?``; empty without any."""
+    """The choice nearest to a value, as the end of a message: ``; did you mean 'bayes'?``; empty without any."""
     names = [choice for choice in choices if isinstance(choice, str)]
-    text = value if isinstance(value, str) else ""
-    close = get_close_matches(text, names, cutoff=0.8) or get_close_matches(text, names, n=1)
-    return f"; did you mean {listed([repr(choice) for choice in close])}?" if close else ""
+    close = get_close_matches(value, names, n=1) if isinstance(value, str) else []
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
