@@ -186,9 +186,9 @@ def refuse(likelihood: object, outputs: Tensor, targets: Tensor) -> None:
             "class_weight must have one weight per class, 4, got 2",
         ),
         (
-            lambda: dubio.Gaussian().nll(torch.randn(2, 3, 1), torch.randn(3)),
+            lambda: dubio.Gaussian(0.1).nll(torch.randn(2, 3, 2), torch.randn(3)),
             ValueError,
-            r"targets must have shape \(3, 1\) beside these outputs, got \(3,\)",
+            r"targets must have shape \(3, 2\) beside these outputs, got \(3,\)",
         ),
         (
             lambda: dubio.Gaussian("learned").nll(torch.randn(2, 3, 1), torch.randn(3, 1)),
@@ -196,9 +196,32 @@ def refuse(likelihood: object, outputs: Tensor, targets: Tensor) -> None:
             "belongs to a converted network",
         ),
         (
-            lambda: dubio.Bernoulli().nll(torch.randn(2, 3, 1), torch.randn(3)),
+            lambda: dubio.Bernoulli().nll(torch.randn(2, 3, 3), torch.rand(3)),
             ValueError,
-            r"targets must have shape \(3, 1\)",
+            r"targets must have shape \(3, 3\)",
+        ),
+        (
+            lambda: dubio.Categorical().nll(torch.randn(2, 6, 3, 8, 8), torch.zeros(6, 8, 8, dtype=torch.long)),
+            ValueError,
+            r"got \(6, 8, 8\); for classes on axis 1 convert with likelihood=dubio\.Categorical\(class_axis=1\)",
+        ),
+        (
+            lambda: dubio.Categorical().nll(torch.randn(2, 6, 1), torch.zeros(6, dtype=torch.long)),
+            ValueError,
+            r"yes or no from one output convert with likelihood=dubio\.Bernoulli\(\)",
+        ),
+        (
+            lambda: dubio.Gaussian(0.1, target_std=(1.0, 2.0)).nll(torch.randn(2, 6, 3), torch.randn(6, 3)),
+            ValueError,
+            "target_std must be one number, or one for each of 3 outputs, got 2",
+        ),
+        (lambda: dubio.Gaussian(target_std=0.0), ValueError, "target_std must be positive and finite, got 0.0"),
+        (lambda: dubio.Gaussian(target_mean=math.nan), ValueError, "target_mean must be finite, got nan"),
+        (lambda: dubio.Gaussian(target_mean=()), ValueError, "target_mean must be one number, .* got none"),
+        (
+            lambda: dubio.Gaussian.for_targets(torch.tensor([1.0, math.inf])),
+            ValueError,
+            "targets must be finite numbers, one or more",
         ),
     ],
 )
@@ -206,3 +229,147 @@ def test_refusals(work: object, error: type[Exception], message: str, monkeypatc
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     with pytest.raises(error, match=message):
         work()
+
+
+STANDARDISED = {"learned": (0.2, 3), "output": (0.0, 6), "0.7": (0.0, 3)}
+
+
+@pytest.mark.parametrize("name", STANDARDISED)
+@pytest.mark.parametrize("units", [((5.0, -3.0, 100.0), (2.0, 0.5, 10.0)), (1000.0, 0.25)], ids=["rows", "one"])
+def test_a_standardised_gaussian_equals_torch_distributions_in_units_of_the_targets(name: str, units: tuple) -> None:
+    scale, width = torch.tensor(STANDARDISED[name][0]), STANDARDISED[name][1]
+    std = 0.7 if name == "0.7" else name
+    likelihood = dubio.Gaussian(std, *units)  # type: ignore[arg-type]
+    outputs, (shift, unit) = torch.randn(4, 6, width).double(), (torch.tensor(part).double() for part in units)
+    targets = shift + unit * torch.randn(6, 3).double()
+    rho = outputs[..., 3:] if name == "output" else scale.double()
+    stds = torch.tensor(0.7).double() if name == "0.7" else unit * nn.functional.softplus(rho)
+    expected = distributions.Normal(shift + unit * outputs[..., :3], stds.expand(4, 6, 3))
+    for found, value in zip(likelihood.moments(outputs, scale), (expected.mean, expected.stddev), strict=True):
+        torch.testing.assert_close(found, value, check_dtype=False)
+    torch.testing.assert_close(likelihood.nll(outputs, targets, scale), -expected.log_prob(targets).sum(-1))
+
+
+def test_for_targets_standardises_each_column() -> None:
+    targets = torch.tensor([5.0, -3.0, 7.0]) + torch.tensor([2.0, 0.5, 0.0]) * torch.randn(50, 3)
+    likelihood = dubio.Gaussian.for_targets(targets, "output")
+    assert likelihood.std == "output"
+    standardised = likelihood.standardise(targets)
+    torch.testing.assert_close(standardised.mean(dim=0), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(standardised.std(dim=0, correction=0), torch.tensor([1.0, 1.0, 0.0]))
+    for column in (targets[:, 0], targets[:, :1]):
+        one = dubio.Gaussian.for_targets(column)
+        assert (one.target_mean, one.target_std) == (likelihood.target_mean[0], likelihood.target_std[0])
+
+
+def test_targets_of_large_offset_keep_their_digits() -> None:
+    targets = 1e6 + torch.tensor([[0.0], [0.5], [1.0]])
+    likelihood = dubio.Gaussian("output", 1e6, 0.25)
+    outputs = torch.cat([(targets - 1e6) / 0.25 + 0.01, torch.zeros(3, 1)], dim=1)[None]
+    expected = -distributions.Normal(0.01, nn.functional.softplus(torch.zeros(()))).log_prob(torch.zeros(1, 3))
+    torch.testing.assert_close(likelihood.nll(outputs, targets), expected + math.log(0.25))
+
+
+def test_a_gaussian_without_arguments_learns_its_noise() -> None:
+    assert dubio.Gaussian() == dubio.Gaussian("learned")
+    assert repr(dubio.Gaussian(0.1)) == "Gaussian(std=0.1)"
+    assert repr(dubio.Gaussian("output", 3.0)) == "Gaussian(std='output', target_mean=3.0, target_std=1.0)"
+
+
+@pytest.mark.parametrize("unit", [0.01, 1.0, 50.0])
+def test_learned_noise_starts_at_the_spread_of_the_targets(unit: float) -> None:
+    inputs = torch.randn(200, 2)
+    targets = unit * torch.randn(200, 1)
+    model = dubio.Deterministic().convert(nn.Linear(2, 1), dubio.Gaussian())
+    dubio.fit(model, (inputs, targets), epochs=1, batch_size=200, lr=1e-9, progress=False, fast=False)
+    pred = dubio.predict(model, inputs, 1, seed=0)
+    torch.testing.assert_close(pred.aleatoric_std.mean(), targets.std(), rtol=1e-3, atol=0)
+
+
+def test_noise_that_was_learned_before_is_not_started_anew() -> None:
+    model = dubio.Deterministic().convert(nn.Linear(2, 1), dubio.Gaussian())
+    with torch.no_grad():
+        model.observation_rho.fill_(-3.0)
+    data = torch.randn(20, 2), 10.0 * torch.randn(20, 1)
+    dubio.fit(model, data, epochs=1, lr=1e-9, progress=False, fast=False)
+    torch.testing.assert_close(model.observation_rho.detach(), torch.tensor(-3.0))
+
+
+def test_fit_warns_of_targets_far_from_what_a_network_starts_at() -> None:
+    inputs, targets = torch.randn(20, 2), 1e5 + 1e4 * torch.randn(20, 1)
+    far = dubio.Deterministic().convert(nn.Linear(2, 1), dubio.Gaussian())
+    with pytest.warns(UserWarning, match=r"the targets \(mean .*\) are far .*dubio\.Gaussian\.for_targets"):
+        dubio.fit(far, (inputs, targets), epochs=1, progress=False, fast=False)
+    near = dubio.Deterministic().convert(nn.Linear(2, 1), dubio.Gaussian.for_targets(targets))
+    dubio.fit(near, (inputs, targets), epochs=1, progress=False, fast=False)
+
+
+@pytest.mark.parametrize("method", [dubio.Bayes(), dubio.Ensemble(2), dubio.Dropout(0.2)], ids=repr)
+def test_targets_in_other_units_are_predicted_the_same(method: dubio.Bayes) -> None:
+    inputs = torch.randn(40, 2)
+    targets = inputs.sum(dim=1, keepdim=True) + 0.1 * torch.randn(40, 1)
+    pred = {}
+    for shift, unit in ((0.0, 1.0), (300.0, 50.0)):
+        torch.manual_seed(0)
+        own = shift + unit * targets
+        model = method.convert(dubio.models.mlp(2, 8, 2), dubio.Gaussian.for_targets(own, "output"))
+        dubio.fit(model, (inputs, own), epochs=3, batch_size=20, seed=0, progress=False, fast=False)
+        pred[unit] = dubio.predict(model, inputs, 2, seed=0)
+    torch.testing.assert_close(pred[50.0].mean, 300.0 + 50.0 * pred[1.0].mean, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(pred[50.0].std, 50.0 * pred[1.0].std, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets"),
+    [
+        (dubio.Gaussian(0.1), (3, 6, 1), torch.randn(6)),
+        (dubio.Gaussian(0.1), (3, 6), torch.randn(6, 1)),
+        (dubio.Bernoulli(), (3, 6, 1), torch.randint(2, (6,))),
+        (dubio.Bernoulli(), (3, 6), torch.rand(6, 1)),
+        (dubio.Categorical(), (3, 6, 4), torch.randint(4, (6, 1))),
+    ],
+    ids=repr,
+)
+def test_one_target_per_row_may_have_an_axis_of_its_own_or_not(
+    likelihood: dubio.Gaussian, outputs: tuple[int, ...], targets: Tensor
+) -> None:
+    values = torch.randn(outputs)
+    other = targets.squeeze(1) if targets.dim() == 2 else targets.unsqueeze(1)
+    found = likelihood.nll(values, targets)
+    assert found.shape == (3, 6)
+    torch.testing.assert_close(found, likelihood.nll(values, other))
+
+
+def test_labels_with_an_axis_of_their_own_train_and_validate_alike() -> None:
+    inputs, labels = torch.randn(30, 2), torch.randint(3, (30,))
+    histories = []
+    for own in (labels, labels[:, None]):
+        torch.manual_seed(0)
+        model = dubio.Deterministic().convert(dubio.models.mlp(2, 4, 3))
+        run = dubio.fit(model, (inputs, own), (inputs, own), epochs=2, progress=False, fast=False)
+        histories.append([{name: value for name, value in row.items() if name != "seconds"} for row in run.history])
+    assert histories[0] == histories[1]
+
+
+def test_beta_weighs_training_by_the_standardised_variance_and_nothing_else() -> None:
+    outputs, targets = torch.randn(3, 6, 4), 5.0 + 2.0 * torch.randn(6, 2)
+    plain, weighted = (dubio.Gaussian("output", 5.0, 2.0, beta) for beta in (0.0, 0.5))
+    for one, other in zip(plain.moments(outputs), weighted.moments(outputs), strict=True):
+        torch.testing.assert_close(one, other)
+    std = nn.functional.softplus(outputs[..., 2:])
+    expected = -distributions.Normal(outputs[..., :2], std).log_prob((targets - 5.0) / 2.0) * std + math.log(2.0)
+    torch.testing.assert_close(weighted.nll(outputs, targets), expected.sum(-1))
+    assert repr(weighted) == "Gaussian(std='output', target_mean=5.0, target_std=2.0, beta=0.5)"
+    with pytest.raises(ValueError, match=r"beta must be in \[0, 1\], got 2"):
+        dubio.Gaussian("output", beta=2.0)
+
+
+def test_validation_knows_no_beta() -> None:
+    inputs, targets = torch.randn(30, 2), torch.randn(30)
+    values = []
+    for beta in (0.0, 1.0):
+        torch.manual_seed(0)
+        model = dubio.Deterministic().convert(dubio.models.mlp(2, 4, 2), dubio.Gaussian("output", beta=beta))
+        run = dubio.fit(model, (inputs, targets), (inputs, targets), epochs=1, lr=1e-12, progress=False, fast=False)
+        values.append(run.history[-1]["val_nll"])
+    assert values[0] == pytest.approx(values[1])

@@ -7,8 +7,8 @@ precision are computed with in float32, and targets are never rounded to the typ
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from dubio import functional
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "Likelihood", "likelihood_of", "observation_scale"]
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "Likelihood",
+    "likelihood_of",
+    "match_shape",
+    "observation_scale",
+    "without_weights",
+]
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,19 @@ class Categorical:
         if axes < 3 or not -axes + 2 <= axis < axes or outputs.shape[axis] < 2:
             raise ValueError(
                 f"a Categorical output must be (batch, ..., class) with two or more classes on axis {self.class_axis}, "
-                f"got shape {tuple(outputs.shape[1:])} for one draw; for regression convert with "
+                f"got shape {tuple(outputs.shape[1:])} for one draw; for yes or no from one output convert with "
+                "likelihood=dubio.Bernoulli(), whose targets are 0 or 1; for regression with "
                 "likelihood=dubio.Gaussian(...)"
             )
         return _exact(outputs.movedim(axis, -1))
+
+    def _hint(self, outputs: Tensor, targets: Tensor) -> str:
+        """Where the classes of dense outputs lie, if targets of this shape are right."""
+        shape = outputs.shape[1:]
+        for axis in range(1, len(shape)):
+            if axis != self.class_axis % len(shape) and targets.shape == shape[:axis] + shape[axis + 1 :]:
+                return f"; for classes on axis {axis} convert with likelihood=dubio.Categorical(class_axis={axis})"
+        return ""
 
     def nll(
         self,
@@ -74,7 +92,7 @@ class Categorical:
         num_classes = log_probs.shape[-1]
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
             raise TypeError(f"targets must be whole numbers that name classes, got {targets.dtype}")
-        _check_shape(targets, log_probs.shape[1:-1])
+        targets = match_shape(targets, log_probs.shape[1:-1], self._hint(outputs, targets))
         if not torch.compiler.is_compiling() and targets.device.type == "cpu":  # elsewhere it would wait for the device
             _check_labels(targets, num_classes)
         if self.class_weight is not None and len(self.class_weight) != num_classes:
@@ -107,7 +125,7 @@ class Bernoulli:
         scale: Float[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "sample batch"]:
         """Negative log-probability of the targets, summed over the outputs of an example."""
-        _check_shape(targets, outputs.shape[1:])
+        targets = match_shape(targets, outputs.shape[1:])
         if not torch.compiler.is_compiling() and targets.device.type == "cpu" and targets.numel():
             low, high = float(targets.min()), float(targets.max())
             if not 0.0 <= low <= high <= 1.0:
@@ -118,36 +136,130 @@ class Bernoulli:
         return _sum_over_example(loss.to(outputs.dtype))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gaussian:
-    """A real target with Gaussian noise of standard deviation ``std``.
+    """A real target with Gaussian noise.
 
-    With ``std="output"`` the network gives twice as many outputs on its last axis: first the means, then the softplus
-    arguments of the standard deviations. With ``std="learned"`` one standard deviation for all targets is learned,
-    starting at ``INITIAL_STD``.
+    The network predicts standardised targets: an output of 0 stands for ``target_mean`` and one of 1 for
+    ``target_mean + target_std``. Means, standard deviations, losses and intervals are in the units of the targets.
+    ``Gaussian.for_targets(train_targets)`` fills both in; with 0 and 1, the defaults, outputs are the means themselves.
+
+    Args:
+        std: standard deviation of the noise. ``"learned"``: one for all targets, a parameter of the converted network.
+            ``"output"``: it depends on the input; the network gives twice as many outputs on its last axis, first the
+            means, then the softplus arguments of the standard deviations. A number: known, in the units of the targets.
+        target_mean: what an output of 0 stands for; one number, or one for each output.
+        target_std: what a difference of 1 between outputs stands for; one number, or one for each output.
+        beta: weight of each example in training: the variance of its standardised target to the power of ``beta``, from
+            0 (none) to 1 (beta-NLL). With ``std="output"`` 0.5 fits means better, since the plain likelihood neglects
+            examples whose noise it holds for large. Predictions and validation do not change by it.
     """
 
-    std: float | Literal["learned", "output"] = 0.1
+    std: float | Literal["learned", "output"] = "learned"
+    target_mean: float | tuple[float, ...] = 0.0
+    target_std: float | tuple[float, ...] = 1.0
+    beta: float = 0.0
 
-    INITIAL_STD = 0.1
+    INITIAL_STD = 1.0
+    """Where the standard deviation of ``std="learned"`` starts, in units of ``target_std``.
+
+    ``fit`` starts it at the standard deviation of the training targets instead, where these are held in memory.
+    """
 
     def __post_init__(self) -> None:
-        if self.std in ("learned", "output"):
-            return
-        if not isinstance(self.std, int | float) or not (math.isfinite(self.std) and self.std > 0.0):
+        if self.std not in ("learned", "output") and (
+            isinstance(self.std, bool)
+            or not isinstance(self.std, int | float)
+            or not (math.isfinite(self.std) and self.std > 0.0)
+        ):
             raise ValueError(f"std of a Gaussian must be positive and finite, 'learned' or 'output', got {self.std!r}")
+        for name in ("target_mean", "target_std"):
+            object.__setattr__(self, name, _numbers(name, getattr(self, name), positive=name == "target_std"))
+        if isinstance(self.beta, bool) or not isinstance(self.beta, int | float) or not 0.0 <= self.beta <= 1.0:
+            raise ValueError(f"beta must be in [0, 1], got {self.beta!r}")
+
+    def __repr__(self) -> str:
+        """All fields but those of a standardisation, or weights, that change nothing."""
+        names = ["std", *(("target_mean", "target_std") if self._standardises else ())]
+        names += ["beta"] if self.beta else []
+        return f"Gaussian({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    @classmethod
+    def for_targets(
+        cls,
+        targets: Float[Tensor, "batch ..."],
+        std: float | Literal["learned", "output"] = "learned",
+        beta: float = 0.0,
+    ) -> "Gaussian":
+        """A ``Gaussian`` whose network predicts standardised targets: mean 0 and standard deviation 1.
+
+        Args:
+            targets: those of the training data: one number per row, or rows of several, each standardised by itself.
+            std: as for ``Gaussian``.
+            beta: as for ``Gaussian``.
+
+        >>> likelihood = dubio.Gaussian.for_targets(train_targets, std="output", beta=0.5)
+        >>> model = dubio.Bayes().convert(net, likelihood)  # net has two outputs: the mean, and the noise
+        """
+        values = torch.as_tensor(targets).double()
+        if values.dim() == 0 or values.numel() == 0 or not bool(values.isfinite().all()):
+            raise ValueError(f"targets must be finite numbers, one or more, got shape {tuple(values.shape)}")
+        if values.dim() != 2 or values.shape[1] == 1:
+            values = values.reshape(-1, 1)
+        spread = values.std(dim=0, correction=0)
+        unit = torch.where(spread > 0.0, spread, torch.ones_like(spread))  # of targets that are all equal
+        mean, unit = tuple(values.mean(dim=0).tolist()), tuple(unit.tolist())
+        return cls(std, mean[0], unit[0], beta) if len(mean) == 1 else cls(std, mean, unit, beta)
+
+    def standardise(self, targets: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Targets as the network predicts them."""
+        shift, unit = self._units(targets)
+        return (targets - shift) / unit
 
     def moments(
         self, outputs: Float[Tensor, "sample batch ..."], scale: Float[Tensor, "..."] | None = None
     ) -> tuple[Float[Tensor, "sample batch ..."], Float[Tensor, "sample batch ..."]]:
-        """Mean and standard deviation of the target under every draw."""
+        """Mean and standard deviation of the target under every draw, in the units of the targets."""
+        mean, std = self._standardised_moments(outputs, scale)
+        if not self._standardises:
+            return mean, std
+        shift, unit = self._units(mean)
+        return shift + unit * mean, unit * std
+
+    def nll(
+        self,
+        outputs: Float[Tensor, "sample batch ..."],
+        targets: Shaped[Tensor, "batch ..."],
+        scale: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "sample batch"]:
+        """Negative log density of the targets, weighted by ``beta``, summed over the dimensions of an example."""
+        mean, std = self._standardised_moments(outputs, scale)
+        values = _beside(match_shape(targets, mean.shape[1:]), mean)
+        if not self._standardises:
+            return _sum_over_example(functional.beta_nll(values, mean, std, self.beta).to(mean.dtype))
+        # Standardised targets rather than means in their units: of large targets these would keep few digits.
+        loss = functional.beta_nll(self.standardise(values), mean, std, self.beta) + self._units(values)[1].log()
+        return _sum_over_example(loss.to(mean.dtype))
+
+    @property
+    def _standardises(self) -> bool:
+        return self.target_mean != 0.0 or self.target_std != 1.0
+
+    def _standardised_moments(
+        self, outputs: Float[Tensor, "sample batch ..."], scale: Float[Tensor, "..."] | None
+    ) -> tuple[Float[Tensor, "sample batch ..."], Float[Tensor, "sample batch ..."]]:
+        """Mean and standard deviation of the standardised target."""
         outputs = _exact(outputs)
         if self.std == "learned":
             if scale is None:
-                raise ValueError("a Gaussian(std='learned') belongs to a converted network, which keeps its scale")
+                raise ValueError(
+                    "a Gaussian(std='learned') belongs to a converted network, which keeps its scale; pass it with "
+                    "dubio.Bayes().convert(net, likelihood), or give std a number"
+                )
             return outputs, functional.softplus(scale).to(outputs.dtype).expand_as(outputs)
         if self.std != "output":
-            return outputs, torch.full_like(outputs, float(self.std))
+            std = torch.full_like(outputs, float(self.std))
+            return outputs, std / self._units(outputs)[1] if self._standardises else std
         if outputs.dim() < 3 or outputs.shape[-1] % 2:
             raise ValueError(
                 "a Gaussian(std='output') needs an even number of outputs on the last axis (means, then scales), "
@@ -156,17 +268,15 @@ class Gaussian:
         mean, rho = outputs.chunk(2, dim=-1)
         return mean, functional.softplus(rho)
 
-    def nll(
-        self,
-        outputs: Float[Tensor, "sample batch ..."],
-        targets: Shaped[Tensor, "batch ..."],
-        scale: Float[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "sample batch"]:
-        """Negative log density of the targets, summed over the dimensions of an example."""
-        mean, std = self.moments(outputs, scale)
-        _check_shape(targets, mean.shape[1:])
-        loss = -functional.normal_log_prob(_beside(targets, mean), mean, std)
-        return _sum_over_example(loss.to(mean.dtype))
+    def _units(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """``target_mean`` and ``target_std`` beside some means or targets."""
+        for name in ("target_mean", "target_std"):
+            numbers = getattr(self, name)
+            if isinstance(numbers, tuple) and len(numbers) != values.shape[-1]:
+                raise ValueError(
+                    f"{name} must be one number, or one for each of {values.shape[-1]} outputs, got {len(numbers)}"
+                )
+        return _tensor(self.target_mean, values), _tensor(self.target_std, values)
 
 
 Likelihood = Categorical | Gaussian | Bernoulli
@@ -176,6 +286,13 @@ def likelihood_of(model: nn.Module) -> Likelihood:
     """The likelihood a network was converted with; without one, a ``Categorical`` over logits."""
     record = getattr(model, "dubio_spec", None)
     return Categorical() if record is None else record.likelihood
+
+
+def without_weights(likelihood: Likelihood) -> Likelihood:
+    """The same without what belongs to training alone: weights, smoothing and ``beta``."""
+    if isinstance(likelihood, Categorical):
+        return replace(likelihood, class_weight=None, label_smoothing=0.0)
+    return replace(likelihood, beta=0.0) if isinstance(likelihood, Gaussian) else likelihood
 
 
 def observation_scale(model: nn.Module) -> Tensor | None:
@@ -189,9 +306,35 @@ def _check_labels(targets: Tensor, num_classes: int) -> None:
         raise ValueError(f"targets must name classes from 0 to {num_classes - 1}, got {wrong}")
 
 
-def _check_shape(targets: Tensor, wanted: torch.Size) -> None:
-    if targets.shape != wanted:
-        raise ValueError(f"targets must have shape {tuple(wanted)} beside these outputs, got {tuple(targets.shape)}")
+def match_shape(targets: Tensor, shape: torch.Size, hint: str = "") -> Tensor:
+    """Targets in the shape of the outputs: ``(batch,)`` and ``(batch, 1)`` are the same, nothing else is broadcast."""
+    if targets.shape == shape:
+        return targets
+    if targets.dim() and targets.shape == shape[:-1] and shape[-1] == 1:
+        return targets.unsqueeze(-1)
+    if targets.shape[:-1] == shape and targets.shape[-1] == 1:
+        return targets.squeeze(-1)
+    raise ValueError(f"targets must have shape {tuple(shape)} beside these outputs, got {tuple(targets.shape)}{hint}")
+
+
+def _numbers(name: str, value: Any, positive: bool) -> float | tuple[float, ...]:
+    """One finite number, or several."""
+    parts = tuple(value) if isinstance(value, tuple | list) else (value,)
+    for part in parts:
+        is_number = isinstance(part, int | float) and not isinstance(part, bool) and math.isfinite(part)
+        if not is_number or (positive and part <= 0.0):
+            raise ValueError(f"{name} must be {'positive and ' if positive else ''}finite, got {value!r}")
+    if not parts:
+        raise ValueError(f"{name} must be one number, or one for each output, got none")
+    numbers = tuple(float(part) for part in parts)
+    return numbers if isinstance(value, tuple | list) else numbers[0]
+
+
+def _tensor(numbers: float | tuple[float, ...], like: Tensor) -> Tensor:
+    """One number or several, beside a tensor; one is filled in where it is, for a recorded step copies nothing."""
+    if isinstance(numbers, tuple):
+        return torch.tensor(numbers, dtype=like.dtype, device=like.device)
+    return torch.full((), numbers, dtype=like.dtype, device=like.device)
 
 
 def _exact(outputs: Tensor) -> Tensor:

@@ -83,3 +83,20 @@ def test_the_central_interval_lies_between_the_quantiles_of_the_draws():
     np.testing.assert_allclose(torch.stack([low, high]), np.quantile(draws.numpy(), [0.1, 0.9], axis=0), rtol=1e-12)
     with pytest.raises(ValueError, match=r"level must be in \(0, 1\), got 1.0"):
         functional.central_interval(draws, 1.0)
+
+
+def test_beta_zero_is_the_negative_log_likelihood():
+    targets, means, stds = torch.randn(4), torch.randn(5, 4), torch.rand(5, 4) + 0.1
+    expected = -torch.distributions.Normal(means, stds).log_prob(targets)
+    torch.testing.assert_close(functional.beta_nll(targets, means, stds, 0.0), expected)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_gradients_of_beta_nll_are_those_of_equations_6_and_7(beta):
+    targets, stds = torch.randn(4).double(), (torch.rand(5, 4).double() + 0.1).requires_grad_()
+    means = torch.randn(5, 4).double().requires_grad_()
+    of_mean, of_std = torch.autograd.grad(functional.beta_nll(targets, means, stds, beta).sum(), (means, stds))
+    variance, error = stds.detach() ** 2, means.detach() - targets
+    torch.testing.assert_close(of_mean, error / variance ** (1 - beta))
+    of_variance = (variance - error**2) / (2 * variance ** (2 - beta))
+    torch.testing.assert_close(of_std, of_variance * 2 * stds.detach())

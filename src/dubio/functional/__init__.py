@@ -127,7 +127,7 @@ from dubio.functional.label_noise import (
 from dubio.functional.mixtures import averaged_gaussian, component_of, mixture_log_prob
 from dubio.functional.penalties import scaled_weight_penalty, weight_penalty
 from dubio.functional.pruning import decibels, lowest_scores, num_removed, signal_to_noise, unit_scores, units_kept
-from dubio.functional.regression import central_interval, mixture_cdf, mixture_quantile, regression_curve
+from dubio.functional.regression import beta_nll, central_interval, mixture_cdf, mixture_quantile, regression_curve
 from dubio.functional.resampling import (
     bootstrap_interval,
     group_means,
@@ -206,6 +206,7 @@ __all__ = [
     "average_precision",
     "averaged_attack_loss",
     "averaged_gaussian",
+    "beta_nll",
     "bin_sums",
     "blurred",
     "bootstrap_counts",

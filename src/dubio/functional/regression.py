@@ -10,7 +10,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["central_interval", "mixture_cdf", "mixture_quantile", "regression_curve"]
+from dubio.functional.bayesian import normal_log_prob
+
+__all__ = ["beta_nll", "central_interval", "mixture_cdf", "mixture_quantile", "regression_curve"]
+
+
+def beta_nll(
+    targets: Float[Tensor, "..."], means: Float[Tensor, "*draws"], stds: Float[Tensor, "*draws"], beta: float
+) -> Float[Tensor, "*draws"]:
+    """Negative log density of ``N(means, stds^2)``, weighted by the variance to the power of ``beta`` (a constant).
+
+    The gradient of a mean is ``(mean - target) / variance ** (1 - beta)``: at 0 it is that of the likelihood, which
+    hardly moves a mean whose variance is large; at 1 that of the squared error. Seitzer et al. 2022, "On the Pitfalls
+    of Heteroscedastic Uncertainty Estimation with Probabilistic Neural Networks", equation 6.
+    """
+    loss = -normal_log_prob(targets, means, stds)
+    return loss if beta == 0.0 else loss * stds.detach().pow(2.0 * beta)
 
 
 def mixture_cdf(

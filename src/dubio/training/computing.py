@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.data.batches import Batch
+from dubio.likelihoods import match_shape
 from dubio.objectives import Loss, Objective
 from dubio.sampling import Precision, computing_in
 from dubio.sampling.capturing import as_it_is
@@ -163,7 +164,7 @@ def compute(
     values = [loss.total, loss.nll, *loss.terms.values()]
     if loss.log_probs is not None:
         labels = functional.predictive_log_probs(loss.log_probs).argmax(dim=-1)
-        values.append((labels == targets).float().mean())
+        values.append((labels == match_shape(targets, labels.shape)).float().mean())
     ones = torch.ones_like(values[0])
     metrics = torch.stack([ones, *values]).detach().double()
     return loss.total, loss.nll, loss.terms, loss.log_probs, metrics * len(targets)

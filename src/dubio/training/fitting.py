@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dubio import functional
 from dubio.conversion import drop_decisions
 from dubio.data import Examples, Loader, scaled
 from dubio.data.batches import batches_from
 from dubio.data.fingerprints import DataFingerprint
 from dubio.data.sharing import shared_batches
-from dubio.likelihoods import Gaussian, likelihood_of
+from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
 from dubio.sampling import Precision
@@ -39,6 +40,8 @@ __all__ = ["fit"]
 
 ROWS_ON_A_GPU = 4096
 """Rows that are validated at a time there, where small batches leave it idle."""
+FAR_OFF = 1000.0
+"""Standard deviations from what a network starts at, beyond which targets are worth a warning."""
 
 
 def fit(
@@ -153,6 +156,7 @@ def fit(
         if counts is not None:
             counts = counts.repeat(1, plan.num_samples // method.members)
             sample_weight = counts if sample_weight is None else counts * sample_weight.cpu().unsqueeze(1)
+    _start_observation_noise(model, train)
     batches = shared_batches(
         train,
         batch_size,
@@ -225,6 +229,41 @@ def fit(
         display_for(progress and processes.is_writer, plan.epochs, batches.num_batches) as display,
     ):
         return trainer.run(resume, interrupted, display)
+
+
+@torch.no_grad()
+def _start_observation_noise(model: nn.Module, train: Any) -> None:
+    """Start a noise that is learned at the spread of the training targets, where no training has moved it yet.
+
+    A step moves it by about the learning rate, so one that starts far off stays there, and intervals with it.
+    """
+    likelihood, targets = likelihood_of(model), _targets_in_memory(train)
+    if not isinstance(likelihood, Gaussian) or targets is None or not targets.is_floating_point() or len(targets) < 2:
+        return
+    values = likelihood.standardise(targets.double())
+    if float(values.square().mean().sqrt()) > FAR_OFF:
+        warnings.warn(
+            f"the targets (mean {targets.mean():.3g}, standard deviation {targets.std():.3g}) are far from what this "
+            "network starts at, so training may take very long; convert it with "
+            "likelihood=dubio.Gaussian.for_targets(train_targets, ...), which standardises them",
+            stacklevel=3,
+        )
+    spread = values.var(dim=0).mean().sqrt()
+    rho = observation_scale(model)
+    if rho is None or not bool(spread > 0.0):
+        return
+    if torch.equal(rho, functional.inverse_softplus(torch.tensor(likelihood.INITIAL_STD)).to(rho)):
+        rho.fill_(functional.inverse_softplus(spread))
+
+
+def _targets_in_memory(train: Any) -> Tensor | None:
+    """All targets of the training data, where they need not be read first."""
+    held = train.examples if isinstance(train, Loader) else train
+    if isinstance(held, Examples):
+        return held.targets
+    if isinstance(held, tuple | list) and len(held) in (2, 3) and isinstance(held[1], Tensor | np.ndarray):
+        return torch.as_tensor(held[1])
+    return None
 
 
 def _warn_of_parts(objective: Objective) -> None:

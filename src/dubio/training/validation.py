@@ -1,6 +1,5 @@
 """How a network does on data that it does not learn from, while it learns."""
 
-import dataclasses
 import math
 from itertools import islice
 
@@ -9,7 +8,7 @@ from torch import nn
 
 from dubio import functional
 from dubio.data.batches import Batches
-from dubio.likelihoods import Categorical, Gaussian, likelihood_of, observation_scale
+from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_scale, without_weights
 from dubio.sampling import Using, sample
 from dubio.training.processes import ALONE, Processes
 
@@ -31,9 +30,7 @@ def validate(
 
     Several processes judge batches in turn, and all get the numbers that one process would get.
     """
-    likelihood = likelihood_of(model)
-    if isinstance(likelihood, Categorical):  # weights and smoothing belong to training
-        likelihood = dataclasses.replace(likelihood, class_weight=None, label_smoothing=0.0)
+    likelihood = without_weights(likelihood_of(model))
     sums = {"nll": 0.0, "right": 0.0, "examples": 0.0}
     model.eval()
     for batch in islice(held_out.epoch(0), processes.rank, None, processes.count):
@@ -45,7 +42,9 @@ def validate(
         sums["examples"] += len(batch.targets)
         if not isinstance(likelihood, Gaussian):
             labels = functional.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
-            sums["right"] += (labels == batch.targets).float().mean().item() * len(batch.targets)
+            sums["right"] += (labels == match_shape(batch.targets, labels.shape)).float().mean().item() * len(
+                batch.targets
+            )
     model.train()
     parts = processes.gather(sums)
     sums = {name: sum(part[name] for part in parts) for name in sums}
