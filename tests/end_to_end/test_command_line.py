@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli import app
-from dubio.cli.ordering import Order, load_splits
+from dubio.cli.ordering import Order, load_splits, train_order
 from dubio.cli.showing import parse_methods
 from dubio.methods import METHODS
 
@@ -178,6 +178,62 @@ def test_a_network_is_trained_to_predict_numbers(tmp_path: Path) -> None:
     predicted = invoke("predict", "sugar", "--index", "0..3", "--runs", tmp_path)
     assert predicted.exit_code == 0, predicted.output
     assert "of the network" in predicted.stdout
+    likelihood = dubio.spec(dubio.load(tmp_path / "sugar" / "model.safetensors")).likelihood
+    targets = dubio.data.load("diabetes").train.targets
+    assert likelihood == dubio.Gaussian.for_targets(targets, "output", beta=0.5)
+    shown = invoke("evaluate", "sugar", "--samples", 20, "--resamples", 0, "--runs", tmp_path)
+    assert shown.exit_code == 0, shown.output
+    pruned = invoke("prune", "sugar", "--samples", 5, "--runs", tmp_path)
+    assert pruned.exit_code == 0, pruned.output
+    assert "NLL, by snr" in pruned.stdout.replace("\n", " ")
+    assert "accuracy" not in pruned.stdout
+
+
+LIKELIHOODS = {
+    "gaussian:learned": "Gaussian(std='learned', target_mean=",
+    "GAUSSIAN": "Gaussian(std='output', target_mean=",
+    "gaussian:0.5": "Gaussian(std=0.5, target_mean=",
+}
+
+
+@pytest.mark.feature("dubio train --likelihood says what noise numbers have; by default it depends on the input")
+@pytest.mark.parametrize("text", LIKELIHOODS)
+def test_the_likelihood_is_chosen_kept_and_resumed(text: str, tmp_path: Path) -> None:
+    options = ("--data", "diabetes", "--model", "fc:4", "--method", "deterministic", "--runs", tmp_path)
+    trained = invoke("train", "sugar", "--likelihood", text, "--epochs", 1, *options)
+    assert trained.exit_code == 0, trained.output
+    assert json.loads((tmp_path / "sugar" / "command.json").read_text())["likelihood"] == text
+    kept = dubio.spec(dubio.load(tmp_path / "sugar" / "model.safetensors")).likelihood
+    assert repr(kept).startswith(LIKELIHOODS[text])
+    resumed = invoke("train", "sugar", "--resume", "--epochs", 2, "--runs", tmp_path)
+    assert resumed.exit_code == 0, resumed.output
+    other = invoke("train", "sugar", "--resume", "--epochs", 3, "--likelihood", "gaussian:0.7", "--runs", tmp_path)
+    assert other.exit_code == 2
+    assert "cannot resume with another configuration: " in other.stderr
+
+
+def test_a_run_begun_before_targets_were_standardised_goes_on_as_it_was(tmp_path: Path) -> None:
+    splits = dubio.data.load("diabetes")
+    order = Order(data="diabetes", model="fc:4", method="deterministic", epochs=1, standardise_targets=False)
+    train_order(order, splits, tmp_path / "old", progress=False)
+    command = tmp_path / "old" / "command.json"
+    stored = json.loads(command.read_text())
+    del stored["standardise_targets"], stored["likelihood"]
+    command.write_text(json.dumps(stored))
+    resumed = invoke("train", "old", "--resume", "--epochs", 2, "--runs", tmp_path)
+    assert resumed.exit_code == 0, resumed.output
+    assert dubio.spec(dubio.load(tmp_path / "old" / "model.safetensors")).likelihood == dubio.Gaussian("learned")
+
+
+def test_two_classes_may_be_one_output(tmp_path: Path) -> None:
+    options = ("--data", "clusters", "--model", "fc:4", "--likelihood", "bernoulli", "--epochs", 1, "--runs", tmp_path)
+    trained = invoke("train", "yes", *options)
+    assert trained.exit_code == 0, trained.output
+    assert "test accuracy" in trained.stdout
+    predicted = invoke("predict", "yes", "--index", "0..3", "--runs", tmp_path)
+    assert predicted.exit_code == 0, predicted.output
+    shown = invoke("evaluate", "yes", "--samples", 5, "--resamples", 0, "--runs", tmp_path)
+    assert shown.exit_code == 0, shown.output
 
 
 @pytest.mark.slow
@@ -228,6 +284,11 @@ def test_a_name_that_is_taken_is_refused(runs: Path) -> None:
             ("train", "x", "--model", "mlp:784-10"),
             "model 'mlp:784-10' takes, got (1, 8, 8)",
         ),
+        (("train", "x", "--likelihood", "gausian"), "got 'gausian'; did you mean gaussian?"),
+        (("train", "x", "--likelihood", "gaussian:-1"), "--likelihood must be gaussian, gaussian:learned or"),
+        (("train", "x", "--likelihood", "gaussian"), "--likelihood gaussian is for numbers, and the targets of digits"),
+        (("train", "x", "--likelihood", "bernoulli"), "is for two classes, and digits has 10"),
+        (("train", "x", "--data", "diabetes", "--likelihood", "categorical"), "is for classes, and the targets of"),
         (("train", "x", "--prior", "cauchy:1"), "--prior must be normal:MEAN,STD"),
         (("train", "x", "--prior", "normal:0"), "--prior must be normal:MEAN,STD"),
         (("train", "x", "--prior", "normal:0,-1"), "std of a prior must be positive"),

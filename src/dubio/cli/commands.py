@@ -214,6 +214,13 @@ def train(
         str | None,
         typer.Option(help="Network: fc:100-100, lenet, vgg16, resnet18, mlp:64-100-10 ... (default: fc:100-100)."),
     ] = None,
+    likelihood: Annotated[
+        str | None,
+        typer.Option(
+            help="Noise of numbers: gaussian (depends on the input; the default), gaussian:learned (one for all), "
+            "gaussian:0.1 (known, in units of the target). For classes: categorical (default), bernoulli (two classes)."
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -263,6 +270,7 @@ def train(
         "augment": augment or None,
         "resize": resize,
         "model": model,
+        "likelihood": likelihood,
         "method": method,
         "schedule": schedule,
         "epochs": epochs,

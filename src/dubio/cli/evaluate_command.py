@@ -16,8 +16,8 @@ from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.ordering import parse_resize
 from dubio.cli.predicting import check_fits, order_of, test_examples
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test, load_unseen
-from dubio.evaluation import Estimate, Evaluation, evaluate
-from dubio.evaluation.words import METRICS, SCORE_WORDS
+from dubio.evaluation import Estimate, Evaluation, evaluate, failures
+from dubio.evaluation.words import METRICS, SCORE_WORDS, figure
 
 __all__ = ["FILE", "evaluate_run", "headline", "noise_like"]
 
@@ -75,6 +75,8 @@ def evaluate_run(
     folder.mkdir(parents=True, exist_ok=True)
     found.save(folder / FILE)
     console = Console(highlight=False)
+    for line in failures(found, named):
+        console.print(line, markup=False)
     for table in tables(found):
         console.print(table)
     for line in sentences(found):
@@ -131,7 +133,7 @@ def headline(found: Evaluation) -> str:
     """The two numbers that come first."""
     first = "accuracy" if found.kind == "classification" else "rmse"
     shown = ((METRICS[name].label, found.metrics[name].value) for name in (first, "nll"))
-    return "  ".join(f"{label} {value:.4f}" for label, value in shown)
+    return "  ".join(f"{label} {figure(value)}" for label, value in shown)
 
 
 def tables(found: Evaluation) -> Iterator[Table]:
@@ -161,7 +163,7 @@ def sentences(found: Evaluation) -> Iterator[str]:
     if found.draws is not None:
         change = f"from {found.num_samples} to {2 * found.num_samples} draws {found.draws.metric} moves by "
         verdict = "enough" if found.draws.enough else "too few; add --samples"
-        yield f"The draws are {verdict}: {change}{found.draws.change:+.4f}, more than any other number, for its size."
+        yield f"The draws are {verdict}: {change}{found.draws.change:+.4g}, more than any other number, for its size."
     confidence, accuracy = found.metrics.get("confidence"), found.metrics.get("accuracy")
     if confidence is not None and accuracy is not None:
         gap = confidence.value - accuracy.value
@@ -180,9 +182,10 @@ def _metrics_table(found: Evaluation) -> Table:
     table = _table(f"{found.data.name}, {found.data.num_examples} examples", "value", "95 % interval", "over draws")
     for name, estimate in found.metrics.items():
         if name not in EXTRA:
-            interval = "" if estimate.low is None else f"{estimate.low:.4f} to {estimate.high:.4f}"
-            error = "" if estimate.draw_error is None else f"+- {estimate.draw_error:.4f}"
-            table.add_row(METRICS[name].label, f"{estimate.value:.4f}", interval, error)
+            low, high = estimate.low, estimate.high
+            interval = "" if low is None or high is None else f"{figure(low)} to {figure(high)}"
+            error = "" if estimate.draw_error is None else f"+- {figure(estimate.draw_error)}"
+            table.add_row(METRICS[name].label, figure(estimate.value), interval, error)
     return table
 
 
@@ -194,8 +197,9 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _number(estimate: Estimate) -> str:
-    interval = "" if estimate.low is None else f" ({estimate.low:.3f}-{estimate.high:.3f})"
-    return f"{estimate.value:.3f}{interval}"
+    if estimate.low is None or estimate.high is None:
+        return figure(estimate.value, 3)
+    return f"{figure(estimate.value, 3)} ({figure(estimate.low, 3)}-{figure(estimate.high, 3)})"
 
 
 def _percent(estimate: Estimate) -> str:

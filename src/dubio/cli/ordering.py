@@ -4,10 +4,12 @@ import contextlib
 import csv
 import dataclasses
 import json
+import math
 import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +29,7 @@ from dubio.data import (
     parse_label_noise,
 )
 from dubio.data.registry import find_name
-from dubio.likelihoods import Categorical, Gaussian, Likelihood
+from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.models import build, standardised
 from dubio.objectives import Loss
 from dubio.persistence import save
@@ -42,6 +44,7 @@ __all__ = [
     "build_for",
     "in_rows",
     "load_splits",
+    "parse_likelihood",
     "parse_resize",
     "read_encoder",
     "read_order",
@@ -54,6 +57,10 @@ ENCODER = "table.json"
 """How the columns of the run's table become numbers."""
 OF_TABLES = ("target", "task", "drop")
 """What the encoder of a run has decided."""
+LIKELIHOODS = ("gaussian", "categorical", "bernoulli")
+LIKELIHOOD_TEXTS = (*LIKELIHOODS, "gaussian:learned")
+BETA = 0.5
+"""Weight of variances in training where noise depends on the input; docs/decisions/0005 has the measurements."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,10 @@ class Order:
     resize: str | None = None
     """The size of all images of a folder, as in ``32`` or ``32x48``."""
     model: str = "fc:100-100"
+    likelihood: str | None = None
+    """As it was written; see ``make_likelihood``."""
+    standardise_targets: bool = True
+    """Whether the network predicts standardised targets, where they are numbers; older runs did not."""
     method: str = "bayes"
     fields: dict[str, str | bool] = field(default_factory=dict)
     """Those of the method that were given, as they were written."""
@@ -149,12 +160,61 @@ def parse_resize(text: str | None) -> tuple[int, int] | None:
 
 def build_for(order: Order, examples: Examples) -> tuple[nn.Module, Likelihood]:
     """The plain network of an order, as large as the data need, and what its outputs mean."""
+    likelihood = make_likelihood(order, examples)
     torch.manual_seed(order.seed)
-    outputs = len(examples.classes) or examples.targets[0].numel()
+    if isinstance(likelihood, Categorical):
+        outputs = len(examples.classes)
+    elif isinstance(likelihood, Bernoulli):
+        outputs = 1
+    else:
+        outputs = examples.targets[0].numel() * (2 if likelihood.std == "output" else 1)
     net = build(order.model, inputs=examples.shape, num_classes=outputs)
     if order.standardise and _has_features(order, examples):
         net = standardised(net, examples.inputs)
-    return net, Categorical() if examples.classes else Gaussian("learned")
+    return net, likelihood
+
+
+def make_likelihood(order: Order, examples: Examples) -> Likelihood:
+    """What ``--likelihood`` stands for with these training data; without it, what suits them."""
+    name, std = parse_likelihood(order.likelihood)
+    of_classes = name in ("categorical", "bernoulli")
+    if name and of_classes != bool(examples.classes):
+        wants, has = ("classes", "numbers") if of_classes else ("numbers", "classes")
+        suits = "categorical" if examples.classes else "gaussian"
+        raise ValueError(
+            f"--likelihood {name} is for {wants}, and the targets of {order.data} are {has}; leave it out, or give "
+            f"--likelihood {suits}"
+        )
+    if name == "bernoulli" and len(examples.classes) != 2:
+        raise ValueError(
+            f"--likelihood bernoulli is for two classes, and {order.data} has {len(examples.classes)}; leave it out"
+        )
+    if examples.classes:
+        return Bernoulli() if name == "bernoulli" else Categorical()
+    if not order.standardise_targets:
+        return Gaussian(std if name else "learned")
+    return Gaussian.for_targets(examples.targets, std, beta=BETA if std == "output" else 0.0)
+
+
+def parse_likelihood(text: str | None) -> tuple[str, float | Literal["learned", "output"]]:
+    """The name of a likelihood, empty for none, and where the standard deviation of a Gaussian comes from."""
+    if text is None:
+        return "", "output"
+    name, colon, std = text.strip().lower().partition(":")
+    if name in LIKELIHOODS and not colon:
+        return name, "output"
+    if name == "gaussian" and std in ("learned", "output"):
+        return name, "learned" if std == "learned" else "output"
+    if name == "gaussian":
+        with contextlib.suppress(ValueError):
+            if math.isfinite(float(std)) and float(std) > 0.0:
+                return name, float(std)
+    close = get_close_matches(text.strip().lower(), LIKELIHOOD_TEXTS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ValueError(
+        "--likelihood must be gaussian, gaussian:learned or gaussian:STD, such as gaussian:0.1, for numbers, or "
+        f"categorical or bernoulli for classes, got {text!r}{hint}"
+    )
 
 
 def _has_features(order: Order, examples: Examples) -> bool:
@@ -223,8 +283,9 @@ def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **chan
             f"{folder} was not made by dubio train (it has no {FILE}), so it cannot go on from here"
         )
     try:
-        # Runs from before inputs were standardised go on without.
-        stored = Order(**{"standardise": False, **json.loads(file.read_text())})
+        # Runs from before inputs and targets were standardised go on without.
+        earlier = {"standardise": False, "standardise_targets": False}
+        stored = Order(**{**earlier, **json.loads(file.read_text())})
     except (TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     for name in (*OF_TABLES, "standardise"):

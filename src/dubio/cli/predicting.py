@@ -11,6 +11,7 @@ from dubio.cli.ordering import FILE, Order, parse_resize, read_encoder, read_ord
 from dubio.data import Examples, TableWarning, load_test
 from dubio.data.registry import find_name
 from dubio.data.tables import TABLES
+from dubio.evaluation.words import figure
 from dubio.models import sizes_of
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive
 
@@ -68,13 +69,14 @@ def parse_index(text: str, count: int) -> list[int]:
 def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> Table:
     """Predictions beside the truth."""
     if isinstance(found, ClassPredictive):
+        found = found.in_rows()
         return _tabulate_classes(found, rows, targets, classes)
     assert isinstance(found, RealPredictive)
     table = Table("example", "truth", "mean", "std", "of the data", "of the network")
     columns = (targets, found.mean, found.std, found.aleatoric_std, found.epistemic_std)
     first = [column.view(len(rows), -1)[:, 0].tolist() for column in columns]
     for place, row in enumerate(rows):
-        table.add_row(str(row), *(f"{column[place]:.3f}" for column in first))
+        table.add_row(str(row), *(figure(column[place], 3) for column in first))
     return table
 
 

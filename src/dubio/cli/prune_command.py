@@ -18,6 +18,7 @@ from dubio.cli.command_lines import command_line
 from dubio.cli.folders import CONFIG, METRICS, MODEL, check_name, find_run, load_model, network_of
 from dubio.cli.ordering import ENCODER, FILE, in_rows, load_splits, read_encoder, read_order
 from dubio.data import Examples
+from dubio.evaluation.words import figure
 from dubio.layers import num_trained
 from dubio.persistence import save
 from dubio.persistence.atomic import UNFINISHED, flush, remove_unfinished, write_atomically
@@ -125,12 +126,15 @@ def measure(
 
 def _table(points: tuple[PruningPoint, ...], what: str) -> Table:
     ways = list(dict.fromkeys(point.by for point in points))
-    table = Table(f"{what} removed", *(f"{column}, by {way}" for way in ways for column in ("accuracy", "NLL")))
+    has_accuracy = any(point.accuracy is not None for point in points)  # numbers are never exactly right
+    columns = ("accuracy", "NLL") if has_accuracy else ("NLL",)
+    table = Table(f"{what} removed", *(f"{column}, by {way}" for way in ways for column in columns))
     for fraction in dict.fromkeys(point.fraction for point in points):
         cells, share = [], fraction
         for way in ways:
             point = next(point for point in points if (point.by, point.fraction) == (way, fraction))
-            cells += ["-" if point.accuracy is None else f"{point.accuracy:.4f}", f"{point.nll:.4f}"]
+            cells += ["-" if point.accuracy is None else f"{point.accuracy:.4f}"] if has_accuracy else []
+            cells.append(figure(point.nll))
             share = fraction if what == "weights" or point.removed is None else point.removed  # a unit of each stays
         table.add_row(f"{share:.0%}", *cells)
     return table

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dubio.cli.folders import find_run
-from dubio.reporting import Cell, Column, Headline, headlines, read_runs, unpaired, write_report
+from dubio.reporting import Cell, Column, Headline, failures_of, headlines, read_runs, unpaired, write_report
 from dubio.reporting.wording import decimal
 
 __all__ = ["compare", "report"]
@@ -41,13 +41,16 @@ def report(named: list[str], out: Path | None, title: str | None, runs: Path) ->
 
 def compare(named: list[str], as_json: bool, runs: Path) -> None:
     """Print the headline numbers of some runs."""
-    found = headlines(read_runs([find_run(name, runs) for name in named]))
+    records = read_runs([find_run(name, runs) for name in named])
+    found = headlines(records)
     _warn(found)
     if as_json:
         told = {"format": "dubio-comparison-1", "headlines": [headline.to_json() for headline in found]}
         typer.echo(json.dumps(told, indent=1, allow_nan=False))
         return
     console = Console(highlight=False)
+    for line in failures_of(records):
+        console.print(line, markup=False)
     for headline in found:
         for table in tabulate(headline, console.width):
             console.print(table)

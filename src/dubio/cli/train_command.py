@@ -14,10 +14,10 @@ from torch import nn
 from dubio.cli.evaluate_command import headline
 from dubio.cli.fields import make_method
 from dubio.cli.folders import CONFIG, check_resumable, find_run, num_processes_of
-from dubio.cli.ordering import Order, load_splits, parse_resize, read_encoder, read_order, train_order
+from dubio.cli.ordering import Order, load_splits, parse_likelihood, parse_resize, read_encoder, read_order, train_order
 from dubio.cli.telling import told_once
 from dubio.data import Splits
-from dubio.evaluation import evaluate
+from dubio.evaluation import evaluate, failures
 from dubio.layers import num_members
 from dubio.sampling import memory_limit
 from dubio.training import Interrupted, LostProcessError, Processes, Run
@@ -77,7 +77,8 @@ def _order(
     else:
         order = Order(fields=fields, **given)
     parse_resize(order.resize)
-    make_method(order.method, order.fields)  # these two refuse bad options before any data are read
+    parse_likelihood(order.likelihood)
+    make_method(order.method, order.fields)  # these refuse bad options before any data are read
     return order
 
 
@@ -98,3 +99,5 @@ def _tell(folder: Path, trained: nn.Module, run: Run, splits: Splits) -> None:
         found = evaluate(trained, splits.test, num_resamples=0, double=False)
         asked = f"{found.num_samples} {'members' if num_members(trained) else 'draws'}"
         typer.echo(f"test {headline(found)}  ({len(splits.test)} examples, {asked})")
+        for line in failures(found, folder.name):
+            typer.echo(line)

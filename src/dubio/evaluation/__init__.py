@@ -3,6 +3,7 @@
 from dubio.evaluation.comparison import Comparison, compare
 from dubio.evaluation.curves import MetricPoint, metric_curve
 from dubio.evaluation.evaluating import evaluate
+from dubio.evaluation.failures import failures
 from dubio.evaluation.judging import judge
 from dubio.evaluation.unseen import SCORES
 from dubio.evaluation.values import (
@@ -46,6 +47,7 @@ __all__ = [
     "UnseenSet",
     "compare",
     "evaluate",
+    "failures",
     "judge",
     "metric_curve",
 ]

@@ -53,6 +53,7 @@ def judge_reals(
         metrics=metrics,
         draws=None if doubled is None else check_draws(metrics, found.num_samples),
         per_example=real_values(per_example),
+        baseline={"rmse": float(wanted.double().var(dim=0, correction=0).mean().sqrt())},
         intervals=tuple(_interval_row(found, wanted, level, num_resamples, seed) for level in LEVELS),
     )
 

@@ -7,7 +7,8 @@ accuracy of an empty bin) is None, never NaN (``tests/evaluation/test_values.py`
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from dubio.evaluation.words import METRICS, SCORE_WORDS
+from dubio.evaluation.failures import failures
+from dubio.evaluation.words import METRICS, SCORE_WORDS, figure
 from dubio.persistence.records import Record
 
 __all__ = [
@@ -44,8 +45,9 @@ class Estimate:
     """The same from twice as many draws."""
 
     def __str__(self) -> str:
-        interval = "" if self.low is None else f" [{self.low:.4f}, {self.high:.4f}]"
-        return f"{self.value:.4f}{interval}"
+        if self.low is None or self.high is None:
+            return figure(self.value)
+        return f"{figure(self.value)} [{figure(self.low)}, {figure(self.high)}]"
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,8 @@ class Evaluation(Record):
     """``most uncertain`` and ``most confidently wrong``."""
     per_example: dict[str, PerExample] = field(default_factory=dict, repr=False)
     """What paired tests need: ``correct``, ``nll``, ``confidence``; or ``square``, ``mae``, ``nll``, ``crps``."""
+    baseline: dict[str, float] = field(default_factory=dict)
+    """What always predicting the mean of these targets gives: ``rmse``."""
     made_by: dict[str, str] = field(default_factory=dict)
     """Versions, and the command where there was one."""
 
@@ -271,6 +275,7 @@ class Evaluation(Record):
         return "\n".join(
             [
                 f"{self.kind} of {self.data.num_examples} examples of {self.data.name}, {draws}, seed {self.seed}",
+                *failures(self),
                 *(f"{label:{width}}  {estimate}" for label, estimate in shown.items()),
                 *(f"{name}: {value}" for name, value in self.decided.items()),
             ]

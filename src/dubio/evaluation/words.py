@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["METRICS", "MetricWords", "SCORE_WORDS"]
+__all__ = ["METRICS", "MetricWords", "SCORE_WORDS", "figure"]
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number with so many digits after the point; of a large one, those that count."""
+    size = abs(value)
+    if size < 1e4:
+        return f"{value:.{digits}f}"
+    return f"{value:.0f}" if size < 1e7 else f"{value:.3e}"
 
 
 @dataclass(frozen=True)

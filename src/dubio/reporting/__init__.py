@@ -2,7 +2,7 @@
 
 from dubio.reporting.headline import headlines
 from dubio.reporting.reading import RunRecord, read_run, read_runs
-from dubio.reporting.summarising import unpaired
+from dubio.reporting.summarising import failures_of, unpaired
 from dubio.reporting.values import Cell, Column, Headline, HeadlineRow, Report, Section
 from dubio.reporting.writing import write_report
 
@@ -14,6 +14,7 @@ __all__ = [
     "Report",
     "RunRecord",
     "Section",
+    "failures_of",
     "headlines",
     "read_run",
     "read_runs",

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from dubio.auditing import Audit
-from dubio.evaluation import Comparison
+from dubio.evaluation import Comparison, failures
 from dubio.evaluation.words import SCORE_WORDS
 from dubio.reporting.headline import DETECTORS, SIGNIFICANT, judged_distance
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import Cell, Headline
 from dubio.reporting.wording import decimal, listed, percent, plural, points
 
-__all__ = ["summarise", "unpaired"]
+__all__ = ["failures_of", "summarise", "unpaired"]
 
 MOST_NAMED = 4
 """Beyond as many runs a sentence names the first and the last."""
@@ -27,6 +27,7 @@ def summarise(records: Sequence[RunRecord], headlines: Sequence[Headline]) -> tu
     """A few sentences about all runs."""
     sentences = (
         _trained(records),
+        *failures_of(records),
         *(_standing(records, headline, name) for name in ("accuracy", "rmse") for headline in headlines),
         *_calibrated(headlines),
         *_noticed(records, headlines),
@@ -36,6 +37,16 @@ def summarise(records: Sequence[RunRecord], headlines: Sequence[Headline]) -> tu
         *(f"{record.name}: {told}." for record in records for told in record.stale),
     )
     return tuple(sentence for sentence in sentences if sentence)
+
+
+def failures_of(records: Sequence[RunRecord]) -> list[str]:
+    """What fails, run by run."""
+    return [
+        f"{record.name}: {sentence}"
+        for record in records
+        if record.evaluation is not None
+        for sentence in failures(record.evaluation, record.name)
+    ]
 
 
 def _trained(records: Sequence[RunRecord]) -> str:
