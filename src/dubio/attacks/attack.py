@@ -299,7 +299,7 @@ class Attack:
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
             kind = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
             raise TypeError(f"inputs must be a tensor of real numbers, got {kind}; dubio.data.scaled makes images such")
-        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dtype == torch.bool:
+        if not isinstance(targets, Tensor) or not _names_classes(targets):
             kind = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
             raise TypeError(f"targets must be a tensor of whole numbers that name classes, got {kind}")
         if inputs.dim() < 2 or len(inputs) == 0:
@@ -314,6 +314,10 @@ class Attack:
                 f"inputs must lie in bounds [{low:g}, {high:g}], got values from {inputs.min().item():g} to "
                 f"{inputs.max().item():g}; normalisation belongs to the model, or pass bounds=(low, high)"
             )
+
+
+def _names_classes(targets: Tensor) -> bool:
+    return not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
 
 
 def stronger(one: Perturbed, other: Perturbed) -> Perturbed:

@@ -23,7 +23,7 @@ from dubio.attacks.recording import Recorder
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.layers import num_members
 from dubio.likelihoods import Categorical, likelihood_of
-from dubio.sampling import Using, sample, seed_tensor
+from dubio.sampling import Using, run, seed_tensor
 from dubio.sampling.capturing import Through, as_it_is
 from dubio.sampling.drawing import Call
 from dubio.sampling.executors import Executor
@@ -338,7 +338,7 @@ def _network_log_probs(
 ) -> Float[Tensor, "sample batch class"]:
     likelihood = likelihood_of(model)
     assert isinstance(likelihood, Categorical)
-    return likelihood.log_probs(sample(model, inputs, num_samples, executor=executor))
+    return likelihood.log_probs(run(model, inputs, num_samples, executor=executor).outputs)
 
 
 def _judge_network(

@@ -760,3 +760,6 @@ def export(
     weights = out.with_name(f"{out.name}.data")  # where torch puts the weights of an .onnx
     files = f"{out} and {weights.name}" if out.suffix == ".onnx" and weights.is_file() else str(out)
     typer.echo(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, shape))})")
+    likelihood = dubio.spec(model).likelihood
+    if isinstance(likelihood, dubio.Gaussian) and likelihood != dubio.Gaussian(likelihood.std):
+        typer.echo(f"outputs are standardised: mean = {likelihood.target_mean} + {likelihood.target_std} * output")

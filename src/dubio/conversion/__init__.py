@@ -7,7 +7,7 @@ from dubio.conversion.exporting import export
 from dubio.conversion.heads import classifier_of, replace_head, with_activation_noise
 from dubio.conversion.insertion import insert_noise, randomise_dropout
 from dubio.conversion.proof import ConversionWarning, prove
-from dubio.conversion.recording import finish
+from dubio.conversion.recording import finish, warn_of_probabilities
 from dubio.conversion.replacement import parameter_names, randomise, to_mean
 from dubio.conversion.shrinking import Removed, keep_units, rebuild, removed_from
 from dubio.conversion.spec import Spec, change_spec, drop_decisions, forget_decisions, spec
@@ -39,5 +39,6 @@ __all__ = [
     "replace_head",
     "spec",
     "to_mean",
+    "warn_of_probabilities",
     "with_activation_noise",
 ]

@@ -43,6 +43,9 @@ def export(
 ) -> Any:
     """Export a network with a dynamic batch size; returns torch's exported program, or its ONNX program.
 
+    Outputs are raw: of a ``Gaussian`` they are standardised targets, and ``dubio.spec(model).likelihood`` has the
+    ``target_mean`` and ``target_std`` that make targets of them.
+
     What was decided about its predictions (``calibrate``, ``abstain``, ``conformal``) is not exported: the program
     gives the network's own outputs, and ``dubio.spec(model)`` has the numbers to apply to them.
 

@@ -87,6 +87,8 @@ def batches_from(
             data, batch_size, shuffle=seed is not None, seed=seed or 0, sample_weight=sample_weight, device=place
         )
         return Batches(len(data), len(loader), loader.epoch, may_draw=False)
+    if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[0], Tensor | np.ndarray):
+        _refuse_strings(data[1])
     if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor | np.ndarray):
         data = pytree.tree_map_only(np.ndarray, _from_numpy, tuple(data))
         data = (*data[:2], sample_weight) if sample_weight is not None else data
@@ -243,8 +245,35 @@ def batch_of(item: Any) -> Batch:
     if isinstance(item, Batch):
         return item
     if isinstance(item, tuple | list) and len(item) in (2, 3):
+        _refuse_strings(item[1])
         return Batch(_arguments(item[0]), *item[1:])
-    raise TypeError(f"a batch must be (inputs, targets) or (inputs, targets, weights), got {type(item).__name__}")
+    hint = ""
+    if isinstance(item, Mapping):
+        keys = [str(key) for key in item]
+        label = next((key for key in keys if key in ("labels", "label", "targets", "target", "y")), "labels")
+        hint = (
+            f" with the keys {', '.join(keys)}; give an iterable of pairs, such as a list or a collate_fn of pairs: "
+            f"[({{k: v for k, v in batch.items() if k != {label!r}}}, batch[{label!r}]) for batch in loader]"
+        )
+    raise TypeError(f"a batch must be (inputs, targets) or (inputs, targets, weights), got {type(item).__name__}{hint}")
+
+
+def _plain(text: str | bytes) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+
+def _refuse_strings(targets: Any) -> None:
+    """Labels are numbers: which string is which class is for the user to say."""
+    first = targets
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if isinstance(targets, np.ndarray) and targets.dtype.kind in "USO" and targets.size:
+        first = targets.flat[0]
+    if isinstance(first, str | bytes):
+        raise TypeError(
+            f"targets must be numbers, got strings such as {_plain(first)!r}; number the classes first: "
+            "names = sorted(set(y)); targets = torch.tensor([names.index(name) for name in y])"
+        )
 
 
 def _inputs(item: Any) -> Any:

@@ -117,7 +117,8 @@ def _labels(targets: Tensor, found: ClassPredictive) -> Int[Tensor, " example"]:
     labels = targets.cpu().squeeze(1) if targets.dim() == 2 and targets.shape[1] == 1 else targets.cpu()
     if labels.shape != (num_examples,):
         raise ValueError(f"targets must be one label for each of {num_examples} examples, got {tuple(targets.shape)}")
-    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+    is_whole = not labels.is_complex() and not (labels.is_floating_point() and bool((labels != labels.round()).any()))
+    if not is_whole or (labels.dtype == torch.bool and num_classes != 2):
         raise TypeError(f"targets must be whole numbers that name classes, got {targets.dtype}")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:

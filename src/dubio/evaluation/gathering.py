@@ -33,6 +33,8 @@ def gather(data: Any, name: str = "data", classes: tuple[str, ...] = ()) -> Judg
         name, classes = data.name, classes or data.classes
     else:
         inputs, targets = _joined(data, name)
+    if targets.is_complex():
+        raise TypeError(f"targets must be whole numbers that name classes, or real numbers, got {targets.dtype}")
     fingerprint, order = fingerprint_of(inputs, targets), order_of(inputs, targets)
     record = DataRecord(name, len(targets), fingerprint, tuple(classes), order)
     return Judged(inputs, targets, record)

@@ -94,4 +94,6 @@ def _values(targets: Tensor, found: RealPredictive) -> Float[Tensor, "example *r
     wanted = tuple(found.mean.shape)
     if tuple(targets.shape) not in (wanted, wanted[:1] if wanted[1:] == (1,) else wanted):
         raise ValueError(f"targets must have the shape of the predictions, {wanted}, got {tuple(targets.shape)}")
+    if targets.dtype == torch.bool:
+        raise TypeError(f"targets must be real numbers, got {targets.dtype}")
     return targets.cpu().to(found.mean.dtype).reshape(wanted)

@@ -112,6 +112,8 @@ class Elbo:
             seed: freezes the draws.
             executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
         """
+        if not isinstance(targets, Tensor):
+            raise TypeError(f"targets must be a tensor, got {type(targets).__name__}; use torch.as_tensor(targets)")
         likelihood = likelihood_of(model)
         wanted = ("divergence", "penalty", *(("entropy",) if self.gamma else ()))
         draws = run(model, inputs, num_samples, seed=seed, executor=executor, collecting=wanted)
@@ -159,6 +161,7 @@ class Elbo:
         """Losses of draws and of examples, times the weight of each example, or of each example and draw."""
         if weight is None:
             return losses, self.energy(losses)
+        _check_weights(weight)
         if weight.dim() == 2 and weight.shape == losses.mT.shape:
             losses = losses * weight.mT
             return losses, self.energy(losses)
@@ -199,6 +202,14 @@ class Elbo:
         if estimated is None:
             return divergence(model, num_samples, seed=seed)
         return estimated.mean() if closed is None else closed + estimated.mean()
+
+
+def _check_weights(weight: Tensor) -> None:
+    """Refuse what ``fit`` refuses, where asking costs nothing."""
+    if torch.compiler.is_compiling() or weight.device.type != "cpu" or not weight.numel():
+        return
+    if not bool((weight.isfinite() & (weight >= 0)).all()):
+        raise ValueError(f"sample_weight must be finite and at least 0, got {weight.min().item():g}")
 
 
 def _name(losses: Losses) -> str:

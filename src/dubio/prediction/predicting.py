@@ -14,9 +14,9 @@ from torch import nn
 
 from dubio.decisions import Decisions, decisions_of
 from dubio.layers import num_members
-from dubio.likelihoods import Gaussian, Likelihood, likelihood_of, observation_scale
+from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale
 from dubio.prediction.layout import forget_layout, with_images_laid_out
-from dubio.prediction.predictive import Predictive, joined, moved
+from dubio.prediction.predictive import ClassPredictive, Predictive, joined, moved
 from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
 from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
 from dubio.prediction.soundness import Soundness, UnsoundError
@@ -25,6 +25,7 @@ from dubio.sampling import Estimator, Precision, Using, check_precision, computi
 from dubio.sampling.choosing import DoesNotFitError, Use
 from dubio.sampling.executors import Executor
 from dubio.sampling.memory import free_memory, is_out_of_memory
+from dubio.sampling.passes import is_plain, warn_of_plain
 from dubio.sampling.planning import memory_budget
 from dubio.sampling.restoring import eval_mode
 from dubio.sampling.settings import STATE, check_num_samples, device_of, new_seed
@@ -121,7 +122,17 @@ def predict(
         with torch.no_grad(), Using(estimator=estimator), computing_in(precision, at_work), eval_mode(model):
             part = _predict_block(model, block, order)
         parts.append(part if is_in_memory(inputs) else moved(part, torch.device("cpu")))
-    return joined(parts)
+    pred = joined(parts)
+    if pred.num_samples > 1 and is_plain(model) and _draws_are_equal(pred):
+        warn_of_plain(model, f"all {pred.num_samples} draws are equal and no uncertainty of the network is seen")
+    return pred
+
+
+def _draws_are_equal(pred: Predictive) -> bool:
+    if pred.samples is not None:
+        return torch.equal(pred.samples, pred.samples[:1].expand_as(pred.samples))
+    spread = pred.class_variance if isinstance(pred, ClassPredictive) else pred.epistemic_std  # type: ignore[attr-defined]
+    return not bool(spread.any())
 
 
 def _check(num_samples: int, estimator: str | None, batch_size: int | None, precision: str) -> None:
@@ -174,7 +185,8 @@ def _predict_rows(model: nn.Module, block: Block, order: _Order, batch_size: int
     statistics = [
         statistics_for(order.likelihood, order.keep_samples, observation_scale(model), order.decisions) for _ in batches
     ]
-    soundness = Soundness(list(accumulate(num_rows, initial=block.first_row)))
+    class_axis = order.likelihood.class_axis if isinstance(order.likelihood, Categorical) else None
+    soundness = Soundness(list(accumulate(num_rows, initial=block.first_row)), class_axis)
     draws = stream(
         model,
         batches,

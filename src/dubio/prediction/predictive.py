@@ -1,11 +1,14 @@
 """What ``predict`` returns: a distribution over targets, and where its doubt comes from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dubio import functional
@@ -169,8 +172,12 @@ class RealPredictive(Predictive):
         """Standard deviation of the prediction, both kinds of doubt together."""
         return (self.aleatoric_std.square() + self.epistemic_std.square()).sqrt()
 
-    def quantile(self, level: float) -> Float[Tensor, "batch *rest"]:
-        """The value below which the target lies with probability ``level``."""
+    def quantile(self, level: float | Sequence[float] | NDArray[Any] | Tensor) -> Float[Tensor, "..."]:
+        """The value below which the target lies with probability ``level``; of several levels, on a leading axis."""
+        if isinstance(level, Sequence | np.ndarray | Tensor) and not isinstance(level, str):
+            if len(level) == 0:
+                raise ValueError("level must be a probability, or several, got none")
+            return torch.stack([self.quantile(float(each)) for each in level])
         if self.samples is None or self.sample_stds is None:
             raise ValueError("quantiles need the single draws: predict with keep_samples=True")
         return functional.mixture_quantile(level, self.samples, self.sample_stds).to(self.mean.dtype)

@@ -20,10 +20,14 @@ class UnsoundError(ValueError):
 
 
 class Soundness:
-    """Looks at the outputs for some batches, draw by draw; ``first_rows`` tells where each batch begins."""
+    """Looks at the outputs for some batches, draw by draw; ``first_rows`` tells where each batch begins.
 
-    def __init__(self, first_rows: list[int]) -> None:
-        self._first_rows = first_rows
+    Minus infinity is a logit of probability zero, but no probability is left where all classes have it: ``class_axis``
+    says where classes lie in the output of one draw, of a network that tells any apart.
+    """
+
+    def __init__(self, first_rows: list[int], class_axis: int | None = None) -> None:
+        self._first_rows, self._class_axis = first_rows, class_axis
         self._bad: dict[int, Tensor] = {}
 
     def checked(self, number: int, outputs: Any) -> Tensor:
@@ -31,7 +35,8 @@ class Soundness:
 
         Raises:
             TypeError: these are no tensor of floating point numbers.
-            UnsoundError: there are NaN or positive infinities among them, and they are on a CPU.
+            UnsoundError: there are NaN or positive infinities among them, or rows without any class that is possible,
+                and they are on a CPU.
         """
         if not isinstance(outputs, Tensor):
             raise TypeError(
@@ -40,7 +45,11 @@ class Soundness:
             )
         if not outputs.is_floating_point():
             raise TypeError(f"the network must return floating point outputs, got {outputs.dtype}")
-        bad = (outputs.isnan() | outputs.isposinf()).any(dim=0)
+        bad = outputs.isnan() | outputs.isposinf()
+        if self._class_axis is not None and outputs.dim() > 2:
+            axis = self._class_axis + 1 if self._class_axis > 0 else self._class_axis
+            bad = bad | outputs.isneginf().all(dim=axis, keepdim=True)
+        bad = bad.any(dim=0)
         rows = bad.flatten(1).any(dim=1) if bad.dim() > 1 else bad.reshape(-1)
         self._bad[number] = rows | self._bad[number] if number in self._bad else rows
         if outputs.device.type in TOLD_AT_ONCE:

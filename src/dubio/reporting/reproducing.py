@@ -21,6 +21,8 @@ ATTACK_OPTIONS = {
     "noise": "noise",
 }
 DECIDED = {"calibrate": "calibration", "abstain": "threshold", "conformal": "sets"}
+NO_OPTIONS = ("fields", "seed", "method", "standardise_targets")
+"""What a run keeps of its command under names that are no options, or that come in a place of their own."""
 TOLD = ("command", "network")
 """What an evaluation says of how it was made, beside versions."""
 
@@ -40,7 +42,7 @@ def train_command(record: RunRecord) -> str | None:
     """``dubio train`` with the options of a run; None where it was trained in Python."""
     if not record.order:
         return None
-    own = {name: value for name, value in record.order.items() if name not in ("fields", "seed", "method")}
+    own = {name: value for name, value in record.order.items() if name not in NO_OPTIONS}
     if own.pop("fast", None) is not None:
         own["fast" if record.order["fast"] else "eager"] = True
     given = {name: value for name, value in own.items() if value not in (None, False, DEFAULTS.get(name))}

@@ -24,6 +24,7 @@ __all__ = [
     "Numbers",
     "TakingTurns",
     "arguments",
+    "arguments_for",
     "join",
     "loop_draws",
     "map_draws",
@@ -118,6 +119,26 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "inputs must be a tensor, a tuple of positional arguments or a dict of keyword arguments, "
         f"got {type(inputs).__name__}"
     )
+
+
+def arguments_for(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that ``inputs`` stand for, float64 and float32 as the network's own numbers are.
+
+    Other types stay: half precision is never rounded to unasked, and a network of both types decides by itself.
+    """
+    args, kwargs = arguments(inputs)
+    wanted = next((own.dtype for own in model.parameters() if own.is_floating_point()), None)
+    other = {torch.float32: torch.float64, torch.float64: torch.float32}.get(wanted)  # type: ignore[arg-type]
+    if other is None or not any(
+        isinstance(leaf, Tensor) and leaf.dtype == other for leaf in pytree.tree_leaves((args, kwargs))
+    ):
+        return args, kwargs
+    if any(own.dtype == other for own in model.parameters()):
+        return args, kwargs
+    converted: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+        Tensor, lambda leaf: leaf.to(wanted) if leaf.dtype == other else leaf, (args, kwargs)
+    )
+    return converted
 
 
 def one_draw(

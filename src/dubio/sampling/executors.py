@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dubio.sampling.ahead import Ahead, ahead_of
 from dubio.sampling.choosing import GIVEN_AWAY, Use
@@ -25,14 +26,14 @@ from dubio.sampling.drawing import (
     Numbers,
     Perturbations,
     TakingTurns,
-    arguments,
+    arguments_for,
     join,
     loop_draws,
     map_draws,
     repeat,
 )
 from dubio.sampling.memory import free_memory, is_out_of_memory
-from dubio.sampling.passes import is_transformed, name_sources
+from dubio.sampling.passes import is_plain, is_transformed, name_sources, warn_of_plain
 from dubio.sampling.planning import (
     DoesNotFitError,
     Plan,
@@ -72,7 +73,17 @@ def sample(
     Returns:
         The network's output with a leading sample axis; of an output object with ``.logits``, the logits.
     """
-    return run(model, inputs, num_samples, seed=seed, executor=executor, chunk=chunk).outputs
+    outputs = run(model, inputs, num_samples, seed=seed, executor=executor, chunk=chunk).outputs
+    if num_samples > 1 and not torch.compiler.is_compiling() and not is_transformed() and is_plain(model):
+        _warn_of_equal_draws(model, outputs)
+    return outputs
+
+
+def _warn_of_equal_draws(model: nn.Module, outputs: Any) -> None:
+    """Warn where draws are equal; not of noise that is off, nor of a network that draws random numbers by itself."""
+    leaves = [leaf.detach() for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    if STATE.own.settings.mode != "off" and all(torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in leaves):
+        warn_of_plain(model, f"all {len(leaves[0]) if leaves else 0} draws are equal")
 
 
 def run(
@@ -95,7 +106,7 @@ def run(
     call to call while the same frozen draws meet several batches; only the loop can use it, and what draws ``ahead``.
     """
     _check(model, num_samples, chunk, executor)
-    call = Call(model, *arguments(inputs), settings_for_run(seed), collecting, ahead)
+    call = Call(model, *arguments_for(model, inputs), settings_for_run(seed), collecting, ahead)
     if call.settings.mode == "off":
         return repeat(call, num_samples)
     if call.settings.seed is not None and not torch.compiler.is_compiling():
@@ -257,15 +268,17 @@ def stream(
     if not batches:
         return
     if num_rows is None:
-        num_rows = [Call(model, *arguments(batch), STATE.own.settings).rows_and_device()[0] for batch in batches]
+        num_rows = [
+            Call(model, *arguments_for(model, batch), STATE.own.settings).rows_and_device()[0] for batch in batches
+        ]
     first_rows = list(accumulate(num_rows, initial=first_row))
     if trial is not None and STATE.own.settings.mode != "off":
         with Using(first_row=first_row, num_rows=None):
-            _choose(Call(model, *arguments(trial), settings_for_run(seed)), num_samples, executor, chunk)
+            _choose(Call(model, *arguments_for(model, trial), settings_for_run(seed)), num_samples, executor, chunk)
     size, ahead = num_samples, None
     if STATE.own.settings.mode != "off":
         with Using(first_row=first_row, num_rows=num_rows[0]):  # the first batch decides
-            call = Call(model, *arguments(batches[0]), settings_for_run(seed))
+            call = Call(model, *arguments_for(model, batches[0]), settings_for_run(seed))
             mechanism, size = _choose(call, num_samples, executor, chunk, use)
         if mechanism == "loop":
             size, ahead = 1, ahead_of(call, num_samples)

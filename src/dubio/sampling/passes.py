@@ -10,6 +10,9 @@ never outlives its forward, also when that raises (``test_traps.py``).
 """
 
 import inspect
+import threading
+import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -34,11 +37,17 @@ __all__ = [
     "current_pass",
     "detach",
     "is_mapped",
+    "is_plain",
     "is_transformed",
     "joined_pass",
     "name_sources",
     "outside_passes",
+    "warn_of_plain",
 ]
+
+_WARNED: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+"""Networks of which it was said that nothing in them is random."""
+_WARNED_LOCK = threading.Lock()
 
 
 @runtime_checkable
@@ -234,6 +243,24 @@ def name_sources(root: nn.Module) -> None:
             if module.dubio_noise_key is None or module.dubio_noise_key in taken:
                 module.dubio_noise_key = noise_key(name)
             taken.add(module.dubio_noise_key)
+
+
+def is_plain(model: nn.Module) -> bool:
+    """Whether no dubio method has converted a network and no module of it draws noise of dubio's."""
+    return not hasattr(model, "dubio_spec") and not any(hasattr(part, "dubio_noise_key") for part in model.modules())
+
+
+def warn_of_plain(model: nn.Module, consequence: str) -> None:
+    """Warn once that nothing in a network is random, and what follows from that."""
+    with _WARNED_LOCK:
+        if model in _WARNED:
+            return
+        _WARNED.add(model)
+    warnings.warn(
+        f"nothing in this {type(model).__name__} is random, so {consequence}; convert it first, such as with "
+        "dubio.Bayes().convert(net), or with dubio.Deterministic().convert(net) where that is wanted",
+        stacklevel=4,
+    )
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

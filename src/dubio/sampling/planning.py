@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from dubio.sampling.choosing import JOINED, DoesNotFitError, Plan, Use, Wanted, choose, refusal
-from dubio.sampling.drawing import Call, Inputs, arguments
+from dubio.sampling.drawing import Call, Inputs, arguments_for
 from dubio.sampling.memory import Footprint, free_memory, tensor_bytes
 from dubio.sampling.restoring import Standing, statistics_of, unchanged
 from dubio.sampling.settings import STATE, check_module, check_num_samples, memory_limit
@@ -142,7 +142,7 @@ def plan(
     with nullcontext() if memory is None else memory_limit(memory), torch.set_grad_enabled(gradients):
         if STATE.own.settings.mode == "off":
             return Plan("loop", num_samples, num_samples, False, 0, 0, None, "noise is off: all draws are one")
-        return plan_for(Call(model, *arguments(inputs), STATE.own.settings, collecting), num_samples)
+        return plan_for(Call(model, *arguments_for(model, inputs), STATE.own.settings, collecting), num_samples)
 
 
 def plan_for(

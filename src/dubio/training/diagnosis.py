@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from dubio.layers import GaussianPosterior, posteriors, sources
 from dubio.objectives import Loss
-from dubio.sampling import Using, sample
+from dubio.sampling import Using, run
 
 __all__ = ["CollapseWarning", "culprit_of", "warn_of_collapse", "what_is_not_finite"]
 
@@ -89,7 +89,7 @@ def _first_broken_layer(model: nn.Module, inputs: Any, mode: str) -> str:
     handles = [module.register_forward_hook(note) for module in leaves if module is not model]
     try:
         with torch.no_grad(), Using(mode=mode, seed=None):
-            sample(model, inputs)
+            run(model, inputs)
     finally:
         for handle in handles:
             handle.remove()

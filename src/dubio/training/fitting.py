@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from dubio import functional
-from dubio.conversion import drop_decisions
+from dubio.conversion import drop_decisions, warn_of_probabilities
 from dubio.data import Examples, Loader, scaled
 from dubio.data.batches import batches_from
 from dubio.data.fingerprints import DataFingerprint
@@ -25,6 +26,7 @@ from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
 from dubio.sampling import Precision
 from dubio.sampling.host_rng import Stream
+from dubio.sampling.passes import is_plain, warn_of_plain
 from dubio.sampling.settings import STATE, check_module
 from dubio.training.computing import Attacking
 from dubio.training.keeping import Steps
@@ -113,6 +115,10 @@ def fit(
     check_module(model)
     if not any(True for _ in model.parameters()):
         raise ValueError(f"model must have parameters to train, got a {type(model).__name__} without any")
+    if is_plain(model):
+        warn_of_probabilities(model, likelihood_of(model))
+        if not any(isinstance(part, _DropoutNd) for part in model.modules()):
+            warn_of_plain(model, "it is trained as an ordinary network")
     if optimizer is not None and not callable(optimizer):
         raise TypeError(
             f"optimizer must make an optimiser from parameter groups, such as torch.optim.SGD, got {optimizer!r}"
@@ -261,8 +267,10 @@ def _targets_in_memory(train: Any) -> Tensor | None:
     held = train.examples if isinstance(train, Loader) else train
     if isinstance(held, Examples):
         return held.targets
-    if isinstance(held, tuple | list) and len(held) in (2, 3) and isinstance(held[1], Tensor | np.ndarray):
-        return torch.as_tensor(held[1])
+    if isinstance(held, tuple | list) and len(held) in (2, 3):
+        if isinstance(held[1], np.ndarray) and held[1].dtype.kind == "f":
+            return torch.as_tensor(held[1])
+        return held[1] if isinstance(held[1], Tensor) else None
     return None
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from dubio import functional
 from dubio.data.batches import Batches
 from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_scale, without_weights
-from dubio.sampling import Using, sample
+from dubio.sampling import Using, run
 from dubio.training.processes import ALONE, Processes
 
 __all__ = ["validate"]
@@ -36,7 +36,7 @@ def validate(
     for batch in islice(held_out.epoch(0), processes.rank, None, processes.count):
         batch = batch.to(device)
         with Using(estimator="weight"):
-            outputs = sample(model, batch.inputs, num_samples, seed=seed)
+            outputs = run(model, batch.inputs, num_samples, seed=seed).outputs
         nll = likelihood.nll(outputs, batch.targets, observation_scale(model))
         sums["nll"] -= (torch.logsumexp(-nll.double(), dim=0) - math.log(len(nll))).sum().item()
         sums["examples"] += len(batch.targets)
