@@ -180,7 +180,7 @@ class Gaussian:
 
     def __repr__(self) -> str:
         """All fields but those of a standardisation, or weights, that change nothing."""
-        names = ["std", *(("target_mean", "target_std") if self._standardises else ())]
+        names = ["std", *(("target_mean", "target_std") if self.standardises else ())]
         names += ["beta"] if self.beta else []
         return f"Gaussian({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
@@ -208,8 +208,8 @@ class Gaussian:
             values = values.reshape(-1, 1)
         spread = values.std(dim=0, correction=0)
         unit = torch.where(spread > 0.0, spread, torch.ones_like(spread))  # of targets that are all equal
-        mean, unit = tuple(values.mean(dim=0).tolist()), tuple(unit.tolist())
-        return cls(std, mean[0], unit[0], beta) if len(mean) == 1 else cls(std, mean, unit, beta)
+        means, units = tuple(values.mean(dim=0).tolist()), tuple(unit.tolist())
+        return cls(std, means[0], units[0], beta) if len(means) == 1 else cls(std, means, units, beta)
 
     def standardise(self, targets: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Targets as the network predicts them."""
@@ -221,7 +221,7 @@ class Gaussian:
     ) -> tuple[Float[Tensor, "sample batch ..."], Float[Tensor, "sample batch ..."]]:
         """Mean and standard deviation of the target under every draw, in the units of the targets."""
         mean, std = self._standardised_moments(outputs, scale)
-        if not self._standardises:
+        if not self.standardises:
             return mean, std
         shift, unit = self._units(mean)
         return shift + unit * mean, unit * std
@@ -235,14 +235,15 @@ class Gaussian:
         """Negative log density of the targets, weighted by ``beta``, summed over the dimensions of an example."""
         mean, std = self._standardised_moments(outputs, scale)
         values = _beside(match_shape(targets, mean.shape[1:]), mean)
-        if not self._standardises:
+        if not self.standardises:
             return _sum_over_example(functional.beta_nll(values, mean, std, self.beta).to(mean.dtype))
         # Standardised targets rather than means in their units: of large targets these would keep few digits.
         loss = functional.beta_nll(self.standardise(values), mean, std, self.beta) + self._units(values)[1].log()
         return _sum_over_example(loss.to(mean.dtype))
 
     @property
-    def _standardises(self) -> bool:
+    def standardises(self) -> bool:
+        """Whether outputs are anything but the means themselves."""
         return self.target_mean != 0.0 or self.target_std != 1.0
 
     def _standardised_moments(
@@ -259,7 +260,7 @@ class Gaussian:
             return outputs, functional.softplus(scale).to(outputs.dtype).expand_as(outputs)
         if self.std != "output":
             std = torch.full_like(outputs, float(self.std))
-            return outputs, std / self._units(outputs)[1] if self._standardises else std
+            return outputs, std / self._units(outputs)[1] if self.standardises else std
         if outputs.dim() < 3 or outputs.shape[-1] % 2:
             raise ValueError(
                 "a Gaussian(std='output') needs an even number of outputs on the last axis (means, then scales), "

@@ -284,7 +284,7 @@ def test_a_name_that_is_taken_is_refused(runs: Path) -> None:
             ("train", "x", "--model", "mlp:784-10"),
             "model 'mlp:784-10' takes, got (1, 8, 8)",
         ),
-        (("train", "x", "--likelihood", "gausian"), "got 'gausian'; did you mean gaussian?"),
+        (("train", "x", "--likelihood", "gausian"), "got 'gausian'; did you mean 'gaussian'?"),
         (("train", "x", "--likelihood", "gaussian:-1"), "--likelihood must be gaussian, gaussian:learned or"),
         (("train", "x", "--likelihood", "gaussian"), "--likelihood gaussian is for numbers, and the targets of digits"),
         (("train", "x", "--likelihood", "bernoulli"), "is for two classes, and digits has 10"),

@@ -134,12 +134,12 @@ def test_batches_that_are_dicts_are_refused_with_what_to_do() -> None:
 def test_targets_that_name_no_classes_are_refused(targets: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     model, inputs = dubio.Bayes().convert(nn.Linear(4, 3)), torch.rand(9, 4)
-    with pytest.raises(TypeError, match="targets must be whole numbers that name classes,.* got torch"):
+    with pytest.raises(TypeError, match=r"targets must be whole numbers that name classes,.* got torch"):
         dubio.evaluate(model, (inputs, targets), num_samples=2)
     with pytest.raises(TypeError, match="targets must be a tensor of whole numbers that name classes, got torch"):
         dubio.attacks.pgd(model, inputs, targets, epsilon=0.1)
     numbers = dubio.Bayes().convert(nn.Linear(4, 1), dubio.Gaussian(0.1))
-    with pytest.raises(TypeError, match="targets must be .*real numbers, got torch"):
+    with pytest.raises(TypeError, match=r"targets must be .*real numbers, got torch"):
         dubio.evaluate(numbers, (inputs, targets), num_samples=2)
 
 

@@ -748,6 +748,7 @@ def export(
 
     from dubio.cli.folders import load_model
     from dubio.conversion import export
+    from dubio.likelihoods import Gaussian, likelihood_of
     from dubio.models import sizes_of
 
     model = load_model(named, runs)
@@ -760,6 +761,6 @@ def export(
     weights = out.with_name(f"{out.name}.data")  # where torch puts the weights of an .onnx
     files = f"{out} and {weights.name}" if out.suffix == ".onnx" and weights.is_file() else str(out)
     typer.echo(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, shape))})")
-    likelihood = dubio.spec(model).likelihood
-    if isinstance(likelihood, dubio.Gaussian) and likelihood != dubio.Gaussian(likelihood.std):
+    likelihood = likelihood_of(model)
+    if isinstance(likelihood, Gaussian) and likelihood.standardises:
         typer.echo(f"outputs are standardised: mean = {likelihood.target_mean} + {likelihood.target_std} * output")

@@ -9,13 +9,13 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from dubio.choices import did_you_mean
 from dubio.cli.fields import make_method
 from dubio.data import (
     CropAndFlip,
@@ -209,11 +209,9 @@ def parse_likelihood(text: str | None) -> tuple[str, float | Literal["learned", 
         with contextlib.suppress(ValueError):
             if math.isfinite(float(std)) and float(std) > 0.0:
                 return name, float(std)
-    close = get_close_matches(text.strip().lower(), LIKELIHOOD_TEXTS, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
     raise ValueError(
         "--likelihood must be gaussian, gaussian:learned or gaussian:STD, such as gaussian:0.1, for numbers, or "
-        f"categorical or bernoulli for classes, got {text!r}{hint}"
+        f"categorical or bernoulli for classes, got {text!r}{did_you_mean(text.strip().lower(), LIKELIHOOD_TEXTS)}"
     )
 
 
