@@ -244,9 +244,10 @@ def _start_observation_noise(model: nn.Module, train: Any) -> None:
     A step moves it by about the learning rate, so one that starts far off stays there, and intervals with it.
     """
     likelihood, targets = likelihood_of(model), _targets_in_memory(train)
-    if not isinstance(likelihood, Gaussian) or targets is None or not targets.is_floating_point() or len(targets) < 2:
+    if not isinstance(likelihood, Gaussian) or targets is None or targets.is_complex() or len(targets) < 2:
         return
-    values = likelihood.standardise(targets.double())
+    targets = targets.double()
+    values = likelihood.standardise(targets)
     if float(values.square().mean().sqrt()) > FAR_OFF:
         warnings.warn(
             f"the targets (mean {targets.mean():.3g}, standard deviation {targets.std():.3g}) are far from what this "
@@ -268,7 +269,7 @@ def _targets_in_memory(train: Any) -> Tensor | None:
     if isinstance(held, Examples):
         return held.targets
     if isinstance(held, tuple | list) and len(held) in (2, 3):
-        if isinstance(held[1], np.ndarray) and held[1].dtype.kind == "f":
+        if isinstance(held[1], np.ndarray) and held[1].dtype.kind in "fiu":
             return torch.as_tensor(held[1])
         return held[1] if isinstance(held[1], Tensor) else None
     return None
