@@ -94,9 +94,9 @@ def test_a_network_no_better_than_one_class_is_named() -> None:
 
 def test_an_evaluation_is_printed_as_a_summary_that_begins_with_what_fails() -> None:
     lines = str(of_numbers(0.44)).splitlines()
-    assert lines[0] == "regression of prices, 100 examples, 10 draws"
+    assert lines[0] == "regression of 100 examples of prices, 10 draws, seed 0"
     assert lines[1].startswith("95 % intervals hold 44.0 %")
-    assert "RMSE: 0.5000 [0.4000, 0.6000]" in lines
+    assert any(line.split() == ["RMSE", "0.5000", "[0.4000,", "0.6000]"] for line in lines)
 
 
 @pytest.mark.parametrize(

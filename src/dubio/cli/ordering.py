@@ -60,7 +60,7 @@ OF_TABLES = ("target", "task", "drop")
 LIKELIHOODS = ("gaussian", "categorical", "bernoulli")
 LIKELIHOOD_TEXTS = (*LIKELIHOODS, "gaussian:learned")
 BETA = 0.5
-"""Weight of variances in training where noise depends on the input; docs/decisions/0005 has the measurements."""
+"""Weight of variances in training where noise depends on the input; docs/decisions/0006 has the measurements."""
 
 
 @dataclass(frozen=True)
