@@ -225,13 +225,6 @@ def test_a_run_begun_before_targets_were_standardised_goes_on_as_it_was(tmp_path
     assert dubio.spec(dubio.load(tmp_path / "old" / "model.safetensors")).likelihood == dubio.Gaussian("learned")
 
 
-def test_one_class_is_refused_in_words_of_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "one.csv").write_text("left,right,class\n" + "".join(f"{row},{row},cat\n" for row in range(40)))
-    shown = invoke("train", "x", "--data", tmp_path / "one.csv", "--model", "fc:4", "--runs", tmp_path)
-    assert shown.exit_code == 2
-    assert "must have two classes or more to tell apart, got one: 'cat'" in shown.stderr
-
-
 def test_two_classes_may_be_one_output(tmp_path: Path) -> None:
     options = ("--data", "clusters", "--model", "fc:4", "--likelihood", "bernoulli", "--epochs", 1, "--runs", tmp_path)
     trained = invoke("train", "yes", *options)

@@ -189,10 +189,6 @@ def make_likelihood(order: Order, examples: Examples) -> Likelihood:
         raise ValueError(
             f"--likelihood bernoulli is for two classes, and {order.data} has {len(examples.classes)}; leave it out"
         )
-    if len(examples.classes) == 1:
-        raise ValueError(
-            f"--data {order.data} must have two classes or more to tell apart, got one: {examples.classes[0]!r}"
-        )
     if examples.classes:
         return Bernoulli() if name == "bernoulli" else Categorical()
     if not order.standardise_targets:

@@ -5,6 +5,7 @@ accuracy of an empty bin) is None, never NaN (``tests/evaluation/test_values.py`
 """
 
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Any, ClassVar, Literal
 
 from dubio.evaluation.failures import failures
@@ -29,6 +30,10 @@ __all__ = [
     "Thumbnail",
     "UnseenSet",
 ]
+
+
+LINE_WIDTH = 80
+"""Of a summary, in characters."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +280,7 @@ class Evaluation(Record):
         return "\n".join(
             [
                 f"{self.kind} of {self.data.num_examples} examples of {self.data.name}, {draws}, seed {self.seed}",
-                *failures(self),
+                *(line for sentence in failures(self) for line in wrap(sentence, LINE_WIDTH)),
                 *(f"{label:{width}}  {estimate}" for label, estimate in shown.items()),
                 *(f"{name}: {value}" for name, value in self.decided.items()),
             ]
