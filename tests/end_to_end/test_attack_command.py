@@ -36,8 +36,12 @@ def rows_of(result: Result) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines if line[0].strip()]
 
 
-def kept(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    return json.loads((folder / "attack.json").read_text()), load_file(folder / "attack.safetensors")
+def kept(folder: Path, name: str = "attack-*") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The one record of this name, and its images."""
+    (record,) = folder.glob(f"{name}.json")
+    return json.loads(record.read_text()), load_file(
+        record.with_name(f"{record.name.removesuffix('.json')}.safetensors")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +60,17 @@ def test_attacks_are_tabulated_and_kept(runs: Path) -> None:
     names = ["none", *(2 * ["pgd", "transfer", "strongest"])]
     assert [row[0] for row in rows] == names
     assert [row[1] for row in rows] == ["0", *(3 * ["8/255"]), *(3 * ["0.3"])]
-    record, images = kept(runs / "first")
-    assert [f"{share['predictive']['value']:.1%}" for share in (record["clean"], *record["rows"])] == [
-        row[2] for row in rows
-    ]
-    assert [row["forwards"] + row["backwards"] for row in record["rows"]] == [int(row[5]) for row in rows[1:]]
-    assert set(images) == {"clean", "targets", *(f"{row['attack']}@{row['epsilon']}" for row in record["rows"])}
-    assert record["hardware"] == hardware_of(torch.device("cpu"))
+    for distance, own in (("0.0313725", rows[1:4]), ("0.3", rows[4:])):
+        name = f"attack-pgd+transfer-linf-{distance}-samples2-steps3"
+        record, images = kept(runs / "first", name)
+        assert [f"{share['predictive']['value']:.1%}" for share in (record["clean"], *record["rows"])] == [
+            row[2] for row in (rows[0], *own)
+        ]
+        assert [row["forwards"] + row["backwards"] for row in record["rows"]] == [int(row[5]) for row in own]
+        assert set(images) == {"clean", "targets", *(f"{row['attack']}@{row['epsilon']}" for row in record["rows"])}
+        assert record["hardware"] == hardware_of(torch.device("cpu"))
+        assert (runs / "first" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "against" in result.stdout
-    assert (runs / "first" / "attack.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -75,7 +81,7 @@ def test_attacks_on_a_gpu_are_kept_like_others(runs: Path, tmp_path: Path) -> No
     record, images = kept(tmp_path)
     assert not record["hardware"].startswith("CPU")
     assert {tensor.device.type for tensor in images.values()} == {"cpu"}
-    assert (tmp_path / "attack.png").is_file()
+    assert (tmp_path / "attack-pgd+transfer-linf-0.3-samples2-steps3.png").is_file()
 
 
 def test_what_is_kept_can_be_made_and_scored_again(runs: Path, tmp_path: Path) -> None:
@@ -105,7 +111,7 @@ def test_the_strongest_is_chosen_by_draws_that_neither_attack_nor_score(
         return strongest(*args, **options)
 
     monkeypatch.setattr(dubio.attacks, "strongest", watched)
-    for seed in (0, 1):
+    for seed in (0, 1):  # the second replaces what the first kept
         options = ("--attack", "fgsm,random_noise", "--epsilon", 0.2, "--seed", seed, "--out", tmp_path)
         assert invoke("attack", "first", "--images", 20, "--draws", 10, *options, "--runs", runs).exit_code == 0
         record, images = kept(tmp_path)
@@ -123,10 +129,41 @@ def test_the_strongest_is_chosen_by_draws_that_neither_attack_nor_score(
 
 def test_a_larger_epsilon_leaves_less_and_none_leaves_all(runs: Path, tmp_path: Path) -> None:
     assert attack(runs, "--epsilon", "0,0.1,0.5", "--out", tmp_path).exit_code == 0
-    record, images = kept(tmp_path)
-    left = [row["single"]["value"] for row in record["rows"]]
-    assert left[0] == record["clean"]["single"]["value"] > left[1] > left[2]
+    records = [kept(tmp_path, f"attack-pgd-linf-{epsilon}-*")[0] for epsilon in ("0", "0.1", "0.5")]
+    left = [row["single"]["value"] for record in records for row in record["rows"]]
+    assert left[0] == records[0]["clean"]["single"]["value"] > left[1] > left[2]
+    images = kept(tmp_path, "attack-pgd-linf-0-*")[1]
     assert torch.equal(images["pgd@0"], images["clean"])
+
+
+@pytest.mark.feature(
+    "Attacks of several distances, norms and settings are kept side by side; a repeated one is replaced"
+)
+def test_attacks_are_kept_side_by_side_and_a_repeated_one_replaces_its_own(runs: Path, tmp_path: Path) -> None:
+    first = ("--epsilon", "0.1", "--out", tmp_path)
+    assert attack(runs, *first).exit_code == 0
+    name = "attack-pgd-linf-0.1-samples2-steps3"
+    before, _ = kept(tmp_path, name)
+    others = (("--epsilon", "0.3"), ("--norm", "l2", "--epsilon", "0.1"), ("--attack", "fgsm"), ("--loss", "margin"))
+    names = [
+        *("attack-pgd-linf-0.3-samples2-steps3", "attack-pgd-l2-0.1-samples2-steps3"),
+        *("attack-fgsm-linf-0.1-samples2", "attack-pgd-linf-0.1-lossmargin-samples2-steps3"),
+    ]
+    for options in others:
+        steps = () if "fgsm" in options else ("--steps", 3)
+        small = ("--images", 40, "--samples", 2, "--draws", 12, *steps)
+        assert invoke("attack", "first", *first, *small, *options, "--runs", runs).exit_code == 0
+    assert {file.name for file in tmp_path.glob("*.json")} == {f"{own}.json" for own in (name, *names)}
+    assert kept(tmp_path, name)[0] == before
+    assert attack(runs, *first, "--seed", 1).exit_code == 0
+    assert len(list(tmp_path.glob("*.json"))) == 5
+    assert kept(tmp_path, name)[0]["seeds"] != before["seeds"]
+
+
+def test_a_setting_that_is_the_default_names_no_other_attack(runs: Path, tmp_path: Path) -> None:
+    for options in ((), ("--epsilon", "8/255", "--norm", "linf", "--loss", "cross_entropy", "--noise", "fresh")):
+        assert attack(runs, *options, "--out", tmp_path).exit_code == 0
+    assert [path.name for path in tmp_path.glob("*.json")] == ["attack-pgd-linf-0.0313725-samples2-steps3.json"]
 
 
 def test_transfer_makes_its_images_on_the_noise_off_network(runs: Path, tmp_path: Path) -> None:
@@ -154,7 +191,8 @@ def test_without_matplotlib_everything_but_the_picture_is_there(
     result = attack(runs, "--out", tmp_path)
     assert result.exit_code == 0
     assert "no picture: it needs matplotlib" in result.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["attack.json", "attack.safetensors"]
+    name = "attack-pgd-linf-0.0313725-samples2-steps3"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.json", f"{name}.safetensors"]
 
 
 def test_rows_of_a_table_are_attacked_without_a_picture(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,17 +108,45 @@ def test_columns_of_classifiers_and_their_names_fit_into_80(tmp_path: Path) -> N
 @pytest.mark.feature("A report says how to make each number again: its commands, run anew, give the same numbers")
 def test_the_commands_of_a_report_make_the_same_run_again(runs: Path, tmp_path: Path) -> None:
     record = read_run(runs / NAME)
-    assert record.attack is not None
-    commands = [train_command(record), attack_command(NAME, record.attack)]
+    assert len(record.attacks) == 2
+    commands = [train_command(record), *(attack_command(NAME, found) for found in record.attacks)]
     for command in commands:
         words = shlex.split(str(command))
         assert words[0] == "dubio"
         assert invoke(*words[1:], "--runs", tmp_path).exit_code == 0
     for file in ("command.json", "config.json"):
         assert json.loads((tmp_path / NAME / file).read_text()) == json.loads((runs / NAME / file).read_text())
-    before, after = (json.loads((folder / NAME / "attack.json").read_text()) for folder in (runs, tmp_path))
-    assert after["sha256_of_images"] == before["sha256_of_images"]
-    assert after["clean"] == before["clean"]
+    for found in record.attacks:
+        file = f"{found.file_name}.json"
+        before, after = (json.loads((folder / NAME / file).read_text()) for folder in (runs, tmp_path))
+        assert after["sha256_of_images"] == before["sha256_of_images"]
+        assert after["clean"] == before["clean"]
+
+
+@pytest.mark.feature("dubio compare shows runs at the distance that all were attacked at, and names it in the heading")
+def test_another_distance_does_not_change_what_is_compared(runs: Path, tmp_path: Path) -> None:
+    for name in (NAME, "plain"):
+        shutil.copytree(runs / name, tmp_path / name)
+    quick = ("--images", 8, "--draws", 12, "--steps", 3, "--runs", tmp_path)
+    for name in (NAME, "plain"):
+        assert invoke("attack", name, "--epsilon", "0.1", *quick).exit_code == 0
+    before = invoke("compare", NAME, "plain", "--runs", tmp_path)
+    assert invoke("attack", NAME, "--epsilon", "0.3", *quick).exit_code == 0
+    after = invoke("compare", NAME, "plain", "--runs", tmp_path)
+    assert after.stdout == before.stdout
+    assert "at 0.1" in after.stdout
+    told = json.loads(invoke("compare", NAME, "plain", "--json", "--runs", tmp_path).stdout)
+    assert "R_pred at 0.1" in [column["title"] for column in told["headlines"][0]["columns"]]
+    assert invoke("report", NAME, "plain", "--runs", tmp_path).exit_code == 0
+    (table,) = [
+        block
+        for section in json.loads((tmp_path / "report.json").read_text())["sections"]
+        for block in section["blocks"]
+        if block.get("caption") == "All attacks"
+    ]
+    assert [row[2]["text"] for row in table["rows"] if row[0]["text"] == NAME and row[1]["text"] == "pgd"] == [
+        *("8/255", "0.05", "0.1", "0.3")
+    ]
 
 
 @pytest.mark.parametrize("speed", ["--eager", "--fast"])

@@ -255,8 +255,10 @@ def attack_record(left: float, epsilons: tuple[str, ...] = ("0.05", "0.1"), num_
     }
 
 
-def write_attack(folder: Path, left: float = 0.4, size: tuple[int, ...] = (1, 8, 8), **options: Any) -> None:
-    """Both files of an attack."""
+def write_attack(
+    folder: Path, left: float = 0.4, size: tuple[int, ...] = (1, 8, 8), file_name: str = "attack", **options: Any
+) -> None:
+    """Both files of an attack; by default under the name that earlier versions gave them."""
     record = attack_record(left, **options)
     generator = torch.Generator().manual_seed(0)
     clean = 0.5 * torch.rand(len(record["indices"]), *size, generator=generator) + 0.25
@@ -265,8 +267,8 @@ def write_attack(folder: Path, left: float = 0.4, size: tuple[int, ...] = (1, 8,
         signs = torch.randint(0, 2, clean.shape, generator=generator) * 2.0 - 1.0
         tensors[f"{row['attack']}@{row['epsilon']}"] = clean + row["fields"]["epsilon"] * signs
     content = to_bytes(tensors)
-    (folder / "attack.safetensors").write_bytes(content)
-    write_json(folder / "attack.json", record | {"sha256_of_images": hashlib.sha256(content).hexdigest()})
+    (folder / f"{file_name}.safetensors").write_bytes(content)
+    write_json(folder / f"{file_name}.json", record | {"sha256_of_images": hashlib.sha256(content).hexdigest()})
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,6 +1,7 @@
 """The headline: what is best, what is tied, and what is not compared."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from dubio.evaluation import DataRecord, Estimate
 from dubio.evaluation.comparison import pack
+from dubio.persistence.files import Identity
 from dubio.reporting import Headline, headlines, read_runs, unpaired
 from reporting.run_folders import audit, classification, regression, write_attack, write_json, write_run
 
@@ -121,12 +123,38 @@ def test_attacks_are_compared_at_the_largest_distance_that_all_have(tmp_path: Pa
     write_attack(folders[0], left=0.9, epsilons=("0.05", "0.1", "0.3"))
     write_attack(folders[1], left=0.3, epsilons=("0.05", "0.1"))
     (headline,) = headlines(read_runs(folders))
-    assert [row.cells["r_pred"].note for row in headline.rows] == ["at 0.1", "at 0.1"]
+    assert "R_pred at 0.1" in [column.title for column in headline.columns]
+    assert [row.cells["r_pred"].note for row in headline.rows] == ["", ""]
     assert marks(headline, "r_pred") == ["best", ""]
     write_attack(folders[1], left=0.3, epsilons=("0.2",))
     (headline,) = headlines(read_runs(folders))
+    assert "R_pred" in [column.title for column in headline.columns]
     assert [row.cells["r_pred"].note for row in headline.rows] == ["at 0.3", "at 0.2"]
     assert marks(headline, "r_pred") == ["", ""]
+
+
+def test_the_same_attack_is_compared_and_not_another_of_the_same_distance(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name) for name in ("a", "b")]
+    for folder, left in zip(folders, (0.6, 0.5), strict=True):
+        write_attack(folder, left=left, epsilons=("0.1",), file_name="attack-pgd-linf-0.1")
+    write_attack(folders[1], left=0.1, epsilons=("0.1",), num_images=20, file_name="attack-pgd-linf-0.1-steps40")
+    write_attack(folders[1], left=0.0, epsilons=("0.3",), file_name="attack-pgd-linf-0.3")
+    (headline,) = headlines(read_runs(folders))
+    assert [row.cells["r_pred"].value for row in headline.rows] == pytest.approx([0.6, 0.5])
+    (folders[1] / "attack-pgd-linf-0.1.json").unlink()
+    (headline,) = headlines(read_runs(folders))
+    assert [row.cells["r_pred"].value for row in headline.rows] == pytest.approx([0.6, 0.1])
+
+
+def test_an_attack_on_an_earlier_network_is_not_compared_where_there_is_one_on_this(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    write_attack(folder, left=0.7, epsilons=("0.1",), file_name="attack-pgd-linf-0.1")
+    write_attack(folder, left=0.2, epsilons=("0.3",), file_name="attack-pgd-linf-0.3")
+    (record,) = read_runs([folder])
+    identity = Identity(network="now", tensors="now")
+    then, now = (replace(attack, network=name) for attack, name in zip(record.attacks, ("now", "then"), strict=True))
+    (headline,) = headlines([replace(record, attacks=(then, now), identity=identity)])
+    assert headline.rows[0].cells["r_pred"].value == pytest.approx(0.7)
 
 
 @pytest.mark.feature("Every run has an AUROC by entropy, so that a network without noise can be compared")

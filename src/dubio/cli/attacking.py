@@ -2,6 +2,9 @@
 
 Three kinds of draws are kept apart by their seeds: those an attack climbs by, those that choose the strongest of
 several attacks, and those that score (``tests/end_to_end/test_attack_command.py``).
+
+Every norm, distance and set of attacks with their settings has files of its own, so that attacks are kept side by
+side; repeating one replaces its own files.
 """
 
 import dataclasses
@@ -81,9 +84,34 @@ class Assault:
     seeds: dict[str, int]
     hardware: str
 
-    def save(self, folder: Path, asked: dict[str, Any]) -> None:
-        """Write ``attack.json`` and ``attack.safetensors``; ``asked`` is what the record says of the command."""
+    def by_epsilon(self) -> "list[Assault]":
+        """One for each epsilon, in order."""
+        epsilons = dict.fromkeys(row.epsilon for row in self.rows)
+        return [
+            dataclasses.replace(self, rows=[row for row in self.rows if row.epsilon == epsilon]) for epsilon in epsilons
+        ]
+
+    @property
+    def file_name(self) -> str:
+        """Without its ending: attacks, norm and epsilon, and settings that are not the defaults.
+
+        ``attack-pgd-linf-0.1`` or ``attack-fgsm+pgd-l2-0.5-steps40``. Draws that score, images and seed are not in it.
+        """
+        attacks = [row for row in self.rows if row.value is not None]
+        (epsilon,) = {_distance(row.epsilon) for row in self.rows}
+        norms = sorted({row.value.norm for row in attacks if row.value is not None})
+        settings = sorted({setting for row in attacks if row.value is not None for setting in _settings(row.value)})
+        return "-".join(("attack", "+".join(row.attack for row in attacks), *norms, f"{epsilon:g}", *settings))
+
+    def save(self, folder: Path, asked: dict[str, Any]) -> list[Path]:
+        """Write a record and its images for each epsilon, over those of the same attack; gives the records' paths.
+
+        ``asked`` is what a record says of the command.
+        """
         folder.mkdir(parents=True, exist_ok=True)
+        return [part._save(folder / part.file_name, asked) for part in self.by_epsilon()]
+
+    def _save(self, path: Path, asked: dict[str, Any]) -> Path:
         clean, targets = self.examples.tensors
         named = {row.name: row.inputs for row in self.rows}
         tensors = {
@@ -106,8 +134,10 @@ class Assault:
             "rows": [_record_row(row) for row in self.rows],
             "sha256_of_images": hashlib.sha256(content).hexdigest(),
         }
-        write_atomically(folder / "attack.safetensors", content)
-        write_atomically(folder / "attack.json", (json.dumps(record, indent=1) + "\n").encode())
+        record_file = path.with_name(f"{path.name}.json")  # the name itself may hold a point: with_suffix would cut it
+        write_atomically(path.with_name(f"{path.name}.safetensors"), content)
+        write_atomically(record_file, (json.dumps(record, indent=1) + "\n").encode())
+        return record_file
 
 
 def parse_attacks(text: str) -> list[str]:
@@ -126,9 +156,8 @@ def parse_epsilons(text: str) -> dict[str, float]:
     """Distances from ``8/255`` or ``0.1,0.2``, under what was written."""
     found: dict[str, float] = {}
     for part in text.split(","):
-        above, stroke, below = part.partition("/")
         try:
-            found[part.strip()] = float(above) / float(below) if stroke else float(above)
+            found[part.strip()] = _distance(part)
         except (ValueError, ZeroDivisionError):
             message = f"--epsilon must be a number or a fraction such as 8/255, or several with commas, got {text!r}"
             raise ValueError(message) from None
@@ -224,6 +253,22 @@ def summarise(assault: Assault) -> str:
         f"{left:.1%} of {len(assault.examples)} images, against {clean:.1%} without an attack; a stronger attack may "
         "leave less, so this says how robust the network is at most."
     )
+
+
+def _distance(epsilon: str) -> float:
+    above, stroke, below = epsilon.partition("/")
+    return float(above) / float(below) if stroke else float(above)
+
+
+def _settings(value: Attack) -> list[str]:
+    """What of an attack is not as by default, beside what names its file already."""
+    inner = value.attack if isinstance(value, Transfer) else value
+    changed = [
+        (field.name.removeprefix("num_"), getattr(inner, field.name))
+        for field in dataclasses.fields(inner)
+        if field.name not in ("norm", "epsilon", "seed") and getattr(inner, field.name) != field.default
+    ]
+    return [f"{name}{setting}" for name, setting in changed]
 
 
 def _attack(name: str, epsilon: float, fields: dict[str, Any], seed: int) -> Attack:

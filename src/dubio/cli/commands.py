@@ -513,7 +513,8 @@ def attack(
     """Attack a network over many draws, and score what is left on fresh ones.
 
     R_pred is the accuracy of the mean over draws, R_1 of one draw, R_retry of ten in a row, all with intervals at 95 %.
-    Writes attack.json, attack.safetensors (the images) and attack.png over those of an attack before.
+    For each epsilon a record (.json), images (.safetensors) and a picture (.png) are kept in the run's folder, beside
+    those of other attacks, distances and settings. Repeating an attack replaces its own files.
 
     Example:  dubio attack first --attack pgd --epsilon 8/255 --samples 20
     Example:  dubio attack first --attack pgd,transfer --epsilon 0.05,0.1
@@ -542,11 +543,12 @@ def attack(
     chosen = choose_images(examples, images)
     found = assail(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed, progress=not quiet)
     folder = out or folder_of(named, runs)
-    found.save(folder, {"model": named, "network": network_of(named, runs).tensors})
+    records = found.save(folder, {"model": named, "network": network_of(named, runs).tensors})
     Console().print(tabulate(found))
     typer.echo(summarise(found))
-    typer.echo(f"images: {folder / 'attack.safetensors'}, record: {folder / 'attack.json'}")
-    typer.echo(picture(model, found, folder / "attack.png"))
+    for part, record in zip(found.by_epsilon(), records, strict=True):
+        typer.echo(f"record: {record}, images: {part.file_name}.safetensors beside it")
+        typer.echo(picture(model, part, folder / f"{part.file_name}.png"))
 
 
 @app.command()

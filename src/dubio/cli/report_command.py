@@ -69,7 +69,7 @@ def tabulate(headline: Headline, width: int) -> Iterator[Table]:
         table.add_column("run", overflow="fold", width=max(NAME_WIDTH, min(left, longest)))
         for column in columns:
             wrapped = column.name in WRAPPED
-            table.add_column(column.title, justify="right", no_wrap=not wrapped, width=_width(headline, column))
+            table.add_column(_title(column), justify="right", no_wrap=not wrapped, width=_width(headline, column))
         for row in headline.rows:
             run = f"{escape(row.run)}\n[dim]{escape(row.method)}, {escape(row.data)}[/dim]"
             table.add_row(run, *(escape(_text(row.cells[column.name])) for column in columns))
@@ -90,9 +90,14 @@ def _fitting(headline: Headline, columns: Sequence[Column], width: int) -> list[
     return groups
 
 
+def _title(column: Column) -> str:
+    """With what it is at, such as the distance of attacks, on a line of its own."""
+    return column.title.replace(" at ", "\nat ")
+
+
 def _width(headline: Headline, column: Column) -> int:
     """The longest line of a column, or the longest word where its text may go over several lines."""
-    texts = [column.title, *(_text(row.cells[column.name]) for row in headline.rows)]
+    texts = [_title(column), *(_text(row.cells[column.name]) for row in headline.rows)]
     return max(len(part) for text in texts for part in (text.split() if column.name in WRAPPED else text.splitlines()))
 
 

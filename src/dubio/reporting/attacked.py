@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,12 +23,12 @@ NORMS = {"linf": "the most that any one value changes", "l2": "the root of the s
 
 def attacks(records: Sequence[RunRecord]) -> Section:
     """How often is it right under attack?"""
-    attacked = [(record.name, record.attack) for record in records if record.attack and record.attack.rows]
+    attacked = [(record.name, found) for record in records for found in record.attacks if found.rows]
     blocks: list[Block] = []
     for norm in sorted({found.norm for _, found in attacked}):
         blocks.append(_curve([(name, found) for name, found in attacked if found.norm == norm], norm))
     columns = ("run", "attack", "epsilon", "R_pred", "R_1", "R_retry")
-    rows = tuple(row for name, found in attacked for row in _rows(name, found))
+    rows = tuple(dict.fromkeys(row for name, found in attacked for row in _rows(name, found)))
     blocks += [Table("All attacks", columns, rows)] if rows else []
     about = (
         "An attack changes every input by at most epsilon so that the network errs. The line is what is left of the "
@@ -40,9 +41,11 @@ def attacks(records: Sequence[RunRecord]) -> Section:
 
 def _curve(attacked: list[tuple[str, AttackRecord]], norm: str) -> Lines:
     lines, parts = [], []
-    for name, found in attacked:
-        weakest = found.weakest()
-        shown = [found.clean.predictive, *(row.predictive for row in weakest.values())]
+    for name in dict.fromkeys(name for name, _ in attacked):
+        own = [found for run, found in attacked if run == name]
+        weakest = replace(own[0], rows=tuple(row for found in own for row in found.rows)).weakest()
+        most_images = max(own, key=lambda found: len(found.indices))
+        shown = [most_images.clean.predictive, *(row.predictive for row in weakest.values())]
         lines.append(
             Series(
                 name,
@@ -73,7 +76,7 @@ def before_and_after(records: Sequence[RunRecord]) -> Section:
         gallery
         for record in records
         if record.attack and record.attack.rows
-        for gallery in [_gallery(record.name, record.attack, record.folder / "attack.safetensors")]
+        for gallery in [_gallery(record.name, record.attack, record.folder / f"{record.attack.file_name}.safetensors")]
         if gallery
     ]
     about = (
@@ -89,7 +92,7 @@ def _gallery(name: str, found: AttackRecord, file: Path) -> Gallery | None:
         return None
     if found.sha256_of_images and hashlib.sha256(file.read_bytes()).hexdigest() != found.sha256_of_images:
         raise ValueError(
-            f"{file} does not hold the images of attack.json beside it; write both anew: dubio attack {name}"
+            f"{file} does not hold the images of {found.file_name}.json beside it; write both anew: dubio attack {name}"
         )
     row = min(found.rows, key=lambda row: row.predictive.value)
     try:

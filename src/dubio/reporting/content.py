@@ -16,7 +16,7 @@ __all__ = ["make_report"]
 
 Maker = Callable[[Sequence[RunRecord]], Section]
 EVALUATE, ATTACK, PRUNE, AUDIT = "dubio evaluate", "dubio attack", "dubio prune", "dubio audit"
-FILES = {EVALUATE: "evaluation", ATTACK: "attack", PRUNE: "pruning", AUDIT: "audit"}
+FILES = {EVALUATE: "evaluation", ATTACK: "attacks", PRUNE: "pruning", AUDIT: "audit"}
 CLASSES, BOTH = ("classification",), ("classification", "regression")
 SECTIONS: tuple[tuple[Maker, str, tuple[str, ...]], ...] = (
     (judged.reliability, EVALUATE, CLASSES),
@@ -72,7 +72,7 @@ def _with_styles(section: Section, names: list[str]) -> Section:
 
 def _with_missing(section: Section, records: Sequence[RunRecord], command: str, kinds: tuple[str, ...]) -> Section:
     """The section, and the commands that would add runs to it."""
-    lacking = [record for record in records if record.kind in kinds and getattr(record, FILES[command]) is None]
+    lacking = [record for record in records if record.kind in kinds and not getattr(record, FILES[command])]
     return replace(section, missing=tuple(f"{command} {record.folder.resolve().name}" for record in lacking))
 
 

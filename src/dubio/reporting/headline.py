@@ -2,7 +2,8 @@
 
 A run is best where paired tests on the same examples find it better than every other; where they find no difference
 from the run with the best number, these are tied (``evaluation.comparison``). p-values are corrected for the number of
-pairs (Holm), at 5 %. Numbers are compared within one set of data, one set of unseen data, one attack and distance.
+pairs (Holm), at 5 %. Numbers are compared within one set of data, one set of unseen data, one attack and distance;
+of several attacks on each run those are shown that all runs have in common, and the heading names their distance.
 
 Invariants: a difference that is not significant makes no best (``tests/reporting/test_headline.py``).
 """
@@ -18,11 +19,12 @@ from dubio.evaluation import Comparison
 from dubio.evaluation.comparison import PairedValues, compare_pairs, paired_detection, paired_shares, paired_values
 from dubio.evaluation.words import METRICS
 from dubio.reporting.reading import RunRecord
+from dubio.reporting.records import AttackRecord
 from dubio.reporting.strange import tells
 from dubio.reporting.values import Cell, Column, Headline, HeadlineRow, Mark
 from dubio.reporting.wording import bytes_text, cell, percent_cell
 
-__all__ = ["DETECTORS", "SIGNIFICANT", "headlines", "judged_distance", "judged_unseen"]
+__all__ = ["DETECTORS", "SIGNIFICANT", "headlines", "judged_distance", "judged_unseen", "with_shared_attacks"]
 
 SIGNIFICANT = 0.05
 """Corrected p-values below it are differences."""
@@ -73,6 +75,7 @@ REALS = (
 
 def headlines(records: Sequence[RunRecord]) -> tuple[Headline, ...]:
     """One table for runs that classify, and one for those that predict numbers."""
+    records = with_shared_attacks(records)
     kinds: tuple[tuple[Literal["classification", "regression"], tuple[Column, ...]], ...] = (
         ("classification", CLASSES),
         ("regression", REALS),
@@ -81,7 +84,8 @@ def headlines(records: Sequence[RunRecord]) -> tuple[Headline, ...]:
     for kind, columns in kinds:
         chosen = [record for record in records if record.kind == kind]
         rows = [_row(record, columns, chosen) for record in chosen]
-        used = tuple(column for column in columns if any(row.cells[column.name].text != "-" for row in rows))
+        titled = (_with_distance(column, chosen) if column.name == "r_pred" else column for column in columns)
+        used = tuple(column for column in titled if any(row.cells[column.name].text != "-" for row in rows))
         comparisons: list[Comparison] = []
         for column in used:
             rows, compared = _marked(rows, column, _paired(chosen, column))
@@ -99,9 +103,62 @@ def judged_unseen(records: Sequence[RunRecord]) -> str | None:
 
 def judged_distance(records: Sequence[RunRecord]) -> float | None:
     """The largest distance at which every attacked run was attacked; None where they have none in common."""
-    found = [set(record.attack.weakest()) for record in records if record.attack]
+    found = [set(record.attack.weakest()) for record in with_shared_attacks(records) if record.attack]
     shared = set.intersection(*found) if found else set()
     return max(shared, default=None)
+
+
+def with_shared_attacks(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs, each with the one attack by which it is compared with the others.
+
+    That is the attack, with its settings, images and draws, that all attacked runs have in common, at the largest
+    distance; where they share none, what leaves least at the largest distance that they share; else at their own.
+    """
+    tried = [_tried(record) for record in records]
+    for key in (AttackRecord.setting, _norm_and_distance):
+        least = [{key(attack): attack for attack in sorted(own, key=_left, reverse=True)} for own in tried]
+        shared = set.intersection(*(set(own) for own in least if own)) if any(least) else set()
+        if shared:
+            strength = {setting: [own[setting] for own in least if own] for setting in shared}
+            chosen = max(
+                shared, key=lambda setting: (_distance(strength[setting][0]), -sum(map(_left, strength[setting])))
+            )
+            return [
+                replace(record, attacks=(own[chosen],) if own else ())
+                for record, own in zip(records, least, strict=True)
+            ]
+    strongest = [max(own, key=lambda attack: (_distance(attack), -_left(attack)), default=None) for own in tried]
+    return [
+        replace(record, attacks=() if attack is None else (attack,))
+        for record, attack in zip(records, strongest, strict=True)
+    ]
+
+
+def _tried(record: RunRecord) -> list[AttackRecord]:
+    """Attacks on the network that the run holds now, one for each distance; on an earlier one where there are none."""
+    now = None if record.identity is None else record.identity.tensors
+    current = [attack for attack in record.attacks if None in (now, attack.network) or attack.network == now]
+    return [attack.at(distance) for attack in current or record.attacks for distance in attack.weakest()]
+
+
+def _distance(attack: AttackRecord) -> float:
+    return attack.rows[0].distance
+
+
+def _norm_and_distance(attack: AttackRecord) -> tuple[str, float]:
+    return attack.norm, _distance(attack)
+
+
+def _left(attack: AttackRecord) -> float:
+    return min(row.predictive.value for row in attack.rows)
+
+
+def _with_distance(column: Column, records: Sequence[RunRecord]) -> Column:
+    """The column with the distance in its title, where all attacked runs were attacked at one."""
+    if judged_distance(records) is None:
+        return column
+    epsilon = next(record.attack.rows[0].epsilon for record in records if record.attack)
+    return replace(column, title=f"{column.title} at {epsilon}")
 
 
 def _row(record: RunRecord, columns: tuple[Column, ...], all_records: Sequence[RunRecord]) -> HeadlineRow:
@@ -152,7 +209,7 @@ def _robustness(record: RunRecord, distance: float | None) -> Cell:
     row = weakest[max(weakest) if distance is None else distance]
     names = "+".join(sorted({other.attack for other in record.attack.rows if other.epsilon == row.epsilon}))
     like = f"{record.attack.fingerprint} {record.attack.norm} {row.distance} {names}"
-    return replace(percent_cell(row.predictive, like), note=f"at {row.epsilon}")
+    return replace(percent_cell(row.predictive, like), note="" if distance is not None else f"at {row.epsilon}")
 
 
 def _paired(records: Sequence[RunRecord], column: Column) -> dict[str, PairedValues]:

@@ -40,7 +40,8 @@ class RunRecord:
     history: tuple[dict[str, Any], ...] = ()
     """Metrics, epoch by epoch."""
     evaluation: Evaluation | None = None
-    attack: AttackRecord | None = None
+    attacks: tuple[AttackRecord, ...] = ()
+    """By norm and distance."""
     pruning: PruningRecord | None = None
     audit: Audit | None = None
     commands: tuple[Command, ...] = ()
@@ -49,6 +50,12 @@ class RunRecord:
     """Which network the run holds now."""
     num_bytes: int | None = None
     """Of the network's file."""
+
+    @property
+    def attack(self) -> AttackRecord | None:
+        """The attacks that left least; None where there are none."""
+        tried = [record for record in self.attacks if record.rows]
+        return min(tried, key=lambda record: min(row.predictive.value for row in record.rows), default=None)
 
     @property
     def method(self) -> str:
@@ -89,15 +96,16 @@ class RunRecord:
         now, tensors, run = self.identity.network, self.identity.tensors, shlex.quote(self.folder.resolve().name)
         known = (
             ("judged", "evaluate", self.evaluation and self.evaluation.made_by.get("network"), now),
-            ("attacked", "attack", self.attack and self.attack.network, tensors),
+            *(("attacked", "attack", record.network, tensors) for record in self.attacks),
             ("audited", "audit", self.audit and self.audit.made_by.get("network"), tensors),
             ("measured for pruning", "prune", self.pruning and self.pruning.made_by.get("network"), tensors),
         )
-        return tuple(
+        told = (
             f"{done} before the network changed; dubio {command} {run}"
             for done, command, then, current in known
             if then and current and then != current
         )
+        return tuple(dict.fromkeys(told))
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
@@ -135,7 +143,7 @@ def read_run(folder: str | Path) -> RunRecord:
         order=_object(folder / "command.json") or {},
         history=_history(folder / "metrics.jsonl"),
         evaluation=_evaluation(folder / "evaluation.json", f"dubio evaluate {name}"),
-        attack=_record(AttackRecord, folder / "attack.json", "dubio-attack-1", f"dubio attack {name}"),
+        attacks=_attacks(folder, f"dubio attack {name}"),
         pruning=_record(PruningRecord, folder / "pruning.json", "dubio-pruning-1", f"dubio prune {name}"),
         audit=_audit(folder / "audit.json", f"dubio audit {name}"),
         commands=read_commands(folder),
@@ -174,6 +182,14 @@ def _evaluation(file: Path, command: str) -> Evaluation | None:
         return Evaluation.load(file) if file.is_file() else None
     except ValueError as error:
         raise ValueError(f"{error}; write it anew: {command}") from error
+
+
+def _attacks(folder: Path, command: str) -> tuple[AttackRecord, ...]:
+    """All that ``dubio attack`` kept, and the one file that earlier versions kept."""
+    files = [folder / "attack.json", *folder.glob("attack-*.json")]
+    read = {file.stem: _record(AttackRecord, file, "dubio-attack-1", command) for file in files}
+    named = [dataclasses.replace(record, file_name=stem) for stem, record in read.items() if record is not None]
+    return tuple(sorted(named, key=lambda record: (record.norm, min(record.weakest(), default=0.0), record.file_name)))
 
 
 def _audit(file: Path, command: str) -> Audit | None:

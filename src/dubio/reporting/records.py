@@ -3,7 +3,7 @@
 Fields that a report has no use for are left out, so that a file of a later version can still be read.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dubio.evaluation import Estimate
@@ -46,10 +46,17 @@ class AttackRow(Shares):
         above, stroke, below = self.epsilon.partition("/")
         return float(above) / float(below) if stroke else float(above)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The attack's own fields; where one is passed on, those of the one inside."""
+        fields = self.fields or {}
+        inner = fields.get("attack")
+        return inner if isinstance(inner, dict) else fields
+
 
 @dataclass(frozen=True)
 class AttackRecord:
-    """``attack.json``."""
+    """``attack-*.json``: attacks at one distance; ``attack.json`` of earlier versions may hold several."""
 
     clean: Shares
     rows: tuple[AttackRow, ...]
@@ -63,14 +70,14 @@ class AttackRecord:
     sha256_of_images: str = ""
     network: str | None = None
     """The tensors that were attacked; see ``dubio.persistence.files.Identity``."""
+    file_name: str = "attack"
+    """Of the record and of its images, without ending."""
 
     def shared_fields(self) -> dict[str, Any]:
-        """Fields that all attacks which have them agree about; where one is passed on, those of the one inside."""
+        """Fields that all attacks which have them agree about."""
         found: dict[str, list[Any]] = {}
         for row in self.rows:
-            fields = row.fields or {}
-            inner = fields.get("attack")
-            for name, value in (inner if isinstance(inner, dict) else fields).items():
+            for name, value in row.settings.items():
                 found.setdefault(name, []).append(value)
         return {name: values[0] for name, values in found.items() if all(value == values[0] for value in values)}
 
@@ -78,6 +85,18 @@ class AttackRecord:
     def norm(self) -> str:
         """How distance was measured."""
         return str(self.shared_fields().get("norm", "linf"))
+
+    def at(self, distance: float) -> "AttackRecord":
+        """What was tried at this distance alone."""
+        return replace(self, rows=tuple(row for row in self.rows if row.distance == distance))
+
+    def setting(self) -> str:
+        """Which attacks were tried how far, with which settings, images and draws: the same text where they compare."""
+        tried = [
+            (row.attack, row.distance, {name: value for name, value in row.settings.items() if name != "seed"})
+            for row in self.rows
+        ]
+        return repr((self.fingerprint, self.indices, self.num_draws, tried))
 
     def weakest(self) -> dict[float, AttackRow]:
         """By distance, the row that leaves least."""

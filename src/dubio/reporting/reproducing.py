@@ -142,11 +142,12 @@ def _commands(record: RunRecord) -> Commands:
             {f"unseen data: {other}": f"fingerprint {part.fingerprint}" for other, part in found.unseen.items()}
         )
     lines += decisions.values()  # decided after it was judged
-    if record.attack is not None:
-        lines.append(attack_command(name, record.attack))
-        facts["attacked"] = f"{record.attack.data}, fingerprint {record.attack.fingerprint}, {record.attack.when}"
-        facts["seeds of the attack"] = _pairs(record.attack.seeds)
-        facts["versions of the attack"] = _pairs(record.attack.versions)
+    lines += [attack_command(name, attack) for attack in record.attacks]
+    for number, attack in enumerate(record.attacks, start=1):
+        which = f" {number}" if len(record.attacks) > 1 else ""
+        facts[f"attacked{which}"] = f"{attack.data}, fingerprint {attack.fingerprint}, {attack.when}"
+        facts[f"seeds of attack{which}"] = _pairs(attack.seeds)
+        facts[f"versions of attack{which}"] = _pairs(attack.versions)
     if record.audit is not None:
         threat = record.audit.threat
         asked = f"--epsilon {threat.epsilon:g} --norm {threat.norm} --budget {threat.budget}"

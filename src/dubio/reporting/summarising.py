@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dubio.auditing import Audit
 from dubio.evaluation import Comparison, failures
 from dubio.evaluation.words import SCORE_WORDS
-from dubio.reporting.headline import DETECTORS, SIGNIFICANT, judged_distance
+from dubio.reporting.headline import DETECTORS, SIGNIFICANT, judged_distance, with_shared_attacks
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import Cell, Headline
 from dubio.reporting.wording import decimal, listed, percent, plural, points
@@ -165,7 +165,7 @@ def unpaired(headlines: Sequence[Headline]) -> list[str]:
 
 
 def _attacked(records: Sequence[RunRecord]) -> list[str]:
-    attacked = [record for record in records if record.attack and record.attack.rows]
+    attacked = [record for record in with_shared_attacks(records) if record.attack]
     if not attacked:
         return []
     distance, parts, left = judged_distance(records), [], {}
