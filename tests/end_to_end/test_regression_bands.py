@@ -29,9 +29,11 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.feature("Regression bands are at least three times as wide far from the data as among them")
+@pytest.mark.feature(
+    "Regression bands hold the true curve, and are three times as wide far from the data as among them"
+)
 @pytest.mark.parametrize("seed", [0])
-def test_bands_are_three_times_as_wide_far_from_the_data(
+def test_bands_hold_the_truth_and_are_three_times_as_wide_far_from_the_data(
     example: ModuleType, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = example.train(example.points(seed), seed, progress=False)
@@ -46,6 +48,9 @@ def test_bands_are_three_times_as_wide_far_from_the_data(
         )
     assert among < 0.05  # a network that has learned nothing is wide or narrow anywhere
     assert outside >= 3.0 * inside
+    truth, beyond = example.truth(bands.places), (bands.places < 0.0) | (bands.places > 0.51)
+    for edges, places in ((bands.of_targets[-1], torch.ones_like(beyond)), (bands.of_draws[-1], beyond)):
+        assert ((edges[0] <= truth) & (truth <= edges[1]))[places].all()
 
 
 def test_a_width_is_that_between_the_quartiles(example: ModuleType) -> None:
