@@ -27,6 +27,7 @@ import kernels
 import loading
 import noise
 import peers
+import recipes
 import torch
 
 import dubio
@@ -46,10 +47,11 @@ PARTS: dict[str, Callable[[torch.device], Any]] = {
     "audits": audits.measure,
     "audits_mnist": audits.measure_mnist,
     "autoattack": audits.measure_autoattack,
+    "recipes": recipes.measure,
     "peers": peers.measure,
 }
 NEED_GPU = ("fitting", "kernels")
-ALONE = [part for part in PARTS if part not in (*NEED_GPU, "audits_mnist", "autoattack", "peers")]
+ALONE = [part for part in PARTS if part not in (*NEED_GPU, "audits_mnist", "autoattack", "recipes", "peers")]
 """Those that need nothing beside what is installed: no data, no GPU, no other library."""
 OTHERS = ("bayesian_torch", "torch_uncertainty", "torchbayesian", "blitz")
 INSIDE = "DUBIO_INSIDE_PEERS"
@@ -81,7 +83,8 @@ def main() -> int:
         earlier=earlier_record(options.output, about) if options.add else None,
         keep=lambda record: write({"peers": record}),
     )
-    parts = PARTS | {"peers": beside, "kernels": partial(kernels.measure, nets=options.nets)}
+    searched = partial(recipes.measure, kept=options.output and options.output.with_suffix(".jsonl"))
+    parts = PARTS | {"peers": beside, "recipes": searched, "kernels": partial(kernels.measure, nets=options.nets)}
     write({part: parts[part](device) for part in options.parts or ALONE})
     if "peers" in options.parts and absent:
         print(f"measured without {', '.join(absent)}: not installed, and not on PYTHONPATH")

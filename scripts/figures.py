@@ -135,7 +135,16 @@ def digits(choice: str) -> str:
     settings = stored["records"]["methods"]["settings"]
     about = f"Means over {len(own)} seeds; {settings['num_test']} test digits, {settings['test_draws']} draws."
     filled = f"{markdown_table(headings, rows)}\n\n{about} {_source('methods', stored)}"
+    other = [name for name in wanted if name in measured and not _has_defaults(name, records)]
+    if other:
+        filled += f"\n\nMeasured with defaults of an earlier version: {', '.join(other)}."
     return f"{filled}\n\n{gap}" if missing else filled
+
+
+def _has_defaults(method: str, records: Sequence[dict[str, Any]]) -> bool:
+    """Whether the defaults of a method are still those that were measured, as far as the record says them."""
+    specs = [record["spec"] for record in records if record["method"] == method and "spec" in record]
+    return all(spec == repr(METHODS[method]()) for spec in specs)
 
 
 def alpha(choice: str) -> str:
@@ -154,6 +163,55 @@ def alpha(choice: str) -> str:
     draws = f"{settings['alpha_draws']} draws for each step, {settings['test_draws']} for the test"
     about = f"Mean and standard error over {len(own)} seeds; {draws}."
     return f"{markdown_table(headings, rows)}\n\n{about} {_source('methods', stored)}"
+
+
+def recipes(choice: str) -> str:
+    """Test NLL of methods with their defaults, and with those that they had before, beside the plain network."""
+    stored = _load("recipes")
+    settings, trials = stored["records"]["recipes"]["settings"], stored["records"]["recipes"]["trials"]
+    rows = []
+    for method in (choice, "deterministic") if choice else settings["after"]:
+        kinds = {"": settings["after"][method]}
+        if settings["before"][method] != settings["after"][method]:
+            kinds = {", before": settings["before"][method], **kinds}
+        for when, fields in kinds.items():
+            own = [trial for trial in trials if trial["trial"]["method"] == method and _is(trial["trial"], fields)]
+            rows.append((f"{method}{when}", *(_scores(own, data) for data in settings["sets"])))
+    seeds = {data: len({t["trial"]["seed"] for t in trials if t["trial"]["data"] == data}) for data in settings["sets"]}
+    headings = ("method", *(f"{data} ({count})" for data, count in seeds.items()))
+    about = (
+        "Test NLL, and accuracy and ECE or RMSE and the share of targets that intervals of 95 % hold; means over as "
+        f"many seeds as the heading says, {settings['draws']} draws."
+    )
+    return f"{markdown_table(headings, rows)}\n\n{about} {_source('recipes', stored)}"
+
+
+def recipe_search(choice: str) -> str:
+    """What was tried of a method, or of all, with one seed: validation NLL."""
+    stored = _load("recipes")
+    settings, trials = stored["records"]["recipes"]["settings"], stored["records"]["recipes"]["trials"]
+    tried: dict[tuple[str, str], dict[str, str]] = {}
+    for trial in (trial for trial in trials if trial["trial"]["seed"] == 0):
+        own = trial["trial"]
+        if choice in ("", own["method"]) or own["method"] == "deterministic":
+            named = ", ".join(f"{name} {value}" for name, value in (own["fields"] | own["options"]).items())
+            tried.setdefault((own["method"], named), {})[own["data"]] = f"{trial['validation']['nll']:.3f}"
+    rows = [(*key, *(nll.get(data, "-") for data in settings["sets"])) for key, nll in sorted(tried.items())]
+    about = f"Validation NLL of seed 0, {settings['draws']} draws; - was not tried."
+    return f"{markdown_table(('method', 'tried', *settings['sets']), rows)}\n\n{about} {_source('recipes', stored)}"
+
+
+def _is(trial: dict[str, Any], fields: dict[str, str]) -> bool:
+    return bool(trial["fields"] == fields and not trial["options"])
+
+
+def _scores(trials: Sequence[dict[str, Any]], data: str) -> str:
+    own = [trial["test"] for trial in trials if trial["trial"]["data"] == data]
+    if not own:
+        return "-"
+    names = ("accuracy", "ece") if "accuracy" in own[0] else ("rmse", "coverage")
+    nll, *others = (statistics.mean(test[name] for test in own) for name in ("nll", *names))
+    return f"{nll:.3f} ({others[0]:.3f}, {others[1]:.3f})"
 
 
 def steps(choice: str) -> str:
@@ -343,6 +401,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "fields": fields,
     "digits": digits,
     "alpha": alpha,
+    "recipes": recipes,
+    "recipe-search": recipe_search,
     "steps": steps,
     "glow": glow,
     "epochs": epochs,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import dubio
 from dubio.cli import app
 from dubio.cli.ordering import Order, load_splits, train_order
-from dubio.cli.showing import parse_methods
+from dubio.cli.showing import _comparison, parse_methods
 from dubio.methods import METHODS
 
 pytest.importorskip("sklearn")
@@ -422,6 +422,17 @@ def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
     assert invoke("attack", "demo-deterministic", "--images", 4, "--steps", 1, "--runs", tmp_path).exit_code == 0
     assert invoke("export", "demo-deterministic", tmp_path / "plain.pt2", "--runs", tmp_path).exit_code == 0
     assert f"dubio predict demo-se-snn --runs {tmp_path}" in shown.stdout
+    assert "conclude: deterministic " in " ".join(shown.stdout.split())
+    compared = invoke("compare", "demo-se-snn", "demo-deterministic", "--runs", tmp_path)
+    assert "at 0.1" in compared.stdout  # the attack by 8/255 above has changed nothing
+
+
+def test_the_demo_says_which_methods_are_worse_than_the_plain_network_and_why() -> None:
+    nll = {"deterministic": 0.08, "bayes": 0.09, "wasserstein": 0.2, "pni": 0.2}
+    (first, second) = _comparison(nll)
+    assert first.startswith("NLL of wasserstein is worse than that of the plain network: its head")
+    assert second.startswith("NLL of pni is worse than that of the plain network: its noise")
+    assert list(_comparison({"bayes": 0.5})) == []  # nothing to compare with
 
 
 @pytest.mark.slow

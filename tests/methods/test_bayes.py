@@ -22,6 +22,7 @@ METHODS = (
     dubio.Bayes(init_std=0.1),
     dubio.Bayes(bayesian_bias=False),
     dubio.Bayes(norms=True),
+    dubio.Bayes(beta=1.0),
     dubio.Bayes(where="head"),
     dubio.Bayes(where=("head", "body.*")),
 )
@@ -51,12 +52,12 @@ def test_a_method_cannot_be_changed_but_replaced() -> None:
 
 def test_the_defaults_are_those_of_the_design() -> None:
     assert repr(dubio.Bayes()) == (
-        "Bayes(prior=Normal(mean=0.0, std=1.0), estimator='local', init_std=0.05, bayesian_bias=True, "
-        "norms=False, where=None)"
+        "Bayes(prior=Normal(mean=0.0, std=1.0), estimator='local', init_std=0.005, bayesian_bias=True, "
+        "norms=False, beta=0.03, where=None)"
     )
 
 
-@pytest.mark.parametrize("method", METHODS[:9], ids=range(9))
+@pytest.mark.parametrize("method", METHODS[:10], ids=range(10))
 def test_a_methods_values_reach_every_posterior(method: dubio.Bayes) -> None:
     model = method.convert(mlp(5, 4, 3))
     assert len(posteriors(model)) == (4 if method.bayesian_bias else 2)

@@ -50,7 +50,7 @@ def test_a_rate_that_is_given_overrides_them() -> None:
 
 
 def test_a_network_without_dropout_gets_a_mask_before_every_linear_layer() -> None:
-    assert rates(dubio.Dropout().convert(mlp(5, 4, 3))) == {"0": 0.2, "2": 0.2}
+    assert rates(dubio.Dropout().convert(mlp(5, 4, 3))) == {"0": 0.05, "2": 0.05}
     assert rates(dubio.Dropout(0.4).convert(nn.Sequential(nn.Conv1d(2, 2, 1), nn.Linear(3, 3)))) == {"1": 0.4}
 
 
@@ -58,12 +58,12 @@ def test_a_network_without_dropout_gets_a_mask_before_every_linear_layer() -> No
     ("where", "expected"),
     [
         ("drop", {"drop": 0.6}),
-        ("head", {"head": 0.2}),
-        (("spatial", "conv"), {"spatial": 0.1, "conv": 0.2}),
-        (nn.Linear, {"hidden": 0.2, "head": 0.2}),
+        ("head", {"head": 0.05}),
+        (("spatial", "conv"), {"spatial": 0.1, "conv": 0.05}),
+        (nn.Linear, {"hidden": 0.05, "head": 0.05}),
         (nn.Dropout2d, {"spatial": 0.1}),
-        (lambda name, module: isinstance(module, nn.Conv2d), {"conv": 0.2}),
-        ("*", {"conv": 0.2, "spatial": 0.1, "hidden": 0.2, "drop": 0.6, "head": 0.2}),
+        (lambda name, module: isinstance(module, nn.Conv2d), {"conv": 0.05}),
+        ("*", {"conv": 0.05, "spatial": 0.1, "hidden": 0.05, "drop": 0.6, "head": 0.05}),
     ],
 )
 def test_where_chooses_dropouts_and_layers_to_put_masks_before(where: dubio.Where, expected: dict[str, float]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 import dubio
 from dubio.persistence.files import HASHES, _hashes
+from dubio.persistence.values import from_json, to_json
 from networks import Residual, Tied
 
 INPUTS = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
@@ -187,3 +188,10 @@ def test_saving_is_all_or_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     with pytest.raises(ValueError, match="was not converted"):
         dubio.save(nn.Linear(3, 4), path)
+
+
+def test_a_file_from_before_bayes_had_a_beta_keeps_bayes_rule() -> None:
+    written = to_json(dubio.Bayes())
+    del written["beta"]
+    assert from_json(written).beta == 1.0
+    assert from_json(to_json(dubio.Bayes())) == dubio.Bayes()

@@ -118,8 +118,8 @@ def demo(
 ) -> None:
     """Train a network on digits by every method, judge, attack and audit them, and write a report.
 
-    Takes a minute or two on two cores, and ends with a table, what it means, a page to open in a browser, and a run of
-    each method to look at. Three of them are audited.
+    Takes a few minutes on two cores, and ends with a table, what it means, what audits of three networks concluded, a
+    page to open in a browser, and a run of each method to look at.
 
     Example:  dubio demo
 

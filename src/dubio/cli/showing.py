@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import nn
 
 from dubio import attacks
-from dubio.auditing import audit
+from dubio.auditing import Audit, audit
 from dubio.choices import did_you_mean, listed
 from dubio.cli.attacking import assail, choose_images
 from dubio.cli.audit_command import FILE as AUDIT
@@ -39,6 +39,12 @@ EPSILON = 0.1
 AUDITED = ("deterministic", "bayes", "flow")
 HOPELESS = 0.3
 """An epsilon at which nothing is left of a network that was not trained against attacks."""
+LEVEL = 0.03
+"""A difference of mean NLL on so few digits that another seed may well turn round."""
+WHY_WORSE = {
+    "wasserstein": "its head, new in the place of the classifier, has more to learn from so few digits",
+    "dropout": "each draw lacks a part of a network that is small already",
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,8 @@ class Shown:
     """The name of its run."""
     evaluation: Evaluation
     attacked: attacks.Score
+    audit: Audit | None = None
+    """Of the networks that are audited."""
 
 
 def show_demo(
@@ -128,16 +136,18 @@ def _try(name: str, number: int, splits: Splits, runs: Path, size: Size, progres
     chosen, epsilons = choose_images(test, size.num_attacked), {f"{EPSILON:g}": EPSILON}
     assault = assail(model, chosen, ["pgd"], epsilons, size.attack, num_draws=size.num_draws, progress=False)
     assault.save(runs / run, {"model": run, "network": network.tensors})
-    if size.looks_further:
-        _look_further(model, name, run, splits, runs, epoch_bar)
+    audited = _look_further(model, name, run, splits, runs, epoch_bar) if size.looks_further else None
     progress.console.print(
         f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, {headline(evaluation)}", highlight=False
     )
-    return Shown(name, run, evaluation, assault.rows[0].score)
+    return Shown(name, run, evaluation, assault.rows[0].score, audited)
 
 
-def _look_further(model: nn.Module, name: str, run: str, splits: Splits, runs: Path, epoch_bar: "_EpochBar") -> None:
+def _look_further(
+    model: nn.Module, name: str, run: str, splits: Splits, runs: Path, epoch_bar: "_EpochBar"
+) -> Audit | None:
     """Audit some of the networks, and see what the Bayesian one could do without."""
+    audited = None
     network = network_of(run, runs)
     assert splits.test is not None
     assert splits.validation is not None
@@ -146,10 +156,12 @@ def _look_further(model: nn.Module, name: str, run: str, splits: Splits, runs: P
         found = audit(model, splits.test, epsilon=EPSILON, budget="tiny", progress=False)
         command = f"dubio audit {run} --epsilon {EPSILON:g} --budget tiny"
         told = {**found.made_by, "command": command, "network": network.tensors or ""}
-        replace(found, made_by=told).save(runs / run / AUDIT)
+        audited = replace(found, made_by=told)
+        audited.save(runs / run / AUDIT)
     if name == "bayes":
         measured = measure(model, splits.validation)
         replace(measured, made_by=told_of(f"dubio prune {run}", run, network)).save(runs / run / PRUNING)
+    return audited
 
 
 def _report(folders: Sequence[Path], runs: Path) -> str:
@@ -194,7 +206,25 @@ def _explanation(shown: Sequence[Shown], runs: Path, size: Size) -> Iterator[str
         f"may leave less at {EPSILON:g} too. {size.num_attacked} images tell an accuracy to about "
         f"{98 / size.num_attacked**0.5:.0f} points: differences of a few points are chance."
     )
+    if size.looks_further:
+        yield from _comparison({row.method: row.evaluation.metrics["nll"].value for row in shown})
+    audited = [f"{row.method} {row.audit.status}" for row in shown if row.audit]
+    if audited:
+        yield (
+            f"Audits, which ask whether what is left at {EPSILON:g} is real, conclude: {'; '.join(audited)}. The "
+            "report lists their checks."
+        )
     yield f"\nThe runs are in {runs}: {', '.join(row.run for row in shown)}."
+
+
+def _comparison(nll: dict[str, float]) -> Iterator[str]:
+    """Why methods are worse than the plain network, where they are."""
+    if "deterministic" not in nll:
+        return
+    worse = [method for method in nll if nll[method] > nll["deterministic"] + LEVEL]
+    for method in worse:
+        why = WHY_WORSE.get(method, "its noise costs more likelihood on so few digits than it gains")
+        yield f"NLL of {method} is worse than that of the plain network: {why} (docs/methods/{method}.md)."
 
 
 def _next_commands(shown: Sequence[Shown], runs: Path) -> Iterator[str]:

@@ -19,7 +19,7 @@ from dubio.sampling import Inputs
 
 __all__ = ["Dropout"]
 
-INSERTED_RATE = 0.2
+INSERTED_RATE = 0.05
 """Rate of masks that are put into a network that has none, where the user names no rate."""
 
 
@@ -28,7 +28,7 @@ class Dropout:
     """Bernoulli masks on activations, in evaluation too; independent for every example and draw.
 
     Args:
-        p: rate of every mask, in [0, 1). None leaves each dropout module its own, and is 0.2 for masks put in.
+        p: rate of every mask, in [0, 1). None leaves each dropout module its own, and is 0.05 for masks put in.
         alpha: 0 is variational inference, 0.5 the Hellinger distance, 1 the likelihood of the mean prediction.
         l2: weight of the squares of all weight matrices, which stand for the prior (E-33).
         where: dropout modules to turn on, and linear layers or convolutions to put a mask before; see ``dubio.Where``.

@@ -35,7 +35,7 @@ class Pni:
     noise_off: ClassVar[NoiseOff] = "source"
 
     per: NoisePer = "layer"
-    init: float = 0.25
+    init: float = 0.1
     where: Where = None
 
     def __post_init__(self) -> None:

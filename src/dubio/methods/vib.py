@@ -34,7 +34,7 @@ class Vib:
 
     noise_off: ClassVar[NoiseOff] = "source"
 
-    beta: float = 1e-3
+    beta: float = 1e-4
     at: Literal["input", "output"] = "input"
     where: Where = None
 

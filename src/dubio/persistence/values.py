@@ -19,6 +19,9 @@ PRIORS = (CentredNormal, Normal, ScaleMixture)
 SINCE = (*decisions.VALUES, Removed)
 VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES, *SINCE)}
 
+BEFORE: dict[str, dict[str, Any]] = {"Bayes": {"beta": 1.0}}
+"""What stood for fields that files of earlier versions do not have, where the default is another now."""
+
 
 def to_json(value: Any) -> Any:
     """A value as JSON."""
@@ -47,4 +50,5 @@ def from_json(data: Any) -> Any:
         raise ValueError(
             f"unknown fields {sorted(unknown)} of {data['value']}; was the file written by a newer version?"
         )
-    return kind(**{name: from_json(part) for name, part in data.items() if name != "value"})
+    fields = {name: from_json(part) for name, part in data.items() if name != "value"}
+    return kind(**BEFORE.get(kind.__name__, {}) | fields)
