@@ -39,13 +39,13 @@ CONTROLS = Setting("mnist", "fc:400-400", "quick", 3, 3, 256)
 PLAIN: dict[str, Method] = {
     "deterministic": dubio.Deterministic(),
     "dropout": dubio.Dropout(),
-    "bayes": dubio.Bayes(),
+    "bayes": dubio.Bayes(beta=1.0, init_std=0.05),
     "flow": dubio.Flow(),
     "wasserstein": dubio.Wasserstein(),
 }
 AGAINST_PGD: dict[str, Method] = {
     "deterministic, trained against PGD": dubio.Deterministic(),
-    "bayes, trained against PGD": dubio.Bayes(),
+    "bayes, trained against PGD": dubio.Bayes(beta=1.0, init_std=0.05),
 }
 
 

@@ -75,7 +75,7 @@ def main() -> None:
     train_plainly(net, pictures[old], labels[old], epochs=1 if TINY else 20, batch_size=64)
     net.features.requires_grad_(False)
 
-    method = dubio.Bayes(prior=dubio.CentredNormal(std=1.0), init_std=0.02, where="head.*")
+    method = dubio.Bayes(prior=dubio.CentredNormal(std=1.0), init_std=0.02, beta=1.0, where="head.*")
     model = method.convert(net, example=pictures[test])  # raises if noise off were not the pretrained network
     print(f"{dubio.describe(model)}\n")
     dubio.fit(model, (mirrored[new], labels[new]), epochs=epochs, batch_size=25, num_samples=4, progress=False)

@@ -60,7 +60,7 @@ class Ours:
     def training_step(self, net: Net, num_samples: int, device: torch.device) -> Callable[[], object]:
         """A ``Step`` that learns from one batch again and again."""
         model = self._model(net, device)
-        objective = dubio.Bayes(estimator=self.estimator).objective(net.num_data)
+        objective = dubio.Bayes(estimator=self.estimator, beta=1.0, init_std=0.05).objective(net.num_data)
         step = Step(
             model, objective, adam(model, device), num_samples=num_samples, precision=self.precision, fast=self.fast
         )
@@ -78,4 +78,4 @@ class Ours:
 
     def _model(self, net: Net, device: torch.device) -> nn.Module:
         torch.manual_seed(0)
-        return dubio.Bayes(estimator=self.estimator).convert(net.plain(), net.likelihood()).to(device)
+        return dubio.Bayes(estimator=self.estimator, beta=1.0, init_std=0.05).convert(net.plain(), net.likelihood()).to(device)
