@@ -78,4 +78,5 @@ class Ours:
 
     def _model(self, net: Net, device: torch.device) -> nn.Module:
         torch.manual_seed(0)
-        return dubio.Bayes(estimator=self.estimator, beta=1.0, init_std=0.05).convert(net.plain(), net.likelihood()).to(device)
+        method = dubio.Bayes(estimator=self.estimator, beta=1.0, init_std=0.05)
+        return method.convert(net.plain(), net.likelihood()).to(device)
