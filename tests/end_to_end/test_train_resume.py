@@ -57,7 +57,7 @@ def resume(runs: Path, *args: object) -> Result:
     ("change", "message"),
     [
         ({"shift": 1.0}, "the training data has other rows; the validation data has other rows"),
-        ({"classes": ["zz", "b", "c"]}, "the training data has other classes: 'a' is missing and 'zz' is new"),
+        ({"classes": ["zz", "b", "c"]}, "holds a class that training did not have, 'zz'; the classes are a, b, c"),
         ({"rows": 80}, "cannot resume with another configuration: num_data was 41, is 54"),
     ],
 )

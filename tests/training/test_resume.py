@@ -475,7 +475,15 @@ def test_batch_statistics_resume_too(tmp_path: Path) -> None:
     assert_same(tmp_path / "cut", tmp_path / "whole")
 
 
+def test_a_run_killed_before_its_model_was_written_is_finished_without_a_warning(tmp_path: Path, whole: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    train(tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", whole)
+
+
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*nothing to train")  # killed when all was written
 def test_fifty_kills_at_random_points_change_nothing(tmp_path: Path) -> None:
     """SIGKILL, which nothing can catch, at fifty random moments of several runs."""
     train(tmp_path / "whole", epochs=12)

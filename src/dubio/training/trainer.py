@@ -62,6 +62,7 @@ ASK_EVERY = 20
 """Steps on a GPU between two questions whether some process was told to stop: the answer holds up what is queued."""
 FREE = ("epochs", "num_parameters", "data", "versions")
 """What of a configuration may be another when a run is resumed, or is compared in a way of its own."""
+MODEL = "model.safetensors"
 VERSIONS = ("dubio", "torch")
 """Those on which numbers depend."""
 
@@ -223,7 +224,8 @@ class Trainer:
         if len(history) < standing.epoch:
             raise ValueError(f"cannot resume: {metrics} must hold {standing.epoch} epochs, got {len(history)}")
         if standing.epoch and self._is_over(standing):
-            self._warn_of_nothing_left(standing)
+            if (self.folder / MODEL).exists():  # else the run was killed just before it was written
+                self._warn_of_nothing_left(standing)
         else:
             write_atomically(self.folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
         self._write_metrics(history)
@@ -437,7 +439,7 @@ class Trainer:
         self.model.eval()
         how, capture_seconds = self.step.how, self.step.capture_seconds
         if self.folder is not None:
-            file = self.folder / "model.safetensors"
+            file = self.folder / MODEL
             self.processes.by_writer(lambda: self._write_model(file))
         best_epoch = standing.best_epoch if best is not None else standing.epoch
         stopped = standing.epoch < self.plan.epochs
