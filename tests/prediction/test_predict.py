@@ -383,3 +383,22 @@ def test_predictions_are_made_in_float32_at_least(dtype: torch.dtype) -> None:
     assert pred.probs.dtype == pred.samples.dtype == pred.mutual_information.dtype == wanted
     torch.testing.assert_close(pred.probs.sum(dim=-1), torch.ones(6, dtype=wanted))
     assert (pred.mutual_information > 0).all()
+
+
+@pytest.mark.parametrize(
+    "method", [dubio.Bayes(), dubio.Dropout(0.5), dubio.InputNoise()], ids=lambda m: type(m).__name__
+)
+def test_batches_meet_the_draws_of_all_rows_together(method: dubio.methods.Method) -> None:
+    model, inputs = method.convert(mlp(6, 8, 3)).eval(), torch.rand(11, 6)
+    whole = dubio.predict(model, inputs, 5, seed=3)
+    parts = list(dubio.prediction.predict_batches(model, inputs.split([4, 1, 6]), 5, seed=3))
+    assert [len(part.label) for part in parts] == [4, 1, 6]
+    torch.testing.assert_close(dubio.prediction.joined(parts).probs, whole.probs)
+
+
+def test_batches_without_a_seed_share_their_draws() -> None:
+    model = dubio.Bayes().convert(mlp(6, 8, 3)).eval()
+    inputs = torch.rand(1, 6)
+    one, other = dubio.prediction.predict_batches(model, [inputs, inputs], 5)
+    assert one.seed == other.seed
+    torch.testing.assert_close(one.probs, other.probs)

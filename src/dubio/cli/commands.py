@@ -330,6 +330,22 @@ def describe(named: Named, runs: Runs = Path("runs")) -> None:
 @app.command()
 def predict(
     named: Named,
+    new: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[NEW_DATA]",
+            help="Data without labels: a .csv, .parquet, .jsonl or .npz, an image, or a folder of them.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the predictions of NEW_DATA: .csv, .jsonl, .parquet or .npz."),
+    ] = None,
+    level: Annotated[float, typer.Option(help="Probability that the interval of a number holds.")] = 0.95,
+    delimiter: Annotated[
+        str | None, typer.Option(help="What separates the cells of a .csv (default: detected).")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
     index: Annotated[str, typer.Option(help="Which test examples: 3, 0..9, 40.. or 1,5,7.")] = "0..9",
     data: Annotated[
         str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
@@ -341,10 +357,15 @@ def predict(
     precision: InPrecision = "fp32",
     runs: Runs = Path("runs"),
 ) -> None:
-    """Predict test examples: the label, how sure it is, and where the doubt comes from.
+    """Predict new data, or test examples: the label, how sure it is, and where the doubt comes from.
+
+    NEW_DATA needs no labels. A table must have the columns that the run was trained on, in any order. It is read and
+    written a few thousand rows at a time, so that its size does not matter.
 
     Entropy is all doubt, in nats; mutual information is the part that draws disagree about. What was decided with
     calibrate, abstain and conformal is applied, and shown.
+
+    Example:  dubio predict churn new.csv --out predictions.csv
 
     Example:  dubio predict first --index 0..9 --samples 100
 
@@ -353,10 +374,28 @@ def predict(
     from rich.console import Console
 
     from dubio.cli.folders import load_model
-    from dubio.cli.predicting import check_fits, parse_index, tabulate, test_examples
+    from dubio.cli.predicting import check_fits, parse_index, predict_new, tabulate, test_examples
     from dubio.prediction import predict
 
     model = load_model(named, runs).to(device_for(device))
+    if new is not None:
+        encoder = encoder_of(named, runs)
+        predict_new(
+            model,
+            new,
+            out=out,
+            encoder=encoder,
+            classes=class_names(named, runs),
+            num_samples=samples,
+            level=level,
+            precision=precision,
+            seed=seed,
+            delimiter=delimiter,
+            quiet=quiet,
+        )
+        return
+    if out is not None:
+        raise ValueError(f"--out writes predictions of new data; name them: dubio predict {named} new.csv --out {out}")
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
     rows = parse_index(index, len(examples))

@@ -1,21 +1,40 @@
-"""What ``dubio predict`` needs: which examples, whether they fit, and a table of what was predicted."""
+"""What ``dubio predict`` needs: which examples, whether they fit, and tables of predictions on screen and in files."""
 
+import csv
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 import warnings
 from pathlib import Path
+from typing import IO, Any
 
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from dubio.cli.folders import folder_of
 from dubio.cli.ordering import FILE, Order, parse_resize, read_encoder, read_order, table_options
-from dubio.data import Examples, TableWarning, load_test
+from dubio.data import Examples, NewRows, TableEncoder, TableWarning, load_test, read_new
 from dubio.data.registry import find_name
 from dubio.data.tables import TABLES
 from dubio.evaluation.words import figure
 from dubio.models import sizes_of
-from dubio.prediction import ClassPredictive, Predictive, RealPredictive
+from dubio.persistence.atomic import unfinished_file
+from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict_batches
 
-__all__ = ["check_fits", "order_of", "parse_index", "tabulate", "test_examples"]
+__all__ = ["check_fits", "order_of", "parse_index", "predict_new", "tabulate", "test_examples"]
+
+OUTPUTS = (".csv", ".jsonl", ".parquet", ".npz")
+SHOWN = 10
+"""Rows of new data that are shown where no file is written."""
+Columns = dict[str, Sequence[Any]]
 
 
 def test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
@@ -64,6 +83,238 @@ def parse_index(text: str, count: int) -> list[int]:
     if not rows or min(rows) < 0 or max(rows) >= count:
         raise ValueError(f"--index must name examples from 0 to {count - 1}, got {text!r}")
     return rows
+
+
+def predict_new(
+    model: nn.Module,
+    source: Path,
+    *,
+    out: Path | None = None,
+    encoder: TableEncoder | None = None,
+    classes: Sequence[str] = (),
+    num_samples: int = 100,
+    level: float = 0.95,
+    precision: str = "fp32",
+    seed: int = 0,
+    delimiter: str | None = None,
+    quiet: bool = False,
+) -> None:
+    """Predict data without labels, a few thousand rows at a time, into a file or onto the screen.
+
+    Args:
+        model: the network.
+        source: a table, an ``.npz``, an image, or a folder of images.
+        out: the file to write, in the format of its ending; by default the first rows are shown.
+        encoder: how the columns of a table become inputs.
+        classes: names of the classes, in the order of their labels.
+        num_samples: how many draws.
+        level: probability that an interval of a numeric target holds.
+        precision: what the network computes in.
+        seed: which draws.
+        delimiter: what separates the cells of a ``.csv``.
+        quiet: show no progress and no remarks.
+    """
+    if out is not None and out.suffix.lower() not in OUTPUTS:
+        raise ValueError(f"--out must end in {', '.join(OUTPUTS)}, got {str(out)!r}")
+    if out is not None and out.exists() and out.resolve() == source.resolve():
+        raise ValueError(f"--out must not be the file that is read, got {str(out)!r}")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"--level must be between 0 and 1, got {level}")
+    sizes = sizes_of(model)
+    remarks: Counter[str] = Counter()
+    count = 0
+    with _progress(quiet or out is None) as advance, _writer(out) as write:
+        chunks: list[NewRows] = []
+
+        def batches() -> Iterator[Tensor]:
+            shape = None if sizes is None else sizes.inputs
+            for chunk in read_new(source, encoder=encoder, shape=shape, delimiter=delimiter):
+                chunks.append(chunk)
+                yield chunk.inputs if shape is None or len(shape) > 1 else chunk.inputs.flatten(1)
+
+        for pred in predict_batches(model, batches(), num_samples, precision=precision, seed=seed):  # type: ignore[arg-type]
+            chunk = chunks.pop()
+            write(columns_of(pred, chunk.names, classes, level))
+            remarks += chunk.remarks
+            count += len(chunk.names)
+            advance(count, chunk.total)
+            if out is None:
+                break
+    if quiet:
+        return
+    for remark, rows in remarks.items():
+        typer.echo(f"{rows} rows: {remark}", err=True)
+    if out is not None:
+        typer.echo(f"{out}: predictions of {count} rows")
+
+
+def columns_of(
+    pred: Predictive, names: Sequence[int | str], classes: Sequence[str] = (), level: float = 0.95
+) -> Columns:
+    """Predictions as named columns, the same in every format.
+
+    For classes: label, confidence, the probability of each class, entropy and its two parts, and what was decided
+    (accepted, set). For numbers: mean, standard deviation and its two parts, and the central interval.
+    """
+    columns: Columns = {"file" if names and isinstance(names[0], str) else "row": list(names)}
+    if isinstance(pred, ClassPredictive):
+        return columns | _columns_of_classes(pred, classes)
+    assert isinstance(pred, RealPredictive)
+    low, high = pred.interval(level)
+    numbers = {
+        "mean": pred.mean,
+        "std": pred.std,
+        "aleatoric_std": pred.aleatoric_std,
+        "epistemic_std": pred.epistemic_std,
+        f"low_{level:g}": low,
+        f"high_{level:g}": high,
+    }
+    num_outputs = pred.mean[0].numel()
+    for output in range(num_outputs):
+        ending = f"_{output}" if num_outputs > 1 else ""
+        for name, values in numbers.items():
+            columns[name + ending] = values.reshape(len(values), -1)[:, output].tolist()
+    return columns
+
+
+def _columns_of_classes(pred: ClassPredictive, classes: Sequence[str]) -> Columns:
+    if pred.log_probs.dim() == 3 and pred.log_probs.shape[-1] == 2:  # a Bernoulli: yes or no for each output
+        yes = pred.probs[..., 1]
+        if yes.shape[1] > 1:
+            return {
+                **{f"prob_{_name(output, classes)}": yes[:, output].tolist() for output in range(yes.shape[1])},
+                **{
+                    f"entropy_{_name(output, classes)}": pred.entropy[:, output].tolist()
+                    for output in range(yes.shape[1])
+                },
+            }
+    pred = pred.in_rows()
+    num_classes = pred.log_probs.shape[-1]
+    columns: Columns = {
+        "label": [_name(number, classes) for number in pred.label.tolist()],
+        "confidence": pred.confidence.tolist(),
+        **{f"prob_{_name(number, classes)}": pred.probs[:, number].tolist() for number in range(num_classes)},
+        "entropy": pred.entropy.tolist(),
+        "aleatoric": pred.expected_entropy.tolist(),
+        "epistemic": pred.mutual_information.tolist(),
+    }
+    if pred.threshold is not None:
+        columns["accepted"] = pred.accepted.tolist()
+    if pred.prediction_sets is not None:
+        columns["set"] = [
+            [_name(number, classes) for number in row.nonzero().flatten().tolist()] for row in pred.sets.cpu()
+        ]
+    return columns
+
+
+@contextmanager
+def _progress(hidden: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """A count of rows on a terminal; nothing where the output is a file."""
+    console = Console(stderr=True)
+    if hidden or not console.is_terminal:
+        yield lambda count, total: None
+        return
+    shown = (SpinnerColumn(), TextColumn("predicting"), MofNCompleteColumn(), TextColumn("rows"), TimeElapsedColumn())
+    with Progress(*shown, console=console, transient=True) as progress:
+        task = progress.add_task("predicting", total=None)
+        yield lambda count, total: progress.update(task, completed=count, total=total)
+
+
+@contextmanager
+def _writer(out: Path | None) -> Iterator[Callable[[Columns], None]]:
+    """Takes columns of some rows after the other; a file is there as a whole or not at all."""
+    if out is None:
+        yield _show
+        return
+    make = {".csv": _write_csv, ".jsonl": _write_json_lines, ".parquet": _write_parquet, ".npz": _write_npz}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished_file(out) as file:
+        with make[out.suffix.lower()](file) as write:
+            yield write
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(file.name, out)
+
+
+@contextmanager
+def _write_csv(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    rows = csv.writer(text)
+    begun = False
+
+    def write(columns: Columns) -> None:
+        nonlocal begun
+        if not begun:
+            rows.writerow(columns)
+            begun = True
+        cells = [["|".join(cell) if isinstance(cell, list) else cell for cell in column] for column in columns.values()]
+        rows.writerows(zip(*cells, strict=True))
+
+    yield write
+    text.flush()
+    text.detach()
+
+
+@contextmanager
+def _write_json_lines(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
+    def write(columns: Columns) -> None:
+        for row in zip(*columns.values(), strict=True):
+            file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False).encode() + b"\n")
+
+    yield write
+
+
+@contextmanager
+def _write_parquet(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError("writing parquet needs pyarrow, which is missing: pip install 'dubio[tables]'") from error
+    writers: list[Any] = []
+
+    def write(columns: Columns) -> None:
+        table = pyarrow.table(columns)
+        if not writers:
+            writers.append(parquet.ParquetWriter(file, table.schema))
+        writers[0].write_table(table)
+
+    yield write
+    for writer in writers:
+        writer.close()
+
+
+@contextmanager
+def _write_npz(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
+    """One array for each column; these are kept until the end."""
+    parts: list[Columns] = []
+    yield parts.append
+    names = list(parts[0])
+    np.savez(file, **{name: np.array([_text(cell) for part in parts for cell in part[name]]) for name in names})
+
+
+def _text(cell: Any) -> Any:
+    return "|".join(cell) if isinstance(cell, list) else cell
+
+
+def _show(columns: Columns) -> None:
+    """The first rows as a table; of many classes the label alone."""
+    shown = {name: cells for name, cells in columns.items() if len(columns) <= SHOWN or not name.startswith("prob_")}
+    table = Table(*(Text(name) for name in shown))
+    num_rows = len(next(iter(columns.values())))
+    for row in range(min(SHOWN, num_rows)):
+        table.add_row(*(Text(_cell(cells[row])) for cells in shown.values()))
+    Console().print(table)
+    if num_rows > SHOWN:
+        typer.echo(f"the first {SHOWN} rows; --out predictions.csv writes all of them", err=True)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> Table:

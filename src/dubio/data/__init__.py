@@ -11,6 +11,7 @@ from dubio.data.examples import Examples, Splits, scaled
 from dubio.data.fingerprints import fingerprint_of, fingerprint_of_batches
 from dubio.data.loading import CropAndFlip, Loader, epoch_order
 from dubio.data.targets import Target, Task
+from dubio.data.unlabelled import NewRows, read_new
 from dubio.later import import_later
 
 if TYPE_CHECKING:
@@ -82,8 +83,10 @@ __all__ = [
     "Symmetric",
     "TableChunk",
     "TableColumn",
+    "NewRows",
     "TableEncoder",
     "TableWarning",
+    "read_new",
     "Target",
     "Task",
     "UniformMix",

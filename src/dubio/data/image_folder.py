@@ -18,7 +18,7 @@ from dubio.data.examples import Examples, Splits
 from dubio.data.pixels import decode_image
 from dubio.data.splitting import TENTH, split_three_ways, with_validation
 
-__all__ = ["read_image_folder"]
+__all__ = ["image_files", "read_image_folder"]
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
 LARGEST = 4096
@@ -47,6 +47,12 @@ def read_image_folder(
     files = [images.read(folder) if folder.is_dir() else None for folder in (train, test)]
     parts = [None if read is None else images.examples(read) for read in files]
     return with_validation(parts[0], parts[1], validation)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images in a folder and the folders in it, sorted; hidden files are passed over."""
+    files = (file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    return sorted(file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts))
 
 
 class _Images:

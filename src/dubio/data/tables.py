@@ -27,7 +27,7 @@ from dubio.data.examples import Examples, Splits
 from dubio.data.splitting import TENTH, rows_three_ways, split_three_ways, with_validation
 from dubio.data.targets import Task, check_task, choose_target, parse_targets, read_target
 
-__all__ = ["NAMED_COLUMNS", "TABLES", "read_table", "read_unseen_table"]
+__all__ = ["NAMED_COLUMNS", "TABLES", "read_inputs", "read_table", "read_unseen_table"]
 
 INPUTS, TARGETS = ("x", "inputs"), ("y", "targets", "labels")
 NAMED_COLUMNS = (".csv", ".parquet")
@@ -80,6 +80,22 @@ def read_table(
     assert targets is not None
     examples = Examples(inputs, targets, used.target.classes, path.stem, used)
     return split_three_ways(examples, validation)
+
+
+def read_inputs(path: Path) -> Tensor:
+    """The inputs in a ``.npz``, whose array is called ``x`` or ``inputs``; targets are not needed.
+
+    Raises:
+        DataError: the file is damaged, or has no such array.
+    """
+    arrays = _load(path)
+    names = [name for name in INPUTS if name in arrays]
+    if len(names) != 1 or arrays[names[0]].ndim == 0 or len(arrays[names[0]]) == 0:
+        raise DataError(
+            f"{path} must have one array of inputs with at least one row, called {' or '.join(INPUTS)}, "
+            f"got {', '.join(f'{name} {arrays[name].shape}' for name in sorted(arrays)) or 'none'}"
+        )
+    return _inputs(arrays[names[0]], str(path))
 
 
 def read_unseen_table(path: Path, encoder: TableEncoder) -> Examples:

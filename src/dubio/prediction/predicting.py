@@ -4,8 +4,8 @@ Every prediction has a seed, drawn where none is given, so that one draw is one 
 prediction can be repeated. Draws run in eval mode; the network's mode is put back afterwards.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import get_args
 
@@ -21,7 +21,7 @@ from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
 from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
 from dubio.prediction.soundness import Soundness, UnsoundError
 from dubio.prediction.streaming import statistics_for
-from dubio.sampling import Estimator, Precision, Using, check_precision, computing_in, stream
+from dubio.sampling import Estimator, Inputs, Precision, Using, check_precision, computing_in, stream
 from dubio.sampling.choosing import DoesNotFitError, Use
 from dubio.sampling.executors import Executor
 from dubio.sampling.memory import free_memory, is_out_of_memory
@@ -30,7 +30,7 @@ from dubio.sampling.planning import memory_budget
 from dubio.sampling.restoring import eval_mode
 from dubio.sampling.settings import STATE, check_num_samples, device_of, new_seed
 
-__all__ = ["predict"]
+__all__ = ["predict", "predict_batches"]
 
 SHARE_OF_INPUTS = 4
 """Inputs may take a quarter of what a chunk of draws may."""
@@ -54,6 +54,8 @@ class _Order:
     executor: Executor
     chunk: int | None
     decisions: Decisions
+    estimator: Estimator | None
+    precision: Precision
 
 
 def predict(
@@ -98,6 +100,87 @@ def predict(
     Returns:
         A ``Predictive``: with class probabilities, or with mean and standard deviations.
     """
+    order = _order(
+        model,
+        num_samples=num_samples,
+        keep_samples=keep_samples,
+        estimator=estimator,
+        batch_size=batch_size,
+        precision=precision,
+        seed=seed,
+        likelihood=likelihood,
+        executor=executor,
+        chunk=chunk,
+        decisions=decisions,
+    )
+    return _warned(model, joined([part for part, _ in _parts(model, inputs, order, shared)]))
+
+
+def predict_batches(
+    model: nn.Module,
+    batches: Iterable[Inputs],
+    num_samples: int = 100,
+    *,
+    keep_samples: bool = True,
+    estimator: Estimator | None = "weight",
+    precision: Precision = "fp32",
+    seed: int | None = None,
+    executor: Executor = "auto",
+    decisions: bool = True,
+) -> Iterator[Predictive]:
+    """Predict one batch after the other, for data whose predictions do not fit into memory.
+
+    All batches meet the same draws, so that the predictions are those that ``predict`` gives for all rows together.
+
+    Args:
+        model: as for ``predict``.
+        batches: batches of inputs, each a tensor, a tuple or a dict, in the order of their rows.
+        num_samples: how many draws.
+        keep_samples: keep every draw, as quantiles and intervals need.
+        estimator: as for ``predict``.
+        precision: as for ``predict``.
+        seed: which draws; by default a new seed.
+        executor: as for ``predict``.
+        decisions: apply what ``dubio.calibrate``, ``dubio.abstain`` and ``dubio.conformal`` decided.
+
+    Yields:
+        The ``Predictive`` of each batch, on the CPU.
+    """
+    order = _order(
+        model,
+        num_samples=num_samples,
+        keep_samples=keep_samples,
+        estimator=estimator,
+        batch_size=None,
+        precision=precision,
+        seed=seed,
+        likelihood=None,
+        executor=executor,
+        chunk=None,
+        decisions=decisions,
+    )
+    first_row = 0
+    for batch in batches:
+        parts = list(_parts(model, batch, order, (), first_row))
+        first_row += sum(num_rows for _, num_rows in parts)
+        yield moved(_warned(model, joined([part for part, _ in parts])), torch.device("cpu"))
+
+
+def _order(
+    model: nn.Module,
+    *,
+    num_samples: int,
+    keep_samples: bool,
+    estimator: Estimator | None,
+    batch_size: int | None,
+    precision: Precision,
+    seed: int | None,
+    likelihood: Likelihood | None,
+    executor: Executor,
+    chunk: int | None,
+    decisions: bool,
+) -> _Order:
+    """The arguments of a prediction, checked and completed by the network's own."""
     _check(num_samples, estimator, batch_size, precision)
     num_samples = min(num_samples, num_members(model) or num_samples)
     own = likelihood_of(model)
@@ -105,7 +188,7 @@ def predict(
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
     noisy = STATE.own.settings.mode != "off"
-    order = _Order(
+    return _Order(
         num_samples=num_samples if noisy else 1,
         keep_samples=keep_samples,
         batch_size=batch_size,
@@ -114,15 +197,31 @@ def predict(
         executor=executor,
         chunk=chunk,
         decisions=decisions_of(model) if decisions and likelihood == own else Decisions(),
+        estimator=estimator,
+        precision=precision,
     )
+
+
+def _parts(
+    model: nn.Module, inputs: Readable, order: _Order, shared: Collection[int | str], first_row: int = 0
+) -> Iterator[tuple[Predictive, int]]:
+    """Predictions of a block of rows after the other, and how many rows each has."""
     device = device_of(model)
     at_work = device or torch.device("cpu")
-    parts: list[Predictive] = []
     for block in blocks_of(inputs, shared, device, _limit(inputs, at_work)):
-        with torch.no_grad(), Using(estimator=estimator), computing_in(precision, at_work), eval_mode(model):
-            part = _predict_block(model, block, order)
-        parts.append(part if is_in_memory(inputs) else moved(part, torch.device("cpu")))
-    pred = joined(parts)
+        placed = replace(block, first_row=first_row + block.first_row)
+        with (
+            torch.no_grad(),
+            Using(estimator=order.estimator),
+            computing_in(order.precision, at_work),
+            eval_mode(model),
+        ):
+            part = _predict_block(model, placed, order)
+        yield (part if is_in_memory(inputs) else moved(part, torch.device("cpu"))), block.num_rows
+
+
+def _warned(model: nn.Module, pred: Predictive) -> Predictive:
+    """The prediction, after a warning where nothing in the network is random."""
     if pred.num_samples > 1 and is_plain(model) and _draws_are_equal(pred):
         warn_of_plain(model, f"all {pred.num_samples} draws are equal and no uncertainty of the network is seen")
     return pred
