@@ -373,24 +373,27 @@ def predict(
     """
     from rich.console import Console
 
-    from dubio.cli.folders import load_model
-    from dubio.cli.predicting import check_fits, parse_index, predict_new, tabulate, test_examples
+    from dubio.cli.folders import class_names, folder_of, load_model
+    from dubio.cli.ordering import parse_resize, read_encoder
+    from dubio.cli.predicting import check_fits, order_of, parse_index, predict_new, tabulate, test_examples
     from dubio.prediction import predict
 
     model = load_model(named, runs).to(device_for(device))
     if new is not None:
-        encoder = encoder_of(named, runs)
+        folder = folder_of(named, runs)
+        encoder = read_encoder(folder)
         predict_new(
             model,
             new,
             out=out,
             encoder=encoder,
-            classes=class_names(named, runs),
+            classes=() if encoder else class_names(folder),
             num_samples=samples,
             level=level,
             precision=precision,
             seed=seed,
             delimiter=delimiter,
+            resize=parse_resize(order_of(named, runs).resize),
             quiet=quiet,
         )
         return

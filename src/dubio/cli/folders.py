@@ -16,6 +16,7 @@ __all__ = [
     "Summary",
     "check_name",
     "check_resumable",
+    "class_names",
     "find_run",
     "folder_of",
     "list_runs",
@@ -57,6 +58,15 @@ def load_model(named: str, runs: Path) -> nn.Module:
 def folder_of(named: str, runs: Path) -> Path:
     """Where the files of a run, or of a ``.safetensors`` file, belong."""
     return Path(named).parent if Path(named).suffix == ".safetensors" else find_run(named, runs)
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """Names of the classes that a run was trained on; empty where it does not keep them."""
+    config = _config(folder / CONFIG) or {}
+    data = config.get("data")
+    train = data.get("train") if isinstance(data, dict) else None
+    names = train.get("classes") if isinstance(train, dict) else None
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def network_of(named: str, runs: Path) -> Identity:

@@ -4,10 +4,10 @@ import csv
 import io
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-import warnings
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dubio.cli.folders import folder_of
 from dubio.cli.ordering import FILE, Order, parse_resize, read_encoder, read_order, table_options
 from dubio.data import Examples, NewRows, TableEncoder, TableWarning, load_test, read_new
+from dubio.data.encoding import remarks_as_text
 from dubio.data.registry import find_name
 from dubio.data.tables import TABLES
 from dubio.evaluation.words import figure
@@ -97,6 +98,7 @@ def predict_new(
     precision: str = "fp32",
     seed: int = 0,
     delimiter: str | None = None,
+    resize: tuple[int, int] | None = None,
     quiet: bool = False,
 ) -> None:
     """Predict data without labels, a few thousand rows at a time, into a file or onto the screen.
@@ -112,6 +114,7 @@ def predict_new(
         precision: what the network computes in.
         seed: which draws.
         delimiter: what separates the cells of a ``.csv``.
+        resize: the height and width that images get.
         quiet: show no progress and no remarks.
     """
     if out is not None and out.suffix.lower() not in OUTPUTS:
@@ -120,6 +123,8 @@ def predict_new(
         raise ValueError(f"--out must not be the file that is read, got {str(out)!r}")
     if not 0.0 < level < 1.0:
         raise ValueError(f"--level must be between 0 and 1, got {level}")
+    if encoder is not None:
+        classes = encoder.target.classes
     sizes = sizes_of(model)
     remarks: Counter[str] = Counter()
     count = 0
@@ -128,7 +133,7 @@ def predict_new(
 
         def batches() -> Iterator[Tensor]:
             shape = None if sizes is None else sizes.inputs
-            for chunk in read_new(source, encoder=encoder, shape=shape, delimiter=delimiter):
+            for chunk in read_new(source, encoder=encoder, shape=shape, delimiter=delimiter, resize=resize):
                 chunks.append(chunk)
                 yield chunk.inputs if shape is None or len(shape) > 1 else chunk.inputs.flatten(1)
 
@@ -142,8 +147,8 @@ def predict_new(
                 break
     if quiet:
         return
-    for remark, rows in remarks.items():
-        typer.echo(f"{rows} rows: {remark}", err=True)
+    for remark in remarks_as_text(remarks, count):
+        typer.echo(f"{source}: {remark}", err=True)
     if out is not None:
         typer.echo(f"{out}: predictions of {count} rows")
 
@@ -267,7 +272,7 @@ def _write_json_lines(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
 @contextmanager
 def _write_parquet(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
     try:
-        import pyarrow
+        import pyarrow  # type: ignore[import-untyped, unused-ignore]
         from pyarrow import parquet
     except ImportError as error:
         raise ImportError("writing parquet needs pyarrow, which is missing: pip install 'dubio[tables]'") from error
@@ -290,7 +295,8 @@ def _write_npz(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
     parts: list[Columns] = []
     yield parts.append
     names = list(parts[0])
-    np.savez(file, **{name: np.array([_text(cell) for part in parts for cell in part[name]]) for name in names})
+    arrays: dict[str, Any] = {name: np.array([_text(cell) for part in parts for cell in part[name]]) for name in names}
+    np.savez(file, **arrays)
 
 
 def _text(cell: Any) -> Any:
@@ -298,9 +304,11 @@ def _text(cell: Any) -> Any:
 
 
 def _show(columns: Columns) -> None:
-    """The first rows as a table; of many classes the label alone."""
-    shown = {name: cells for name, cells in columns.items() if len(columns) <= SHOWN or not name.startswith("prob_")}
-    table = Table(*(Text(name) for name in shown))
+    """The first rows as a table; beside a label, its own probability alone."""
+    shown = {name: cells for name, cells in columns.items() if "label" not in columns or not name.startswith("prob_")}
+    table = Table()
+    for name in shown:
+        table.add_column(Text(name))
     num_rows = len(next(iter(columns.values())))
     for row in range(min(SHOWN, num_rows)):
         table.add_row(*(Text(_cell(cells[row])) for cells in shown.values()))
@@ -365,5 +373,5 @@ def _decided(found: ClassPredictive, classes: tuple[str, ...]) -> dict[str, list
     return columns
 
 
-def _name(number: int, classes: tuple[str, ...]) -> str:
+def _name(number: int, classes: Sequence[str]) -> str:
     return classes[number] if number < len(classes) else str(number)

@@ -54,6 +54,7 @@ def read_new(
     encoder: TableEncoder | None = None,
     shape: tuple[int, ...] | None = None,
     delimiter: str | None = None,
+    resize: tuple[int, int] | None = None,
 ) -> Iterator[NewRows]:
     """The rows of new data, in their order.
 
@@ -62,6 +63,7 @@ def read_new(
         encoder: how the columns of a table become inputs; needed for a table of named columns.
         shape: of one input, where it is known; what does not fit is refused before the network sees it.
         delimiter: what separates the cells of a ``.csv``; by default what its first rows show.
+        resize: the height and width that images get; by default none is resized.
 
     Raises:
         DataError: the data cannot be read, or are not such as the network was trained on.
@@ -71,7 +73,7 @@ def read_new(
         raise FileNotFoundError(f"there is no file or folder {source}")
     ending = source.suffix.lower()
     if source.is_dir() or (ending not in TABLES and ending != ".npz"):
-        rows = _read_images(source, shape)
+        rows = _read_images(source, shape, resize)
     elif ending == ".npz":
         rows = _read_array(source)
     elif encoder is None:
@@ -137,14 +139,14 @@ def _read_array(source: Path) -> Iterator[NewRows]:
         yield NewRows(scaled(part), range(start, start + len(part)), total=len(inputs))
 
 
-def _read_images(source: Path, shape: tuple[int, ...] | None) -> Iterator[NewRows]:
+def _read_images(source: Path, shape: tuple[int, ...] | None, resize: tuple[int, int] | None) -> Iterator[NewRows]:
     files = image_files(source) if source.is_dir() else [source]
     if not files:
         raise DataError(f"{source} must hold images, got none")
     for start in range(0, len(files), CHUNK_IMAGES):
         chunk = files[start : start + CHUNK_IMAGES]
         remarks: Counter[str] = Counter()
-        images = [_image(file, shape, remarks) for file in chunk]
+        images = [_image(file, shape, resize, remarks) for file in chunk]
         odd = next((number for number, image in enumerate(images) if image.shape != images[0].shape), None)
         if odd is not None:
             raise DataError(
@@ -154,9 +156,9 @@ def _read_images(source: Path, shape: tuple[int, ...] | None) -> Iterator[NewRow
         yield NewRows(scaled(torch.stack(images)), names, remarks=remarks, total=len(files))
 
 
-def _image(file: Path, shape: tuple[int, ...] | None, remarks: Counter[str]) -> Tensor:
+def _image(file: Path, shape: tuple[int, ...] | None, resize: tuple[int, int] | None, remarks: Counter[str]) -> Tensor:
     """An image with the channels that the network reads."""
-    image = torch.from_numpy(decode_image(file.read_bytes(), str(file)))
+    image = torch.from_numpy(decode_image(file.read_bytes(), str(file), resize).pixels)
     if shape is None or len(shape) != 3 or len(image) == shape[0]:
         return image
     if len(image) == 1:

@@ -6,10 +6,13 @@ another process is writing now.
 
 import contextlib
 import os
+import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["UNFINISHED", "flush", "remove_unfinished", "write_atomically"]
+__all__ = ["UNFINISHED", "flush", "remove_unfinished", "unfinished_file", "write_atomically"]
 
 UNFINISHED = ".unfinished-"
 
@@ -29,6 +32,17 @@ def write_atomically(path: Path, content: bytes) -> None:
         unfinished.unlink(missing_ok=True)
         raise
     flush(path.parent)
+
+
+@contextlib.contextmanager
+def unfinished_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside ``path``, to be renamed to it; it is removed at the end unless it was."""
+    unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(8)}")
+    with unfinished.open("xb") as file:
+        try:
+            yield file
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path, recursive: bool = True) -> None:
