@@ -1,7 +1,9 @@
 """Downloads against a local server: whole, cut, foreign, absent and unreachable."""
 
+import contextlib
 import hashlib
 import http.server
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -31,9 +33,16 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.server.released.wait(20)  # type: ignore[attr-defined]
             return
         self.send_response(200)
-        if self.path != "/unannounced-cut":
+        if self.path not in ("/unannounced-cut", "/endless", "/trickling"):
             self.send_header("Content-Length", str(len(CONTENT)))
         self.end_headers()
+        with contextlib.suppress(OSError):  # the client leaves
+            while self.path == "/endless":
+                self.wfile.write(CONTENT)
+            while self.path == "/trickling" and not self.server.released.wait(0.02):  # type: ignore[attr-defined]
+                self.wfile.write(b"?")
+        if self.path in ("/endless", "/trickling"):
+            return
         cut = "cut" in self.path
         sent = b"?" * len(CONTENT) if self.path == "/foreign" else CONTENT
         self.wfile.write(sent[: len(CONTENT) // 2] if cut else sent)
@@ -157,3 +166,35 @@ def test_progress_is_shown_on_stderr_of_a_terminal_only(
     assert shown.out == ""
     assert "shown" in shown.err
     assert "1.0/1.0 MB" in shown.err
+
+
+@pytest.mark.timeout(20)
+def test_a_body_without_an_end_is_left_at_the_largest_size(server: str, tmp_path: Path) -> None:
+    remote = Remote("file", (f"{server}/endless",), MD5, max_bytes=2 * len(CONTENT))
+    with pytest.raises(DownloadError, match=f"it must have at most {2 * len(CONTENT)} bytes, and goes on"):
+        download(remote, tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_a_file_that_is_announced_too_large_is_not_fetched(server: str, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match=f"it must have at most 1000 bytes, got {len(CONTENT)}"):
+        download(Remote("file", (f"{server}/whole",), MD5, max_bytes=1000), tmp_path)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.timeout(20)
+def test_a_server_that_trickles_is_left_in_time(server: str, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="it took too long in all"):
+        download(Remote("file", (f"{server}/trickling",), MD5), tmp_path, total=0.3)
+    assert files(tmp_path) == []
+
+
+def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "victim").write_bytes(b"precious")
+    monkeypatch.setattr("os.urandom", bytes)
+    (tmp_path / f".unfinished-{os.getpid()}-{bytes(8).hex()}").symlink_to(tmp_path / "victim")
+    with pytest.raises(DownloadError, match="File exists"):
+        download(Remote("file", (f"{server}/whole",), MD5), tmp_path)
+    assert (tmp_path / "victim").read_bytes() == b"precious"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dubio.persistence.atomic import UNFINISHED, remove_unfinished, write_atomically
+from dubio.codec import UNFINISHED, remove_unfinished, write_atomically
 
 
 def ended_process() -> int:

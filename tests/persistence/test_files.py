@@ -1,6 +1,7 @@
 """What is saved comes back with the same draws; what is damaged, foreign or unfit is refused."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dubio
-from dubio.persistence.files import HASHES, _hashes
+from dubio.persistence.files import HASHES, _hashes, identity_of
 from dubio.persistence.values import from_json, to_json
 from networks import Residual, Tied
 
@@ -195,3 +196,102 @@ def test_a_file_from_before_bayes_had_a_beta_keeps_bayes_rule() -> None:
     del written["beta"]
     assert from_json(written).beta == 1.0
     assert from_json(to_json(dubio.Bayes())) == dubio.Bayes()
+
+
+FORGED: dict[str, tuple[dict[str, object], str]] = {
+    "no tied": ({"tied": ...}, "describes its network in a way .*tied"),
+    "no architecture": ({"architecture": ...}, "describes its network in a way .*architecture"),
+    "architecture of a number": ({"architecture": 5}, "architecture has a value of the wrong kind, 5"),
+    "unhashable value": ({"method": {"value": []}}, r"unknown value \[\]"),
+    "method that is none": ({"method": {"value": "Normal", "mean": 0.0, "std": 1.0}}, "method must be one of dubio's"),
+    "likelihood that is none": ({"likelihood": {"value": "Bayes"}}, "likelihood must be one of dubio's"),
+    "field of the wrong kind": (
+        {"method": {"value": "Bayes", "norms": "x"}},
+        "norms of Bayes has a value of the",
+    ),
+    "too wide": ({"architecture": "mlp:5-400000-400000-4"}, r"does not fit this network: it lacks"),
+    "too wide alone": ({"architecture": "mlp:5-4000000000-4"}, r"weight_posterior.mean has shape \(7, 5\) in the file"),
+    "no number": ({"architecture": f"mlp:5-{'9' * 5000}-4"}, "describes its network in a way"),
+    "beyond float32": ({"method": {"value": "Bayes", "init_std": 1e300}}, "does not fit this network: .* overflow"),
+    "too deep": ({"architecture": "mlp:" + "-".join(["1"] * 200_000)}, "it has 199999 layers, but only 8 tensors"),
+    "too many members": ({"method": {"value": "Ensemble", "members": 10**8}}, "100000000 members, but only 8 tensors"),
+    "too many steps": (
+        {"method": {"value": "Flow", "blocks": {"value": "NormalPlanar1d", "num_planar": 10**8}}},
+        "100000000 planar, but only 8 tensors",
+    ),
+    "calibration of a number": ({"later": {"calibration": 5}}, "calibration has a value of the wrong kind, 5"),
+    "threshold of a prior": (
+        {"later": {"threshold": {"value": "Normal", "mean": 0.0, "std": 1.0}}},
+        "threshold has a value of the wrong kind, Normal",
+    ),
+    "limit of a text": (
+        {"later": {"threshold": {"value": "Threshold", "score": "entropy", "limit": None, "error": "x"}}},
+        "error of Threshold has a value of the wrong kind, 'x'",
+    ),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.feature("A forged model file is refused before anything of its size is built")
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forged_file_is_refused_at_once(kind: str, path: Path) -> None:
+    changes, message = FORGED[kind]
+    with safe_open(path, framework="pt") as content:
+        described = json.loads(content.metadata()["dubio"]) | changes
+    described = {name: value for name, value in described.items() if value is not ...}
+    tensors = load_file(path)
+    described |= dict(zip(HASHES, _hashes(described, tensors), strict=True))
+    save_file(tensors, path, {"dubio": json.dumps(described)})
+    with pytest.raises(ValueError, match=message) as refused:
+        dubio.load(path)
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize("metadata", ["[]", "5", "[" * 100_000, '{"format": NaN}', '{"format": "a", "format": "b"}'])
+def test_metadata_that_are_no_description_are_refused(path: Path, metadata: str) -> None:
+    save_file(load_file(path), path, {"dubio": metadata})
+    with pytest.raises(ValueError, match=r"model\.safetensors (has format|cannot be read)"):
+        dubio.load(path)
+    assert identity_of(path) is None
+
+
+def change_tensors(path: Path, **changes: torch.Tensor) -> None:
+    """Change the tensors of a file, by the end of their names, and its hashes."""
+    with safe_open(path, framework="pt") as content:
+        described = json.loads(content.metadata()["dubio"])
+    tensors = load_file(path)
+    for ending, tensor in changes.items():
+        tensors[next(name for name in tensors if name.endswith(ending))] = tensor
+    described |= dict(zip(HASHES, _hashes(described, tensors), strict=True))
+    save_file(tensors, path, {"dubio": json.dumps(described)})
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.zeros(7, 5, dtype=torch.int32), r"has type torch\.int32 in the file and torch\.float32 in the network"),
+        (torch.zeros(7, 5, dtype=torch.float16), r"has type torch\.float\d\d in the file, and .* has torch\.float\d\d"),
+        (torch.full((7, 5), torch.nan), "must hold finite numbers, got NaN or infinity"),
+        (torch.full((7, 5), torch.inf), "must hold finite numbers, got NaN or infinity"),
+    ],
+    ids=["int", "half", "nan", "inf"],
+)
+def test_tensors_of_other_types_or_without_numbers_are_refused(path: Path, tensor: torch.Tensor, message: str) -> None:
+    change_tensors(path, **{"weight_posterior.mean": tensor})
+    with pytest.raises(ValueError, match=rf"does not fit this network: 1\.\w+\.\w+ {message}"):
+        dubio.load(path)
+
+
+def test_a_network_that_does_not_fit_into_memory_is_not_built(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dubio.persistence.files.available_memory", lambda: 100)
+    with pytest.raises(ValueError, match=r"takes 5\d\d B of memory to build, and 100 B are there"):
+        dubio.load(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
+@pytest.mark.timeout(10)
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.safetensors")
+    with pytest.raises(ValueError, match="must be a regular file, got a FIFO"):
+        dubio.load(tmp_path / "fifo.safetensors")
+    assert identity_of(tmp_path / "fifo.safetensors") is None

@@ -10,8 +10,6 @@ counted (T-24); one draw serves the whole data, however they are cut into batche
 """
 
 import hashlib
-import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +26,7 @@ from dubio import functional
 from dubio.attacks.attack import Attack
 from dubio.attacks.scoring import score
 from dubio.attacks.victims import Model, untouched
+from dubio.codec import RecordError, dump_json, parse_json, read_value, write_atomically
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.sampling import Using, stream
 from dubio.sampling.host_rng import seeded
@@ -76,12 +75,7 @@ class TransferTable:
         tensors = {name: getattr(self, name).cpu().contiguous() for name in _TENSORS}
         said = {"format": FORMAT, "sources": self.sources, "evaluated": self.evaluated, "provenance": self.provenance}
         said["sha256"] = _hash(*tensors.values())
-        unfinished = path.with_name(f".unfinished-{os.getpid()}-{path.name}")
-        try:
-            unfinished.write_bytes(to_bytes(tensors, {"dubio": json.dumps(said)}))
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_atomically(path, to_bytes(tensors, {"dubio": dump_json(said)}))
 
     @classmethod
     def load(cls, path: str | Path) -> "TransferTable":
@@ -90,16 +84,31 @@ class TransferTable:
             raise FileNotFoundError(f"there is no file {path}")
         try:
             with safe_open(path, framework="pt") as content:
-                said = json.loads((content.metadata() or {}).get("dubio", "{}"))
+                said = parse_json((content.metadata() or {}).get("dubio", "{}"), str(path))
                 found = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        except (SafetensorError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-        if said.get("format") != FORMAT:
-            raise ValueError(f"{path} has format {said.get('format')!r}, and a transfer table has {FORMAT!r}")
+        except SafetensorError as error:
+            raise RecordError(f"{path} is not a whole safetensors file: {error}") from error
+        format = said.get("format") if isinstance(said, dict) else None
+        if format != FORMAT:
+            raise RecordError(f"{path} has format {format!r}, and a transfer table has {FORMAT!r}")
+        said = read_value(_Said, said, str(path))
+        if lacking := [name for name in _TENSORS if name not in found]:
+            raise RecordError(f"{path} is no whole transfer table: it lacks {', '.join(lacking)}")
         tensors = {name: found[name] for name in _TENSORS}
-        if said["sha256"] != _hash(*tensors.values()):
-            raise ValueError(f"{path} is damaged: its contents do not match their hash")
-        return cls(tuple(said["sources"]), tuple(said["evaluated"]), **tensors, provenance=said["provenance"])
+        if said.sha256 != _hash(*tensors.values()):
+            raise RecordError(f"{path} is damaged: its contents do not match their hash")
+        return cls(said.sources, said.evaluated, **tensors, provenance=said.provenance)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the file of a table says beside its tensors."""
+
+    format: str
+    sources: tuple[str, ...]
+    evaluated: tuple[str, ...]
+    provenance: dict[str, Any]
+    sha256: str
 
 
 _TENSORS = ("accuracy", "clean", "distortion", "failures", "wrong_before", "adversarial")

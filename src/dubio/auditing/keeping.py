@@ -13,8 +13,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from dubio.auditing.values import CheckRecord
-from dubio.persistence.atomic import write_atomically
-from dubio.persistence.reading import read_value
+from dubio.codec import check_regular, dump_json, parse_json, read_json, read_value, write_atomically
 
 __all__ = ["Keeper", "Kept"]
 
@@ -26,6 +25,15 @@ class Kept:
     """An attack's result, as far as an audit needs it."""
 
     inputs: Tensor
+    forwards: int
+    backwards: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What the file of an attack says beside its images."""
+
     forwards: int
     backwards: int
     seconds: float
@@ -43,7 +51,7 @@ class Keeper:
             return
         said = json.dumps(settings, sort_keys=True, default=str)
         marker = self._folder / "settings.json"
-        if self._folder.is_dir() and (not marker.is_file() or marker.read_text() != said):
+        if self._folder.is_dir() and (not marker.is_file() or marker.read_bytes() != said.encode()):
             shutil.rmtree(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(marker, said.encode())
@@ -54,9 +62,10 @@ class Keeper:
         if file is None or not file.is_file():
             return None
         try:
+            check_regular(file)
             with safe_open(file, framework="pt") as content:
-                said = json.loads((content.metadata() or {})["dubio"])
-                return Kept(content.get_tensor("inputs"), said["forwards"], said["backwards"], said["seconds"])
+                cost = read_value(_Cost, parse_json((content.metadata() or {})["dubio"], str(file)))
+                return Kept(content.get_tensor("inputs"), cost.forwards, cost.backwards, cost.seconds)
         except (SafetensorError, KeyError, ValueError):
             return None  # written by something else, or damaged: run it again
 
@@ -66,7 +75,7 @@ class Keeper:
         if file is not None:
             cost = {"forwards": result.forwards, "backwards": result.backwards, "seconds": result.seconds}
             images = {"inputs": result.inputs.cpu().contiguous()}
-            write_atomically(file, to_bytes(images, {"dubio": json.dumps(cost)}))
+            write_atomically(file, to_bytes(images, {"dubio": dump_json(cost)}))
         return result
 
     def find_check(self, id: str) -> CheckRecord | None:
@@ -75,7 +84,7 @@ class Keeper:
         if file is None or not file.is_file():
             return None
         try:
-            return read_value(CheckRecord, json.loads(file.read_text()))
+            return read_value(CheckRecord, read_json(file))
         except ValueError:
             return None
 
@@ -83,7 +92,7 @@ class Keeper:
         """Keep a finished check."""
         file = self._file(f"check {record.id}", "json")
         if file is not None:
-            write_atomically(file, json.dumps(dataclasses.asdict(record)).encode())
+            write_atomically(file, dump_json(dataclasses.asdict(record)).encode())
 
     def finish(self) -> None:
         """Throw the parts away: the audit is whole."""

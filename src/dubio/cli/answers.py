@@ -15,8 +15,9 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from dubio.choices import did_you_mean, listed
+from dubio.codec import printable
 
-__all__ = ["INTERRUPTED", "REFUSALS", "Answering", "PartlyFailedError", "answer", "is_answered", "leave_quietly"]
+__all__ = ["INTERRUPTED", "REFUSALS", "Answering", "PartlyFailedError", "answer", "is_answered", "leave_quietly", "say"]
 
 FAILED = 1
 BAD_ARGUMENTS = 2
@@ -63,7 +64,7 @@ class Answering(TyperGroup):
                 return super().invoke(ctx)
             except PartlyFailedError as error:
                 if ctx.params.get("debug"):
-                    typer.echo(str(error), err=True)
+                    say(str(error), err=True)
                 raise typer.Exit(FAILED) from None
             except BrokenPipeError:  # the reader has gone; typer ends quietly
                 raise
@@ -83,6 +84,11 @@ def is_answered(error: BaseException) -> bool:
         return True
     training = sys.modules.get("dubio.training")  # it imports torch; where it is not loaded it has raised nothing
     return training is not None and isinstance(error, training.Interrupted | training.LostProcessError)
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print text; control characters in names from files and folders are shown as escapes and take no effect."""
+    typer.echo(printable(text), err=err)
 
 
 def answer(error: BaseException, teller: str = "") -> None:
@@ -124,7 +130,7 @@ def _message(error: TyperException, commands: Iterable[str]) -> str:
 
 
 def _say(kind: str, message: object) -> None:
-    typer.echo(f"{kind}: {' '.join(str(message).split())}", err=True)
+    say(f"{kind}: {' '.join(str(message).split())}", err=True)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *unused: Any, **unused_too: Any) -> None:

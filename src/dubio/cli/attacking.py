@@ -9,22 +9,21 @@ side; repeating one replaces its own files.
 
 import dataclasses
 import hashlib
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import attacks
 from dubio.attacks import Apgd, Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Square, Transfer
 from dubio.choices import did_you_mean
+from dubio.cli.terminal import PlainTable
+from dubio.codec import dump_json, write_atomically
 from dubio.data import Examples
-from dubio.persistence.atomic import write_atomically
 from dubio.sampling.settings import device_of
 from dubio.version import hardware_of, versions
 
@@ -136,7 +135,7 @@ class Assault:
         }
         record_file = path.with_name(f"{path.name}.json")  # the name itself may hold a point: with_suffix would cut it
         write_atomically(path.with_name(f"{path.name}.safetensors"), content)
-        write_atomically(record_file, (json.dumps(record, indent=1) + "\n").encode())
+        write_atomically(record_file, f"{dump_json(record, indent=1)}\n".encode())
         return record_file
 
 
@@ -230,10 +229,10 @@ def assail(
     return Assault(*chosen, clean, rows, seeds, hardware_of(device))
 
 
-def tabulate(assault: Assault) -> Table:
+def tabulate(assault: Assault) -> PlainTable:
     """One line for each attack and epsilon, intervals at 95 % below the shares, in percent."""
     clean = assault.clean
-    table = Table("attack", "epsilon")
+    table = PlainTable("attack", "epsilon")
     shares = (f"R_pred\nT = {clean.num_samples}", "R_1", f"R_retry\nm = {clean.num_tries}")
     for heading in (*shares, "passes", "s"):
         table.add_column(heading, justify="right")

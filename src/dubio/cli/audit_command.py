@@ -9,14 +9,16 @@ from typing import Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dubio.auditing import Audit, BudgetName, audit
+from dubio.cli.answers import say
 from dubio.cli.arguments import device_for
 from dubio.cli.attacking import check_images, parse_epsilons
 from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.predicting import check_fits, test_examples
+from dubio.cli.terminal import PlainTable
+from dubio.codec import printable
 from dubio.training import Interrupted
 
 __all__ = ["FILE", "audit_run", "gates_failed", "summary", "tabulate"]
@@ -79,14 +81,14 @@ def audit_run(
     _show(found, folder / FILE)
     failed = gates_failed(found, require, min_accuracy)
     for line in failed:
-        typer.echo(f"gate failed: {line}", err=True)
+        say(f"gate failed: {line}", err=True)
     if failed:
         raise typer.Exit(GATE_FAILED)
 
 
-def tabulate(found: Audit) -> Table:
+def tabulate(found: Audit) -> PlainTable:
     """The checks, in the order of their numbers."""
-    table = Table(width=WIDTH)
+    table = PlainTable(width=WIDTH)
     table.add_column("check", no_wrap=True)
     table.add_column("question", width=20)
     table.add_column("verdict", no_wrap=True)
@@ -164,5 +166,5 @@ def _show(found: Audit, file: Path) -> None:
     console = Console(highlight=False)
     console.print(tabulate(found))
     for line in summary(found):
-        console.print(line, markup=False)
-    typer.echo(f"record: {file}")
+        console.print(printable(line), markup=False)
+    say(f"record: {file}")

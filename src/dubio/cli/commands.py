@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dubio.choices import check_choice
-from dubio.cli.answers import INTERRUPTED, Answering
+from dubio.cli.answers import INTERRUPTED, Answering, say
 from dubio.cli.arguments import (
     CORRUPTION_NAMES,
     BudgetName,
@@ -74,7 +74,7 @@ def _version(wanted: bool) -> bool:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"dubio {VERSION} (torch {version('torch')})")
+        say(f"dubio {VERSION} (torch {version('torch')})")
         raise typer.Exit()
     return wanted
 
@@ -296,21 +296,26 @@ def show_runs(runs: Runs = Path("runs")) -> None:
     Example:  dubio runs
     """
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
-    from dubio.cli.folders import list_runs
+    from dubio.cli.folders import Unreadable, list_runs
+    from dubio.cli.terminal import PlainTable
 
     found = list_runs(runs)
     if not found:
-        typer.echo(f"no runs in {runs}; train one: dubio train first")
+        say(f"no runs in {runs}; train one: dubio train first")
         return
-    table = Table("name", "method", "epochs", "best val NLL", "its accuracy")
+    table = PlainTable("name", "method", "epochs", "best val NLL", "its accuracy")
     for run in found:
+        if isinstance(run, Unreadable):
+            continue
         nll, accuracy = run.best.get("val_nll"), run.best.get("val_accuracy")
         shown = ("-" if value is None else f"{value:.4f}" for value in (nll, accuracy))
-        table.add_row(escape(run.name), run.method, f"{run.epochs_done}/{run.epochs}", *shown)
-    Console().print(table)
+        table.add_row(run.name, run.method, f"{run.epochs_done}/{run.epochs}", *shown)
+    if table.row_count:
+        Console().print(table)
+    for run in found:
+        if isinstance(run, Unreadable):
+            say(f"{run.name} cannot be read: {run.reason}")
 
 
 @app.command()
@@ -324,7 +329,7 @@ def describe(named: Named, runs: Runs = Path("runs")) -> None:
     from dubio.cli.folders import load_model
     from dubio.conversion import describe
 
-    typer.echo(str(describe(load_model(named, runs))))
+    say(str(describe(load_model(named, runs))))
 
 
 @app.command()
@@ -587,10 +592,10 @@ def attack(
     folder = out or folder_of(named, runs)
     records = found.save(folder, {"model": named, "network": network_of(named, runs).tensors})
     Console().print(tabulate(found))
-    typer.echo(summarise(found))
+    say(summarise(found))
     for part, record in zip(found.by_epsilon(), records, strict=True):
-        typer.echo(f"record: {record}, images: {part.file_name}.safetensors beside it")
-        typer.echo(picture(model, part, folder / f"{part.file_name}.png"))
+        say(f"record: {record}, images: {part.file_name}.safetensors beside it")
+        say(picture(model, part, folder / f"{part.file_name}.png"))
 
 
 @app.command()
@@ -804,7 +809,7 @@ def export(
     export(model, torch.zeros(2, *shape), out, format=format, noise=noise, num_samples=samples, seed=seed)
     weights = out.with_name(f"{out.name}.data")  # where torch puts the weights of an .onnx
     files = f"{out} and {weights.name}" if out.suffix == ".onnx" and weights.is_file() else str(out)
-    typer.echo(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, shape))})")
+    say(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, shape))})")
     likelihood = likelihood_of(model)
     if isinstance(likelihood, Gaussian) and likelihood.standardises:
-        typer.echo(f"outputs are standardised: mean = {likelihood.target_mean} + {likelihood.target_std} * output")
+        say(f"outputs are standardised: mean = {likelihood.target_mean} + {likelihood.target_std} * output")

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import typer
 from rich.console import Console
-from rich.table import Table
 
 from dubio import data
+from dubio.cli.answers import say
+from dubio.cli.terminal import PlainTable
 
 __all__ = ["show_data"]
 
@@ -16,13 +16,13 @@ def show_data(folder: Path | None, download: str | None, quiet: bool = False) ->
     if download is not None:
         data.fetch(download, folder, progress=not quiet)
     rows = data.status(folder)
-    table = Table("name", "what", "state", "where")
+    table = PlainTable("name", "what", "state", "where")
     for row in rows:
         table.add_row(row.name, row.what, row.state, row.place or "-")
-    typer.echo(f"in {data.data_folder(folder)}:")
+    say(f"in {data.data_folder(folder)}:")
     Console().print(table)
     for row in rows:
         if row.state == "incomplete":
-            typer.echo(f"{row.name} lacks {', '.join(Path(file).name for file in row.missing)}")
+            say(f"{row.name} lacks {', '.join(Path(file).name for file in row.missing)}")
     if any(row.state == "missing" for row in rows):
-        typer.echo("fetch what is missing with: dubio data --download NAME")
+        say("fetch what is missing with: dubio data --download NAME")

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import typer
 from torch import nn
 
 import dubio
 from dubio import functional
+from dubio.cli.answers import say
 from dubio.cli.command_lines import command_line
 from dubio.cli.folders import MODEL, find_run, load_model
 from dubio.cli.ordering import load_splits, read_encoder, read_order
@@ -41,9 +41,9 @@ class Subject:
         run = self.folder.resolve().name
         known = read_commands(self.folder)
         write_commands(self.folder, (*known, Command(command_line(command, run, options), run)))
-        typer.echo(f"{decision}; kept in {self.folder / MODEL}")
+        say(f"{decision}; kept in {self.folder / MODEL}")
         if self.remark:
-            typer.echo(self.remark)
+            say(self.remark)
 
     def predict(self, num_samples: int, seed: int, decisions: bool) -> ClassPredictive:
         """Predictions of the validation data."""
@@ -71,7 +71,7 @@ def calibrate(
         options = {"kind": (kind, "temperature"), "per-draw": (per_draw, False)}
         subject.keep(found, "calibrate", options | _draws(samples, seed))
         before, after = (_quality(subject, samples, seed, decisions) for decisions in (False, True))
-        typer.echo(
+        say(
             f"on the {len(subject.validation)} validation examples it was found on: "
             f"NLL {before[0]:.4f} -> {after[0]:.4f}, calibration error {before[1]:.4f} -> {after[1]:.4f}"
         )
@@ -128,7 +128,7 @@ def conformal(
         options = {"coverage": (coverage, 0.9), "kind": (kind, "lac"), "allow-empty": (allow_empty, False)}
         subject.keep(found, "conformal", options | _draws(samples, seed))
         sizes = subject.predict(samples, seed, decisions=True).sets.sum(dim=-1).double()
-        typer.echo(
+        say(
             f"sets hold {sizes.mean():.2f} classes on average on the {len(subject.validation)} validation examples, "
             f"{int(sizes.max())} at most"
         )

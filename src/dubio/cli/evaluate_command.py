@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import typer
 from rich.console import Console
-from rich.table import Table
 
 from dubio.choices import did_you_mean
+from dubio.cli.answers import say
 from dubio.cli.arguments import Precision, device_for
 from dubio.cli.folders import folder_of, load_model, network_of
 from dubio.cli.ordering import parse_resize
 from dubio.cli.predicting import check_fits, order_of, test_examples
+from dubio.cli.terminal import PlainTable
+from dubio.codec import printable
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test, load_unseen
 from dubio.evaluation import Estimate, Evaluation, evaluate, failures
 from dubio.evaluation.words import METRICS, SCORE_WORDS, figure
@@ -76,12 +77,12 @@ def evaluate_run(
     found.save(folder / FILE)
     console = Console(highlight=False)
     for line in failures(found, named):
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
     for table in tables(found):
         console.print(table)
     for line in sentences(found):
-        console.print(line, markup=False)
-    typer.echo(f"record: {folder / FILE}")
+        console.print(printable(line), markup=False)
+    say(f"record: {folder / FILE}")
 
 
 def parse_names(text: str, option: str, known: list[str]) -> list[str]:
@@ -136,7 +137,7 @@ def headline(found: Evaluation) -> str:
     return "  ".join(f"{label} {figure(value)}" for label, value in shown)
 
 
-def tables(found: Evaluation) -> Iterator[Table]:
+def tables(found: Evaluation) -> Iterator[PlainTable]:
     """The numbers of an evaluation, a few at a time."""
     yield _metrics_table(found)
     if found.intervals:
@@ -178,7 +179,7 @@ def sentences(found: Evaluation) -> Iterator[str]:
         )
 
 
-def _metrics_table(found: Evaluation) -> Table:
+def _metrics_table(found: Evaluation) -> PlainTable:
     table = _table(f"{found.data.name}, {found.data.num_examples} examples", "value", "95 % interval", "over draws")
     for name, estimate in found.metrics.items():
         if name not in EXTRA:
@@ -189,8 +190,8 @@ def _metrics_table(found: Evaluation) -> Table:
     return table
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(first)
+def _table(first: str, *others: str) -> PlainTable:
+    table = PlainTable(first)
     for heading in others:
         table.add_column(heading, justify="right")
     return table

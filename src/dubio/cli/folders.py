@@ -1,6 +1,6 @@
 """Runs on disk: found by name, listed, and the model in each."""
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,15 @@ from typing import Any
 from torch import nn
 
 from dubio.choices import did_you_mean
+from dubio.codec import RecordError, check_fields, printable, read_object
 from dubio.persistence import load
 from dubio.persistence.command_log import read_commands
 from dubio.persistence.files import Identity, identity_of
+from dubio.persistence.records import read_history
 
 __all__ = [
     "Summary",
+    "Unreadable",
     "check_name",
     "check_resumable",
     "class_names",
@@ -41,6 +44,14 @@ class Summary:
     """Metrics of the epoch with the least validation NLL; empty before the first epoch is over."""
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """A run whose files cannot be read, and why."""
+
+    name: str
+    reason: str
+
+
 def load_model(named: str, runs: Path) -> nn.Module:
     """The network of a run's name, a run's folder or a ``.safetensors`` file."""
     path = Path(named)
@@ -50,7 +61,7 @@ def load_model(named: str, runs: Path) -> nn.Module:
     file = folder / MODEL
     if not file.is_file():
         raise FileNotFoundError(f"run {named!r} has no {MODEL} yet; finish it with: dubio train {named} --resume")
-    if (_config(folder / CONFIG) or {}).get("method") == str(None):
+    if _config(folder / CONFIG).get("method") == str(None):
         raise ValueError(f"run {named!r} holds an ordinary network's weights; it has no draws to look at")
     return load(file)
 
@@ -100,20 +111,25 @@ def find_run(named: str, runs: Path) -> Path:
     raise FileNotFoundError(f"there is no run {named!r} in {runs}{hint}")
 
 
-def list_runs(runs: Path) -> list[Summary]:
-    """All runs of a folder, by name."""
-    return [_summary(runs / name) for name in _names(runs)]
+def list_runs(runs: Path) -> list[Summary | Unreadable]:
+    """All runs of a folder, by name; one that cannot be read keeps no other from being listed."""
+    listed: list[Summary | Unreadable] = []
+    for name in _names(runs):
+        try:
+            listed.append(_summary(runs / name))
+        except (ValueError, OSError) as error:
+            listed.append(Unreadable(name, str(error)))
+    return listed
 
 
 def num_processes_of(folder: Path) -> int | None:
     """How many processes train a run together; None where it has not begun."""
-    config = _config(folder / CONFIG)
-    return None if config is None else int(config.get("num_processes", 1))
+    return int(_config(folder / CONFIG).get("num_processes", 1)) if (folder / CONFIG).exists() else None
 
 
 def check_name(name: str) -> None:
-    """Refuse names that would lead out of the folder of runs."""
-    if not name or name.startswith((".", "-")) or any(sign in name for sign in "/\\\0"):
+    """Refuse names that would lead out of the folder of runs, and those that a terminal would not show as they are."""
+    if not name or name.startswith((".", "-")) or any(sign in name for sign in "/\\\t\n") or printable(name) != name:
         raise ValueError(f"NAME must be a plain name such as first or mlp-2, got {name!r}; --runs names the folder")
 
 
@@ -127,31 +143,36 @@ def unused_name(name: str, runs: Path, ending: str = "") -> str:
 
 
 def _names(runs: Path) -> list[str]:
-    return sorted(file.parent.name for file in runs.glob(f"[!.]*/{CONFIG}") if _config(file) is not None)
+    return sorted(file.parent.name for file in runs.glob(f"[!.]*/{CONFIG}") if _is_of_a_run(file))
 
 
-def _config(file: Path) -> dict[str, Any] | None:
-    """The configuration of a run; None where a file of that name is something else."""
+def _is_of_a_run(file: Path) -> bool:
+    """Whether a file may be the configuration of a run; only what is read without an error and is none is not."""
     try:
-        config = json.loads(file.read_text())
+        config = read_object(file)
     except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) and {"method", "epochs"} <= config.keys() else None
+        return True
+    return {"method", "epochs"} <= config.keys()
 
 
-def _history(file: Path) -> list[dict[str, float]]:
-    """The metrics of a run so far; a line that is being written is left out."""
-    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+def _config(file: Path) -> dict[str, Any]:
+    """The configuration of a run."""
+    config = read_object(file)
+    if not {"method", "epochs"} <= config.keys():
+        raise RecordError(f"{file} is not the configuration of a run: it names no method or no epochs")
+    check_fields(config, {"method": str, "epochs": int, "num_processes": int}, str(file))
+    return config
 
 
 def _summary(folder: Path) -> Summary:
     config = _config(folder / CONFIG)
-    if config is None:
-        raise ValueError(f"{folder / CONFIG} is not the configuration of a run")
-    history = _history(folder / METRICS)
-    best = min(history, key=lambda metrics: metrics.get("val_nll", metrics["nll"])) if history else {}
-    method = str(config["method"]).partition("(")[0]
-    return Summary(
-        folder.name, "Deterministic" if method == "None" else method, len(history), int(config["epochs"]), best
-    )
+    history = read_history(folder / METRICS)
+    best = min(history, key=_judged_by) if history else {}
+    method = config["method"].partition("(")[0]
+    return Summary(folder.name, "Deterministic" if method == "None" else method, len(history), config["epochs"], best)
+
+
+def _judged_by(metrics: dict[str, Any]) -> float:
+    """The NLL by which epochs are compared; the largest number where an epoch has none."""
+    value = metrics.get("val_nll", metrics.get("nll"))
+    return math.inf if value is None else float(value)

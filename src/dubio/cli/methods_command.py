@@ -5,13 +5,13 @@ import inspect
 import re
 import sys
 
-import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from dubio.cli.answers import say
 from dubio.cli.fields import Field, fields_of, spell
 from dubio.cli.method_options import example
+from dubio.cli.terminal import PlainTable
+from dubio.codec import printable
 from dubio.methods import METHODS, Recipe
 
 __all__ = ["show_method", "show_methods"]
@@ -21,23 +21,23 @@ NOISE_OFF = {"source": "the plain network", "own mean": "its own mean", "none": 
 
 def show_methods() -> None:
     """One line for each method."""
-    table = Table("method", "what is random", "with noise off", "reference")
+    table = PlainTable("method", "what is random", "with noise off", "reference")
     for name, kind in METHODS.items():
-        table.add_row(name, escape(_summary(kind)), _noise_off(kind), escape("\n".join(_authors(kind))))
+        table.add_row(name, _summary(kind), _noise_off(kind), "\n".join(_authors(kind)))
     Console().print(table)
-    typer.echo("dubio methods NAME lists a method's own options.")
+    say("dubio methods NAME lists a method's own options.")
 
 
 def show_method(name: str) -> None:
     """A method's options with their meanings and defaults, how it is trained, and an example."""
     kind = METHODS[name]
     fields = fields_of(kind)
-    table = Table("option", "default", "what it is", show_lines=True)
+    table = PlainTable("option", "default", "what it is", show_lines=True)
     for field in fields.values():
-        table.add_row(escape(_option(field)), escape(_default(field)), escape(_told(field)))
+        table.add_row(_option(field), _default(field), _told(field))
     console = Console()
-    console.print(f"{name}: {_summary(kind)}", markup=False, highlight=False)
-    console.print(f"With noise off: {_noise_off(kind)}. {_reference(kind)}", markup=False, highlight=False)
+    console.print(printable(f"{name}: {_summary(kind)}"), markup=False, highlight=False)
+    console.print(printable(f"With noise off: {_noise_off(kind)}. {_reference(kind)}"), markup=False, highlight=False)
     console.print(table)
     if any(":" in field.rule for field in fields.values()):
         console.print("Numbers after a colon may be left out.", highlight=False)

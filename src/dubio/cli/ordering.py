@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import dataclasses
-import json
 import math
 import re
 import warnings
@@ -17,6 +16,7 @@ from torch import nn
 
 from dubio.choices import did_you_mean
 from dubio.cli.fields import make_method
+from dubio.codec import dump_json, read_object, read_value, write_atomically
 from dubio.data import (
     CropAndFlip,
     Examples,
@@ -33,7 +33,6 @@ from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.models import build, standardised
 from dubio.objectives import Loss
 from dubio.persistence import save
-from dubio.persistence.atomic import write_atomically
 from dubio.persistence.command_log import forget_commands
 from dubio.persistence.lock import locked
 from dubio.sampling import Precision
@@ -280,12 +279,9 @@ def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **chan
         raise FileNotFoundError(
             f"{folder} was not made by dubio train (it has no {FILE}), so it cannot go on from here"
         )
-    try:
-        # Runs from before inputs and targets were standardised go on without.
-        earlier = {"standardise": False, "standardise_targets": False}
-        stored = Order(**{**earlier, **json.loads(file.read_text())})
-    except (TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    # Runs from before inputs and targets were standardised go on without.
+    earlier = {"standardise": False, "standardise_targets": False}
+    stored = read_value(Order, {**earlier, **read_object(file)}, str(file))
     for name in (*OF_TABLES, "standardise"):
         before, now = getattr(stored, name), changed.get(name, getattr(stored, name))
         if before != now:
@@ -335,4 +331,4 @@ def _save_model(model: nn.Module, folder: Path) -> None:
 def _write_order(order: Order, folder: Path, train: Examples | None = None) -> None:
     if train is not None and train.encoder is not None:
         write_atomically(folder / ENCODER, train.encoder.to_json().encode())
-    write_atomically(folder / FILE, (json.dumps(dataclasses.asdict(order), indent=1) + "\n").encode())
+    write_atomically(folder / FILE, f"{dump_json(dataclasses.asdict(order), indent=1)}\n".encode())

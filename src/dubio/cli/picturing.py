@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dubio.cli.attacking import Assault, Row
+from dubio.codec import printable
 from dubio.prediction import ClassPredictive, predict
 
 __all__ = ["picture"]
@@ -31,7 +32,7 @@ def picture(model: nn.Module, assault: Assault, path: Path) -> str:
 
     figure = Figure(figsize=(1.25 * max(len(shown), 4) + 0.4, 4.7), layout="constrained")
     axes = figure.subplots(3, len(shown), squeeze=False)
-    names = assault.examples.classes
+    names = tuple(map(printable, assault.examples.classes))
     truths = [names[target] for target in targets.tolist()]
     found = [_labels(model, inputs, names, assault) for inputs in (before, after)]
     for column, truth in enumerate(truths):
@@ -66,4 +67,6 @@ def _draw(axes: Any, image: Tensor, found: tuple[str, float] | None, truth: str)
     axes.set_yticks([])
     if found is not None:
         label, sure = found
-        axes.set_title(f"{label}  {sure:.0%}", fontsize="small", color=RIGHT if label == truth else WRONG)
+        axes.set_title(
+            f"{label}  {sure:.0%}", fontsize="small", color=RIGHT if label == truth else WRONG, parse_math=False
+        )

@@ -15,19 +15,18 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor, nn
 
 from dubio.cli.folders import folder_of
 from dubio.cli.ordering import FILE, Order, parse_resize, read_encoder, read_order, table_options
+from dubio.cli.terminal import PlainTable
+from dubio.codec import unfinished_file
 from dubio.data import Examples, NewRows, TableEncoder, TableWarning, load_test, read_new
 from dubio.data.encoding import remarks_as_text
 from dubio.data.registry import find_name
 from dubio.data.tables import TABLES
 from dubio.evaluation.words import figure
 from dubio.models import sizes_of
-from dubio.persistence.atomic import unfinished_file
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict_batches
 
 __all__ = ["check_fits", "order_of", "parse_index", "predict_new", "tabulate", "test_examples"]
@@ -306,12 +305,10 @@ def _text(cell: Any) -> Any:
 def _show(columns: Columns) -> None:
     """The first rows as a table; beside a label, its own probability alone."""
     shown = {name: cells for name, cells in columns.items() if "label" not in columns or not name.startswith("prob_")}
-    table = Table()
-    for name in shown:
-        table.add_column(Text(name))
+    table = PlainTable(*shown)
     num_rows = len(next(iter(columns.values())))
     for row in range(min(SHOWN, num_rows)):
-        table.add_row(*(Text(_cell(cells[row])) for cells in shown.values()))
+        table.add_row(*(_cell(cells[row]) for cells in shown.values()))
     Console().print(table)
     if num_rows > SHOWN:
         typer.echo(f"the first {SHOWN} rows; --out predictions.csv writes all of them", err=True)
@@ -325,13 +322,13 @@ def _cell(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
-def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> Table:
+def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> PlainTable:
     """Predictions beside the truth."""
     if isinstance(found, ClassPredictive):
         found = found.in_rows()
         return _tabulate_classes(found, rows, targets, classes)
     assert isinstance(found, RealPredictive)
-    table = Table("example", "truth", "mean", "std", "of the data", "of the network")
+    table = PlainTable("example", "truth", "mean", "std", "of the data", "of the network")
     columns = (targets, found.mean, found.std, found.aleatoric_std, found.epistemic_std)
     first = [column.view(len(rows), -1)[:, 0].tolist() for column in columns]
     for place, row in enumerate(rows):
@@ -339,9 +336,9 @@ def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple
     return table
 
 
-def _tabulate_classes(found: ClassPredictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> Table:
+def _tabulate_classes(found: ClassPredictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> PlainTable:
     decided = _decided(found, classes)
-    table = Table(
+    table = PlainTable(
         "example",
         "truth",
         "label",

@@ -2,26 +2,25 @@
 
 import copy
 import dataclasses
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-import typer
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from dubio import pruning
+from dubio.cli.answers import say
 from dubio.cli.command_lines import command_line
 from dubio.cli.folders import CONFIG, METRICS, MODEL, check_name, find_run, load_model, network_of
 from dubio.cli.ordering import ENCODER, FILE, in_rows, load_splits, read_encoder, read_order
+from dubio.cli.terminal import PlainTable
+from dubio.codec import UNFINISHED, dump_json, flush, read_object, remove_unfinished, write_atomically
 from dubio.data import Examples
 from dubio.evaluation.words import figure
 from dubio.layers import num_trained
 from dubio.persistence import save
-from dubio.persistence.atomic import UNFINISHED, flush, remove_unfinished, write_atomically
 from dubio.persistence.command_log import Command, read_commands, write_commands
 from dubio.persistence.files import Identity
 from dubio.pruning import Pruning, PruningPoint
@@ -70,7 +69,7 @@ def prune(
         told = told_of(command_line("prune", own, options), own, network_of(named, runs))
         dataclasses.replace(measured, made_by=told).save(folder / RECORD)
         Console().print(_table(measured.curve, what))
-        typer.echo(f"{measured.num_weights:,} weights, {measured.bytes_before:,} bytes; record: {folder / RECORD}")
+        say(f"{measured.num_weights:,} weights, {measured.bytes_before:,} bytes; record: {folder / RECORD}")
         return
     record = pruning.prune(
         model,
@@ -86,8 +85,8 @@ def prune(
     )
     command = Command(command_line("prune", own, {**options, "out": (name, None)}), own)
     _write_run(model, record, command, folder, runs / name)
-    typer.echo(str(record))
-    typer.echo(f"{runs / name}: try dubio describe {name}")
+    say(str(record))
+    say(f"{runs / name}: try dubio describe {name}")
 
 
 def _check_asked(fraction: float | None, max_loss: float | None, what: pruning.What, each_layer: bool) -> None:
@@ -124,11 +123,11 @@ def measure(
     return dataclasses.replace(whole, curve=points)
 
 
-def _table(points: tuple[PruningPoint, ...], what: str) -> Table:
+def _table(points: tuple[PruningPoint, ...], what: str) -> PlainTable:
     ways = list(dict.fromkeys(point.by for point in points))
     has_accuracy = any(point.accuracy is not None for point in points)  # numbers are never exactly right
     columns = ("accuracy", "NLL") if has_accuracy else ("NLL",)
-    table = Table(f"{what} removed", *(f"{column}, by {way}" for way in ways for column in columns))
+    table = PlainTable(f"{what} removed", *(f"{column}, by {way}" for way in ways for column in columns))
     for fraction in dict.fromkeys(point.fraction for point in points):
         cells, share = [], fraction
         for way in ways:
@@ -171,7 +170,7 @@ def _write_files(model: nn.Module, record: Pruning, command: Command, source: Pa
     before = [known for known in read_commands(source) if known.kind == "prune"]  # what was decided is dropped
     write_commands(folder, (*before, command))
     # Its own shapes: training would build the whole network, and must not go on here as if nothing had happened.
-    config = json.loads((source / CONFIG).read_text())
+    config = read_object(source / CONFIG)
     config["parameters"] = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     config["num_parameters"] = num_trained(model)
-    write_atomically(folder / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
+    write_atomically(folder / CONFIG, f"{dump_json(config, indent=1)}\n".encode())

@@ -1,18 +1,30 @@
 """``dubio report`` and ``dubio compare``: runs on one page, and side by side in the terminal."""
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from dubio.cli.answers import PartlyFailedError, say
 from dubio.cli.folders import find_run
-from dubio.reporting import Cell, Column, Headline, failures_of, headlines, read_runs, unpaired, write_report
+from dubio.cli.terminal import PlainTable
+from dubio.codec import dump_json, printable
+from dubio.reporting import (
+    Cell,
+    Column,
+    Headline,
+    RunRecord,
+    failures_of,
+    headlines,
+    read_run,
+    read_runs,
+    unpaired,
+    write_report,
+)
+from dubio.reporting.content import make_report
 from dubio.reporting.wording import decimal
 
 __all__ = ["compare", "report"]
@@ -30,40 +42,45 @@ def report(named: list[str], out: Path | None, title: str | None, runs: Path) ->
     """Write the page on some runs."""
     folders = [find_run(name, runs) for name in named]
     path = out or _default_path(folders, runs)
+    folders, unreadable = _sorted_out(folders, make_report)
     found = write_report(folders, path, title=title)
     _warn(found.headlines)
     missing = sorted({command for section in found.sections for command in section.missing})
     if missing:
-        typer.echo(f"more would be in it after: {'; '.join(missing)}")
-    typer.echo(f"wrote {path} ({path.stat().st_size / 1e3:.0f} kB) and {path.with_suffix('.json').name} beside it")
-    typer.echo(f"open {path.resolve().as_uri()}")
+        say(f"more would be in it after: {'; '.join(missing)}")
+    say(f"wrote {path} ({path.stat().st_size / 1e3:.0f} kB) and {path.with_suffix('.json').name} beside it")
+    say(f"open {path.resolve().as_uri()}")
+    _fail_for(unreadable)
 
 
 def compare(named: list[str], as_json: bool, runs: Path) -> None:
     """Print the headline numbers of some runs."""
-    records = read_runs([find_run(name, runs) for name in named])
+    folders, unreadable = _sorted_out([find_run(name, runs) for name in named], headlines)
+    records = read_runs(folders)
     found = headlines(records)
     _warn(found)
     if as_json:
         told = {"format": "dubio-comparison-1", "headlines": [headline.to_json() for headline in found]}
-        typer.echo(json.dumps(told, indent=1, allow_nan=False))
+        say(dump_json(told, indent=1))
+        _fail_for(unreadable)
         return
     console = Console(highlight=False)
     for line in failures_of(records):
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
     for headline in found:
         for table in tabulate(headline, console.width):
             console.print(table)
         _explain(headline)
     for sentence in unpaired(found):
-        console.print(sentence, markup=False, soft_wrap=True)
+        console.print(printable(sentence), markup=False, soft_wrap=True)
+    _fail_for(unreadable)
 
 
-def tabulate(headline: Headline, width: int) -> Iterator[Table]:
+def tabulate(headline: Headline, width: int) -> Iterator[PlainTable]:
     """A headline as tables of the terminal, intervals below the numbers; as many as the columns need, all with runs."""
     shown = [column for column in headline.columns if column.name not in HIDDEN]
     for columns in _fitting(headline, shown, width):
-        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
+        table = PlainTable(box=SIMPLE_HEAD, show_edge=False, padding=0)
         left = width - sum(1 + _width(headline, column) for column in columns)
         longest = max(len(part) for row in headline.rows for part in (row.run, f"{row.method}, {row.data}"))
         table.add_column("run", overflow="fold", width=max(NAME_WIDTH, min(left, longest)))
@@ -71,8 +88,8 @@ def tabulate(headline: Headline, width: int) -> Iterator[Table]:
             wrapped = column.name in WRAPPED
             table.add_column(_title(column), justify="right", no_wrap=not wrapped, width=_width(headline, column))
         for row in headline.rows:
-            run = f"{escape(row.run)}\n[dim]{escape(row.method)}, {escape(row.data)}[/dim]"
-            table.add_row(run, *(escape(_text(row.cells[column.name])) for column in columns))
+            run = Text(f"{row.run}\n").append(f"{row.method}, {row.data}", "dim")
+            table.add_row(run, *(_text(row.cells[column.name]) for column in columns))
         yield table
 
 
@@ -101,11 +118,36 @@ def _width(headline: Headline, column: Column) -> int:
     return max(len(part) for text in texts for part in (text.split() if column.name in WRAPPED else text.splitlines()))
 
 
+def _sorted_out(folders: list[Path], make: Callable[[list[RunRecord]], object]) -> tuple[list[Path], list[str]]:
+    """The folders of runs of which something can be made, and why of the others it cannot."""
+    if len(folders) == 1:
+        return folders, []
+    readable: list[Path] = []
+    errors: dict[Path, Exception] = {}
+    for folder in folders:
+        try:
+            make([read_run(folder)])
+            readable.append(folder)
+        except (ValueError, OSError) as error:
+            errors[folder] = error
+    if not readable:
+        raise next(iter(errors.values()))
+    return readable, [f"{folder.name} is left out: {error}" for folder, error in errors.items()]
+
+
+def _fail_for(unreadable: Sequence[str]) -> None:
+    """Name the runs that could not be read, and end with the exit code of a part that failed."""
+    for reason in unreadable:
+        say(f"error: {reason}", err=True)
+    if unreadable:
+        raise PartlyFailedError("\n".join(unreadable))
+
+
 def _warn(found: Sequence[Headline]) -> None:
     """Say which numbers are of a network that has changed since."""
     for row in (row for headline in found for row in headline.rows):
         for told in row.stale:
-            typer.echo(f"warning: {row.run}: {told}", err=True)
+            say(f"warning: {row.run}: {told}", err=True)
 
 
 def _text(cell: Cell) -> str:
@@ -125,16 +167,17 @@ def _explain(headline: Headline) -> None:
     console = Console(highlight=False)
     for column in headline.columns:
         if column.name not in HIDDEN:
-            console.print(f"{column.title}: {column.about}", markup=False)
+            console.print(printable(f"{column.title}: {column.about}"), markup=False)
     marks = {cell.mark for row in headline.rows for cell in row.cells.values()}
-    typer.echo("Below a number stands its interval at 95 %.")
+    say("Below a number stands its interval at 95 %.")
     if marks - {""}:
         tests = ", ".join(dict.fromkeys(pair.test for pair in headline.comparisons))
         about = f"* is best, = does not differ significantly from the best: paired tests ({tests}), Holm, 5 %."
-        console.print(about, markup=False)
+        console.print(printable(about), markup=False)
     for row in headline.rows:
         if all(row.cells[name].value is None for name in row.cells if name not in ("parameters", "bytes", "r_pred")):
-            console.print(f"{row.run} was not judged yet: dubio evaluate {row.run}", markup=False, soft_wrap=True)
+            told = f"{row.run} was not judged yet: dubio evaluate {row.run}"
+            console.print(printable(told), markup=False, soft_wrap=True)
 
 
 def _default_path(folders: Sequence[Path], runs: Path) -> Path:

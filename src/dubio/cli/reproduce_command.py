@@ -6,13 +6,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from dubio.cli.answers import PartlyFailedError
+from dubio.cli.answers import PartlyFailedError, say
 from dubio.cli.arguments import device_for
+from dubio.cli.terminal import PlainTable
 from dubio.experiments import (
     Failure,
     Reproduction,
@@ -139,7 +137,7 @@ def _tell_failures(failures: Sequence[Failure]) -> None:
 
 
 def _tell(text: str) -> None:
-    typer.echo(text, err=True)
+    say(text, err=True)
 
 
 def _say_nothing(text: str) -> None:
@@ -147,16 +145,16 @@ def _say_nothing(text: str) -> None:
 
 
 def _list() -> None:
-    table = Table("name", "what", "source")
+    table = PlainTable("name", "what", "source")
     for name in spec_names():
         spec = load_spec(name)
-        table.add_row(name, escape(spec.title), escape(spec.source))
+        table.add_row(name, spec.title, spec.source)
     Console().print(table)
 
 
-def _table(spec: Spec, results: Sequence[Result]) -> Table:
+def _table(spec: Spec, results: Sequence[Result]) -> PlainTable:
     """Means over seeds with their standard errors, and what was published."""
-    table = Table("cell", "metric", "published", "ours", "difference", "attempts", title=escape(spec.title))
+    table = PlainTable("cell", "metric", "published", "ours", "difference", "attempts", title=spec.title)
     for row in tabulate(spec, results):
-        table.add_row(escape(row.cell), row.metric, row.reported, row.ours, row.difference, row.tries)
+        table.add_row(row.cell, row.metric, row.reported, row.ours, row.difference, row.tries)
     return table

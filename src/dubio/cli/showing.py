@@ -9,15 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from torch import nn
 
 from dubio import attacks
 from dubio.auditing import Audit, audit
 from dubio.choices import did_you_mean, listed
+from dubio.cli.answers import say
 from dubio.cli.attacking import assail, choose_images
 from dubio.cli.audit_command import FILE as AUDIT
 from dubio.cli.evaluate_command import FILE as EVALUATION
@@ -26,6 +25,8 @@ from dubio.cli.folders import network_of, unused_name
 from dubio.cli.ordering import Order, load_splits, train_order
 from dubio.cli.prune_command import RECORD as PRUNING
 from dubio.cli.prune_command import measure, told_of
+from dubio.cli.terminal import PlainTable
+from dubio.codec import printable
 from dubio.data import Splits
 from dubio.evaluation import Evaluation, evaluate
 from dubio.methods import METHODS
@@ -92,13 +93,13 @@ def show_demo(
     console = Console(highlight=False)
     console.print(_table(shown, len(splits.test), size))
     for line in _explanation(shown, runs, size):
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
     if tiny:
         console.print("This was a tiny demo, to see that everything runs: its numbers mean nothing.")
-    typer.echo(_report([runs / row.run for row in shown], runs))
-    typer.echo("Try next:")
+    say(_report([runs / row.run for row in shown], runs))
+    say("Try next:")
     for command in _next_commands(shown, runs):
-        typer.echo(f"  {command}")
+        say(f"  {command}")
 
 
 def parse_methods(text: str | None) -> list[str]:
@@ -174,8 +175,10 @@ def _report(folders: Sequence[Path], runs: Path) -> str:
     return f"The report, with figures, examples and how to make each number again:\n  {path.resolve().as_uri()}\n"
 
 
-def _table(shown: Sequence[Shown], count: int, size: Size) -> Table:
-    table = Table(title=f"{count} test digits, as many images of noise, and {size.num_attacked} digits under attack")
+def _table(shown: Sequence[Shown], count: int, size: Size) -> PlainTable:
+    table = PlainTable(
+        title=f"{count} test digits, as many images of noise, and {size.num_attacked} digits under attack"
+    )
     table.title_justify = "left"
     table.add_column("method", vertical="bottom")
     for heading in ("accuracy", "NLL", "ECE", "entropy", "on\nnoise", "R_pred", "R_1"):

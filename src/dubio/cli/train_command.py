@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 from torch import nn
 
+from dubio.cli.answers import say
 from dubio.cli.evaluate_command import headline
 from dubio.cli.fields import make_method
 from dubio.cli.folders import CONFIG, check_resumable, find_run, num_processes_of
@@ -41,7 +41,7 @@ def train_run(
         encoder = read_encoder(folder if folder.is_dir() else find_run(name, runs)) if resume else None
         splits = processes.together(lambda: load_splits(order, encoder))
         if processes.is_writer and not resume and splits.train is not None and splits.train.encoder is not None:
-            typer.echo(splits.train.encoder.summary())
+            say(splits.train.encoder.summary())
         again = f"; go on with: {_resuming(name, runs, processes.count)}"
         try:
             with nullcontext() if order.memory is None else memory_limit(order.memory):
@@ -94,10 +94,10 @@ def _resuming(name: str, runs: Path, num_processes: int) -> str:
 
 
 def _tell(folder: Path, trained: nn.Module, run: Run, splits: Splits) -> None:
-    typer.echo(f"{folder}: best epoch {run.best_epoch} of {len(run.history)}, {run.seconds:.1f} s")
+    say(f"{folder}: best epoch {run.best_epoch} of {len(run.history)}, {run.seconds:.1f} s")
     if splits.test is not None:
         found = evaluate(trained, splits.test, num_resamples=0, double=False)
         asked = f"{found.num_samples} {'members' if num_members(trained) else 'draws'}"
-        typer.echo(f"test {headline(found)}  ({len(splits.test)} examples, {asked})")
+        say(f"test {headline(found)}  ({len(splits.test)} examples, {asked})")
         for line in failures(found, folder.name):
-            typer.echo(line)
+            say(line)

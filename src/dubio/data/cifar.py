@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dubio.data.archives import read_tar
+from dubio.codec import read_file
+from dubio.data.archives import LIMIT, read_tar
 from dubio.data.checksums import check_md5
 from dubio.data.errors import DataError
 from dubio.data.examples import Examples
@@ -22,6 +23,8 @@ from dubio.data.stored import Part, Remote
 __all__ = ["CIFAR10", "CIFAR100", "CifarSet", "Form", "parse_cifar_binary", "parse_cifar_pickle"]
 
 PIXELS = 3 * 32 * 32
+DOWNLOADED = 180_000_000
+"""No archive is larger."""
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
@@ -83,7 +86,7 @@ class Form:
         """The files of a part in their order, from the folder or else from the archive: name and contents."""
         files = self.files(part)
         if all((folder / file).is_file() for file in files):
-            return [(str(folder / file), (folder / file).read_bytes()) for file in files]
+            return [(str(folder / file), read_file(folder / file, LIMIT, DataError)) for file in files]
         archive = folder / self.archive
         packed = read_tar(archive, files)
         return [(f"{archive}/{file}", packed[file]) for file in files]
@@ -133,7 +136,7 @@ class CifarSet:
     def remotes(self, part: Part) -> tuple[Remote, ...]:
         """The archive of the Python version, which holds both parts."""
         archive = self.forms[0].archive
-        return (Remote(archive, (f"https://www.cs.toronto.edu/~kriz/{archive}",), self.archive_md5),)
+        return (Remote(archive, (f"https://www.cs.toronto.edu/~kriz/{archive}",), self.archive_md5, DOWNLOADED),)
 
     def _form(self, folder: Path, part: Part) -> Form:
         return min(self.forms, key=lambda form: len(form.missing(folder, part)))

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dubio.codec import RecordError, parse_json
 from dubio.data.columns import TableChunk, finite_number, is_missing
 from dubio.data.errors import DataError
 from dubio.data.targets import Target, encode_targets
@@ -194,12 +195,12 @@ class TableEncoder:
             DataError: the text is something else.
         """
         try:
-            stored = json.loads(text)
+            stored = parse_json(text, "the encoding of a table")
             if stored["version"] != VERSION:
                 raise DataError(f"the encoding of a table must be of version {VERSION}, got {stored['version']}")
             columns = tuple(_column(item) for item in stored["columns"])
             return cls(columns, Target.from_dict(stored["target"]))
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, RecordError) as error:
             raise DataError(f"this is not the encoding of a table: {error!r}") from None
 
 

@@ -14,31 +14,42 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dubio.codec import read_file
+from dubio.data.archives import check_room
 from dubio.data.checksums import check_md5
 from dubio.data.errors import DataError
 
 __all__ = ["parse_idx", "read_idx"]
 
 GZIP, UNSIGNED_BYTES, MAX_AXES = b"\x1f\x8b", b"\0\0\x08", 32
+MOST_INFLATED = 1032
+"""Bytes that one byte of a deflated stream can stand for."""
 
 
-def read_idx(path: Path, axes: int | None = None, md5: str | None = None) -> NDArray[np.uint8]:
+def read_idx(
+    path: Path, axes: int | None = None, md5: str | None = None, limit: int | None = None
+) -> NDArray[np.uint8]:
     """The array in an idx file, raw or gzipped.
 
     Args:
         path: the file.
         axes: how many axes the array must have: 1 for labels, 3 for images; None for any.
         md5: checksum of the official file, not gzipped; None to read any file.
+        limit: how many bytes the array may have; by default what fits into memory.
 
     Raises:
         DataError: the file is empty, truncated, wrongly gzipped, too long, foreign, or not the official one.
     """
-    return parse_idx(path.read_bytes(), str(path), axes, md5)
+    check_room(path.stat().st_size, str(path))
+    content = read_file(path, None if limit is None else limit + 4 + 4 * MAX_AXES, DataError)
+    return parse_idx(content, str(path), axes, md5, limit)
 
 
-def parse_idx(content: bytes, file: str, axes: int | None = None, md5: str | None = None) -> NDArray[np.uint8]:
+def parse_idx(
+    content: bytes, file: str, axes: int | None = None, md5: str | None = None, limit: int | None = None
+) -> NDArray[np.uint8]:
     """The array that the bytes of an idx file hold; ``file`` is what messages call it."""
-    content = _inflated(content, file) if content[:2] == GZIP else content
+    content = _inflated(content, file, limit) if content[:2] == GZIP else content
     shape = _shape(content, file)
     start, count = 4 + 4 * len(shape), math.prod(shape)
     if axes is not None and len(shape) != axes:
@@ -71,13 +82,16 @@ def _shape(content: bytes, file: str) -> tuple[int, ...]:
     return shape
 
 
-def _inflated(content: bytes, file: str) -> bytes:
+def _inflated(content: bytes, file: str, most: int | None) -> bytes:
     """What a gzip file holds, but no more than its header asks for and one byte, which shows that there is too much."""
     inflater = zlib.decompressobj(wbits=31)  # 31: with gzip's own header and checksum
     try:
         head = inflater.decompress(content, 4 + 4 * MAX_AXES)
         shape = _shape(head, file)
         wanted = 4 + 4 * len(shape) + math.prod(shape)
+        if most is not None and math.prod(shape) > most:
+            raise DataError(f"{file} must hold an array of at most {most} bytes, got shape {shape}")
+        check_room(min(wanted, MOST_INFLATED * len(content)), file)
         limit = max(1, min(wanted + 1 - len(head), sys.maxsize))  # 0 would mean no limit
         raw = head + inflater.decompress(inflater.unconsumed_tail, limit)
     except zlib.error as error:

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dubio.data.archives import check_room
 from dubio.data.errors import DataError, DataWarning
 from dubio.data.examples import Examples, Splits
-from dubio.data.pixels import decode_image
+from dubio.data.pixels import decode_image, read_image_file
 from dubio.data.splitting import TENTH, split_three_ways, with_validation
 
 __all__ = ["image_files", "read_image_folder"]
@@ -73,6 +74,7 @@ class _Images:
         if unknown:
             raise DataError(f"{folder} must have no class that {self.folder} has not, got {', '.join(unknown)}")
         files = [(file, label) for label, name in enumerate(self.classes) for file in _files(folder / name)]
+        check_room(len(files) * self.pixels(files[0][0]).nbytes, str(folder))
         return [(self.pixels(file), label) for file, label in files]
 
     def examples(self, read: list[tuple[NDArray[np.uint8], int]]) -> Examples:
@@ -85,7 +87,7 @@ class _Images:
 
     def pixels(self, file: Path) -> NDArray[np.uint8]:
         """One image, which must have the size of the first."""
-        decoded = decode_image(file.read_bytes(), str(file), self.size)
+        decoded = decode_image(read_image_file(file), str(file), self.size)
         shape = decoded.pixels.shape
         self.num_transparent += decoded.lost_transparency
         self.num_grey += shape[0] == 1

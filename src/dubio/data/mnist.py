@@ -16,6 +16,10 @@ from dubio.data.stored import Part, Remote
 
 __all__ = ["FASHIONMNIST", "KMNIST", "MNIST", "IdxSet", "read_labelled_images"]
 
+OFFICIAL = 60_000 * 28 * 28
+"""Bytes of the largest array of these datasets."""
+DOWNLOADED = 32_000_000
+"""No gzipped file of them is larger."""
 NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -28,10 +32,11 @@ def read_labelled_images(
     classes: tuple[str, ...],
     name: str,
     md5: tuple[str | None, str | None] = (None, None),
+    limit: int | None = None,
 ) -> Examples:
-    """Images of one idx file with the labels of another."""
-    pixels = read_idx(images, axes=3, md5=md5[0])
-    targets = read_idx(labels, axes=1, md5=md5[1])
+    """Images of one idx file with the labels of another; ``limit`` is the most bytes that images may take."""
+    pixels = read_idx(images, axes=3, md5=md5[0], limit=limit)
+    targets = read_idx(labels, axes=1, md5=md5[1], limit=limit)
     if len(pixels) != len(targets):
         raise DataError(
             f"{images} holds {len(pixels)} images, but {labels} {len(targets)} labels; they must go together"
@@ -71,13 +76,13 @@ class IdxSet:
         """The examples of a part."""
         images, labels = (_found(folder, file) for file in self.files(part))
         md5 = self.md5[:2] if part == "train" else self.md5[2:]
-        return read_labelled_images(images, labels, self.classes, self.name, md5)
+        return read_labelled_images(images, labels, self.classes, self.name, md5, OFFICIAL)
 
     def remotes(self, part: Part) -> tuple[Remote, ...]:
         """The gzipped files."""
         sums = self.packed_md5[:2] if part == "train" else self.packed_md5[2:]
         return tuple(
-            Remote(f"{self.place}/{name}.gz", tuple(f"{mirror}{name}.gz" for mirror in self.mirrors), md5)
+            Remote(f"{self.place}/{name}.gz", tuple(f"{mirror}{name}.gz" for mirror in self.mirrors), md5, DOWNLOADED)
             for name, md5 in zip(NAMES[part], sums, strict=True)
         )
 

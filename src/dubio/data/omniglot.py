@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dubio import functional
-from dubio.data.archives import read_zip
+from dubio.codec import read_file
+from dubio.data.archives import LIMIT, read_zip
 from dubio.data.checksums import check_md5
 from dubio.data.errors import DataError
 from dubio.data.examples import Examples
-from dubio.data.pixels import decode_image
+from dubio.data.pixels import decode_image, read_image_file
 from dubio.data.stored import Part, Remote
 
 __all__ = ["OMNIGLOT", "OmniglotSet", "read_drawings"]
 
 OLD_SIZE, NEW_SIZE, CHUNK = 105, 28, 200
+DOWNLOADED = 16_000_000
+"""No archive is larger."""
 
 
 def read_drawings(path: Path, name: str = "omniglot", md5: str | None = None) -> Examples:
@@ -67,12 +70,12 @@ def _drawing(content: bytes, file: str) -> NDArray[np.uint8]:
 def _files_of_folder(path: Path) -> Iterator[tuple[str, str, bytes]]:
     """Character, name of the file and its contents, in the order of names."""
     for file in sorted(path.glob("*/*/*.png")):
-        yield f"{file.parent.parent.name}/{file.parent.name}", str(file), file.read_bytes()
+        yield f"{file.parent.parent.name}/{file.parent.name}", str(file), read_image_file(file)
 
 
 def _files_of_archive(path: Path, md5: str | None) -> Iterator[tuple[str, str, bytes]]:
     """The same out of a zip archive, whose files are ``images_.../alphabet/character/*.png``."""
-    check_md5(path.read_bytes(), md5, str(path))
+    check_md5(read_file(path, LIMIT, DataError), md5, str(path))
     for name, content in read_zip(path, _is_drawing).items():
         _, alphabet, character, _ = name.split("/")
         yield f"{alphabet}/{character}", f"{path}/{name}", content
@@ -113,7 +116,7 @@ class OmniglotSet:
     def remotes(self, part: Part) -> tuple[Remote, ...]:
         """The archive of a part."""
         archive = f"{PARTS[part].folder}.zip"
-        return (Remote(f"{self.place}/{archive}", (f"{ADDRESS}{archive}",), PARTS[part].md5),)
+        return (Remote(f"{self.place}/{archive}", (f"{ADDRESS}{archive}",), PARTS[part].md5, DOWNLOADED),)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from dubio.data.errors import DataError
 __all__ = ["parse_pickle"]
 
 NUMBERS = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"})
+MAX_INSTRUCTIONS = 2**21
+"""Ten times those of CIFAR-100; an instruction of one byte may make an object of sixty."""
 TYPE, ARRAY, RECONSTRUCT, FROM_BUFFER = "dtype", "ndarray", "_reconstruct", "_frombuffer"
 ADMITTED = {
     ("numpy", TYPE),
@@ -88,7 +90,11 @@ class _Reader:
 
     def read(self) -> Any:
         """Follow the instructions up to the end."""
+        left = MAX_INSTRUCTIONS
         while (code := self.take(1)[0]) != STOP:
+            left -= 1
+            if left < 0:
+                self.refuse(f"has more than {MAX_INSTRUCTIONS} instructions")
             instruction = INSTRUCTIONS.get(code)
             if instruction is None:
                 self.refuse(f"has the instruction 0x{code:02x}")

@@ -2,18 +2,29 @@
 
 import io
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dubio.codec import read_file
 from dubio.data.errors import DataError
 
-__all__ = ["Decoded", "decode_image"]
-
+__all__ = ["Decoded", "decode_image", "read_image_file"]
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 GREY, COLOUR = ("1", "L", "LA"), ("RGB", "P", "RGBA", "PA")
 TRANSPARENT = ("LA", "RGBA", "PA")
+MAX_PIXELS, MAX_BYTES = 2**26, 2**28
+"""Of an image, and of its file."""
+
+
+def read_image_file(path: Path) -> bytes:
+    """The bytes of an image file; ``DataError`` for what is no file, such as a FIFO, a folder or a link to nothing."""
+    try:
+        return read_file(path, MAX_BYTES, DataError)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +43,12 @@ def decode_image(content: bytes, file: str, size: tuple[int, int] | None = None)
     try:
         with image.open(io.BytesIO(content), formats=FORMATS) as opened:
             mode = opened.mode
+            if opened.width * opened.height > MAX_PIXELS:  # what the header says: nothing was decoded yet
+                raise DataError(f"{file} must have at most {MAX_PIXELS} pixels, got {opened.width}x{opened.height}")
             converted = opened.convert("L" if mode in GREY else "RGB")
             pixels = np.array(converted if size is None else converted.resize(size[::-1], image.Resampling.BILINEAR))
+    except DataError:
+        raise
     except Exception as error:  # Pillow has a different one for every kind of damage
         unknown = type(error).__name__ == "UnidentifiedImageError"  # whose text names an object in place of the file
         reason = "its content is of no image format" if unknown else str(error) or type(error).__name__

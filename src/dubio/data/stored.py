@@ -19,11 +19,13 @@ class Remote:
         path: where it goes, relative to the folder of all data.
         urls: its addresses, to be tried in this order.
         md5: the checksum it must have.
+        max_bytes: what it is no larger than: a download ends there, whatever the server goes on to send.
     """
 
     path: str
     urls: tuple[str, ...]
     md5: str
+    max_bytes: int = 256 * 2**20
 
 
 @runtime_checkable

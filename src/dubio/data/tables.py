@@ -10,6 +10,7 @@ and stay bytes. All other inputs become ``float32``; the network's first layer s
 """
 
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dubio.choices import did_you_mean
+from dubio.codec import open_regular
+from dubio.data.archives import check_members, check_room
 from dubio.data.columns import TableChunk, joined, read_rows
 from dubio.data.encoding import TableEncoder, fit_encoder, remarks_as_text
 from dubio.data.errors import DataError, TableWarning
@@ -179,10 +182,18 @@ def _part(arrays: Arrays, suffix: str, file: str) -> tuple[NDArray[Any], NDArray
 def _load(path: Path) -> Arrays:
     """The arrays with names that are known here; nothing is unpickled."""
     known = [name + suffix for name in INPUTS + TARGETS for suffix in ("", "_train", "_test")]
-    with path.open("rb") as opened:
+    with open_regular(path, DataError) as opened:
         try:
+            with zipfile.ZipFile(opened) as members:
+                check_room(check_members(members.infolist(), path), str(path))
+            opened.seek(0)
             with np.load(opened, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files if name in known}
+                arrays = {name: archive[name] for name in archive.files if name in known}
+            if foreign := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+                raise DataError(f"{path} must hold arrays as numpy writes them, got other contents in {foreign[0]}.npy")
+            return arrays
+        except DataError:
+            raise
         except Exception as error:  # numpy has a different one for every kind of damage
             raise DataError(f"{path} is not a readable .npz of numbers and texts: {error}") from None
 

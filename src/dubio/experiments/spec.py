@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from dubio.choices import did_you_mean
-from dubio.persistence.reading import read_value
+from dubio.codec import read_value
 
 __all__ = ["Cell", "Spec", "Variant", "load_spec", "spec_names"]
 

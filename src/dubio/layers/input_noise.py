@@ -120,7 +120,7 @@ class GaussianInputNoise(InputPosterior):
         super().__init__(channels, axis, prior, per_position=per_position, sum_positions=False)
         self.kl = kl
         self.means = nn.Parameter(1.0 + init_spread * torch.randn(components, channels))
-        rho = functional.inverse_softplus(torch.tensor(init_std, dtype=torch.float64)).item()
+        rho = functional.inverse_softplus(torch.tensor(init_std, dtype=torch.float64, device="cpu")).item()
         self.rho = nn.Parameter(torch.full((components, channels), rho))
 
     @property

@@ -138,7 +138,7 @@ class GaussianPosterior(WeightSource, Posterior):
     ) -> None:
         super().__init__()
         self.mean = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-        rho = functional.inverse_softplus(torch.tensor(init_std, dtype=torch.float64)).item()
+        rho = functional.inverse_softplus(torch.tensor(init_std, dtype=torch.float64, device="cpu")).item()
         self.rho = nn.Parameter(torch.full_like(self.mean, rho), requires_grad=self.mean.requires_grad)
         self.prior = prior
         self.register_buffer("centre", weight.detach().clone() if isinstance(prior, CentredNormal) else None)

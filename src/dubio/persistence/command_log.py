@@ -4,13 +4,11 @@
 pruned its source, and its own. Training anew forgets them, since it begins with the network as it was trained.
 """
 
-import json
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dubio.persistence.atomic import write_atomically
-from dubio.persistence.reading import read_value
+from dubio.codec import RecordError, dump_json, read_json_lines, read_value, write_atomically
 
 __all__ = ["Command", "forget_commands", "read_commands", "write_commands"]
 
@@ -33,19 +31,21 @@ class Command:
 def read_commands(folder: Path) -> tuple[Command, ...]:
     """The commands of a run; none where it has no such file."""
     file = folder / FILE
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    if not file.exists():
+        return ()
     try:
-        found = tuple(read_value(Command, json.loads(line)) for line in lines)
+        found = tuple(read_value(Command, line) for line in read_json_lines(file, whole=True))
         if not all(shlex.split(command.line)[:1] == ["dubio"] and command.kind for command in found):
             raise ValueError("every line must hold a command of dubio")
     except (ValueError, IndexError) as error:
-        raise ValueError(f"{file} cannot be read: {error}; without it, reports leave these commands out") from error
+        reason = str(error).removeprefix(f"{file} cannot be read: ")
+        raise RecordError(f"{file} cannot be read: {reason}; without it, reports leave these commands out") from error
     return found
 
 
 def write_commands(folder: Path, commands: tuple[Command, ...]) -> None:
     """Keep the commands of a run, in the place of those that are there."""
-    write_atomically(folder / FILE, "".join(f"{json.dumps(asdict(command))}\n" for command in commands).encode())
+    write_atomically(folder / FILE, "".join(f"{dump_json(asdict(command))}\n" for command in commands).encode())
 
 
 def forget_commands(folder: Path) -> None:

@@ -12,24 +12,38 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from dubio.codec import RecordError, check_regular, dump_json, fits, parse_json, read_value, write_atomically
 from dubio.conversion import Removed, change_spec, rebuild, spec
 from dubio.conversion.choice import consists_of
-from dubio.conversion.copying import random_names
+from dubio.conversion.copying import is_norm, random_names
+from dubio.decisions import Calibration, PredictionSets, Threshold
+from dubio.likelihoods import Likelihood
+from dubio.methods import METHODS
 from dubio.models import architecture_of, build
-from dubio.persistence.atomic import write_atomically
 from dubio.persistence.packing import packed, unpacked
 from dubio.persistence.tensors import with_ties, without_ties
 from dubio.persistence.values import from_json, to_json
+from dubio.sampling.memory import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
 
 __all__ = ["Identity", "file_content", "identity_of", "load", "save"]
 
 FORMAT = "dubio-1"
-LATER = ("calibration", "threshold", "sets", "pruning", "evaluated")
-"""Fields of the record that come after conversion."""
+LATER: dict[str, Any] = {
+    "calibration": Calibration | None,
+    "threshold": Threshold | None,
+    "sets": PredictionSets | None,
+    "pruning": Removed | None,
+    "evaluated": tuple[str, ...],
+}
+"""Fields of the record that come after conversion, with their types."""
+COUNTED = ("members", "num_planar", "num_mixing")
+"""Fields of methods and of their parts that say how many modules there are, each with tensors of its own."""
+FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 HASHES = ("sha256", "sha256_of_tensors")
 
 
@@ -66,16 +80,18 @@ def file_content(model: nn.Module) -> bytes:
         "later": {name: to_json(getattr(record, name)) for name in LATER if getattr(record, name)},
     }
     described |= dict(zip(HASHES, _hashes(described, tensors), strict=True))
-    return to_bytes(tensors, {"dubio": json.dumps(described)})
+    return to_bytes(tensors, {"dubio": dump_json(described)})
 
 
 def identity_of(path: str | Path) -> Identity | None:
     """Which network a file holds, from what stands at its beginning; None where it is no file of a network."""
     try:
+        check_regular(Path(path))
         with safe_open(path, framework="pt") as content:
-            described = json.loads((content.metadata() or {})["dubio"])
-        return Identity(described["sha256"], described.get("sha256_of_tensors"))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            described = parse_json((content.metadata() or {})["dubio"], str(path))
+        hashes = {"network": described["sha256"], "tensors": described.get("sha256_of_tensors")}
+        return read_value(Identity, hashes)
+    except (OSError, SafetensorError, KeyError, TypeError, AttributeError, ValueError):
         return None
 
 
@@ -89,73 +105,178 @@ def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
     """
     path = Path(path)
     described, tensors = _read(path)
+    if net is None and described.architecture is None:
+        raise ValueError(f"{path} holds a network that dubio did not build; pass one of its kind: load(path, net=...)")
+    try:
+        parts = _Parts.of(described)
+        _check_counts(described, parts, len(tensors))
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise RecordError(f"{path} describes its network in a way that this version cannot read: {error}") from error
     if net is None:
-        if described["architecture"] is None:
-            raise ValueError(
-                f"{path} holds a network that dubio did not build; pass one of its kind: load(path, net=...)"
-            )
-        net = build(described["architecture"])
+        _check_before_building(path, described, parts, tensors)
     try:
-        method, likelihood = from_json(described["method"]), from_json(described["likelihood"])
-        later = {name: from_json(value) for name, value in described.get("later", {}).items()}
-        if unknown := sorted(set(later) - set(LATER)):
-            raise ValueError(f"unknown fields {unknown}; was the file written by a newer version?")
-        make = method.convert
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} describes its network in a way that this version cannot read: {error}") from error
-    model: nn.Module = make(net, likelihood, strict=False)
-    change_spec(model, **later)
-    try:
-        if isinstance(removed := later.get("pruning"), Removed):
-            rebuild(model, removed)
-        tensors = unpacked(model, tensors)
-    except ValueError as error:
-        raise ValueError(f"{path} does not fit this network: {error}") from error
-    tied = without_ties(model.state_dict())[1]
-    if tied != described["tied"]:
-        differing = sorted(set(tied.items()) ^ set(described["tied"].items()))[0]
-        names = f"{differing[0]} is tied to {differing[1]}"
-        raise ValueError(f"{path} does not fit this network: {names} in one of them and not in the other")
-    tensors = with_ties(tensors, tied)
-    _check_fit(path, model.state_dict(), tensors)
+        model = parts.model(build(str(described.architecture)) if net is None else net)
+        tensors = with_ties(_complete(model, described, tensors), described.tied)
+        _check_fit(model, tensors)
+    except MemoryError as error:
+        raise RecordError(f"{path} does not fit into memory: {error}") from error
+    except (ValueError, TypeError, RuntimeError) as error:
+        what = "into memory" if is_out_of_memory(error) else "this network"
+        raise RecordError(f"{path} does not fit {what}: {error}") from error
     model.load_state_dict(tensors, assign=True)
     return model.eval()
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.is_file():
+@dataclasses.dataclass(frozen=True)
+class _Described:
+    """What the metadata of a file say of its network, with values as JSON."""
+
+    format: str
+    method: dict[str, Any]
+    likelihood: dict[str, Any]
+    architecture: str | None
+    tied: dict[str, str]
+    sha256: str
+    later: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sha256_of_tensors: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What a network is made of, beside an ordinary one and tensors."""
+
+    method: Any
+    likelihood: Any
+    later: dict[str, Any]
+
+    @classmethod
+    def of(cls, described: _Described) -> "_Parts":
+        """From the metadata of a file."""
+        parts = cls(
+            from_json(described.method),
+            from_json(described.likelihood),
+            {name: from_json(value) for name, value in described.later.items()},
+        )
+        if unknown := sorted(set(parts.later) - set(LATER)):
+            raise ValueError(f"unknown fields {unknown}; was the file written by a newer version?")
+        if not isinstance(parts.method, tuple(METHODS.values())):
+            raise ValueError(f"method must be one of dubio's, got {parts.method!r}")
+        if not isinstance(parts.likelihood, Likelihood):
+            raise ValueError(f"likelihood must be one of dubio's, got {parts.likelihood!r}")
+        for name, value in parts.later.items():
+            if not fits(LATER[name], value):
+                raise ValueError(f"{name} has a value of the wrong kind, {value!r}")
+        return parts
+
+    def model(self, net: nn.Module) -> nn.Module:
+        """The network that ``net`` becomes, with tensors of its own yet."""
+        model: nn.Module = self.method.convert(net, self.likelihood, strict=False)
+        change_spec(model, **self.later)
+        return model
+
+
+def _check_counts(described: _Described, parts: _Parts, num_tensors: int) -> None:
+    """Refuse more layers, members or steps than tensors: each has one at least, and making them takes time."""
+    counts = {"layers": (described.architecture or "").count("-")}
+    values = [parts.method, getattr(parts.method, "blocks", None)]
+    for value in [*values, *(values[1] if isinstance(values[1], tuple) else ())]:
+        counts |= {name: getattr(value, name) for name in COUNTED if hasattr(value, name)}
+    for name, count in counts.items():
+        if count > num_tensors:
+            raise ValueError(f"it has {count} {name.removeprefix('num_')}, but only {num_tensors} tensors")
+
+
+def _check_before_building(path: Path, described: _Described, parts: _Parts, tensors: dict[str, Tensor]) -> None:
+    """Compare the sizes of a network with a file's tensors before any memory is taken for it."""
+    try:
+        with torch.device("meta"):
+            model = parts.model(build(str(described.architecture)))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise RecordError(f"{path} describes its network in a way that this version cannot read: {error}") from error
+    except ImportError:
+        raise
+    except Exception:  # a network of torchvision or timm that cannot be made without values
+        return
+    needed, there = tensor_bytes(model.state_dict()), available_memory()
+    try:
+        complete = _complete(model, described, tensors)
+        _check_fit(model, with_ties(complete, described.tied))
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise RecordError(f"{path} does not fit this network: {error}") from error
+    if there is not None and needed > there:
+        amounts = f"{memory_in_words(needed)} of memory to build, and {memory_in_words(there)} are there"
+        raise RecordError(f"{path} holds a network that takes {amounts}")
+
+
+def _complete(model: nn.Module, described: _Described, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A file's tensors with what pruning removed filled in; ``model`` is cut down as pruning left it."""
+    if isinstance(removed := spec(model).pruning, Removed):
+        rebuild(model, removed)
+    tensors = unpacked(model, tensors)
+    tied = described.tied if _is_meta(model) else without_ties(model.state_dict())[1]
+    if tied != described.tied:
+        differing = sorted(set(tied.items()) ^ set(described.tied.items()))[0]
+        names = f"{differing[0]} is tied to {differing[1]}"
+        raise ValueError(f"{names} in one of them and not in the other")
+    if lacking := [name for name in tied.values() if name not in tensors]:
+        raise ValueError(f"it lacks {lacking[:3]}")
+    return tensors
+
+
+def _is_meta(model: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in model.state_dict().values())
+
+
+def _read(path: Path) -> tuple[_Described, dict[str, Tensor]]:
+    if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as content:
             metadata = content.metadata() or {}
             # Copies, since in a file tensors begin anywhere, and sums over them may then differ in the last digit.
             tensors = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        raise RecordError(f"{path} is not a whole safetensors file: {error}") from error
+    if "dubio" not in metadata:
+        raise RecordError(f"{path} is a safetensors file, but holds no network that dubio saved")
+    data = parse_json(metadata["dubio"], str(path))
+    format = data.get("format") if isinstance(data, dict) else None
+    if format != FORMAT:
+        raise RecordError(f"{path} has format {format!r}, and this version reads {FORMAT!r}")
+    whole, alone = _hashes(data, tensors)
+    if data.get("sha256") != whole or data.get("sha256_of_tensors", alone) != alone:
+        raise RecordError(f"{path} is damaged: its contents do not match their hash")
     try:
-        described = json.loads(metadata["dubio"])
-    except (KeyError, json.JSONDecodeError):
-        raise ValueError(f"{path} is a safetensors file, but holds no network that dubio saved") from None
-    if described.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {described.get('format')!r}, and this version reads {FORMAT!r}")
-    whole, alone = _hashes(described, tensors)
-    if described.get("sha256") != whole or described.get("sha256_of_tensors", alone) != alone:
-        raise ValueError(f"{path} is damaged: its contents do not match their hash")
-    return described, tensors
+        return read_value(_Described, data, "its description"), tensors
+    except RecordError as error:
+        raise RecordError(f"{path} describes its network in a way that this version cannot read: {error}") from error
 
 
-def _check_fit(path: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+def _check_fit(model: nn.Module, stored: dict[str, Tensor]) -> None:
+    """Refuse tensors that are not those of a network: by name, shape, type, and values that are no numbers."""
+    wanted, parameters = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
+    missing, unknown = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
     if missing or unknown:
         parts = [f"it lacks {missing[:3]}"] if missing else []
         parts += [f"it has {unknown[:3]}, which the network has not"] if unknown else []
-        raise ValueError(f"{path} does not fit this network: {' and '.join(parts)}")
+        raise ValueError(" and ".join(parts))
+    norms = tuple(f"{name}." for name, module in model.named_modules() if is_norm(module))
+    types: dict[torch.dtype, tuple[str, torch.dtype]] = {}
     for name, tensor in wanted.items():
-        if tensor.shape != found[name].shape:
+        own = stored[name]
+        if tensor.shape != own.shape:
             raise ValueError(
-                f"{path} does not fit this network: {name} has shape {tuple(found[name].shape)} in the file and "
-                f"{tuple(tensor.shape)} in the network"
+                f"{name} has shape {tuple(own.shape)} in the file and {tuple(tensor.shape)} in the network"
             )
+        if tensor.dtype != own.dtype and not {tensor.dtype, own.dtype} <= FLOATS:
+            raise ValueError(f"{name} has type {own.dtype} in the file and {tensor.dtype} in the network")
+        if own.is_floating_point() and not name.startswith(norms):  # those may be kept in more digits
+            first, usual = types.setdefault(tensor.dtype, (name, own.dtype))
+            if usual != own.dtype:
+                raise ValueError(f"{name} has type {own.dtype} in the file, and {first} has {usual}")
+        if own.is_floating_point() and bool((own.isnan() if name not in parameters else ~own.isfinite()).any()):
+            raise ValueError(f"{name} must hold finite numbers, got NaN or infinity; was training interrupted?")
 
 
 def _hashes(described: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[str, str]:

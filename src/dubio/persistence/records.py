@@ -1,14 +1,23 @@
-"""Records: frozen values that go to a JSON file and back, with a format that says which kind they are."""
+"""Records: frozen values that go to a JSON file and back, with a format that says which kind they are; and metrics."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from dubio.persistence.atomic import write_atomically
-from dubio.persistence.reading import read_value
+from dubio.codec import (
+    MAX_BYTES,
+    RecordError,
+    check_fields,
+    dump_json,
+    fits,
+    parse_json,
+    read_file,
+    read_json_lines,
+    read_value,
+    write_atomically,
+)
 
-__all__ = ["Record"]
+__all__ = ["Record", "read_history"]
 
 R = TypeVar("R", bound="Record")
 
@@ -30,17 +39,28 @@ class Record:
         """Back from JSON."""
         if not isinstance(data, dict) or data.get("format") != cls.format:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"{cls.called} must have format {cls.format!r}, got {found!r}")
+            raise RecordError(f"{cls.called} must have format {cls.format!r}, got {found!r}")
         return read_value(cls, {name: value for name, value in data.items() if name != "format"})
 
     def save(self, path: str | Path) -> None:
         """Write it to a file, whole or not at all."""
-        write_atomically(Path(path), (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
+        write_atomically(Path(path), f"{dump_json(self.to_json(), indent=1)}\n".encode())
 
     @classmethod
     def load(cls: type[R], path: str | Path) -> R:
         """Read it from a file."""
+        content = read_file(Path(path), MAX_BYTES)
         try:
-            return cls.from_json(json.loads(Path(path).read_text()))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} does not hold {cls.called}: {error}") from error
+            return cls.from_json(parse_json(content, "it"))
+        except ValueError as error:
+            raise RecordError(f"{path} does not hold {cls.called}: {error}") from error
+
+
+def read_history(file: Path) -> tuple[dict[str, Any], ...]:
+    """The metrics of all epochs in ``metrics.jsonl``; none where there is no file."""
+    history = tuple(read_json_lines(file, nan_is_null=True)) if file.exists() else ()
+    for number, metrics in enumerate(history, start=1):
+        if not fits(int, metrics.get("epoch")):
+            raise RecordError(f"{file} must have an epoch in every line; was it written by dubio train?")
+        check_fields(metrics, dict.fromkeys(metrics, float | None), f"line {number} of {file}")
+    return history

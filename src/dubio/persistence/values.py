@@ -4,9 +4,10 @@ A value is written as its class's name and its fields. Only the classes listed h
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, get_type_hints
 
 from dubio import decisions, flows
+from dubio.codec import RecordError, fits
 from dubio.conversion import Removed
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian
 from dubio.methods import METHODS
@@ -17,6 +18,7 @@ __all__ = ["from_json", "to_json"]
 LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
 PRIORS = (CentredNormal, Normal, ScaleMixture)
 SINCE = (*decisions.VALUES, Removed)
+"""What comes after conversion."""
 VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES, *SINCE)}
 
 BEFORE: dict[str, dict[str, Any]] = {"Bayes": {"beta": 1.0}}
@@ -41,14 +43,17 @@ def from_json(data: Any) -> Any:
         return tuple(from_json(part) for part in data)
     if not isinstance(data, dict):
         return data
-    kind = VALUES.get(data.get("value", ""))
+    name = data.get("value")
+    kind = VALUES.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ValueError(f"unknown value {data.get('value')!r}; was the file written by a newer version?")
+        raise RecordError(f"unknown value {name!r}; was the file written by a newer version?")
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = set(data) - known - {"value"}
     if unknown:
-        raise ValueError(
-            f"unknown fields {sorted(unknown)} of {data['value']}; was the file written by a newer version?"
-        )
-    fields = {name: from_json(part) for name, part in data.items() if name != "value"}
-    return kind(**BEFORE.get(kind.__name__, {}) | fields)
+        raise RecordError(f"unknown fields {sorted(unknown)} of {name}; was the file written by a newer version?")
+    hints = get_type_hints(kind)
+    values = {field: from_json(part) for field, part in data.items() if field != "value"}
+    for field, value in values.items():
+        if not fits(hints[field], value):
+            raise RecordError(f"{field} of {name} has a value of the wrong kind, {value!r}")
+    return kind(**BEFORE.get(kind.__name__, {}) | values)

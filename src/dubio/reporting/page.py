@@ -3,6 +3,7 @@
 from importlib.resources import files
 from typing import Any
 
+from dubio.codec import printable
 from dubio.reporting.charts import draw
 from dubio.reporting.numbers import tabulate
 from dubio.reporting.values import Bars, Block, Cell, Lines, Reliability, Report, Stacks
@@ -12,7 +13,7 @@ __all__ = ["render"]
 
 
 def render(report: Report) -> str:
-    """The page. Names of runs and classes are text from elsewhere: all of it is escaped."""
+    """The page. Names of runs and classes are text from elsewhere: markup in it is escaped, and control characters."""
     try:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
@@ -28,7 +29,7 @@ def render(report: Report) -> str:
         tabulate=tabulate,
     )
     source = files("dubio.reporting").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(source).render(report=report)
+    return printable(environment.from_string(source).render(report=report))
 
 
 def _joined(value: Any) -> Any:

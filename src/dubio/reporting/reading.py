@@ -5,7 +5,6 @@ anew (``tests/reporting/test_reading.py``).
 """
 
 import dataclasses
-import json
 import math
 import shlex
 import types
@@ -15,15 +14,27 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dubio.auditing import Audit
+from dubio.codec import RecordError, check_fields, read_object, read_value
 from dubio.evaluation import Evaluation
 from dubio.persistence.command_log import Command, read_commands
 from dubio.persistence.files import Identity, identity_of
-from dubio.persistence.reading import read_value
+from dubio.persistence.records import read_history
 from dubio.reporting.records import AttackRecord, PruningRecord
 
 __all__ = ["RunRecord", "read_run", "read_runs"]
 
 T = TypeVar("T")
+CONFIG: dict[str, Any] = {
+    "method": str,
+    "likelihood": str,
+    "epochs": int,
+    "seed": int | None,
+    "num_parameters": int,
+    "parameters": dict[str, tuple[int, ...]],
+}
+"""Types of those fields of ``config.json`` that are read here."""
+ORDER = {"data": str, "method": str, "model": str, "fields": dict[str, str | bool], "seed": int}
+"""Of ``command.json``, whose other values are single texts, numbers and flags."""
 MASK = "removed"
 """How the names of masks end: ``1.weight_posterior.removed``, ``1.weight_removed``."""
 
@@ -134,14 +145,17 @@ def read_run(folder: str | Path) -> RunRecord:
     if config is None:
         raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json; dubio runs lists runs")
     if "method" not in config:
-        raise ValueError(f"{folder / 'config.json'} is not the configuration of a run: it names no method")
+        raise RecordError(f"{folder / 'config.json'} is not the configuration of a run: it names no method")
+    check_fields(config, CONFIG, str(folder / "config.json"))
+    order = _object(folder / "command.json") or {}
+    check_fields(order, dict.fromkeys(order, str | float | bool | None) | ORDER, str(folder / "command.json"))
     model = folder / "model.safetensors"
     return RunRecord(
         name=name,
         folder=folder,
         config=config,
-        order=_object(folder / "command.json") or {},
-        history=_history(folder / "metrics.jsonl"),
+        order=order,
+        history=read_history(folder / "metrics.jsonl"),
         evaluation=_evaluation(folder / "evaluation.json", f"dubio evaluate {name}"),
         attacks=_attacks(folder, f"dubio attack {name}"),
         pruning=_record(PruningRecord, folder / "pruning.json", "dubio-pruning-1", f"dubio prune {name}"),
@@ -154,34 +168,14 @@ def read_run(folder: str | Path) -> RunRecord:
 
 def _object(file: Path) -> dict[str, Any] | None:
     """What a file of JSON holds; None where there is no file."""
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} must hold an object, got a {type(found).__name__}")
-    return found
-
-
-def _history(file: Path) -> tuple[dict[str, Any], ...]:
-    """The metrics of all epochs; a line that is being written is left out."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-    try:
-        found = tuple(json.loads(line) for line in lines if line.endswith("\n"))
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    if not all(isinstance(metrics, dict) and isinstance(metrics.get("epoch"), int) for metrics in found):
-        raise ValueError(f"{file} must have an epoch in every line; was it written by dubio train?")
-    return found
+    return read_object(file) if file.exists() else None
 
 
 def _evaluation(file: Path, command: str) -> Evaluation | None:
     try:
-        return Evaluation.load(file) if file.is_file() else None
+        return Evaluation.load(file) if file.exists() else None
     except ValueError as error:
-        raise ValueError(f"{error}; write it anew: {command}") from error
+        raise RecordError(f"{error}; write it anew: {command}") from error
 
 
 def _attacks(folder: Path, command: str) -> tuple[AttackRecord, ...]:
@@ -193,12 +187,12 @@ def _attacks(folder: Path, command: str) -> tuple[AttackRecord, ...]:
 
 
 def _audit(file: Path, command: str) -> Audit | None:
-    if not file.is_file():
+    if not file.exists():
         return None
     try:
         return Audit.load(file)
     except ValueError as error:
-        raise ValueError(f"{error}; write it anew: {command} --epsilon ...") from error
+        raise RecordError(f"{error}; write it anew: {command} --epsilon ...") from error
 
 
 def _record(kind: type[T], file: Path, format: str | None, command: str) -> T | None:
@@ -206,11 +200,11 @@ def _record(kind: type[T], file: Path, format: str | None, command: str) -> T | 
     if found is None:
         return None
     if format is not None and found.get("format") != format:
-        raise ValueError(f"{file} must have format {format!r}, got {found.get('format')!r}; write it anew: {command}")
+        raise RecordError(f"{file} must have format {format!r}, got {found.get('format')!r}; write it anew: {command}")
     try:
         return read_value(kind, _known(kind, found))
     except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error}; write it anew: {command}") from error
+        raise RecordError(f"{file} cannot be read: {error}; write it anew: {command}") from error
 
 
 def _known(kind: Any, data: Any) -> Any:

@@ -1,9 +1,12 @@
 """How each number of a report can be made again: commands rebuilt from what the run's files say."""
 
+import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
+from dubio.codec import printable
+from dubio.methods import METHODS
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.records import AttackRecord, PruningRecord
 from dubio.reporting.values import Commands, Section
@@ -23,8 +26,95 @@ ATTACK_OPTIONS = {
 DECIDED = {"calibrate": "calibration", "abstain": "threshold", "conformal": "sets"}
 NO_OPTIONS = ("fields", "seed", "method", "standardise_targets")
 """What a run keeps of its command under names that are no options, or that come in a place of their own."""
+OPTIONS: dict[str, dict[str, type | None]] = {
+    "train": {
+        **dict.fromkeys(("data", "data-dir", "target", "task", "drop", "delimiter", "label-noise", "model"), str),
+        **dict.fromkeys(("method", "schedule", "precision", "memory", "resize", "likelihood"), str),
+        "epochs": int,
+        "lr": float,
+        "noise-lr": float,
+        "batch-size": int,
+        "samples": int,
+        "seed": int,
+        **dict.fromkeys(("augment", "fast", "eager", "standardise", "as-is"), None),
+    },
+    "evaluate": {
+        **dict.fromkeys(("ood", "corruptions", "data", "precision"), str),
+        **dict.fromkeys(("samples", "resamples", "seed"), int),
+    },
+    "calibrate": {"kind": str, "per-draw": None, "samples": int, "seed": int},
+    "abstain": {"error": float, "coverage": float, "score": str, "level": float, "samples": int, "seed": int},
+    "conformal": {"coverage": float, "kind": str, "allow-empty": None, "samples": int, "seed": int},
+    "attack": {
+        **dict.fromkeys(("attack", "epsilon", "norm", "objective", "loss", "noise", "data"), str),
+        **dict.fromkeys(("steps", "restarts", "samples", "draws", "images", "seed"), int),
+    },
+    "audit": {**dict.fromkeys(("epsilon", "norm", "budget", "data"), str), "images": int, "seed": int},
+    "prune": {
+        **dict.fromkeys(("by", "what", "out"), str),
+        "fraction": float,
+        "max-loss": float,
+        "each-layer": None,
+        "samples": int,
+        "seed": int,
+    },
+}
+"""The options of each command that stand in records, and what each takes; None for flags."""
+METHOD_OPTIONS = {name.replace("_", "-") for kind in METHODS.values() for name in get_type_hints(kind)}
+SHELL = re.compile(r"[;&|<>$`\\\n!#\"'(){}]")
+"""What means something to a shell and stands in no option of dubio."""
+LEFT_OUT = "# a command of this run is not shown: its record holds no command of dubio as dubio writes it"
 TOLD = ("command", "network")
 """What an evaluation says of how it was made, beside versions."""
+
+
+def checked(line: str) -> str:
+    """A command of dubio, put together again from its parsed options; a sentence where a record holds anything else.
+
+    Records are files that may come from elsewhere, and commands in a report are made to be copied into a shell.
+    """
+    try:
+        program, command, run, *waiting = shlex.split(line)
+    except ValueError:
+        return LEFT_OUT
+    if program != "dubio" or command not in OPTIONS or run.startswith("-") or not _is_plain(run):
+        return LEFT_OUT
+    rebuilt = [program, command, run]
+    while waiting:
+        option = waiting.pop(0)
+        rebuilt.append(option)
+        if not option.startswith("--"):
+            return LEFT_OUT
+        if command == "train" and _is_flag_of_method(option, waiting):
+            continue
+        try:
+            kind = _kind(command, option)
+            if kind is not None:
+                rebuilt.append(waiting.pop(0))
+                kind(rebuilt[-1])
+        except (KeyError, IndexError, ValueError):
+            return LEFT_OUT
+        if not _is_plain(rebuilt[-1]):
+            return LEFT_OUT
+    return shlex.join(rebuilt)
+
+
+def _kind(command: str, option: str) -> type | None:
+    """What an option takes; None for a flag, and a KeyError where the command has no such option."""
+    name = option.removeprefix("--")
+    return str if command == "train" and name in METHOD_OPTIONS else OPTIONS[command][name]
+
+
+def _is_flag_of_method(option: str, following: Sequence[str]) -> bool:
+    """Whether it is an option of ``dubio train`` for a field that is True or False, which has no value."""
+    name = option.removeprefix("--")
+    if name.removeprefix("no-") not in METHOD_OPTIONS:
+        return False
+    return name.startswith("no-") or not following or following[0].startswith("--")
+
+
+def _is_plain(word: str) -> bool:
+    return not SHELL.search(word) and printable(word) == word
 
 
 def reproduction(records: Sequence[RunRecord]) -> Section:
@@ -45,6 +135,8 @@ def train_command(record: RunRecord) -> str | None:
     own = {name: value for name, value in record.order.items() if name not in NO_OPTIONS}
     if own.pop("fast", None) is not None:
         own["fast" if record.order["fast"] else "eager"] = True
+    if own.pop("standardise", True) is False:
+        own["as-is"] = True
     given = {name: value for name, value in own.items() if value not in (None, False, DEFAULTS.get(name))}
     fields = record.order.get("fields") or {}
     chosen: dict[str, Any] = {"method": record.method, **given, **fields, "seed": record.order.get("seed", 0)}
@@ -125,7 +217,9 @@ def _options(chosen: dict[str, Any]) -> list[str]:
 
 def _commands(record: RunRecord) -> Commands:
     name = record.folder.resolve().name
-    lines = [train_command(record) or f"# {record.name} was trained in Python; its config.json says how"]
+    lines = [
+        train_command(record) or f"# {' '.join(record.name.split())} was trained in Python; its config.json says how"
+    ]
     facts = {"method": str(record.config["method"]), "seed of training": str(record.config.get("seed", "unknown"))}
     lines += prune_commands(record)
     decisions = decision_commands(record)
@@ -154,7 +248,8 @@ def _commands(record: RunRecord) -> Commands:
         plain = f"dubio audit {shlex.quote(name)} {asked}"
         lines.append(record.audit.made_by.get("command", plain))
         facts["audited"] = f"{record.audit.data}, fingerprint {record.audit.fingerprint}, seed {threat.seed}"
-    return Commands(record.name, tuple(lines), {key: value for key, value in facts.items() if value})
+    lines = [line if line.startswith("# ") else checked(line) for line in lines]
+    return Commands(record.name, tuple(dict.fromkeys(lines)), {key: value for key, value in facts.items() if value})
 
 
 def _pairs(values: dict[str, Any]) -> str:

@@ -1,10 +1,9 @@
 """Write a report: the page, and the same as JSON beside it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dubio.persistence.atomic import write_atomically
+from dubio.codec import dump_json, write_atomically
 from dubio.reporting.content import make_report
 from dubio.reporting.page import render
 from dubio.reporting.reading import read_runs
@@ -27,7 +26,7 @@ def write_report(folders: Sequence[str | Path], path: str | Path, *, title: str 
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
     report = make_report(read_runs(folders), title)
-    page, data = render(report), json.dumps(report.to_json(), indent=1, allow_nan=False)
+    page, data = render(report), dump_json(report.to_json(), indent=1)
     write_atomically(path.with_suffix(".json"), f"{data}\n".encode())
     write_atomically(path, page.encode())
     return report

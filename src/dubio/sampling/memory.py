@@ -9,6 +9,7 @@ import gc
 import math
 import re
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Footprint", "free_memory", "is_out_of_memory", "memory_in_words", "parse_memory", "tensor_bytes"]
+__all__ = [
+    "Footprint",
+    "available_memory",
+    "free_memory",
+    "is_out_of_memory",
+    "memory_in_words",
+    "parse_memory",
+    "tensor_bytes",
+]
 
 UNITS = {
     **{unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
@@ -46,6 +55,15 @@ def memory_in_words(amount: int) -> str:
         if amount >= UNITS[unit]:
             return f"{amount / UNITS[unit]:.1f} {unit}"
     return f"{amount} B"
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that programs may still take; None where the system does not say."""
+    try:
+        found = re.search(r"^MemAvailable:\s+([0-9]+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else 1024 * int(found[1])
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -19,8 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dubio.persistence.atomic import UNFINISHED, flush
-from dubio.persistence.reading import read_object
+from dubio.codec import UNFINISHED, flush, read_object
 
 __all__ = [
     "CheckpointError",

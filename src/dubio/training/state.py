@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubio.persistence.reading import read_value
+from dubio.codec import read_value
 from dubio.persistence.tensors import with_ties, without_ties
 from dubio.sampling.host_rng import generator_state, set_generator_state
 from dubio.training.optimising import load_keeping_the_way
@@ -99,7 +99,7 @@ def unpack(
     _restore_generators(_of_rank(parts["random"], processes), processes.device)
     for name, value in _of_rank(parts.get("buffers", {}), processes).items():
         model.get_buffer(name).copy_(value)
-    return read_value(Standing, state["standing"]), parts.get("best")
+    return read_value(Standing, state["standing"], "standing of state.json"), parts.get("best")
 
 
 def _of_rank(tensors: dict[str, Tensor], processes: Processes) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ the others.
 """
 
 import dataclasses
-import json
 import os
 import re
 import threading
@@ -25,14 +24,13 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from dubio.codec import dump_json, read_json_lines, read_object, read_value, remove_unfinished, write_atomically
 from dubio.data.batches import Batch, Batches
 from dubio.data.fingerprints import DataFingerprint
 from dubio.layers import num_trained
 from dubio.objectives import Objective
 from dubio.persistence import save
-from dubio.persistence.atomic import remove_unfinished, write_atomically
 from dubio.persistence.lock import locked
-from dubio.persistence.reading import read_json_lines, read_object, read_value
 from dubio.persistence.tensors import without_ties
 from dubio.training.checkpoints import (
     CheckpointError,
@@ -220,14 +218,16 @@ class Trainer:
         """
         assert self.folder is not None
         metrics = self.folder / "metrics.jsonl"
-        history = read_json_lines(metrics, standing.epoch) if standing.epoch and metrics.is_file() else []
+        history = (
+            read_json_lines(metrics, standing.epoch, nan_is_null=True) if standing.epoch and metrics.is_file() else []
+        )
         if len(history) < standing.epoch:
             raise ValueError(f"cannot resume: {metrics} must hold {standing.epoch} epochs, got {len(history)}")
         if standing.epoch and self._is_over(standing):
             if (self.folder / MODEL).exists():  # else the run was killed just before it was written
                 self._warn_of_nothing_left(standing)
         else:
-            write_atomically(self.folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+            write_atomically(self.folder / "config.json", f"{dump_json(config, indent=1)}\n".encode())
         self._write_metrics(history)
         return history
 
@@ -383,7 +383,7 @@ class Trainer:
         metrics = self.folder / "metrics.jsonl"
         try:
             with metrics.open("a") as lines:
-                lines.write(json.dumps(history[-1]) + "\n")
+                lines.write(f"{dump_json(history[-1])}\n")
                 lines.flush()
                 os.fsync(lines.fileno())  # a checkpoint without its metrics could not be resumed
         except OSError as error:
@@ -401,7 +401,7 @@ class Trainer:
         assert self.folder is not None
         metrics = self.folder / "metrics.jsonl"
         try:
-            write_atomically(metrics, "".join(json.dumps(line) + "\n" for line in history).encode())
+            write_atomically(metrics, "".join(f"{dump_json(line)}\n" for line in history).encode())
         except OSError as error:
             raise OSError(f"cannot write to {metrics}: {error}{self._kept()}") from error
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dubio.persistence.atomic import write_atomically
+from dubio.codec import write_atomically
 from dubio.version import commit_here, hardware_of
 
 try:

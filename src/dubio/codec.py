@@ -1,0 +1,431 @@
+"""JSON in and out, files that are written whole or not at all, and text that is safe to show.
+
+Every record of a run is read by ``parse_json``, which is stricter than ``json.loads``: it refuses NaN and infinity,
+numbers that a float or a 64-bit integer cannot hold, duplicate keys, deep nesting and huge files. ``read_value`` turns
+the result into a frozen value and checks the type of each field. Whatever a file holds, the error is a ``RecordError``
+that names it (``tests/test_codec.py``).
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+__all__ = [
+    "UNFINISHED",
+    "RecordError",
+    "check_fields",
+    "check_regular",
+    "dump_json",
+    "fits",
+    "flush",
+    "open_regular",
+    "parse_json",
+    "printable",
+    "read_file",
+    "read_json",
+    "read_json_lines",
+    "read_object",
+    "read_value",
+    "remove_unfinished",
+    "unfinished_file",
+    "write_atomically",
+]
+
+T = TypeVar("T")
+
+MAX_DEPTH = 64
+MAX_BYTES = 128 * 2**20
+MAX_SHOWN = 200
+"""Characters of a wrong value that a message repeats."""
+INTEGERS = range(-(2**63), 2**64)
+UNFINISHED = ".unfinished-"
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and newline, marks that change the direction of text, and surrogates."""
+
+
+class RecordError(ValueError):
+    """A file of dubio's own that is damaged, forged or of another kind; the message names it and what is wrong."""
+
+
+def parse_json(text: str | bytes, source: str) -> Any:
+    """The value that JSON text stands for; ``source`` is the name of the file in messages.
+
+    Raises:
+        RecordError: the text is no JSON in UTF-8, or has NaN, infinity, a number outside the range of a float or of
+            64 bits, a key that occurs twice, more than 64 levels, or more than 128 MiB.
+    """
+    try:
+        return _parse(text)
+    except RecursionError:
+        raise RecordError(f"{source} cannot be read: JSON must have at most {MAX_DEPTH} levels") from None
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError and those of the functions below
+        raise RecordError(f"{source} cannot be read: {_short(str(error))}") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    return parse_json(read_file(path, MAX_BYTES), str(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise RecordError(f"{path} must hold an object, got a {type(value).__name__}")
+    return value
+
+
+def read_json_lines(
+    path: Path, count: int | None = None, whole: bool = False, nan_is_null: bool = False
+) -> list[dict[str, Any]]:
+    """The objects in a file with one per line.
+
+    Args:
+        path: the file.
+        count: how many lines to read; by default all.
+        whole: whether a last line without an end counts; by default it is being written, and left out.
+        nan_is_null: read NaN and infinity, which older versions wrote, as None.
+    """
+    *lines, last = read_file(path, MAX_BYTES).split(b"\n")
+    values = []
+    for number, line in enumerate([*lines, *([last] if whole and last else [])][:count], start=1):
+        try:
+            value = _parse(line, nan_is_null)
+        except RecursionError:
+            raise RecordError(f"{path} cannot be read: line {number}: at most {MAX_DEPTH} levels") from None
+        except ValueError as error:
+            raise RecordError(f"{path} cannot be read: line {number}: {_short(str(error))}") from None
+        if not isinstance(value, dict):
+            raise RecordError(f"{path} must hold objects, got a {type(value).__name__} in line {number}")
+        values.append(value)
+    return values
+
+
+def check_fields(data: dict[str, Any], kinds: Mapping[str, Any], source: str) -> None:
+    """Refuse an object whose fields, as far as it has them, are not of these types."""
+    for name, kind in kinds.items():
+        if name in data and not fits(kind, data[name]):
+            raise RecordError(f"{source} must have {name} of type {_type_name(kind)}, got {_shown(data[name])}")
+
+
+def dump_json(value: Any, indent: int | None = None) -> str:
+    """JSON text that ``parse_json`` reads; NaN and infinity, which JSON has not, become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def read_value(kind: type[T], data: Any, name: str = "") -> T:
+    """The value of type ``kind`` that JSON stands for; what does not fit is refused, with the name of the field.
+
+    Args:
+        kind: a dataclass.
+        data: what JSON holds.
+        name: what messages call the value; by default the name of its type.
+    """
+    value: T = _read(kind, data, name or kind.__name__)
+    return value
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a value made from JSON has a type, as fields of dataclasses state it."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind in (Any, object) or isinstance(kind, str | TypeVar) or type(kind).__name__ == "ForwardRef":
+        return True
+    if kind is None or kind is types.NoneType:
+        return value is None
+    if origin in (Union, types.UnionType):
+        return any(fits(part, value) for part in parts)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False
+        if parts[1:] == (...,):
+            return all(fits(parts[0], part) for part in value)
+        return len(value) == len(parts) and all(map(fits, parts, value))
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(parts[1], part) for part in value.values())
+    if kind is float:
+        return _is_float(value)
+    if kind is int:
+        return type(value) is int
+    if origin is type or origin is Callable or "collections.abc.Callable" in str(origin):
+        return False  # no class and no function ever comes from a file
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def read_file(path: Path, limit: int | None = None, error: type[ValueError] = RecordError) -> bytes:
+    """The bytes of a regular file; FIFOs, devices and folders are refused, and what has more than ``limit`` bytes."""
+    with open_regular(path, error) as file:
+        if limit is None:
+            return file.read()
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise error(f"{path} must have at most {limit} bytes, got more")
+    return content
+
+
+def open_regular(path: Path, error: type[ValueError] = RecordError) -> BinaryIO:
+    """Open a regular file for reading; anything else that has a name in a folder raises ``error`` and never blocks."""
+    check_regular(path, error)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _check_mode(path, os.fstat(descriptor).st_mode, error)  # what stands there may be another file by now
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def check_regular(path: Path, error: type[ValueError] = RecordError) -> None:
+    """Refuse what is there and is no regular file: reading it could block, or never end."""
+    _check_mode(path, os.stat(path).st_mode, error)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file such that readers see the old one or the new one, never a part.
+
+    What killed processes left half-written in the same folder is removed.
+    """
+    remove_unfinished(path.parent, recursive=False)
+    with unfinished_file(path) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        os.replace(file.name, path)
+    flush(path.parent)
+
+
+@contextlib.contextmanager
+def unfinished_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside ``path``, to be renamed to it; it is removed at the end unless it was.
+
+    Its name holds the number of the process, so that what a killed one left can be told from what another is writing.
+    It cannot be guessed, and the file is never opened where something is there already: no link is followed.
+    """
+    unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{os.urandom(8).hex()}")
+    with unfinished.open("xb") as file:
+        try:
+            yield file
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path, recursive: bool = True) -> None:
+    """Remove what killed processes left half-written, but not what a running process is writing."""
+    for path in list((folder.rglob if recursive else folder.glob)(f"{UNFINISHED}*")):
+        number = path.name.removeprefix(UNFINISHED).partition("-")[0]
+        if number.isdigit() and _is_running(int(number)):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def flush(path: Path) -> None:
+    """Make the system write a file or folder to disk now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def printable(text: str) -> str:
+    r"""Text for terminals and pages: control characters are shown as ``\x1b``, so that none takes effect.
+
+    So are marks that change the direction of text, and bytes of file names that are no UTF-8.
+    """
+    return UNSAFE.sub(_escaped, text)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return False
+    try:
+        os.kill(process, 0)  # signal 0 only asks
+    except (ProcessLookupError, OverflowError):  # no process, or a number larger than any of one
+        return False
+    except OSError:  # another user's process
+        return True
+    return True
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as Python keeps it in the name of a file
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _parse(text: str | bytes, nan_is_null: bool = False) -> Any:
+    if len(text) > MAX_BYTES:
+        raise RecordError(f"JSON must have at most {MAX_BYTES} bytes, got {len(text)}")
+    value = json.loads(
+        text.decode("utf-8") if isinstance(text, bytes) else text,
+        parse_constant=_no_number if nan_is_null else _refuse_constant,
+        parse_float=_parse_float,
+        parse_int=_parse_int,
+        object_pairs_hook=_parse_object,
+    )
+    _check_depth(value)
+    return value
+
+
+def _no_number(text: str) -> None:
+    return None
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise RecordError(f"numbers must be finite, got {text}")
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise RecordError(f"numbers must be within the range of a float, got {text[:40]}")
+    return value
+
+
+def _parse_int(text: str) -> int:
+    value = int(text) if len(text) <= 20 else None
+    if value is None or value not in INTEGERS:
+        raise RecordError(f"whole numbers must have at most 64 bits, got {text[:40]}")
+    return value
+
+
+def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise RecordError(f"each key must occur once, got {_short(repr(twice))} twice")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            part
+            for container in level
+            for part in (container.values() if isinstance(container, dict) else container)
+            if isinstance(part, dict | list)
+        ]
+        if not level:
+            return
+    raise RecordError(f"JSON must have at most {MAX_DEPTH} levels")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _read(kind: Any, data: Any, place: str) -> Any:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if data is None and types.NoneType in parts:
+            return None
+        others = [part for part in parts if part is not types.NoneType]
+        return _read(others[0] if len(others) == 1 else _member(others, data, place), data, place)
+    if origin is tuple:
+        _checked(isinstance(data, list | tuple), data, place)
+        if parts[1:] != (...,):
+            _checked(len(data) == len(parts), data, place)
+            return tuple(_read(part, data[number], f"{place}[{number}]") for number, part in enumerate(parts))
+        return tuple(_read(parts[0], part, f"{place}[{number}]") for number, part in enumerate(data))
+    if origin is dict:
+        _checked(isinstance(data, dict), data, place)
+        return {name: _read(parts[1], part, f"{place}.{_short(name)}") for name, part in data.items()}
+    if dataclasses.is_dataclass(kind):
+        return _read_fields(kind, data, place)
+    _checked(fits(kind, data), data, place)
+    return float(data) if kind is float else data
+
+
+def _member(kinds: list[Any], data: Any, place: str) -> Any:
+    """Which of several types, none of them a dataclass, some data have."""
+    fitting = [kind for kind in kinds if fits(kind, data)]
+    _checked(bool(fitting), data, place)
+    return fitting[0]
+
+
+def _read_fields(kind: Any, data: Any, place: str) -> Any:
+    _checked(isinstance(data, dict), data, place)
+    hints = _hints(kind)
+    names = {field.name for field in dataclasses.fields(kind)}
+    unknown = sorted(set(data) - names)
+    if unknown:
+        raise RecordError(
+            f"{place} has unknown fields {_short(str(unknown))}; was the file written by a newer version?"
+        )
+    values = {name: _read(hints[name], value, f"{place}.{name}") for name, value in data.items()}
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{place} cannot be read: {error}") from error
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _is_float(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _checked(right: bool, data: Any, place: str) -> Any:
+    if not right:
+        raise RecordError(f"{place} has a value of the wrong kind, {_shown(data)}")
+    return data
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
+
+
+def _shown(data: Any) -> str:
+    """A wrong value for a message; printing a long list or a number of millions of digits would take long."""
+    if isinstance(data, int) and data not in INTEGERS:
+        return "a whole number of more than 64 bits"
+    if isinstance(data, list | tuple | dict) and len(data) > 10:
+        return f"a {type(data).__name__} of {len(data)} entries"
+    return _short(repr(data))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def _check_mode(path: Path, mode: int, error: type[ValueError]) -> None:
+    if not stat.S_ISREG(mode):
+        raise error(f"{path} must be a regular file, got {KINDS.get(stat.S_IFMT(mode), 'something else')}")
