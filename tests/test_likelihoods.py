@@ -328,7 +328,7 @@ def test_targets_in_other_units_are_predicted_the_same(method: dubio.Bayes) -> N
         (dubio.Bernoulli(), (3, 6), torch.rand(6, 1)),
         (dubio.Categorical(), (3, 6, 4), torch.randint(4, (6, 1))),
     ],
-    ids=repr,
+    ids=["gaussian rows", "gaussian columns", "bernoulli rows", "bernoulli columns", "categorical columns"],
 )
 def test_one_target_per_row_may_have_an_axis_of_its_own_or_not(
     likelihood: dubio.Gaussian, outputs: tuple[int, ...], targets: Tensor
