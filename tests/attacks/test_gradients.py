@@ -10,6 +10,7 @@ import dubio
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
 from dubio.attacks import fitting, victims
+from dubio.sampling import run
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5, 0.0, 3.0], [0.5, 1.0, -1.5, 2.0, 3.0]])
 SIGNS = (WEIGHT[1] - WEIGHT[0]).sign()  # of the step away from class 0; the last weight is in both classes
@@ -38,7 +39,8 @@ def test_t59_fgsm_moves_along_the_difference_of_the_weights(epsilon: float) -> N
     inputs, labels = inner_points()
     result = attacks.Fgsm(epsilon=epsilon)(net, inputs, labels)
     away = torch.where(labels == 0, 1.0, -1.0).unsqueeze(1) * SIGNS
-    torch.testing.assert_close(result.inputs, inputs + epsilon * away)
+    # The gradient for the last input, whose weights are equal, is rounding: its sign is left open.
+    torch.testing.assert_close(result.inputs[:, :4], (inputs + epsilon * away)[:, :4])
     assert (result.inputs.double() - inputs.double()).abs().max() <= epsilon
     raised = cross_entropy(net, result.inputs, labels) - cross_entropy(net, inputs, labels)
     assert (raised > 0.0).all() if epsilon else torch.equal(result.inputs, inputs)
@@ -192,8 +194,8 @@ def test_draws_give_the_same_attack_mapped_or_looped(estimator: str, monkeypatch
     for executor in ("vmap", "loop"):
         monkeypatch.setattr(
             victims,
-            "sample",
-            lambda *args, executor="", chosen=executor, **rest: dubio.sample(*args, executor=chosen, **rest),
+            "run",
+            lambda *args, executor="", chosen=executor, **rest: run(*args, executor=chosen, **rest),
         )
         found.append(attack(model, inputs, labels))
     torch.testing.assert_close(found[0].inputs, found[1].inputs, atol=1e-5, rtol=0.0)

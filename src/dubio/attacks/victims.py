@@ -96,8 +96,8 @@ class Victim:
     """How draws are run; looped where mapped ones would share what the host draws, found out by ``check``."""
     draws_on_host: bool = False
     """Whether a recording would repeat what the host draws; found out by ``check``."""
-    draws_itself: bool = False
-    """Whether the model draws from a global generator itself; found out by ``check``."""
+    draws_itself: bool = True
+    """Whether the model may draw from a global generator itself; found out by ``check``."""
     forwards: int = field(default=0, init=False)
     backwards: int = field(default=0, init=False)
     _num_asked: int = field(default=0, init=False)
@@ -259,7 +259,13 @@ class Victim:
 
     def _follows_the_host(self, few: Tensor) -> bool:
         """Whether what Python and NumPy draw shows: they may serve others, such as one who checks types at random."""
-        still = replace(self, num_samples=1, executor="loop", noise="off" if self.noise == "off" else "frozen")
+        still = replace(
+            self,
+            num_samples=1,
+            executor="loop",
+            noise="off" if self.noise == "off" else "frozen",
+            draws_itself=False,
+        )
 
         def look() -> Tensor:
             with redirected(Stream(self.seed)), still._looking_at(few):
