@@ -74,8 +74,10 @@ class _Images:
         if unknown:
             raise DataError(f"{folder} must have no class that {self.folder} has not, got {', '.join(unknown)}")
         files = [(file, label) for label, name in enumerate(self.classes) for file in _files(folder / name)]
-        check_room(len(files) * self.pixels(files[0][0]).nbytes, str(folder))
-        return [(self.pixels(file), label) for file, label in files]
+        (file, label), *others = files
+        first = self.pixels(file)
+        check_room(len(files) * first.nbytes, str(folder))
+        return [(first, label), *((self.pixels(file), label) for file, label in others)]
 
     def examples(self, read: list[tuple[NDArray[np.uint8], int]]) -> Examples:
         """A part, with as many channels as all images together need."""
