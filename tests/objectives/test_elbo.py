@@ -111,7 +111,8 @@ def test_the_objective_compiles() -> None:
 
 
 def test_bayes_hands_out_its_objective() -> None:
-    assert dubio.Bayes().objective(60_000) == dubio.Elbo(num_data=60_000)
+    assert dubio.Bayes().objective(60_000) == dubio.Elbo(num_data=60_000, beta=0.03)
+    assert dubio.Bayes(beta=1.0).objective(60_000) == dubio.Elbo(num_data=60_000)
 
 
 @pytest.mark.parametrize(

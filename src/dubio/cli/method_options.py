@@ -20,7 +20,7 @@ METHOD_OPTIONS: dict[str, dict[str, str | bool]] = {
     "bayes": {
         "--prior": "normal:0,1",
         "--estimator": "local",
-        "--init-std": "0.05",
+        "--init-std": "0.005",
         "--bayesian-bias": True,
         "--norms": False,
         "--where": "none",
@@ -48,8 +48,8 @@ METHOD_OPTIONS: dict[str, dict[str, str | bool]] = {
         "--where": "none",
     },
     "se-snn": {"--margin": "0", "--weight": "0.1", "--at": "input", "--classes": "linear", "--where": "none"},
-    "vib": {"--beta": "0.001", "--at": "input", "--where": "none"},
-    "pni": {"--per": "layer", "--init": "0.25", "--where": "none"},
+    "vib": {"--beta": "0.0001", "--at": "input", "--where": "none"},
+    "pni": {"--per": "layer", "--init": "0.1", "--where": "none"},
     "wasserstein": {
         "--num-points": "8",
         "--dim": "64",
