@@ -46,7 +46,7 @@ class Soundness:
         if not outputs.is_floating_point():
             raise TypeError(f"the network must return floating point outputs, got {outputs.dtype}")
         bad = outputs.isnan() | outputs.isposinf()
-        if self._class_axis is not None and outputs.dim() > 2:
+        if self._class_axis is not None and 1 - outputs.dim() < self._class_axis < outputs.dim() - 1:
             axis = self._class_axis + 1 if self._class_axis > 0 else self._class_axis
             bad = bad | outputs.isneginf().all(dim=axis, keepdim=True)
         bad = bad.any(dim=0)
