@@ -112,7 +112,7 @@ def test_other_bounds_scale_what_is_reached(plain: nn.Module, digits: dubio.data
     assert "With epsilon 2, which allows any image" in {check.id: check.words for check in found.checks}["C16"]
     assert verdicts(found)["C18"] == verdicts(found)["C20"] == "pass"
     assert verdicts(found)["C24"] == "skipped"
-    assert "C24" not in {check.id for check in found.failed}
+    assert "C24" in {check.id for check in found.failed}  # AutoAttack is not there to stand in for it
 
 
 def test_an_ensemble_is_audited_by_its_members(plain: nn.Module, digits: dubio.data.Examples) -> None:

@@ -17,7 +17,7 @@ from dubio.reporting.reproducing import LEFT_OUT, METHOD_OPTIONS, OPTIONS, check
 pytest.importorskip("jinja2")
 
 ESC = "\x1b"
-NOT_RECORDED = ("require", "min-accuracy", "fields")
+NOT_RECORDED = ("require", "min-accuracy", "fields", "quiet", "-q")
 """Options that change no number of a record."""
 NAMES = ("[/close]", "[bold]m[/bold]", f"{ESC}[31mred", f"{ESC}]0;title\a", "\u202eright to left")
 
