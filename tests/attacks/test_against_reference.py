@@ -147,7 +147,7 @@ def assert_nearest(result: attacks.Attacked, inputs: Tensor, expected: list[NDAr
     for row, point in enumerate(expected):
         assert bool(result.fooled[row]) == (point is not None)
         clean = inputs[row].numpy()
-        np.testing.assert_allclose(result.inputs[row].numpy(), clean if point is None else point, atol=1e-4)
+        np.testing.assert_allclose(result.inputs[row].numpy(), clean if point is None else point, atol=1e-9)
 
 
 def test_square_in_linf(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_lookup_is_caught_by_the_gradient_it_lacks(plain: nn.Module, digits: d
     found = audited(Lookup(plain), digits)
     assert found.status == "UPPER BOUND ONLY"
     assert {"C5", "C6", "C8", "C15", "C16", "C19", "C23", "C24"} == {check.id for check in found.failed}
-    assert all("no gradient to follow" in check.words for check in found.failed if check.id != "C23")
+    assert all("no gradient to follow" in check.words for check in found.failed if check.id not in {"C23", "C24"})
     failures = [attack for attack in found.attacks if attack.failure is not None]
     assert "pgd" in {attack.name for attack in failures}
     assert all(attack.accuracy is None for attack in failures)

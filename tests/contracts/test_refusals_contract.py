@@ -321,7 +321,7 @@ CONVERSIONS: dict[str, Refusal] = {
     "a container chosen": (
         lambda: dubio.Bayes(where="body").convert(nn.ModuleDict({"body": mlp(5, 3)})),
         ValueError,
-        r"where='body' chooses no layer .*; did you mean 'body\.\*'\?",
+        r"where='body' chooses no layer .*; did you mean body\.\*\?",
     ),
     "norms only": (
         lambda: dubio.Bayes().convert(nn.Sequential(nn.LayerNorm(3))),
@@ -553,7 +553,7 @@ PREDICTIONS: dict[str, Refusal] = {
         lambda: predict(net=model(5, 1)),
         ValueError,
         r"a Categorical output must be \(batch, \.\.\., class\) with .* classes on axis -1, got shape \(6, 1\) for one "
-        r"draw; for regression convert with likelihood=dubio\.Gaussian",
+        r"draw; .*likelihood=dubio\.Bernoulli\(\).*; for regression with likelihood=dubio\.Gaussian",
     ),
     "a class axis that is not there": (
         lambda: predict(likelihood=dubio.Categorical(class_axis=3)),

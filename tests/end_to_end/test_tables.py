@@ -128,13 +128,12 @@ def test_a_run_keeps_its_encoding_when_the_file_changes(tmp_path: Path) -> None:
     assert train("shop", data, tmp_path, "--epochs", 1).exit_code == 0
     write(data, [row.replace("Lyon", "Metz").replace(",FR,", ",DE,") for row in customers(200)])
     assert part(load_splits(read_order(tmp_path / "shop")).test).encoder != read_encoder(tmp_path / "shop")
-    for command in (
-        ("calibrate", "shop"),
-        ("predict", "shop", "--index", 0),
-        ("train", "shop", "--resume", "--epochs", 2),
-    ):
+    for command in (("calibrate", "shop"), ("predict", "shop", "--index", 0)):
         result = invoke(*command, "--runs", tmp_path)
         assert result.exit_code == 0, result.output
+    resumed = invoke("train", "shop", "--resume", "--epochs", 2, "--runs", tmp_path)
+    assert resumed.exit_code == 2
+    assert "cannot resume with other data" in resumed.stderr
     pruned = invoke("prune", "shop", "--fraction", 0.2, "--out", "small", "--runs", tmp_path)
     assert pruned.exit_code == 0, pruned.output
     assert read_encoder(tmp_path / "small") == read_encoder(tmp_path / "shop")

@@ -94,10 +94,11 @@ def ddn(x, look, steps, gamma=0.05, low=0.0, high=1.0):
     return best
 
 
-def fmn(x, look, norm, steps, gamma=0.05, last_gamma=0.001, low=0.0, high=1.0):
+def fmn(x, look, norm, steps, gamma=0.05, last_gamma=0.001, low=0.0, high=1.0, inside=1.0 - 1e-6):
     """Pintor et al. 2021, algorithm 1, with a radius that also grows while nothing has been found.
 
-    The value must be a margin: negative where the network is right.
+    The value must be a margin: negative where the network is right. ``inside`` keeps a projection in L2 off the
+    boundary of the ball.
     """
     order, dual = (np.inf, 1) if norm == "linf" else (2, 2)
     delta, epsilon, best = np.zeros_like(x), None, None
@@ -120,8 +121,8 @@ def fmn(x, look, norm, steps, gamma=0.05, last_gamma=0.001, low=0.0, high=1.0):
         delta = delta + alpha * gradient / np.linalg.norm(gradient)
         if norm == "linf":
             delta = np.clip(delta, -epsilon, epsilon)
-        elif np.linalg.norm(delta) > epsilon:
-            delta = delta * epsilon / np.linalg.norm(delta)
+        else:
+            delta = delta * min(inside * epsilon / np.linalg.norm(delta), 1.0)
         delta = np.clip(x + delta, low, high) - x
     return None if best is None else x + best
 

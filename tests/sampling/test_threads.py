@@ -137,7 +137,7 @@ def in_threads(function: Callable[[], Tensor], calls: int = THREADS) -> list[Ten
         return list(pool.map(lambda _: function(), range(calls)))
 
 
-@pytest.mark.filterwarnings("ignore:the temperature went to the edge")
+@pytest.mark.filterwarnings("ignore::dubio.DecisionWarning")
 @pytest.mark.feature("Seeded calls in several threads give what they give alone, and touch no global generator")
 @pytest.mark.parametrize("calls", [THREADS, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -148,7 +148,7 @@ def test_calls_in_threads_equal_serial_ones(name: str, calls: int) -> None:
     assert states() == before
 
 
-@pytest.mark.filterwarnings("ignore:the temperature went to the edge")
+@pytest.mark.filterwarnings("ignore::dubio.DecisionWarning")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_another_thread_that_draws_changes_nothing_and_draws_nothing_twice(name: str) -> None:
     function, model = FUNCTIONS[name], network()

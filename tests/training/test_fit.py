@@ -149,7 +149,7 @@ def test_accumulated_batches_are_one_step() -> None:
         quick(parts, (INPUTS, TARGETS), batch_size=70, accumulate=4, optimizer=torch.optim.SGD)
         for _ in range(3):
             optimizer.zero_grad()
-            dubio.Elbo(num_data=240)(by_hand, INPUTS, TARGETS).total.backward()
+            dubio.Bayes().objective(num_data=240)(by_hand, INPUTS, TARGETS).total.backward()
             optimizer.step()
     for expected, a, b in zip(by_hand.parameters(), whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(a, expected, rtol=1e-4, atol=1e-6)
@@ -238,7 +238,7 @@ def test_a_run_folder_holds_what_it_should(tmp_path: Path) -> None:
 
 def test_collapse_is_named_with_what_to_try() -> None:
     torch.manual_seed(0)
-    model = dubio.Bayes(dubio.Normal(0.0, 0.1), init_std=0.1).convert(mlp(5, 60, 60, 10))
+    model = dubio.Bayes(dubio.Normal(0.0, 0.1), init_std=0.1, beta=1.0).convert(mlp(5, 60, 60, 10))
     labels = torch.randint(10, (60,))
     with pytest.warns(dubio.CollapseWarning, match=r"gone back to the prior and accuracy is 0\.\d+.*Try a wider prior"):
         quick(model, (INPUTS[:60], labels), epochs=60, lr=0.02)
@@ -343,7 +343,7 @@ def test_arrays_and_streams_are_learned_from() -> None:
 @pytest.mark.slow
 def test_collapse_is_named_also_where_better_weights_are_kept() -> None:
     torch.manual_seed(0)
-    model = dubio.Bayes(dubio.Normal(0.0, 0.1), init_std=0.1).convert(mlp(5, 60, 60, 10))
+    model = dubio.Bayes(dubio.Normal(0.0, 0.1), init_std=0.1, beta=1.0).convert(mlp(5, 60, 60, 10))
     labels = torch.randint(10, (60,))
     with pytest.warns(dubio.CollapseWarning):
         quick(model, (INPUTS[:60], labels), (INPUTS[:60], labels), epochs=60, lr=0.02)

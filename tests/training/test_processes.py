@@ -508,7 +508,7 @@ def test_processes_share_every_row_of_every_batch(num_data: int) -> None:
     ("data", "got"),
     [
         (TensorDataset(INPUTS, TARGETS, WEIGHTS, TARGETS), "list"),
-        (Named(), "dict"),
+        (Named(), "dict with the keys inputs, targets; give an iterable of pairs, .*"),
     ],
 )
 def test_items_that_are_no_batch_are_refused_as_with_one_process(data: Any, got: str) -> None:

@@ -238,7 +238,7 @@ def sign(checkpoint: Path) -> None:
     ("change", "reason"),
     [
         (lambda state: state.pop("optimizer"), "lacks 'optimizer'"),
-        (lambda state: state["standing"].update(epoch="2"), "Standing.epoch has a value of the wrong kind, '2'"),
+        (lambda state: state["standing"].update(epoch="2"), "state.json: standing.epoch has a value of the wrong kind, '2'"),
         (lambda state: state.update(tied={"0.bias": "nowhere"}), "lacks 'nowhere'"),
         (lambda state: state["optimizer"].update(param_groups=[]), "different number of parameter groups"),
     ],
@@ -353,9 +353,9 @@ def test_another_torch_is_told_and_taken(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("config.json", "{", r"config\.json cannot be read: "),
-        ("config.json", "[]", r"config\.json must hold a JSON object, got a list"),
-        ("metrics.jsonl", '{"epoch": 1}\n{"epo\n', r"metrics\.jsonl, line 2, cannot be read: "),
-        ("metrics.jsonl", '{"epoch": 1}\n[]\n', r"metrics\.jsonl, line 2, must hold a JSON object, got a list"),
+        ("config.json", "[]", r"config\.json must hold an object, got a list"),
+        ("metrics.jsonl", '{"epoch": 1}\n{"epo\n', r"metrics\.jsonl cannot be read: line 2: "),
+        ("metrics.jsonl", '{"epoch": 1}\n[]\n', r"metrics\.jsonl must hold objects, got a list in line 2"),
         ("metrics.jsonl", '{"epoch": 1}\n{"epoch": 2}', r"metrics\.jsonl must hold 2 epochs, got 1"),
     ],
 )

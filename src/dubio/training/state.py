@@ -99,7 +99,7 @@ def unpack(
     _restore_generators(_of_rank(parts["random"], processes), processes.device)
     for name, value in _of_rank(parts.get("buffers", {}), processes).items():
         model.get_buffer(name).copy_(value)
-    return read_value(Standing, state["standing"], "standing of state.json"), parts.get("best")
+    return read_value(Standing, state["standing"], "state.json: standing"), parts.get("best")
 
 
 def _of_rank(tensors: dict[str, Tensor], processes: Processes) -> dict[str, Tensor]:
