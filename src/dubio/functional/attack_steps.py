@@ -78,7 +78,7 @@ def next_decoupled_radius(
     radius: Float[Tensor, " batch"], fooled: Bool[Tensor, " batch"], gamma: float
 ) -> Float[Tensor, " batch"]:
     """DDN: a little less after success, a little more after failure."""
-    return radius * torch.where(fooled, 1.0 - gamma, 1.0 + gamma)
+    return torch.where(fooled, radius * (1.0 - gamma), radius * (1.0 + gamma))
 
 
 def next_boundary_radius(
