@@ -193,7 +193,7 @@ def test_the_help_of_train_has_an_example_of_each_method_at_its_defaults(
     [line] = [line for line in shown.splitlines() if "Example:" in line and f"--method {name} " in line]
     orders: list[Order] = []
 
-    def note(order: Order, **options: Any) -> NoReturn:
+    def note(order: Order, *others: Any) -> NoReturn:
         orders.append(order)
         raise ValueError("enough is known")
 

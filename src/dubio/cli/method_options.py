@@ -23,6 +23,7 @@ METHOD_OPTIONS: dict[str, dict[str, str | bool]] = {
         "--init-std": "0.005",
         "--bayesian-bias": True,
         "--norms": False,
+        "--beta": "0.03",
         "--where": "none",
     },
     "dropout": {"--p": "none", "--alpha": "0", "--l2": "1e-06", "--where": "none"},
