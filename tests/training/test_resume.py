@@ -238,7 +238,10 @@ def sign(checkpoint: Path) -> None:
     ("change", "reason"),
     [
         (lambda state: state.pop("optimizer"), "lacks 'optimizer'"),
-        (lambda state: state["standing"].update(epoch="2"), "state.json: standing.epoch has a value of the wrong kind, '2'"),
+        (
+            lambda state: state["standing"].update(epoch="2"),
+            "state.json: standing.epoch has a value of the wrong kind, '2'",
+        ),
         (lambda state: state.update(tied={"0.bias": "nowhere"}), "lacks 'nowhere'"),
         (lambda state: state["optimizer"].update(param_groups=[]), "different number of parameter groups"),
     ],
