@@ -486,6 +486,7 @@ def test_a_run_killed_before_its_model_was_written_is_finished_without_a_warning
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:.*nothing to train")  # killed when all was written
 def test_fifty_kills_at_random_points_change_nothing(tmp_path: Path) -> None:
     """SIGKILL, which nothing can catch, at fifty random moments of several runs."""
