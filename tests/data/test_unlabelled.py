@@ -88,7 +88,7 @@ def test_images_of_a_folder_are_named_and_get_the_channels_of_the_network(tmp_pa
         ("a.jsonl", b"[1]\n", "line 1 must be a JSON object"),
         ("a.jsonl", b'{"age": 1}\n{"age"', "line 2 must be a JSON object"),
         ("a.jsonl", b"[" * 100_000, "line 1 must be a JSON object"),
-        ("a.jsonl", b'{"age": 1, "city": "Ulm", "age": 2}\n', "line 1 must be a JSON object, .*: each key must occur once"),
+        ("a.jsonl", b'{"age": 1, "city": "Ulm", "age": 2}\n', "line 1 must be .* each key must occur once"),
         ("a.npz", b"zip?", "is not a readable .npz"),
         ("a.txt", b"hello", "is not a readable image"),
     ],

@@ -17,7 +17,6 @@ Numbers far from zero with little spread, such as times in seconds, are shifted 
 """
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
