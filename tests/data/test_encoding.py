@@ -295,6 +295,7 @@ def test_an_encoding_that_is_none_is_refused() -> None:
         ("fill", 1e300),
         ("categories", ["b", "b"]),
         ("categories", "ab"),
+        ("kind", "dropped"),  # the only input
     ],
 )
 def test_an_encoding_with_a_forged_field_is_refused(name: str, value: object) -> None:

@@ -452,6 +452,8 @@ def _check(encoder: TableEncoder) -> None:
     """Refuse an encoder from a file that could not have been fitted to a table."""
     if (encoder.target.task == "classification") != bool(encoder.target.classes):
         raise DataError(f"the target of a table must have classes for classification alone, got {encoder.target}")
+    if not encoder.input_names:
+        raise DataError("the encoding of a table must have an input, got none")
     for column in encoder.columns:
         if (
             column.date_format not in DATE_FORMATS
