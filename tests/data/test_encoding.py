@@ -1,5 +1,6 @@
 """Columns of a table as inputs: fitted on the training rows, kept as plain data, applied without scikit-learn."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -282,6 +283,26 @@ def test_an_encoding_that_is_none_is_refused() -> None:
     for text in ("", "[]", "{}", '{"version": 2}', encoder.to_json().replace('"number"', '"other"')):
         with pytest.raises(DataError):
             TableEncoder.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("has_other", 10**12),  # as many features, which take memory without end
+        ("has_indicator", "yes"),
+        ("date_format", "%d"),
+        ("fill", True),
+        ("fill", 1e300),
+        ("categories", ["b", "b"]),
+        ("categories", "ab"),
+        ("kind", "dropped"),  # the only input
+    ],
+)
+def test_an_encoding_with_a_forged_field_is_refused(name: str, value: object) -> None:
+    stored = json.loads(fit_encoder(table(a=["b", "c", "b", "c"]), TARGET).to_json())
+    stored["columns"][0][name] = value
+    with pytest.raises(DataError, match="encod"):
+        TableEncoder.from_json(json.dumps(stored))
 
 
 # reading in chunks

@@ -132,3 +132,20 @@ def test_any_bytes_are_an_array_or_a_data_error(content: bytes) -> None:
         return
     assert array.dtype == np.uint8
     assert array.size == math.prod(array.shape) > 0
+
+
+def test_a_file_that_inflates_beyond_a_limit_of_the_process_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Inflater:
+        unconsumed_tail = b""
+
+        def decompress(self, content: bytes, most: int) -> bytes:
+            if most > 1000:
+                raise MemoryError
+            return bytes([0, 0, 8, 1, 0x40, 0, 0, 0])
+
+    monkeypatch.setattr("dubio.data.idx.zlib.decompressobj", lambda wbits: Inflater())
+    (tmp_path / "a").write_bytes(b"\x1f\x8b")
+    with pytest.raises(DataError, match="a does not fit into memory"):
+        read_idx(tmp_path / "a")

@@ -273,6 +273,14 @@ def test_a_truncated_npz_is_refused(tmp_path: Path) -> None:
         read_table(path)
 
 
+def test_an_npz_with_damaged_characters_is_refused(tmp_path: Path) -> None:
+    texts = np.array(list("abab")).view(np.uint32)
+    texts[2] += 2**25  # no character has this number
+    path = save(tmp_path / "a.npz", x=np.ones((4, 2)), y=texts.view("U1"))
+    with pytest.raises(DataError, match=r"a\.npz is not a readable \.npz of numbers and texts"):
+        read_table(path)
+
+
 def test_task_makes_classes_of_whole_numbers_that_are_floats(tmp_path: Path) -> None:
     path = save(tmp_path / "t.npz", x_test=X, y_test=Y.astype(float))
     assert part(read_table(path).test).classes == ()

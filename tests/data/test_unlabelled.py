@@ -1,6 +1,7 @@
 """New data without labels: tables by their encoder, arrays, images; a chunk at a time, in order."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,7 @@ def test_images_of_a_folder_are_named_and_get_the_channels_of_the_network(tmp_pa
         ("a.jsonl", b"[1]\n", "line 1 must be a JSON object"),
         ("a.jsonl", b'{"age": 1}\n{"age"', "line 2 must be a JSON object"),
         ("a.jsonl", b"[" * 100_000, "line 1 must be a JSON object"),
+        ("a.jsonl", b'{"age": 1, "city": "Ulm", "age": 2}\n', "line 1 must be .* each key must occur once"),
         ("a.npz", b"zip?", "is not a readable .npz"),
         ("a.txt", b"hello", "is not a readable image"),
     ],
@@ -96,6 +98,14 @@ def test_what_is_no_data_is_refused(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
+        list(read_new(tmp_path / name, encoder=encoder))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.npz", "a.png"])
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path, encoder: TableEncoder, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="must be a regular file, got a FIFO"):
         list(read_new(tmp_path / name, encoder=encoder))
 
 

@@ -1,7 +1,9 @@
 """Inputs, targets and networks as users bring them: right, or refused by a sentence that helps."""
 
+import copy
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -233,3 +235,27 @@ def test_what_is_random_or_meant_not_to_be_is_not_warned_of() -> None:
     dubio.attacks.fgsm(net, *DATA, epsilon=0.1)
     dubio.attacks.score(net, *DATA)
     dubio.to_mean(dubio.Bayes().convert(net, example=DATA[0]))
+
+
+@pytest.mark.filterwarnings("ignore::dubio.decisions.DecisionWarning")  # 30 examples are few to calibrate by
+def test_another_default_device_changes_nothing(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = dubio.Bayes().convert(dubio.models.build("mlp:4-8-3"))
+    inputs, targets, held_out = torch.rand(30, 4), torch.arange(30) % 3, torch.rand(30, 4)
+
+    def numbers(name: str) -> list[torch.Tensor]:
+        own = copy.deepcopy(model)
+        dubio.fit(own, (inputs, targets), epochs=2, seed=0, progress=False)
+        dubio.save(own, tmp_path / name)
+        loaded = dubio.load(tmp_path / name)
+        dubio.calibrate(loaded, (held_out, targets), seed=0)
+        evaluation = dubio.evaluate(loaded, (inputs, targets), num_samples=3, num_resamples=5, seed=0)
+        right = dubio.attacks.score(loaded, inputs, targets, num_samples=10, seed=0).single.value
+        probs = dubio.predict(loaded, inputs, 3, seed=0).probs
+        return [probs, torch.tensor([evaluation.metrics["nll"].value, right], device="cpu")]
+
+    expected = numbers("usual.safetensors")
+    with torch.device("meta"):  # a tensor that is made without a device has no values then
+        found = numbers("meta.safetensors")
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)

@@ -242,6 +242,7 @@ def sign(checkpoint: Path) -> None:
             lambda state: state["standing"].update(epoch="2"),
             "state.json: standing.epoch has a value of the wrong kind, '2'",
         ),
+        (lambda state: state["standing"].update(epoch=-(2**62)), "epoch must be at least 0, got -"),
         (lambda state: state.update(tied={"0.bias": "nowhere"}), "lacks 'nowhere'"),
         (lambda state: state["optimizer"].update(param_groups=[]), "different number of parameter groups"),
     ],

@@ -210,7 +210,7 @@ def _from_source(source: Iterable[Any], num_data: int | None) -> Batches:
 
 def _from_numpy(array: Any) -> Tensor:
     """An array as a tensor; numbers as float32, which is what networks compute with."""
-    tensor = torch.as_tensor(array)
+    tensor = torch.as_tensor(array, device="cpu")
     return tensor.float() if tensor.is_floating_point() else tensor
 
 

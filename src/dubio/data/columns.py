@@ -23,6 +23,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from dubio.codec import open_regular
 from dubio.data.errors import DataError
 
 __all__ = ["CHUNK_ROWS", "TableChunk", "joined", "read_rows"]
@@ -82,7 +83,7 @@ def read_rows(
     """
     ending = path.suffix.lower()
     if ending == ".csv":
-        with path.open("rb") as opened:
+        with open_regular(path, DataError) as opened:
             yield from _read_csv(opened, str(path), _check_delimiter(delimiter), skip, chunk_rows)
     elif ending == ".parquet":
         if delimiter is not None:
@@ -238,7 +239,7 @@ def _read_parquet(path: Path, skip: Collection[str], chunk_rows: int) -> Iterato
     except ImportError as error:
         raise ImportError("reading parquet needs pyarrow, which is missing: pip install 'dubio[tables]'") from error
     file, start = str(path), 0
-    with path.open("rb") as opened:
+    with open_regular(path, DataError) as opened:
         try:
             table = parquet.ParquetFile(opened)
             names, num_rows = [str(name) for name in table.schema_arrow.names], table.metadata.num_rows

@@ -17,20 +17,19 @@ Numbers far from zero with little spread, such as times in seconds, are shifted 
 """
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, NoReturn, get_args
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dubio.codec import RecordError, parse_json
+from dubio.codec import RecordError, parse_json, read_value
 from dubio.data.columns import TableChunk, finite_number, is_missing
 from dubio.data.errors import DataError
 from dubio.data.targets import Target, encode_targets
@@ -196,12 +195,14 @@ class TableEncoder:
         """
         try:
             stored = parse_json(text, "the encoding of a table")
-            if stored["version"] != VERSION:
-                raise DataError(f"the encoding of a table must be of version {VERSION}, got {stored['version']}")
-            columns = tuple(_column(item) for item in stored["columns"])
-            return cls(columns, Target.from_dict(stored["target"]))
+            version = stored.pop("version")
+            if version != VERSION:
+                raise DataError(f"the encoding of a table must be of version {VERSION}, got {version}")
+            encoder = read_value(cls, stored)
         except (KeyError, TypeError, AttributeError, RecordError) as error:
             raise DataError(f"this is not the encoding of a table: {error!r}") from None
+        _check(encoder)
+        return encoder
 
 
 def fit_encoder(train: TableChunk, target: Target, drop: Sequence[str] = ()) -> TableEncoder:
@@ -447,17 +448,17 @@ def _cell(value: Any) -> str | None:
     return None if text is None or is_missing(text) else text
 
 
-def _column(stored: dict[str, Any]) -> TableColumn:
-    """A column as ``to_json`` wrote it."""
-    part_fills, categories = tuple(stored["part_fills"]), tuple(stored["categories"])
-    texts = [stored[name] for name in ("name", "date_format", "reason")]
-    numbers = [stored["fill"], stored["centre"], *part_fills]
-    if (
-        stored["kind"] not in get_args(Kind)
-        or not all(isinstance(text, str) for text in texts)
-        or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
-        or not all(isinstance(category, str | None) for category in categories)
-        or len(part_fills) != 2 * (stored["kind"] == "date")
-    ):
-        raise DataError(f"this is not how a column of a table is encoded: {stored}")
-    return TableColumn(**{**stored, "part_fills": part_fills, "categories": categories})
+def _check(encoder: TableEncoder) -> None:
+    """Refuse an encoder from a file that could not have been fitted to a table."""
+    if (encoder.target.task == "classification") != bool(encoder.target.classes):
+        raise DataError(f"the target of a table must have classes for classification alone, got {encoder.target}")
+    if not encoder.input_names:
+        raise DataError("the encoding of a table must have an input, got none")
+    for column in encoder.columns:
+        if (
+            column.date_format not in DATE_FORMATS
+            or len(column.part_fills) != 2 * (column.kind == "date")
+            or len(set(column.categories)) < len(column.categories)
+            or max(map(abs, (column.fill, column.centre, *column.part_fills))) > FLOAT32_MAX
+        ):
+            raise DataError(f"this is not how a column of a table is encoded: {column}")

@@ -114,7 +114,7 @@ def order_of(inputs: Any, targets: Any) -> str:
 
 def _rows(inputs: Any, targets: Any) -> NDArray[np.uint8]:
     """The bytes of every example, one row each."""
-    wanted = torch.as_tensor(targets)
+    wanted = torch.as_tensor(targets, device="cpu")
     if wanted.dim() == 0:
         raise ValueError("targets must have one row for each example, got a single number")
     leaves = [_numbers(leaf) for leaf in _leaves(inputs)]
@@ -131,7 +131,7 @@ def _rows(inputs: Any, targets: Any) -> NDArray[np.uint8]:
 
 def _leaves(inputs: Any) -> list[Tensor]:
     if isinstance(inputs, Tensor | np.ndarray):
-        return [torch.as_tensor(inputs)]
+        return [torch.as_tensor(inputs, device="cpu")]
     if isinstance(inputs, Mapping):
         return [leaf for name in sorted(inputs, key=str) for leaf in _leaves(inputs[name])]
     if isinstance(inputs, tuple | list):
@@ -177,7 +177,11 @@ def _held_batches(data: Any, sample_weight: Tensor | None) -> list[list[Tensor]]
 def _tensors_of(batch: Any) -> list[Tensor]:
     if isinstance(batch, Batch):
         batch = (batch.inputs, batch.targets, batch.weight)
-    return [torch.as_tensor(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor | np.ndarray)]
+    return [
+        torch.as_tensor(leaf, device="cpu")
+        for leaf in pytree.tree_leaves(batch)
+        if isinstance(leaf, Tensor | np.ndarray)
+    ]
 
 
 def _row_hashes(leaves: list[Tensor]) -> NDArray[np.uint64]:

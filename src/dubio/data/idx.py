@@ -96,6 +96,8 @@ def _inflated(content: bytes, file: str, most: int | None) -> bytes:
         raw = head + inflater.decompress(inflater.unconsumed_tail, limit)
     except zlib.error as error:
         raise DataError(f"{file} is wrongly gzipped: {error}; fetch it again") from None
+    except MemoryError:  # a limit of the process, which ``check_room`` does not know
+        raise DataError(f"{file} does not fit into memory; is it the file it should be?") from None
     if not inflater.eof and len(raw) <= wanted:
         raise DataError(f"{file} is truncated: its gzip stream ends too early; fetch it again")
     if inflater.unused_data:

@@ -156,6 +156,6 @@ def _moved(parts: list[Tensor], device: torch.device) -> tuple[Tensor, ...]:
 def epoch_order(num_data: int, epoch: int, seed: int | None) -> Tensor:
     """Row numbers in the order of an epoch; without a seed, as they are."""
     if seed is None:
-        return torch.arange(num_data)
+        return torch.arange(num_data, device="cpu")
     generator = torch.Generator().manual_seed(noise_key(f"epoch {epoch} of seed {seed}"))
-    return torch.randperm(num_data, generator=generator)
+    return torch.randperm(num_data, generator=generator, device="cpu")

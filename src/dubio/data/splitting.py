@@ -21,7 +21,7 @@ def with_validation(train: Examples | None, test: Examples | None, validation: i
     """
     if train is None:
         return Splits(None, None, test)
-    held_out = torch.zeros(len(train), dtype=torch.bool)
+    held_out = torch.zeros(len(train), dtype=torch.bool, device="cpu")
     held_out[_order(len(train))[: _count(validation, len(train))]] = True
     return Splits(train[~held_out], train[held_out] if held_out.any() else None, test)
 
@@ -42,7 +42,7 @@ def rows_three_ways(count: int, validation: int | float, name: str) -> tuple[Ten
 
 
 def _order(count: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0), device="cpu")
 
 
 def _count(validation: int | float, available: int) -> int:

@@ -191,6 +191,9 @@ def _load(path: Path) -> Arrays:
                 arrays = {name: archive[name] for name in archive.files if name in known}
             if foreign := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
                 raise DataError(f"{path} must hold arrays as numpy writes them, got other contents in {foreign[0]}.npy")
+            for array in arrays.values():
+                if array.dtype.kind == "U":
+                    array.tolist()  # damaged characters raise here, and a SystemError wherever they are used
             return arrays
         except DataError:
             raise

@@ -10,7 +10,7 @@ last.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,15 +45,6 @@ class Target:
     name: str
     task: Task
     classes: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Target":
-        """The target that ``dataclasses.asdict`` gave."""
-        name, task, classes = stored["name"], stored["task"], tuple(map(str, stored["classes"]))
-        check_task(task)
-        if not isinstance(name, str) or (task == "classification") != bool(classes):
-            raise DataError(f"the target of a table must have classes for classification alone, got {dict(stored)}")
-        return cls(name, task, classes)
 
 
 def check_task(task: str | None) -> None:

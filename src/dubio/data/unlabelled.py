@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubio.codec import open_regular
 from dubio.data.columns import CHUNK_ROWS, TableChunk, read_rows
 from dubio.data.encoding import TableEncoder
 from dubio.data.errors import DataError
 from dubio.data.examples import scaled
 from dubio.data.image_folder import image_files
-from dubio.data.pixels import decode_image
+from dubio.data.pixels import decode_image, read_image_file
 from dubio.data.tables import read_inputs
 
 __all__ = ["NewRows", "read_new"]
@@ -101,7 +102,7 @@ def _read_table(source: Path, encoder: TableEncoder, delimiter: str | None) -> I
 
 def _read_json_lines(source: Path) -> Iterator[TableChunk]:
     """One object per line; a key that a row lacks is a gap."""
-    with source.open("rb") as opened:
+    with open_regular(source, DataError) as opened:
         lines = ((number, line) for number, line in enumerate(opened, start=1) if line.strip())
         count = 0
         while chunk := list(itertools.islice(lines, CHUNK_ROWS)):
@@ -117,11 +118,18 @@ def _read_json_lines(source: Path) -> Iterator[TableChunk]:
 
 def _object(line: bytes, source: Path, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{source}, line {number} must be a JSON object, got {line[:40]!r}: {error}") from None
     if not isinstance(row, dict):
         raise DataError(f"{source}, line {number} must be a JSON object, got {line[:40]!r}")
+    return row
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("each key must occur once")
     return row
 
 
@@ -158,7 +166,7 @@ def _read_images(source: Path, shape: tuple[int, ...] | None, resize: tuple[int,
 
 def _image(file: Path, shape: tuple[int, ...] | None, resize: tuple[int, int] | None, remarks: Counter[str]) -> Tensor:
     """An image with the channels that the network reads."""
-    image = torch.from_numpy(decode_image(file.read_bytes(), str(file), resize).pixels)
+    image = torch.from_numpy(decode_image(read_image_file(file), str(file), resize).pixels)
     if shape is None or len(shape) != 3 or len(image) == shape[0]:
         return image
     if len(image) == 1:

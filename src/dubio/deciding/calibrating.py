@@ -98,8 +98,9 @@ def calibrate(
     pred = held_out.predictive
     log_probs = pred.samples if per_draw else pred.log_probs
     assert log_probs is not None
-    calibration = _fit(log_probs.double(), held_out.targets, kind, per_draw, held_out.fingerprint)
-    gain = _gain_on_folds(log_probs.double(), held_out.targets, kind, per_draw)
+    with torch.device("cpu"):  # whatever the default device is
+        calibration = _fit(log_probs.double(), held_out.targets, kind, per_draw, held_out.fingerprint)
+        gain = _gain_on_folds(log_probs.double(), held_out.targets, kind, per_draw)
     calibration = _checked(calibration, gain, held_out)
     _keep(model, calibration)
     return calibration

@@ -97,7 +97,7 @@ def check_unjudged(model: nn.Module, batches: Batches, asked_by: str) -> str:
 
 
 def _labels(batch: Batch, found: ClassPredictive) -> Tensor:
-    targets = torch.as_tensor(batch.targets)
+    targets = batch.targets if isinstance(batch.targets, Tensor) else torch.as_tensor(batch.targets, device="cpu")
     if batch.weight is not None:
         raise ValueError(f"{NAME} must come without weights, which decisions do not use; give (inputs, targets)")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:

@@ -44,11 +44,11 @@ def _intervals(evaluation: "Evaluation", run: str | None) -> str:
     if row.coverage.value > LEVEL:
         return f"{held}: too wide; train for more epochs."
     advice = (
-        "likelihood=dubio.Gaussian.for_targets(train_targets, 'output', beta=0.5)"
+        "with likelihood=dubio.Gaussian.for_targets(train_targets, 'output', beta=0.5)"
         if run is None
-        else "--likelihood gaussian, --method ensemble"
+        else "with --likelihood gaussian or --method ensemble"
     )
-    return f"{held}: too narrow; train with {advice}, or on more data."
+    return f"{held}: too narrow; train on more data, or, where it was trained otherwise, {advice}."
 
 
 def _no_better_than_the_mean(evaluation: "Evaluation") -> str:

@@ -43,7 +43,7 @@ def gather(data: Any, name: str = "data", classes: tuple[str, ...] = ()) -> Judg
 def gather_inputs(data: Any, name: str) -> tuple[Any, DataRecord]:
     """Inputs alone and what is written down about them; what never was seen needs no targets."""
     if isinstance(data, Tensor):
-        none = torch.zeros(len(data))
+        none = torch.zeros(len(data), device="cpu")
         return data, DataRecord(name, len(data), fingerprint_of(data, none), order=order_of(data, none))
     found = gather(data, name)
     return found.inputs, found.record

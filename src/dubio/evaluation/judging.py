@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dubio.data.fingerprints import fingerprint_of
@@ -41,12 +42,14 @@ def judge(
         raise ValueError(f"num_resamples must be at least 0, got {num_resamples}")
     if again is not None and type(again) is not type(found):
         raise TypeError(f"again must be of the kind of found, {type(found).__name__}, got {type(again).__name__}")
-    if isinstance(found, ClassPredictive):
-        record = record or DataRecord("data", len(targets), fingerprint_of(found.log_probs, targets), tuple(classes))
-        assert again is None or isinstance(again, ClassPredictive)
-        return judge_classes(found, targets, record, again, inputs, num_resamples, seed)
-    if isinstance(found, RealPredictive):
-        record = record or DataRecord("data", len(targets), fingerprint_of(found.mean, targets))
-        assert again is None or isinstance(again, RealPredictive)
-        return judge_reals(found, targets, record, again, num_resamples, seed)
+    with torch.device("cpu"):  # where the numbers of predictions are, whatever the default device is
+        if isinstance(found, ClassPredictive):
+            own = fingerprint_of(found.log_probs, targets)
+            record = record or DataRecord("data", len(targets), own, tuple(classes))
+            assert again is None or isinstance(again, ClassPredictive)
+            return judge_classes(found, targets, record, again, inputs, num_resamples, seed)
+        if isinstance(found, RealPredictive):
+            record = record or DataRecord("data", len(targets), fingerprint_of(found.mean, targets))
+            assert again is None or isinstance(again, RealPredictive)
+            return judge_reals(found, targets, record, again, num_resamples, seed)
     raise TypeError(f"found must be what dubio.predict gives, got {type(found).__name__}")

@@ -148,5 +148,5 @@ def as_rows(values: Shaped[Tensor, " batch"], like: Shaped[Tensor, "batch *shape
 @functools.cache
 def _rounded_down(value: float, dtype: torch.dtype) -> float:
     """The largest number of this type that is not above the value."""
-    rounded = torch.tensor(value, dtype=dtype)
+    rounded = torch.tensor(value, dtype=dtype, device="cpu")
     return (rounded if rounded.item() <= value else torch.nextafter(rounded, torch.zeros_like(rounded))).item()

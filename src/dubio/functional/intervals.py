@@ -59,13 +59,15 @@ def paired_difference(
     size, larger, smaller = count + 2.0, lost + 0.5, won + 0.5
     middle = (larger - smaller) / size
     error = math.sqrt(max(larger + smaller - (larger - smaller) ** 2 / size, 0.0)) / size
-    width = math.sqrt(2.0) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * error
+    width = math.sqrt(2.0) * torch.erfinv(torch.tensor(level, dtype=torch.float64, device="cpu")).item() * error
     return PairedDifference((lost - won) / count, middle - width, middle + width)
 
 
 def normal_interval(mean: float, standard_error: float, level: float = 0.95) -> tuple[float, float]:
     """Mean and a number of standard errors to either side, within [0, 1]."""
-    width = math.sqrt(2.0) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * standard_error
+    width = (
+        math.sqrt(2.0) * torch.erfinv(torch.tensor(level, dtype=torch.float64, device="cpu")).item() * standard_error
+    )
     return max(mean - width, 0.0), min(mean + width, 1.0)
 
 
@@ -115,8 +117,8 @@ def _check_counts(successes: int, trials: int) -> None:
 
 def _binomial_cdf(successes: int, trials: int, share: float) -> float:
     """Probability of at most so many successes."""
-    counts = torch.arange(successes + 1, dtype=torch.float64)
-    whole = torch.tensor(float(trials), dtype=torch.float64)
+    counts = torch.arange(successes + 1, dtype=torch.float64, device="cpu")
+    whole = torch.tensor(float(trials), dtype=torch.float64, device="cpu")
     log_terms = torch.lgamma(whole + 1) - torch.lgamma(counts + 1) - torch.lgamma(whole - counts + 1)
     log_terms = log_terms + counts * math.log(share) + (trials - counts) * math.log1p(-share)
     return min(torch.logsumexp(log_terms, dim=0).exp().item(), 1.0)

@@ -259,7 +259,7 @@ def _start_observation_noise(model: nn.Module, train: Any) -> None:
     rho = observation_scale(model)
     if rho is None or not bool(spread > 0.0):
         return
-    if torch.equal(rho, functional.inverse_softplus(torch.tensor(likelihood.INITIAL_STD)).to(rho)):
+    if torch.equal(rho, functional.inverse_softplus(torch.tensor(likelihood.INITIAL_STD, device="cpu")).to(rho)):
         rho.fill_(functional.inverse_softplus(spread))
 
 
@@ -270,7 +270,7 @@ def _targets_in_memory(train: Any) -> Tensor | None:
         return held.targets
     if isinstance(held, tuple | list) and len(held) in (2, 3):
         if isinstance(held[1], np.ndarray) and held[1].dtype.kind in "fiu":
-            return torch.as_tensor(held[1])
+            return torch.from_numpy(held[1])
         return held[1] if isinstance(held[1], Tensor) else None
     return None
 
@@ -290,7 +290,7 @@ def _check_bounds(train: Any, bounds: tuple[float, float]) -> None:
     if isinstance(held, Examples):
         inputs = held.inputs
     elif isinstance(held, tuple | list) and len(held) in (2, 3) and isinstance(held[0], Tensor | np.ndarray):
-        inputs = torch.as_tensor(held[0])
+        inputs = torch.as_tensor(held[0], device="cpu")
     else:
         return
     low, high = scaled(torch.stack(inputs.aminmax())).tolist()

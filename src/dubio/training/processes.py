@@ -138,7 +138,7 @@ class Processes:
         """Whether some process says yes."""
         if self.count == 1:
             return flag
-        said = torch.tensor(int(flag))
+        said = torch.tensor(int(flag), device="cpu")
         self._sum(said)
         return bool(said)
 

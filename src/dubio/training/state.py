@@ -36,6 +36,11 @@ class Standing:
     compiled: bool | None = None
     """Whether steps are compiled, once a trial on a CPU has decided it."""
 
+    def __post_init__(self) -> None:
+        for name in ("epoch", "batch", "step", "best_epoch"):
+            if getattr(self, name) < 0:  # from a forged file: training would go on without end
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+
 
 def own_state(model: nn.Module, processes: Processes) -> dict[str, Tensor]:
     """What only this process knows: the generators of its run, and buffers that are not those of the first process."""

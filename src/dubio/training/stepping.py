@@ -109,7 +109,7 @@ class Step:
         """Ways in which a step, backward pass included, was ever finished."""
         self._shapes = Shapes()
         self._statistics = Standing(model, ())
-        self._last = Batch(None, torch.empty(0))
+        self._last = Batch(None, torch.empty(0, device="cpu"))
         self._looked = time.perf_counter()
         self._recording: Recording | None = None
         self._capture = on_gpu and self._compile and not self._why_not_captured()
