@@ -3,10 +3,12 @@
 import csv
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 import dubio
@@ -101,6 +103,50 @@ def test_without_a_file_the_first_rows_are_shown(runs: Path, tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     assert "the first 10 rows; --out predictions.csv writes all of them" in result.output
     assert "confidence" in result.output
+
+
+def write_images(folder: Path, count: int, size: tuple[int, int]) -> Path:
+    """Noise of a width and a height."""
+    folder.mkdir(parents=True)
+    numbers = np.random.default_rng(0)
+    for number in range(count):
+        Image.fromarray(numbers.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+def test_images_of_another_shape_with_as_many_pixels_are_refused_by_a_network_that_flattens(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        write_images(tmp_path / "pets" / name, 8, (6, 6))
+    options = ("--model", "fc:4", "--epochs", "1", "--runs", tmp_path)
+    trained = invoke("train", "pets", "--data", tmp_path / "pets", *options)
+    assert trained.exit_code == 0, trained.output
+    assert invoke("predict", "pets", write_images(tmp_path / "same", 2, (6, 6)), "--runs", tmp_path).exit_code == 0
+    result = invoke("predict", "pets", write_images(tmp_path / "wide", 2, (12, 3)), "--runs", tmp_path)
+    assert result.exit_code == 2
+    words = " ".join(result.output.split())
+    assert "images of 6x6 pixels, as the network was trained on, got 12x3 in 0.png; resize them first" in words
+
+
+def test_a_table_on_screen_cuts_no_number(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs, tmp_path / "runs")
+    for command, options in (("abstain", ("--coverage", "0.8")), ("conformal", ("--coverage", "0.8"))):
+        assert invoke(command, "churn", *options, "--runs", tmp_path / "runs").exit_code == 0
+    (tmp_path / "new.csv").write_text(NEW)
+    for run in ("churn", "price"):
+        result = invoke("predict", run, tmp_path / "new.csv", "--runs", tmp_path / "runs")
+        assert result.exit_code == 0, result.output
+        assert "…" not in result.output
+
+
+def test_several_targets_on_screen_have_columns_that_fit(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0)
+    np.savez(tmp_path / "three.npz", x=numbers.normal(size=(40, 2)), y=numbers.normal(size=(40, 3)))
+    options = ("--model", "fc:4", "--epochs", "1", "--runs", tmp_path)
+    assert invoke("train", "three", "--data", tmp_path / "three.npz", *options).exit_code == 0
+    result = invoke("predict", "three", tmp_path / "three.npz", "--runs", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output
+    assert "the first 10 rows and 7 of 19 columns; --out predictions.csv writes all of them" in result.output
 
 
 @pytest.mark.parametrize(

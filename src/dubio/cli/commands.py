@@ -378,7 +378,7 @@ def predict(
     """
     from rich.console import Console
 
-    from dubio.cli.folders import class_names, folder_of, load_model
+    from dubio.cli.folders import class_names, folder_of, input_shape, load_model
     from dubio.cli.ordering import parse_resize, read_encoder
     from dubio.cli.predicting import check_fits, order_of, parse_index, predict_new, tabulate, test_examples
     from dubio.prediction import predict
@@ -393,6 +393,7 @@ def predict(
             out=out,
             encoder=encoder,
             classes=() if encoder else class_names(folder),
+            shape=() if encoder else input_shape(folder),
             num_samples=samples,
             level=level,
             precision=precision,

@@ -73,11 +73,21 @@ def folder_of(named: str, runs: Path) -> Path:
 
 def class_names(folder: Path) -> tuple[str, ...]:
     """Names of the classes that a run was trained on; empty where it does not keep them."""
-    config = _config(folder / CONFIG) or {}
-    data = config.get("data")
-    train = data.get("train") if isinstance(data, dict) else None
-    names = train.get("classes") if isinstance(train, dict) else None
+    names = _training_data(folder).get("classes")
     return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def input_shape(folder: Path) -> tuple[int, ...]:
+    """The shape of one input that a run was trained on; empty where it does not keep it."""
+    shape = _training_data(folder).get("shape")
+    return tuple(shape) if isinstance(shape, list) and all(type(size) is int for size in shape) else ()
+
+
+def _training_data(folder: Path) -> dict[str, Any]:
+    """What a run keeps of its training data."""
+    data = (_config(folder / CONFIG) or {}).get("data")
+    train = data.get("train") if isinstance(data, dict) else None
+    return train if isinstance(train, dict) else {}
 
 
 def network_of(named: str, runs: Path) -> Identity:

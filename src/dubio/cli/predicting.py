@@ -34,6 +34,8 @@ __all__ = ["check_fits", "order_of", "parse_index", "predict_new", "tabulate", "
 OUTPUTS = (".csv", ".jsonl", ".parquet", ".npz")
 SHOWN = 10
 """Rows of new data that are shown where no file is written."""
+SHOWN_NUMBERS = 7
+"""Columns of a network that predicts several numbers that are shown; more do not fit."""
 Columns = dict[str, Sequence[Any]]
 
 
@@ -92,6 +94,7 @@ def predict_new(
     out: Path | None = None,
     encoder: TableEncoder | None = None,
     classes: Sequence[str] = (),
+    shape: tuple[int, ...] = (),
     num_samples: int = 100,
     level: float = 0.95,
     precision: str = "fp32",
@@ -108,6 +111,7 @@ def predict_new(
         out: the file to write, in the format of its ending; by default the first rows are shown.
         encoder: how the columns of a table become inputs.
         classes: names of the classes, in the order of their labels.
+        shape: of one input in training, where it is known; a network that flattens images does not know it.
         num_samples: how many draws.
         level: probability that an interval of a numeric target holds.
         precision: what the network computes in.
@@ -131,10 +135,10 @@ def predict_new(
         chunks: list[NewRows] = []
 
         def batches() -> Iterator[Tensor]:
-            shape = None if sizes is None else sizes.inputs
-            for chunk in read_new(source, encoder=encoder, shape=shape, delimiter=delimiter, resize=resize):
+            own = None if sizes is None else sizes.inputs
+            for chunk in read_new(source, encoder=encoder, shape=shape or own, delimiter=delimiter, resize=resize):
                 chunks.append(chunk)
-                yield chunk.inputs if shape is None or len(shape) > 1 else chunk.inputs.flatten(1)
+                yield chunk.inputs if own is None or len(own) > 1 else chunk.inputs.flatten(1)
 
         for pred in predict_batches(model, batches(), num_samples, precision=precision, seed=seed):  # type: ignore[arg-type]
             chunk = chunks.pop()
@@ -304,19 +308,25 @@ def _text(cell: Any) -> Any:
 
 def _show(columns: Columns) -> None:
     """The first rows as a table; beside a label, its own probability alone."""
-    shown = {name: cells for name, cells in columns.items() if "label" not in columns or not name.startswith("prob_")}
-    table = PlainTable(*shown)
+    has_labels = "label" in columns
+    named = [name for name in columns if not (has_labels and name.startswith("prob_"))]
+    shown = {name: columns[name] for name in (named if has_labels else named[:SHOWN_NUMBERS])}
+    table = PlainTable()
+    for name in shown:
+        table.add_column(name.replace("_", " "), overflow="fold")  # a number that is cut would be another one
     num_rows = len(next(iter(columns.values())))
     for row in range(min(SHOWN, num_rows)):
-        table.add_row(*(_cell(cells[row]) for cells in shown.values()))
+        table.add_row(*(_cell(cells[row], has_labels) for cells in shown.values()))
     Console().print(table)
-    if num_rows > SHOWN:
-        typer.echo(f"the first {SHOWN} rows; --out predictions.csv writes all of them", err=True)
+    parts = [f"{SHOWN} rows"] * (num_rows > SHOWN)
+    parts += [f"{len(shown)} of {len(named)} columns"] * (len(shown) < len(named))
+    if parts:
+        typer.echo(f"the first {' and '.join(parts)}; --out predictions.csv writes all of them", err=True)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, is_probability: bool) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.3f}" if is_probability else figure(value) if abs(value) >= 1e4 else f"{value:.4g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(value) if isinstance(value, list) else str(value)

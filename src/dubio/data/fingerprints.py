@@ -48,6 +48,8 @@ class DataFingerprint:
     num_examples: int | None = None
     classes: tuple[str, ...] = ()
     """Names of the classes, where the data have them."""
+    shape: tuple[int, ...] = ()
+    """Of one input, where the data are ``Examples``; a network that flattens its inputs does not tell it."""
 
     @classmethod
     def of(cls, data: Any, sample_weight: Tensor | None = None) -> "DataFingerprint":
@@ -56,11 +58,11 @@ class DataFingerprint:
             source = data.dataset if isinstance(data, DataLoader) else data.examples
         else:
             source = data
-        classes = source.classes if isinstance(source, Examples) else ()
+        classes, shape = (source.classes, source.shape) if isinstance(source, Examples) else ((), ())
         weights = data.sample_weight if isinstance(data, Loader) else sample_weight
         batches = _held_batches(source, weights)
         if batches is None:
-            return cls(type(data).__name__, classes=classes)
+            return cls(type(data).__name__, classes=classes, shape=shape)
         digest, total, count = hashlib.blake2b(digest_size=DIGEST_SIZE), 0, 0
         for batch in batches:
             for leaf in batch:
@@ -69,7 +71,7 @@ class DataFingerprint:
             rows = _row_hashes(batch)
             total += int(rows.sum(dtype=np.uint64))
             count += len(rows)
-        return cls(type(data).__name__, digest.hexdigest(), f"{total % 2**64:016x}", count, classes)
+        return cls(type(data).__name__, digest.hexdigest(), f"{total % 2**64:016x}", count, classes, shape)
 
     def change_from(self, before: "DataFingerprint", name: str) -> str:
         """How these data, called ``name``, differ from those before; empty if they do not, or one has no hash."""

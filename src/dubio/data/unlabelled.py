@@ -181,6 +181,12 @@ def _check_shape(rows: NewRows, source: Path, shape: tuple[int, ...] | None) -> 
     own = tuple(rows.inputs.shape[1:])
     if shape is None or own == shape or (len(shape) == 1 and rows.inputs[0].numel() == shape[0]):
         return
+    if len(shape) == 3 and isinstance(rows.names[0], str):
+        raise DataError(
+            f"{source} must have images of {shape[2]}x{shape[1]} pixels, as the network was trained on, got "
+            f"{own[2]}x{own[1]} in {rows.names[0]}",
+            f"resize them first; a run trained with --resize {shape[1]}x{shape[2]} resizes new images itself",
+        )
     raise DataError(f"{source} must have inputs of shape {shape}, as the network was trained on, got {own}")
 
 
