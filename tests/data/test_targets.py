@@ -93,6 +93,25 @@ def test_labels_follow_the_classes_of_training(
     assert labels.tolist() == expected
 
 
+@pytest.mark.parametrize("wrong", ["inf", "1,234", "unknown"])
+def test_a_number_that_cannot_be_read_does_not_make_classes_of_all_others(wrong: str) -> None:
+    cells = [str(row / 8) for row in range(100)]
+    cells[7] = wrong
+    with pytest.raises(DataError, match=rf"row 7, column 'a' must hold a number as the other rows do, got '{wrong}'"):
+        read_target(table(cells), "a")
+    assert len(read_target(table(cells), "a", "classification").classes) == 100
+
+
+@pytest.mark.parametrize("cell", ["2026-01-01T{:02d}:00", "${},000", "name {}"])
+def test_texts_that_hardly_repeat_are_no_classes_unless_said(cell: str) -> None:
+    cells = [cell.format(row // 2 * 2 if row < 20 else row) for row in range(60)]
+    with pytest.raises(DataError, match=r"column 'a' has 50 different texts as targets in 60 rows, such as"):
+        read_target(table(cells), "a")
+    assert len(read_target(table(cells), "a", "classification").classes) == 50
+    twice = cells[10:35] * 2 + cells[10:11]
+    assert read_target(table(twice), "a").task == "classification"
+
+
 def test_dates_are_no_targets() -> None:
     with pytest.raises(DataError, match="column 'a' has dates; choose another column with target"):
         read_target(table(np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")), "a")

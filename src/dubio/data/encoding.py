@@ -32,14 +32,12 @@ from torch import Tensor
 from dubio.codec import RecordError, parse_json, read_value
 from dubio.data.columns import TableChunk, finite_number, is_missing
 from dubio.data.errors import DataError
-from dubio.data.targets import Target, encode_targets
+from dubio.data.targets import TYPING_ERRORS, Target, encode_targets
 
 __all__ = ["Encoded", "TableColumn", "TableEncoder", "fit_encoder", "remarks_as_text"]
 
 Kind = Literal["number", "boolean", "date", "category", "dropped"]
 MAX_CATEGORIES = 30
-TYPING_ERRORS = 0.05
-"""A column with fewer cells than this that are no numbers is a column of numbers with errors, not one of texts."""
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 DATE_FORMATS = ("iso", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
 ROW_NUMBERS = re.compile(r"Unnamed: \d+|__index_level_\d+__")

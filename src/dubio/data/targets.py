@@ -30,6 +30,8 @@ RULE = "whole numbers and texts are classes, other numbers are for regression"
 NAMES = ("target", "label", "class")
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 FEW, SOME, ROWS_EACH = 5, 20, 50
+TYPING_ERRORS = 0.05
+"""A column with fewer cells than this that are no numbers is a column of numbers with errors, not one of texts."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def read_target(table: TableChunk, name: str, task: Task | None = None) -> Targe
     check_task(task)
     values = _cells(table, name)
     place = f"{table.file}, column {name!r}"
+    if task is None:
+        _check_numbers(values, table, name)
     chosen = task or _task_of(values, place)
     if chosen == "classification":
         return Target(name, chosen, _labels(values, place)[1])
@@ -142,6 +146,19 @@ def _cells(table: TableChunk, name: str) -> NDArray[Any]:
     return np.array(texts if None in numbers else numbers)
 
 
+def _check_numbers(values: NDArray[Any], table: TableChunk, name: str) -> None:
+    """Refuse a column of numbers in which a few cells are none: its texts would all be classes."""
+    if values.dtype.kind not in "USO":
+        return
+    texts = [str(value) for value in values.tolist()]
+    wrong = [row for row, text in enumerate(texts) if finite_number(text) is None]
+    if len(set(texts)) > SOME and len(wrong) <= TYPING_ERRORS * len(texts):
+        raise DataError(
+            f"{table.place(wrong[0], name)} must hold a number as the other rows do, got {texts[wrong[0]][:40]!r}",
+            "correct it or remove the row, or add {task=classification} if these are classes",
+        )
+
+
 def _task_of(values: NDArray[Any], place: str) -> Task:
     """What targets are for, by their kind and by how many there are of each; refuses what may be either."""
     if values.dtype.kind == "f" or values.ndim != 1:
@@ -153,6 +170,7 @@ def _task_of(values: NDArray[Any], place: str) -> Task:
             )
         return "regression" if values.dtype.kind == "f" else "classification"
     if values.dtype.kind not in "iu":
+        _check_repeated(values, place)
         return "classification"
     distinct, num_rows = np.unique(values), len(values)
     count = len(distinct)
@@ -165,6 +183,18 @@ def _task_of(values: NDArray[Any], place: str) -> Task:
         f"{place} has {count} different whole numbers as targets in {num_rows} rows",
         "add {task=regression}, or {task=classification} if they are classes",
     )
+
+
+def _check_repeated(values: NDArray[Any], place: str) -> None:
+    """Refuse texts of which hardly any comes twice: dates, names and numbers with signs are no classes."""
+    distinct = set(values.tolist())
+    if len(distinct) > SOME and 2 * len(distinct) > len(values):
+        raise DataError(
+            f"{place} has {len(distinct)} different texts as targets in {len(values)} rows, such as "
+            f"{_name(values[0])[:40]!r}",
+            "choose another column with {target}, write numbers as 1234.5, or add {task=classification} if they are "
+            "classes",
+        )
 
 
 def _whole(values: NDArray[Any], file: str) -> NDArray[Any]:
