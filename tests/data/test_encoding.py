@@ -162,7 +162,7 @@ def test_columns_come_in_any_order_and_the_target_may_be_absent() -> None:
 
 def test_a_missing_column_is_named() -> None:
     encoder = fit_encoder(table(a=["1", "2", "3", "5"], b=["x", "y", "x", "y"]), TARGET)
-    with pytest.raises(DataError, match="must have the columns a, b, it lacks b"):
+    with pytest.raises(DataError, match="must have the columns a, b, it lacks b; it has a"):
         encoder.encode({"a": [1.0]})
 
 

@@ -127,10 +127,28 @@ def test_a_bad_csv_is_named_with_the_line_and_column(kind: str, tmp_path: Path) 
         read_table(write_csv(tmp_path, text))
 
 
+@pytest.mark.parametrize("names", ["5.1,3.5,1.4,0.2,setosa", "70,46748.77,0,upgrade", "1,1.0,stay"])
+def test_a_first_line_of_data_is_not_taken_for_names_unless_said(names: str, tmp_path: Path) -> None:
+    cells = names.split(",")
+    rows = "".join(f"{','.join(str(row + at) for at in range(len(cells) - 1))},{'ab'[row % 2]}\n" for row in range(40))
+    path = write_csv(tmp_path, f"{names}\n{rows}")
+    with pytest.raises(DataError, match=r"must begin with a line that names the columns, got what looks like data: "):
+        read_table(path)
+    assert part(read_table(path, target=cells[-1]).test).classes == ("a", "b")
+
+
+@pytest.mark.parametrize("names", ["0,1,2,label", "2019,2020,2021,kind", "400.5,401,401.5,yield", "a,7,3b,y"])
+def test_names_may_be_numbers_that_rise(names: str, tmp_path: Path) -> None:
+    path = write_csv(
+        tmp_path, names + "\n" + "".join(f"{row},{row + 1},{row * 7 % 5},{row % 2}\n" for row in range(40))
+    )
+    assert len(part(read_table(path).train)) == 27
+
+
 def test_a_csv_of_other_bytes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes("a,b\n1,gr\xfcn\n".encode("latin1"))
-    with pytest.raises(DataError, match=r"table\.csv must be text in UTF-8, got byte 0xfc at 8"):
+    with pytest.raises(DataError, match=r"table\.csv must be text in UTF-8, got byte 0xfc at 8; save it as UTF-8"):
         read_table(path)
 
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from dubio.codec import open_regular
 from dubio.data.errors import DataError
 
-__all__ = ["CHUNK_ROWS", "TableChunk", "joined", "read_rows"]
+__all__ = ["CHUNK_ROWS", "TableChunk", "joined", "looks_like_data", "read_rows"]
 
 CHUNK_ROWS = 8192
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
@@ -113,6 +113,12 @@ def finite_number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def looks_like_data(names: Sequence[str]) -> bool:
+    """Whether several names of columns are numbers that do not rise, as pixels, years and wavelengths do."""
+    numbers = [number for name in names if (number := finite_number(name)) is not None]
+    return len(numbers) > 1 and any(later <= earlier for earlier, later in pairwise(numbers))
+
+
 def _read_csv(
     opened: IO[bytes], file: str, delimiter: str | None, skip: Collection[str], chunk_rows: int
 ) -> Iterator[TableChunk]:
@@ -143,7 +149,8 @@ def _read_csv(
         except UnicodeDecodeError as error:
             at = opened.tell() - len(error.object) + error.start
             got = f"got byte 0x{error.object[error.start]:02x} at {at}"
-            raise DataError(f"{file} must be text in UTF-8, {got}") from None
+            advice = "save it as UTF-8; a spreadsheet calls that 'CSV UTF-8'"
+            raise DataError(f"{file} must be text in UTF-8, {got}", advice) from None
         except csv.Error as error:
             raise DataError(f"{file} is no proper .csv: line {reader.line_num}: {error}") from None
     if num_rows == 0:

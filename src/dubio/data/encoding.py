@@ -152,7 +152,8 @@ class TableEncoder:
         missing = [name for name in self.input_names if name not in chunk.columns]
         if missing:
             raise DataError(
-                f"{chunk.file} must have the columns {', '.join(self.input_names)}, it lacks {', '.join(missing)}"
+                f"{chunk.file} must have the columns {', '.join(self.input_names)}, it lacks {', '.join(missing)}",
+                f"it has {', '.join(chunk.columns)[:200]}",
             )
         remarks: Counter[str] = Counter()
         parts = [

@@ -23,7 +23,7 @@ from torch import Tensor
 from dubio.choices import did_you_mean
 from dubio.codec import open_regular
 from dubio.data.archives import check_members, check_room
-from dubio.data.columns import TableChunk, joined, read_rows
+from dubio.data.columns import TableChunk, joined, looks_like_data, read_rows
 from dubio.data.encoding import TableEncoder, fit_encoder, remarks_as_text
 from dubio.data.errors import DataError, TableWarning
 from dubio.data.examples import Examples, Splits
@@ -126,6 +126,12 @@ def _fit(
 ) -> TableEncoder:
     """The encoder of those rows that are trained with."""
     names = list(table.columns)
+    if looks_like_data(names) and target is None:
+        raise DataError(
+            f"{table.file} must begin with a line that names the columns, got what looks like data: "
+            f"{', '.join(names)[:80]}",
+            "add such a line, or name the column to predict with {target} if these are names",
+        )
     chosen = choose_target(names, table.file, target)
     unknown = [column for column in drop if column not in names]
     if unknown:
@@ -138,7 +144,10 @@ def _fit(
             f"column {chosen!r} of {table.file} is the target and dropped", "name another one with {target}"
         )
     if len(names) < 2:
-        raise DataError(f"{table.file} must have inputs beside the target, got the column {names[0]!r} alone")
+        raise DataError(
+            f"{table.file} must have inputs beside the target, got the column {names[0][:80]!r} alone",
+            "set {delimiter} if its cells are separated by another mark",
+        )
     read = read_target(table, chosen, task)
     train, _, _ = rows_three_ways(len(table), validation, name)
     return fit_encoder(table[train.numpy()], read, drop)
