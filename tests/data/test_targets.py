@@ -115,3 +115,10 @@ def test_texts_that_hardly_repeat_are_no_classes_unless_said(cell: str) -> None:
 def test_dates_are_no_targets() -> None:
     with pytest.raises(DataError, match="column 'a' has dates; choose another column with target"):
         read_target(table(np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")), "a")
+
+
+def test_numbers_whose_squares_overflow_are_no_targets() -> None:
+    values = np.arange(30) / 7
+    assert parse_targets(values * 1e17, "table", None)[0].isfinite().all()
+    with pytest.raises(DataError, match=r"table must have targets of at most 1e\+18 in size, got -4.14286e\+25"):
+        parse_targets(values * -1e25, "table", None)

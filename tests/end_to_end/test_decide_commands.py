@@ -113,3 +113,15 @@ def test_noisy_validation_labels_are_told(runs: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "label_noise": "flip:0.3"}))
     told = invoke("calibrate", "first", "--samples", 2, "--runs", runs)
     assert "validation labels are as wrong as those it was trained with (flip:0.3)" in told.stdout
+
+
+def test_a_run_that_predicts_numbers_is_refused_in_words_of_the_command_line(tmp_path: Path) -> None:
+    rows = "".join(f"{row},{row * 1.5 + row % 3}\n" for row in range(60))
+    (tmp_path / "price.csv").write_text(f"size,price\n{rows}")
+    options = ("--model", "fc:4", "--epochs", "1", "--runs", tmp_path)
+    assert invoke("train", "price", "--data", tmp_path / "price.csv", *options).exit_code == 0
+    for command in (("calibrate",), ("abstain", "--coverage", "0.9"), ("conformal",)):
+        result = invoke(command[0], "price", *command[1:], "--runs", tmp_path)
+        assert result.exit_code == 2
+        assert "run 'price' predicts numbers, and calibrate, abstain and conformal are for classes" in result.output
+        assert "Gaussian(" not in result.output

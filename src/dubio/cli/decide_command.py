@@ -147,6 +147,11 @@ def _subject(named: str, runs: Path, data_dir: Path | None) -> Iterator[Subject]
         order = replace(order, data_dir=str(data_dir))
     with locked(folder):
         model = load_model(named, runs)
+        if isinstance(dubio.spec(model).likelihood, dubio.Gaussian):
+            raise ValueError(
+                f"run {named!r} predicts numbers, and calibrate, abstain and conformal are for classes; "
+                f"dubio evaluate {named} says whether its intervals hold"
+            )
         validation = load_splits(order, read_encoder(folder)).validation
         if validation is None:
             raise ValueError(f"{order.data}, which run {named!r} was trained on, has no validation part to decide by")

@@ -30,6 +30,8 @@ RULE = "whole numbers and texts are classes, other numbers are for regression"
 NAMES = ("target", "label", "class")
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 FEW, SOME, ROWS_EACH = 5, 20, 50
+LARGEST = 1e18
+"""Of targets in size: ``float32``, in which networks are trained and judged, holds the squares of these."""
 TYPING_ERRORS = 0.05
 """A column with fewer cells than this that are no numbers is a column of numbers with errors, not one of texts."""
 
@@ -230,6 +232,12 @@ def _values(values: NDArray[Any], file: str) -> Tensor:
     bad = np.argwhere(~np.isfinite(numbers))
     if len(bad):
         raise DataError(f"{file} must have finite targets, got {values[tuple(bad[0])]} in example {bad[0][0]}")
+    if numbers.size and np.abs(numbers).max() > LARGEST:
+        largest = numbers.flat[np.abs(numbers).argmax()]
+        raise DataError(
+            f"{file} must have targets of at most {LARGEST:g} in size, got {largest:g}",
+            "scale them, or take logarithms",
+        )
     return torch.tensor(numbers.reshape(len(numbers), -1))
 
 

@@ -7,8 +7,10 @@ __all__ = ["METRICS", "MetricWords", "SCORE_WORDS", "figure"]
 
 
 def figure(value: float, digits: int = 4) -> str:
-    """A number with so many digits after the point; of a large one, those that count."""
+    """A number with so many digits after the point; of a large one, or one that would be 0, those that count."""
     size = abs(value)
+    if 0.0 < size < 0.5 * 10.0**-digits:
+        return f"{value:.2e}"
     if size < 1e4:
         return f"{value:.{digits}f}"
     return f"{value:.0f}" if size < 1e7 else f"{value:.3e}"
