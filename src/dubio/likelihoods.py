@@ -7,6 +7,7 @@ precision are computed with in float32, and targets are never rounded to the typ
 """
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,8 +26,12 @@ __all__ = [
     "likelihood_of",
     "match_shape",
     "observation_scale",
+    "warn_of_probabilities",
     "without_weights",
 ]
+
+ROUNDING = 1e-5
+"""How far from 1 the probabilities of a softmax may sum to."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +299,24 @@ def without_weights(likelihood: Likelihood) -> Likelihood:
     if isinstance(likelihood, Categorical):
         return replace(likelihood, class_weight=None, label_smoothing=0.0)
     return replace(likelihood, beta=0.0) if isinstance(likelihood, Gaussian) else likelihood
+
+
+def warn_of_probabilities(outputs: Tensor, likelihood: Likelihood) -> None:
+    """Warn of outputs that are probabilities where the likelihood makes them itself, from logits.
+
+    Conversion warns of a network whose last module is a softmax; this also finds ``x.softmax(-1)`` in ``forward``.
+    """
+    if not isinstance(likelihood, Categorical) or likelihood.output != "logits":
+        return
+    scores = likelihood.scores(outputs).flatten(0, -2)
+    off = (scores.sum(dim=-1) - 1.0).abs()
+    inside = ((scores > 0.0) & (scores < 1.0)).any()  # logits that are 0 or 1 only, or equal in all rows, may be meant
+    if bool((scores >= 0.0).all() & (off < ROUNDING).all() & inside & (scores != scores[:1]).any()):
+        warnings.warn(
+            f"each row of outputs is non-negative and sums to 1, as after a softmax, and {likelihood!r} expects "
+            "logits; leave the softmax out, or use log_softmax with likelihood=dubio.Categorical(output='log_probs')",
+            stacklevel=4,
+        )
 
 
 def observation_scale(model: nn.Module) -> Tensor | None:

@@ -1,5 +1,6 @@
 """What can be audited, what is refused, and how an audit chooses and judges."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,15 @@ def test_a_twin_is_ordinary_learns_the_images_and_leaves_the_network_alone(
     assert not torch.equal(next(twin.parameters()), next(plain.parameters()))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert ordinary_twin(lambda inputs: plain(inputs), images, labels, seed=0) is None
+
+
+def test_a_twin_is_trained_without_a_warning_that_nothing_is_random(
+    plain: nn.Module, digits: dubio.data.Examples
+) -> None:
+    images, labels = (part[:40] for part in digits.tensors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ordinary_twin(dubio.Bayes().convert(plain), images, labels, seed=0)
 
 
 @pytest.mark.parametrize(

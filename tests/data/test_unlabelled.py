@@ -79,6 +79,20 @@ def test_images_of_a_folder_are_named_and_get_the_channels_of_the_network(tmp_pa
     torch.testing.assert_close(grey.inputs, torch.full((1, 1, 3, 4), 76 / 255))
 
 
+@pytest.mark.parametrize("shape", [(3, 3, 4), (36,)])
+def test_grey_and_coloured_images_are_read_together_also_by_a_network_that_flattens_them(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("L", (4, 3), 76).save(tmp_path / "a.png")
+    image.new("RGB", (4, 3), (255, 0, 0)).save(tmp_path / "b.png")
+    (rows,) = read_new(tmp_path, shape=shape)
+    assert rows.inputs.shape == (2, 3, 3, 4)
+    assert rows.remarks == {"grey images were read as coloured ones": 1}
+    (grey,) = read_new(tmp_path / "b.png", shape=(12,))
+    torch.testing.assert_close(grey.inputs, torch.full((1, 1, 3, 4), 76 / 255))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

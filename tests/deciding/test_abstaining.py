@@ -59,6 +59,11 @@ def test_equal_confidences_that_no_threshold_separates_are_warned_of(echo):
     dubio.abstain(echo(), (logits, labels), coverage=1.0, num_samples=1)  # all of them, as requested
 
 
+def test_few_examples_are_warned_of(echo, honest):
+    with pytest.warns(dubio.DecisionWarning, match="12 validation examples are few .* use at least 50"):
+        dubio.abstain(echo(), honest(12), coverage=0.5, num_samples=1)
+
+
 def test_where_all_is_right_all_is_accepted(echo):
     logits = torch.eye(4).repeat(20, 1)
     model = echo()

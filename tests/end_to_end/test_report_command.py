@@ -105,6 +105,13 @@ def test_columns_of_classifiers_and_their_names_fit_into_80(tmp_path: Path) -> N
     assert NAME in "".join(line.split(" ")[0] for line in shown.stdout.splitlines())
 
 
+def test_long_names_are_cut_after_a_hyphen(tmp_path: Path) -> None:
+    folders = [write_full_run(tmp_path / name, seed=seed) for seed, name in enumerate(("demo-deterministic", "b" * 40))]
+    lines = [line.split(" ")[0] for line in invoke("compare", *folders).stdout.splitlines()]
+    assert lines[lines.index("demo-") + 1] == "deterministic"
+    assert "b" * 40 in "".join(lines)
+
+
 @pytest.mark.feature("A report says how to make each number again: its commands, run anew, give the same numbers")
 def test_the_commands_of_a_report_make_the_same_run_again(runs: Path, tmp_path: Path) -> None:
     record = read_run(runs / NAME)

@@ -144,6 +144,13 @@ def test_corruption_curves_begin_with_the_data_themselves() -> None:
     assert points[5].nll != points[0].nll
 
 
+def test_targets_in_a_column_are_judged_as_those_in_a_row() -> None:
+    model = dubio.Bayes().convert(nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)), dubio.Gaussian(0.1))
+    inputs, targets = torch.randn(30, 5), torch.randn(30)
+    row, column = (dubio.evaluate(model, (inputs, part), num_samples=3) for part in (targets, targets[:, None]))
+    assert row.metrics == column.metrics
+
+
 def test_regression_is_judged_by_its_intervals() -> None:
     torch.manual_seed(0)
     model = dubio.Bayes(init_std=1e-4).convert(nn.Linear(1, 1), dubio.Gaussian(0.5))

@@ -172,6 +172,20 @@ def test_a_network_that_ends_in_probabilities_is_warned_of(
         dubio.Bayes().convert(net, likelihood)
 
 
+class SoftmaxInForward(nn.Linear):
+    """Ends in a softmax that is no module."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Probabilities."""
+        return super().forward(inputs).softmax(dim=-1)
+
+
+def test_outputs_that_are_probabilities_are_warned_of_wherever_the_softmax_is() -> None:
+    model = dubio.Dropout().convert(nn.Sequential(nn.Linear(4, 4), SoftmaxInForward(4, 3)))
+    with pytest.warns(UserWarning, match=r"sums to 1, as after a softmax, and .* expects logits; leave"):
+        dubio.predict(model, torch.rand(9, 4), 3)
+
+
 def test_log_probabilities_and_hidden_sigmoids_are_not_warned_of() -> None:
     dubio.Bayes().convert(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=-1)))
     dubio.Bayes().convert(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=-1)), dubio.Categorical("log_probs"))

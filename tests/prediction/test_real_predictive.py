@@ -111,6 +111,12 @@ def test_outputs_without_a_feature_axis_are_predicted_too() -> None:
     assert pred.mean.shape == pred.quantile(0.3).shape == (ROWS,)
 
 
+def test_a_level_may_be_a_tensor_or_an_array_without_axes() -> None:
+    pred = predict(dubio.Gaussian(std=0.1), 2)
+    assert torch.equal(pred.quantile(torch.tensor(0.25)), pred.quantile(0.25))
+    assert torch.equal(pred.quantile(np.array(0.25)), pred.quantile(0.25))
+
+
 def test_streamed_moments_are_exact_far_from_zero() -> None:
     class Offset(nn.Module):
         def __init__(self) -> None:

@@ -215,7 +215,9 @@ def regression(**changed: Any) -> Evaluation:
     return Evaluation(**{**values, **changed})
 
 
-def attack_record(left: float, epsilons: tuple[str, ...] = ("0.05", "0.1"), num_images: int = 40) -> dict[str, Any]:
+def attack_record(
+    left: float, epsilons: tuple[str, ...] = ("0.05", "0.1"), num_images: int = 40, norm: str = "linf"
+) -> dict[str, Any]:
     """``attack.json`` as ``dubio attack`` writes it, but for the hash of the images."""
 
     def scored(value: float) -> dict[str, Any]:
@@ -229,7 +231,7 @@ def attack_record(left: float, epsilons: tuple[str, ...] = ("0.05", "0.1"), num_
         fields = {
             "kind": "Pgd",
             "epsilon": float(above) / float(below or 1),
-            "norm": "linf",
+            "norm": norm,
             "num_samples": 10,
             "objective": "predictive",
             "loss": "cross_entropy",

@@ -12,6 +12,7 @@ from dubio.evaluation import DataRecord, Estimate
 from dubio.evaluation.comparison import pack
 from dubio.persistence.files import Identity
 from dubio.reporting import Headline, headlines, read_runs, unpaired
+from dubio.reporting.summarising import summarise
 from reporting.run_folders import audit, classification, regression, write_attack, write_json, write_run
 
 OTHER_DATA = DataRecord("mnist", 300, "other", order="other order")
@@ -131,6 +132,20 @@ def test_attacks_are_compared_at_the_largest_distance_that_all_have(tmp_path: Pa
     assert "R_pred" in [column.title for column in headline.columns]
     assert [row.cells["r_pred"].note for row in headline.rows] == ["at 0.3", "at 0.2"]
     assert marks(headline, "r_pred") == ["", ""]
+
+
+def test_the_same_distance_in_two_norms_is_told_apart(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name) for name in ("a", "b")]
+    write_attack(folders[0], left=0.9, epsilons=("0.3",), norm="l2")
+    write_attack(folders[1], left=0.1, epsilons=("0.3",), norm="linf")
+    records = read_runs(folders)
+    (headline,) = headlines(records)
+    assert "R_pred" in [column.title for column in headline.columns]
+    assert [row.cells["r_pred"].note for row in headline.rows] == ["at l2 0.3", "at 0.3"]
+    sentences = summarise(records, [headline])
+    assert any("a on 90.0 % at epsilon l2 0.3 and b on 10.0 % at epsilon 0.3" in text for text in sentences), sentences
+    (headline,) = headlines(records[:1])
+    assert "R_pred at l2 0.3" in [column.title for column in headline.columns]
 
 
 def test_the_same_attack_is_compared_and_not_another_of_the_same_distance(tmp_path: Path) -> None:

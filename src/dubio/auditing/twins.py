@@ -8,6 +8,7 @@ from dubio.attacks import score
 from dubio.attacks.victims import Model, Victim, untouched
 from dubio.conversion import to_mean
 from dubio.layers import Members
+from dubio.methods import Deterministic
 from dubio.sampling.host_rng import Stream, redirected, seeded_run
 from dubio.training import fit
 
@@ -26,7 +27,7 @@ def ordinary_twin(model: Model, inputs: Tensor, targets: Tensor, seed: int) -> n
         return None
     try:
         with redirected(Stream(seed)):  # modules draw their weights from torch's global generator
-            twin = _without_noise(model)
+            twin = Deterministic().convert(_without_noise(model))
             for module in twin.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()

@@ -83,12 +83,13 @@ def tabulate(headline: Headline, width: int) -> Iterator[PlainTable]:
         table = PlainTable(box=SIMPLE_HEAD, show_edge=False, padding=0)
         left = width - sum(1 + _width(headline, column) for column in columns)
         longest = max(len(part) for row in headline.rows for part in (row.run, f"{row.method}, {row.data}"))
-        table.add_column("run", overflow="fold", width=max(NAME_WIDTH, min(left, longest)))
+        names = max(NAME_WIDTH, min(left, longest))
+        table.add_column("run", overflow="fold", width=names)
         for column in columns:
             wrapped = column.name in WRAPPED
             table.add_column(_title(column), justify="right", no_wrap=not wrapped, width=_width(headline, column))
         for row in headline.rows:
-            run = Text(f"{row.run}\n").append(f"{row.method}, {row.data}", "dim")
+            run = Text(f"{_in_lines(row.run, names)}\n").append(f"{row.method}, {row.data}", "dim")
             table.add_row(run, *(_text(row.cells[column.name]) for column in columns))
         yield table
 
@@ -105,6 +106,16 @@ def _fitting(headline: Headline, columns: Sequence[Column], width: int) -> list[
         groups[-1].append(column)
         left -= needed
     return groups
+
+
+def _in_lines(name: str, width: int) -> str:
+    """A name in lines of at most ``width``, cut after a hyphen, underscore, point or stroke where there is one."""
+    lines = []
+    while len(name) > width:
+        end = max(name.rfind(sign, 0, width) for sign in "-_./") + 1
+        lines.append(name[: end or width])
+        name = name[end or width :]
+    return "\n".join([*lines, name])
 
 
 def _title(column: Column) -> str:

@@ -167,14 +167,25 @@ def _read_images(source: Path, shape: tuple[int, ...] | None, resize: tuple[int,
 def _image(file: Path, shape: tuple[int, ...] | None, resize: tuple[int, int] | None, remarks: Counter[str]) -> Tensor:
     """An image with the channels that the network reads."""
     image = torch.from_numpy(decode_image(read_image_file(file), str(file), resize).pixels)
-    if shape is None or len(shape) != 3 or len(image) == shape[0]:
+    channels = _channels(image, shape)
+    if len(image) == channels:
         return image
     if len(image) == 1:
         remarks["grey images were read as coloured ones"] += 1
-        return image.expand(shape[0], -1, -1)
+        return image.expand(channels, -1, -1)
     remarks["coloured images were read as grey ones"] += 1
     weights = torch.tensor([0.299, 0.587, 0.114])  # ITU-R 601, as Pillow converts
     return (image.float() * weights[:, None, None]).sum(dim=0, keepdim=True).round().to(torch.uint8)
+
+
+def _channels(image: Tensor, shape: tuple[int, ...] | None) -> int:
+    """How many channels the network reads, also where it flattens them; those of the image where that is unknown."""
+    if shape is None or len(shape) not in (1, 3):
+        return len(image)
+    if len(shape) == 3:
+        return shape[0]
+    channels, rest = divmod(shape[0], image[0].numel())
+    return channels if rest == 0 and channels in (1, 3) else len(image)
 
 
 def _check_shape(rows: NewRows, source: Path, shape: tuple[int, ...] | None) -> None:

@@ -15,6 +15,8 @@ __all__ = ["abstain"]
 
 SURPLUS = 0.02
 """Share accepted beyond the coverage, because of equal scores, from which ``abstain`` warns."""
+FEWEST = 50
+"""Validation examples below which ``abstain`` warns: on 50, a coverage has a standard error of up to 7 points."""
 
 
 def abstain(
@@ -83,6 +85,7 @@ def abstain(
     )
     change_spec(model, threshold=threshold)
     if coverage is not None:
+        _warn_of_few(len(held_out.targets))
         _warn_of_ties(_surety(held_out, score), found, coverage, score)
     return threshold
 
@@ -104,6 +107,18 @@ def _surety(held_out: HeldOut, score: Surety) -> Float[Tensor, " example"]:
     """The score, turned so that more is surer."""
     values: Tensor = getattr(held_out.predictive, score)
     return values if score == "confidence" else -values
+
+
+def _warn_of_few(count: int) -> None:
+    """Warn where so few examples were seen that neither coverage nor error says much of new data."""
+    if count < FEWEST:
+        noun = "example is" if count == 1 else "examples are"
+        warnings.warn(
+            f"{count} validation {noun} few to find a threshold by, so coverage and error on new data may differ much; "
+            f"use at least {FEWEST}",
+            DecisionWarning,
+            stacklevel=3,
+        )
 
 
 def _warn_of_ties(

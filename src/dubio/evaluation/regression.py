@@ -92,7 +92,7 @@ def _draws(found: RealPredictive) -> Draws:
 def _values(targets: Tensor, found: RealPredictive) -> Float[Tensor, "example *rest"]:
     """Targets in the shape of the predictions: numbers and rows of one number are the same."""
     wanted = tuple(found.mean.shape)
-    if tuple(targets.shape) not in (wanted, wanted[:1] if wanted[1:] == (1,) else wanted):
+    if tuple(targets.shape) not in (wanted, (*wanted, 1), wanted[:1] if wanted[1:] == (1,) else wanted):
         raise ValueError(f"targets must have the shape of the predictions, {wanted}, got {tuple(targets.shape)}")
     if targets.dtype == torch.bool:
         raise TypeError(f"targets must be real numbers, got {targets.dtype}")

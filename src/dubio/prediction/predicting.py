@@ -14,7 +14,7 @@ from torch import nn
 
 from dubio.decisions import Decisions, decisions_of
 from dubio.layers import num_members
-from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale
+from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
 from dubio.prediction.layout import forget_layout, with_images_laid_out
 from dubio.prediction.predictive import ClassPredictive, Predictive, joined, moved
 from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
@@ -298,8 +298,11 @@ def _predict_rows(model: nn.Module, block: Block, order: _Order, batch_size: int
         trial=block.rows(0, MODEST_ROWS) if on_cpu and num_rows[0] > MODEST_ROWS else None,
         use=_use(order, block, num_rows[0]),
     )
-    for number, outputs in draws:
-        statistics[number].update(soundness.checked(number, outputs))
+    for place, (number, outputs) in enumerate(draws):
+        checked = soundness.checked(number, outputs)
+        if place == 0 and block.first_row == 0 and on_cpu:  # elsewhere the question would wait for the device
+            warn_of_probabilities(checked, order.likelihood)
+        statistics[number].update(checked)
     soundness.check()
     return joined([part.finish(order.seed) for part in statistics])
 

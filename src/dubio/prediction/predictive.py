@@ -174,6 +174,8 @@ class RealPredictive(Predictive):
 
     def quantile(self, level: float | Sequence[float] | NDArray[Any] | Tensor) -> Float[Tensor, "..."]:
         """The value below which the target lies with probability ``level``; of several levels, on a leading axis."""
+        if isinstance(level, np.ndarray | Tensor) and level.ndim == 0:
+            level = float(level)
         if isinstance(level, Sequence | np.ndarray | Tensor) and not isinstance(level, str):
             if len(level) == 0:
                 raise ValueError("level must be a probability, or several, got none")

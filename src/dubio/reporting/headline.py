@@ -102,9 +102,11 @@ def judged_unseen(records: Sequence[RunRecord]) -> str | None:
 
 
 def judged_distance(records: Sequence[RunRecord]) -> float | None:
-    """The largest distance at which every attacked run was attacked; None where they have none in common."""
-    found = [set(record.attack.weakest()) for record in with_shared_attacks(records) if record.attack]
-    shared = set.intersection(*found) if found else set()
+    """The largest distance, in one norm, at which every attacked run was attacked; None where there is none."""
+    attacks = [record.attack for record in with_shared_attacks(records) if record.attack]
+    if len({attack.norm for attack in attacks}) != 1:
+        return None
+    shared = set.intersection(*(set(attack.weakest()) for attack in attacks))
     return max(shared, default=None)
 
 
@@ -157,8 +159,8 @@ def _with_distance(column: Column, records: Sequence[RunRecord]) -> Column:
     """The column with the distance in its title, where all attacked runs were attacked at one."""
     if judged_distance(records) is None:
         return column
-    epsilon = next(record.attack.rows[0].epsilon for record in records if record.attack)
-    return replace(column, title=f"{column.title} at {epsilon}")
+    distance = next(record.attack.distance_text() for record in records if record.attack)
+    return replace(column, title=f"{column.title} at {distance}")
 
 
 def _row(record: RunRecord, columns: tuple[Column, ...], all_records: Sequence[RunRecord]) -> HeadlineRow:
@@ -209,7 +211,8 @@ def _robustness(record: RunRecord, distance: float | None) -> Cell:
     row = weakest[max(weakest) if distance is None else distance]
     names = "+".join(sorted({other.attack for other in record.attack.rows if other.epsilon == row.epsilon}))
     like = f"{record.attack.fingerprint} {record.attack.norm} {row.distance} {names}"
-    return replace(percent_cell(row.predictive, like), note="" if distance is not None else f"at {row.epsilon}")
+    note = "" if distance is not None else f"at {record.attack.distance_text()}"
+    return replace(percent_cell(row.predictive, like), note=note)
 
 
 def _paired(records: Sequence[RunRecord], column: Column) -> dict[str, PairedValues]:

@@ -86,6 +86,11 @@ class AttackRecord:
         """How distance was measured."""
         return str(self.shared_fields().get("norm", "linf"))
 
+    def distance_text(self) -> str:
+        """Its largest distance as it was asked for, with the norm where that is not the largest change."""
+        epsilon = max(self.rows, key=lambda row: row.distance).epsilon
+        return epsilon if self.norm == "linf" else f"{self.norm} {epsilon}"
+
     def at(self, distance: float) -> "AttackRecord":
         """What was tried at this distance alone."""
         return replace(self, rows=tuple(row for row in self.rows if row.distance == distance))

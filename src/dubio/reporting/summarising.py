@@ -173,16 +173,17 @@ def _attacked(records: Sequence[RunRecord]) -> list[str]:
         assert record.attack is not None
         weakest = record.attack.weakest()
         row = weakest[max(weakest) if distance is None else distance]
-        at = f" at epsilon {row.epsilon}" if distance is None else ""
+        told = record.attack.distance_text()
+        at = f" at epsilon {told}" if distance is None else ""
         parts.append(f"{record.name} on {percent(row.predictive.value)}{at}")
         left[record.name] = row.predictive.value
     if distance is not None and len(left) > MOST_NAMED:
         most, least = max(left, key=left.__getitem__), min(left, key=left.__getitem__)
         return [
-            f"Under attack at epsilon {row.epsilon} {most} keeps most, {percent(left[most])} of the images, and "
+            f"Under attack at epsilon {told} {most} keeps most, {percent(left[most])} of the images, and "
             f"{least} least, {percent(left[least])}; stronger attacks may leave less."
         ]
-    where = "" if distance is None else f" at epsilon {row.epsilon}"
+    where = "" if distance is None else f" at epsilon {told}"
     return [f"Under attack{where} these are right: {listed(parts)} of the images; stronger attacks may leave less."]
 
 
