@@ -1,6 +1,7 @@
 """Tables: arrays in a .npz, columns in a .csv or a parquet file."""
 
 import builtins
+import contextlib
 import io
 import pickle
 import tempfile
@@ -369,6 +370,31 @@ def test_what_is_no_parquet_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(content)
     with pytest.raises(DataError, match=r"t\.parquet is not a readable parquet file: "):
         read_table(tmp_path / "t.parquet")
+
+
+def test_targets_of_numbers_but_one_with_a_trailing_null_are_refused(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, "x,y\n" + "".join(f"{row},{row}.5{chr(0) * (row == 4)}\n" for row in range(20)))
+    with pytest.raises(DataError, match="line 6, column 'y' must hold a number for regression"):
+        read_table(path, task="regression")
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_parquet_file_whose_parts_hold_fewer_rows_than_it_says_is_refused(rows: int, tmp_path: Path) -> None:
+    file = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"a": [1.0, 2.0], "y": [0, 1]}), file, compression="none")
+    content = bytearray(file.read_bytes())
+    for place in range(len(content)):  # the number of rows of the one group, wherever this version of pyarrow writes it
+        changed = bytearray(content)
+        changed[place] = 2 * rows  # as thrift writes it
+        with contextlib.suppress(Exception):
+            read = parquet.ParquetFile(io.BytesIO(changed))
+            if (read.metadata.num_rows, sum(batch.num_rows for batch in read.iter_batches())) == (2, rows):
+                break
+    else:
+        pytest.skip("this version of pyarrow writes the number of rows otherwise")
+    file.write_bytes(changed)
+    with pytest.raises(DataError, match=f"t.parquet is damaged: it says that it has 2 rows, and holds {rows}"):
+        read_table(file, task="regression")
 
 
 def test_without_pyarrow_the_extra_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,21 @@ def test_options_of_the_wrong_type_are_refused_on_resume(content: str, reason: s
     assert reason in result.output
 
 
+@pytest.mark.parametrize("content", ["", "[" * 10**5, "[]", '{"version": 1}', "\udcff", None])
+def test_a_damaged_encoding_of_a_table_is_refused_by_name(content: str | None, runs: Path) -> None:
+    file = runs / "x" / "table.json"
+    file.unlink()
+    if content is None:
+        os.mkfifo(file)
+    else:
+        file.write_bytes(content.encode(errors="surrogateescape"))
+    for command in (("predict", "x"), ("train", "x", "--resume", "--epochs", 2)):
+        result = invoke(*command, "--runs", runs)
+        assert result.exit_code == 2
+        assert f"error: {file} cannot be read: " in result.output.replace("\n", " ")
+        assert "RecordError" not in result.output
+
+
 def test_a_class_folder_that_is_no_utf8_goes_through_all_commands(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)

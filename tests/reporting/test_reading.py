@@ -60,6 +60,16 @@ def test_epsilons_are_read_as_fractions_and_the_row_that_leaves_least_counts(tmp
     assert row.attack == "strongest"
 
 
+@pytest.mark.parametrize("epsilon", ["", "far", "1/0", "1/", "nan", "1e999", "1e300/1e-300"])
+def test_an_attack_at_no_distance_is_refused_by_name(epsilon: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    write_attack(folder, epsilons=("8/255",))
+    record = json.loads((folder / "attack.json").read_text())
+    write_json(folder / "attack.json", record | {"rows": [record["rows"][0] | {"epsilon": epsilon}]})
+    with pytest.raises(ValueError, match=r"attack\.json cannot be read: .*epsilon must be a number or a fraction"):
+        read_run(folder)
+
+
 def test_fields_that_attacks_disagree_about_are_not_shared(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first")
     write_attack(folder, epsilons=("0.1",))

@@ -16,9 +16,10 @@ from torch import nn
 
 from dubio.choices import did_you_mean
 from dubio.cli.fields import make_method
-from dubio.codec import dump_json, read_object, read_value, write_atomically
+from dubio.codec import MAX_BYTES, dump_json, read_file, read_object, read_value, write_atomically
 from dubio.data import (
     CropAndFlip,
+    DataError,
     Examples,
     Loader,
     Splits,
@@ -144,7 +145,12 @@ def table_options(order: Order, encoder: TableEncoder | None = None) -> dict[str
 def read_encoder(folder: Path) -> TableEncoder | None:
     """How a run's table becomes numbers; None for a run of other data."""
     file = folder / ENCODER
-    return TableEncoder.from_json(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if not file.exists():
+        return None
+    try:
+        return TableEncoder.from_json(read_file(file, MAX_BYTES, DataError).decode("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} cannot be read: {str(error).removeprefix(f'{file} ')}") from error
 
 
 def parse_resize(text: str | None) -> tuple[int, int] | None:

@@ -263,6 +263,8 @@ def _read_parquet(path: Path, skip: Collection[str], chunk_rows: int) -> Iterato
                 }
                 yield TableChunk(columns, file, np.arange(start, start + batch.num_rows))
                 start += batch.num_rows
+            if start != num_rows:
+                raise DataError(f"{file} is damaged: it says that it has {num_rows} rows, and holds {start}")
         except DataError:
             raise
         except Exception as error:  # pyarrow has a different one for every kind of damage

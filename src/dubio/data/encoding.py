@@ -199,7 +199,8 @@ class TableEncoder:
                 raise DataError(f"the encoding of a table must be of version {VERSION}, got {version}")
             encoder = read_value(cls, stored)
         except (KeyError, TypeError, AttributeError, RecordError) as error:
-            raise DataError(f"this is not the encoding of a table: {error!r}") from None
+            reason = str(error) if isinstance(error, RecordError) else repr(error)
+            raise DataError(f"this is not the encoding of a table: {reason}") from None
         _check(encoder)
         return encoder
 

@@ -145,7 +145,7 @@ def _cells(table: TableChunk, name: str) -> NDArray[Any]:
     if all(WHOLE.fullmatch(text) for text in texts):
         return np.array([int(text) for text in texts], dtype=np.int64)
     numbers = [finite_number(text) for text in texts]
-    return np.array(texts if None in numbers else numbers)
+    return np.array(texts, dtype=object) if None in numbers else np.array(numbers)
 
 
 def _check_numbers(values: NDArray[Any], table: TableChunk, name: str) -> None:

@@ -3,6 +3,7 @@
 Fields that a report has no use for are left out, so that a file of a later version can still be read.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,14 @@ class AttackRow(Shares):
     epsilon: str = "0"
     fields: dict[str, Any] | None = None
     """None for the strongest of several."""
+
+    def __post_init__(self) -> None:
+        try:
+            distance = self.distance
+        except (ValueError, ZeroDivisionError, OverflowError):
+            distance = math.nan
+        if not math.isfinite(distance):
+            raise ValueError(f"epsilon must be a number or a fraction such as 8/255, got {self.epsilon[:40]!r}")
 
     @property
     def distance(self) -> float:
