@@ -116,7 +116,8 @@ def test_the_root_says_where_each_public_name_is_and_none_is_called_like_a_modul
 
 @pytest.mark.parametrize("number", NUMBERED)
 def test_every_numbered_test_of_the_methods_exists(number: int) -> None:
-    sources = [path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("test_*.py"))]
+    folders = (TESTS, TESTS.parent / "lab" / "tests")
+    sources = [path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("test_*.py"))]
     pattern = re.compile(rf"^def test_t{number:02d}_\w+\(", flags=re.MULTILINE)
     assert any(pattern.search(source) for source in sources), f"T-{number} has no test called test_t{number:02d}_..."
 

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from markdown_tables import markdown_table
-
-from dubio.experiments import CLAIMS, PAPERS, Claim, Records
+from dubio_lab import CLAIMS, PAPERS, Claim, Records
+from dubio_lab.markdown import markdown_table
 
 __all__ = ["claims_section", "claims_summary", "claims_table"]
 
 NOT_ASKED = "not asked"
-RULES = f"""What the papers say, decided from the records; [what came out and why](findings.md).
+RULES = f"""What the papers say, decided from the records; [what came out and why](FINDINGS.md).
 
 - More than a bar is the mean over seeds that is beyond it by more than twice its standard error; no less and no loss
   are means that are not on the wrong side by more than that; within are means that are. Differences are taken seed by
@@ -55,4 +54,4 @@ def _published(claim: Claim) -> str:
 
 
 def _links(specs: tuple[str, ...]) -> str:
-    return ", ".join(f"[{name}](results.md#{name})" for name in specs)
+    return ", ".join(f"[{name}](RESULTS.md#{name})" for name in specs)

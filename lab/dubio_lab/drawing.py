@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from dubio.experiments.panels import SIZE, WIDTH, Lines, MeanCurve, add_note, draw_panels, finish, name_axes
-from dubio.experiments.results import Curve, Result
-from dubio.experiments.spec import Spec
-from dubio.experiments.tables import Row, earlier_note, results_that_count, tabulate
 from dubio.pictures.figures import blank_figure, write
+from dubio_lab.panels import SIZE, WIDTH, Lines, MeanCurve, add_note, draw_panels, finish, name_axes
+from dubio_lab.results import Curve, Result
+from dubio_lab.spec import Spec
+from dubio_lab.tables import Row, earlier_note, results_that_count, tabulate
 
 __all__ = ["MeanCurve", "draw_curves", "draw_heat_map", "mean_curve"]
 

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from markdown_tables import markdown_table
-
-from dubio.experiments import Row, Spec, load_results, load_spec, spec_names, tabulate
-from dubio.experiments.tables import EARLIER
+from dubio_lab import Row, Spec, load_results, load_spec, spec_names, tabulate
+from dubio_lab.markdown import markdown_table
+from dubio_lab.tables import EARLIER
 
 __all__ = ["HEADLINES", "Headline", "headlines_table"]
 

@@ -8,21 +8,20 @@ from typing import Literal
 
 from rich.console import Console
 
-from dubio.cli.answers import PartlyFailedError, say
-from dubio.cli.arguments import device_for
-from dubio.cli.terminal import PlainTable
-from dubio.experiments import (
+from dubio.cli import PartlyFailedError, PlainTable, device_for, say
+from dubio.training import Interrupted
+from dubio_lab import (
     Failure,
     Reproduction,
     Result,
     Spec,
     Variant,
+    default_folder,
     load_spec,
     reproduce_many,
     spec_names,
     tabulate,
 )
-from dubio.training import Interrupted
 
 __all__ = ["reproduce_experiment"]
 
@@ -37,7 +36,7 @@ def reproduce_experiment(
     seeds: list[int] | None,
     workers: int,
     again: bool,
-    out: Path,
+    out: Path | None,
     device: str | None,
     quiet: bool,
 ) -> None:
@@ -51,7 +50,7 @@ def reproduce_experiment(
     if tiny and data is not None:
         raise ValueError("tiny runs are on digits already where they can be, got --tiny and --data")
     wish = _Wish(
-        out,
+        default_folder() if out is None else out,
         "tiny" if tiny else "full" if data is None else data,
         cells,
         seeds,

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from dubio.experiments.spec import Variant
+from dubio import version
 from dubio.persistence.records import Record
+from dubio_lab.spec import Variant
 
-__all__ = ["Curve", "Findings", "Measured", "Result"]
+__all__ = ["Curve", "Findings", "Measured", "Result", "commit_here"]
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,9 @@ class Result(Record):
     hardware: str
     origins: dict[str, str] = field(default_factory=dict)
     """Commit and hardware of what it took from others: trained networks, perturbed images."""
+
+
+def commit_here() -> str | None:
+    """The commit that a record names: that of dubio and of this package, None unless one checkout holds both."""
+    of_dubio, of_the_laboratory = version.commit_here(), version.commit_here(__file__)
+    return of_dubio if of_dubio == of_the_laboratory else None

@@ -26,12 +26,20 @@ from typing import Any, NoReturn
 
 import torch
 
-from dubio.experiments.protocols import PROTOCOLS, Trial
-from dubio.experiments.results import Findings, Result
-from dubio.experiments.spec import Cell, Spec, Variant
-from dubio.version import commit_here, hardware_of, versions
+from dubio.version import hardware_of, versions
+from dubio_lab.protocols import PROTOCOLS, Trial
+from dubio_lab.results import Findings, Result, commit_here
+from dubio_lab.spec import Cell, Spec, Variant
 
-__all__ = ["Failure", "Reproduction", "load_results", "reproduce", "reproduce_many", "result_file"]
+__all__ = [
+    "Failure",
+    "Reproduction",
+    "default_folder",
+    "load_results",
+    "reproduce",
+    "reproduce_many",
+    "result_file",
+]
 
 Tell = Callable[[str], None]
 
@@ -65,7 +73,7 @@ class Reproduction:
 
 def reproduce(
     spec: Spec,
-    out: str | Path = "results",
+    out: str | Path | None = None,
     *,
     variant: Variant = "full",
     cells: str = "*",
@@ -81,8 +89,8 @@ def reproduce(
 
     Args:
         spec: what to run; see ``load_spec``.
-        out: folder of all records; a cell's is ``out/SPEC/CELL-SEED.json``, and of smaller runs
-            ``out/VARIANT/SPEC/...``.
+        out: folder of all records, ``default_folder()`` unless said; a cell's is ``out/SPEC/CELL-SEED.json``, and of
+            smaller runs ``out/VARIANT/SPEC/...``.
         variant: "full"; "digits" for scikit-learn's digits in place of larger images; "tiny" to see that it runs.
         cells: only cells whose name matches this pattern, as of files.
         seeds: only these of the spec's seeds; in tiny runs its first alone, unless said.
@@ -99,7 +107,7 @@ def reproduce(
 
 def reproduce_many(
     specs: Sequence[Spec],
-    out: str | Path = "results",
+    out: str | Path | None = None,
     *,
     variant: Variant = "full",
     cells: str = "*",
@@ -145,13 +153,20 @@ def reproduce_many(
     return _run(work, workers, tell, told, finished or _silent)
 
 
+def default_folder() -> Path:
+    """Where records are kept unless said: ``lab/results`` where that folder is, as in a checkout, else ``results``."""
+    folder = Path("lab", "results")
+    return folder if folder.is_dir() else Path("results")
+
+
 def result_file(out: str | Path, spec: Spec, cell: Cell, seed: int, variant: Variant = "full") -> Path:
     """Where the record of a cell and seed is kept."""
     return Path(out, *([] if variant == "full" else [variant]), spec.name, f"{cell.name}-{seed}.json")
 
 
-def load_results(spec: Spec, out: str | Path = "results", variant: Variant = "full") -> list[Result]:
+def load_results(spec: Spec, out: str | Path | None = None, variant: Variant = "full") -> list[Result]:
     """The records of a spec that are there, under whichever version of it they were made, in its order."""
+    out = default_folder() if out is None else out
     files = [result_file(out, spec, cell, seed, variant) for cell in spec.cells for seed in spec.seeds]
     return [Result.load(file) for file in files if file.is_file()]
 
@@ -250,7 +265,7 @@ Outcomes = Generator[tuple[_Work, Result | Failure], None, None]
 
 def _work_of(
     spec: Spec,
-    out: str | Path,
+    out: str | Path | None,
     variant: Variant,
     cells: str,
     seeds: Sequence[int] | None,
@@ -269,9 +284,8 @@ def _work_of(
     for cell in chosen:
         spec.settings_of(cell, variant)  # which refuses a variant that the spec does not have
     taken = tuple(dict.fromkeys(seeds)) if seeds else spec.seeds[:1] if variant == "tiny" else spec.seeds
-    return [
-        _Work(spec, cell, seed, Path(out), variant, torch.device(device), again) for cell in chosen for seed in taken
-    ]
+    folder = default_folder() if out is None else Path(out)
+    return [_Work(spec, cell, seed, folder, variant, torch.device(device), again) for cell in chosen for seed in taken]
 
 
 def _run(

@@ -20,7 +20,7 @@ __all__ = ["Cell", "Spec", "Variant", "load_spec", "spec_names"]
 Variant = Literal["full", "digits", "tiny"]
 """The experiment itself; the same on small images that need no files; and a run that only shows that it runs."""
 
-FOLDER = files("dubio.experiments") / "specs"
+FOLDER = files("dubio_lab") / "specs"
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dubio.experiments.panels import SIZE, Lines, MeanCurve, draw_panels, finish, name_axes
-from dubio.experiments.results import Measured, Result
-from dubio.experiments.spec import Spec
-from dubio.experiments.tables import Row, earlier_note, results_that_count, tabulate
+from dubio_lab.panels import SIZE, Lines, MeanCurve, draw_panels, finish, name_axes
+from dubio_lab.results import Measured, Result
+from dubio_lab.spec import Spec
+from dubio_lab.tables import Row, earlier_note, results_that_count, tabulate
 
 __all__ = ["draw_sweep"]
 

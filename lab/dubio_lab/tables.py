@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dubio.experiments.results import Result
-from dubio.experiments.spec import Cell, Spec
+from dubio_lab.results import Result
+from dubio_lab.spec import Cell, Spec
 
 __all__ = ["EARLIER", "Row", "earlier_note", "results_that_count", "tabulate"]
 

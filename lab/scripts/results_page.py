@@ -1,15 +1,14 @@
-"""Write docs/results.md, whole, from the records under results/ and the specs that they were made by.
+"""Write lab/RESULTS.md, whole, from the records under lab/results/ and the specs that they were made by.
 
-    python scripts/results_page.py [--check]
+    python lab/scripts/results_page.py [--check]
 
 The claims of the papers come first, and whether they held. Every spec has a section: what it measures, published
-numbers beside ours, what the records say of their origin, and pictures, which go to docs/images/results. The page is a
-function of specs and records: nothing in it tells the time. With ``--check`` nothing is written, and the exit status is
-1 when the page is out of date or a picture is missing; what pictures show is not compared.
+numbers beside ours, what the records say of their origin, and pictures, which go to lab/images. The page is a function
+of specs and records: nothing in it tells the time. With ``--check`` nothing is written, and the exit status is 1 when
+the page is out of date or a picture is missing; what pictures show is not compared.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from claims_tables import claims_section
-from headlines import ours_marked
-from markdown_tables import commit_in_words, markdown_table
-
-from dubio.experiments import (
+from dubio_lab import (
     Result,
     Row,
     Spec,
@@ -34,14 +29,17 @@ from dubio.experiments import (
     spec_names,
     tabulate,
 )
-from dubio.experiments.tables import EARLIER
+from dubio_lab.claims_tables import claims_section
+from dubio_lab.headlines import ours_marked
+from dubio_lab.markdown import commit_in_words, markdown_table
+from dubio_lab.tables import EARLIER
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_METRICS, MOST_ROWS = 6, 48  # of a table with a row for each number; one of more has rows and columns
 INTRODUCTION = """# Results
 
 The published tables and figures that dubio can run again: what was published, and what came out. `make table` writes
-this page from the records under `results/`; nobody types a number. [How to run one again](reproducing.md).
+this page from the records under `results/`; nobody types a number. [How to run one again](README.md).
 
 - **published** is what the source says, and `-` where it gives no number.
 - **ours** is the mean over seeds with its standard error; of a single seed, the standard error within it, where one
@@ -172,25 +170,25 @@ class Picture:
 
 def main() -> int:
     """Write the page and its pictures, or with ``--check`` compare the page, and return the exit status."""
-    parser = argparse.ArgumentParser(description="Write docs/results.md from the records under results/.")
+    parser = argparse.ArgumentParser(description="Write lab/RESULTS.md from the records under lab/results/.")
     parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
     check = parser.parse_args().check
 
     found = find(ROOT / "results")
-    page, after = ROOT / "docs" / "results.md", write_page(found)
+    page, after = ROOT / "RESULTS.md", write_page(found)
     stale = not page.is_file() or page.read_text(encoding="utf-8") != after
     pictures = [picture for one in found for picture in pictures_of(one)]
     missing = [picture.file for picture in pictures if not picture.file.is_file()]
 
     if check and (stale or missing):
         what = page if stale else missing[0]
-        print(f"{what.relative_to(ROOT)} is out of date or missing; run `make table`", file=sys.stderr)
+        print(f"lab/{what.relative_to(ROOT)} is out of date or missing; run `make table`", file=sys.stderr)
         return 1
     if not check:
         for picture in pictures:
             picture.draw(picture.file)
         page.write_text(after, encoding="utf-8")
-    print(f"docs/results.md is {'up to date' if not stale else 'written'} ({len(pictures)} pictures)")
+    print(f"lab/RESULTS.md is {'up to date' if not stale else 'written'} ({len(pictures)} pictures)")
     return 0
 
 
@@ -199,7 +197,7 @@ def find(folder: Path) -> list[Found]:
     known = {*spec_names(), *get_args(Variant), "shared"}
     strangers = sorted(path.parent.name for path in folder.glob("*/*.json") if path.parent.name not in known)
     if strangers:
-        _refuse(f"records must be of a spec, got results/{strangers[0]}; remove it, or give it its spec back")
+        _refuse(f"records must be of a spec, got lab/results/{strangers[0]}; remove it, or give it its spec back")
     return [_found(load_spec(name), folder) for name in spec_names()]
 
 
@@ -273,7 +271,7 @@ def _wide_entry(row: Row | None) -> str:
 
 def pictures_of(found: Found) -> list[Picture]:
     """The pictures that can be drawn of the records."""
-    spec, results, place = found.spec, found.results, ROOT / "docs" / "images" / "results" / found.spec.name
+    spec, results, place = found.spec, found.results, ROOT / "images" / found.spec.name
     pictures = []
     drawn = [name for name in spec.curves if name.removesuffix("_error") not in {*spec.curves} - {name}]
     how = CURVES.get(spec.name, Curves())
@@ -351,7 +349,7 @@ def _command(spec: Spec) -> str:
 
 def _from_page(path: Path) -> str:
     """A path as links of the page write it."""
-    return Path(os.path.relpath(path, ROOT / "docs")).as_posix()
+    return path.relative_to(ROOT).as_posix()
 
 
 def _refuse(message: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dubio.experiments import Cell, Curve, Measured, Result, Spec
+from dubio_lab import Cell, Curve, Measured, Result, Spec
 
 __all__ = ["record", "spec_of"]
 

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.data import diabetes_table
-from dubio.experiments import load_spec
-from dubio.experiments.protocols import PROTOCOLS, Trial, alpha_attacks, alpha_networks
-from dubio.experiments.protocols.alpha_networks import (
+from dubio.layers import RandomDropout
+from dubio.objectives import Alpha
+from dubio.prediction import ClassPredictive, RealPredictive
+from dubio_lab import load_spec
+from dubio_lab.protocols import PROTOCOLS, Trial, alpha_attacks, alpha_networks
+from dubio_lab.protocols.alpha_networks import (
     PARTS,
     described,
     dropout_network,
     summed_log_likelihood,
     timed_network,
 )
-from dubio.experiments.protocols.alpha_regression import measures_in_units, random_split
-from dubio.experiments.protocols.images import load_images
-from dubio.layers import RandomDropout
-from dubio.objectives import Alpha
-from dubio.prediction import ClassPredictive, RealPredictive
+from dubio_lab.protocols.alpha_regression import measures_in_units, random_split
+from dubio_lab.protocols.images import load_images
 
 SPECS = ("alpha-untargeted", "alpha-targeted", "alpha-mnist", "alpha-samples")
 
@@ -105,7 +105,7 @@ def test_a_timed_network_is_trained_once_and_tells_how_it_went(tmp_path: Path, m
     assert told["epoch"].tolist() == [2.0, 4.0]
     assert told["accuracy"].shape == told["test_ll"].shape == (2,)
     assert told["seconds"].item() > 0.0
-    monkeypatch.setattr("dubio.experiments.protocols.alpha_networks.fit", None)
+    monkeypatch.setattr("dubio_lab.protocols.alpha_networks.fit", None)
     again = timed_network(trial, load_images(trial))
     assert torch.equal(again.history["test_ll"], told["test_ll"])
     assert all(torch.equal(value, again.model.state_dict()[name]) for name, value in first.model.state_dict().items())

@@ -14,13 +14,13 @@ from dubio import functional
 from dubio.auditing.budget import BUDGETS
 from dubio.data import Examples, Splits
 from dubio.data.ood import OOD_PAIRS
-from dubio.experiments import Curve, load_spec, reproduce
-from dubio.experiments.protocols import Trial
-from dubio.experiments.protocols.bbb import attacking, errors, networks, timing, unseen
-from dubio.experiments.protocols.bbb.networks import TRAINING, Trained, make_network, train_network
 from dubio.layers import GaussianPosterior
 from dubio.models import Normalise
 from dubio.prediction import ClassPredictive
+from dubio_lab import Curve, load_spec, reproduce
+from dubio_lab.protocols import Trial
+from dubio_lab.protocols.bbb import attacking, errors, networks, timing, unseen
+from dubio_lab.protocols.bbb.networks import TRAINING, Trained, make_network, train_network
 
 NAMES = tuple("0123456789")
 

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 import dubio
 from dubio import functional
 from dubio.data import load
-from dubio.experiments import Measured, Spec, load_spec, spec_names
-from dubio.experiments.protocols import Trial, bws, bws_networks
-from dubio.experiments.protocols.bws import bws_clean, bws_pruning, bws_sources, bws_transfer, over_ensembles
-from dubio.experiments.protocols.bws_networks import (
+from dubio.layers import GaussianPosterior
+from dubio.objectives import Elbo
+from dubio_lab import Measured, Spec, load_spec, spec_names
+from dubio_lab.protocols import Trial, bws, bws_networks
+from dubio_lab.protocols.bws import bws_clean, bws_pruning, bws_sources, bws_transfer, over_ensembles
+from dubio_lab.protocols.bws_networks import (
     TRAINING,
     attack_of,
     evaluated_network,
@@ -22,9 +24,7 @@ from dubio.experiments.protocols.bws_networks import (
     source_names,
     trained_network,
 )
-from dubio.experiments.protocols.images import load_images
-from dubio.layers import GaussianPosterior
-from dubio.objectives import Elbo
+from dubio_lab.protocols.images import load_images
 
 SPECS = [name for name in spec_names() if name.startswith("bws-")]
 TABLES = ("bws-transfer", "bws-ensembles", "bws-pruning")

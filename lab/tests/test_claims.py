@@ -1,18 +1,15 @@
 """Published claims: decided by records alone, by one rule for noise, and not before all records are there."""
 
-import importlib
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from dubio.experiments import CLAIMS, PAPERS, Cell, Measured, Outcome, Records, Result, Spec, load_spec
-from dubio.experiments.claims.claim import NotRunError, Number
-from dubio.experiments.running import result_file
+from dubio_lab import CLAIMS, PAPERS, Cell, Measured, Outcome, Records, Result, Spec, claims_tables, load_spec
+from dubio_lab.claims.claim import NotRunError, Number
+from dubio_lab.running import result_file
 from made_up_records import record
 
-ROOT = Path(__file__).parents[2]
 Values = dict[str, float | tuple[float, ...]]
 """Numbers of cells and metrics, by patterns ``cell:metric``, the last that fits; or one for each seed."""
 
@@ -176,7 +173,7 @@ class Shelf:
 @pytest.fixture
 def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
     made = Shelf()
-    monkeypatch.setattr("dubio.experiments.claims.claim.load_results", made.load)
+    monkeypatch.setattr("dubio_lab.claims.claim.load_results", made.load)
     return made
 
 
@@ -268,28 +265,22 @@ def test_a_draw_that_costs_nothing_is_cheap_enough(shelf: Shelf) -> None:
     assert found == Outcome("5 s and -0.01 s for each further draw", True)
 
 
-@pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    return importlib.import_module("claims_tables")
-
-
-def test_the_page_says_which_claims_held(tables: ModuleType, tmp_path: Path) -> None:
-    assert tables.claims_summary(tmp_path) == "0 of 0 claims that were checked held"
+def test_the_page_says_which_claims_held(tmp_path: Path) -> None:
+    assert claims_tables.claims_summary(tmp_path) == "0 of 0 claims that were checked held"
     keep(tmp_path, "bws-ensembles", {"n100:average": 2.5})
     keep(tmp_path, "bbb-regression", {"*": 9.0})
-    section = tables.claims_section(tmp_path)
+    section = claims_tables.claims_section(tmp_path)
     published = sum(claim.published is not None and not claim.in_our_way for claim in CLAIMS)
     assert section.startswith(
         f"## Claims\n\n1 of 2 claims that were checked held, of {published} that were published.\n"
     )
-    assert "([bws-ensembles](results.md#bws-ensembles)) | +5.07 | +1.5 | no |" in section
+    assert "([bws-ensembles](RESULTS.md#bws-ensembles)) | +5.07 | +1.5 | no |" in section
     assert "| wider; a figure | 9 (local), 9 (weight) | yes |" in section
     assert "| 1.32 | not run yet | not run yet |" in section
     assert "| (1.32) | not run yet | not run yet |" in section
     titles = [line.removeprefix("### ") for line in section.splitlines() if line.startswith("### ")]
     assert titles == [title for title, _ in PAPERS.values()]
-    assert tables.claims_table(tmp_path, "iwe").count("\n") == 2
+    assert claims_tables.claims_table(tmp_path, "iwe").count("\n") == 2
     keep(tmp_path, "bws-pruning", {"snr-50:*": 2.0})
-    assert tables.claims_summary(tmp_path) == "3 of 4 claims that were checked held"  # without the one we ask
-    assert "| not asked | +0 at 25 %, +1 at 50 %," in tables.claims_table(tmp_path, "bws")
+    assert claims_tables.claims_summary(tmp_path) == "3 of 4 claims that were checked held"  # without the one we ask
+    assert "| not asked | +0 at 25 %, +1 at 50 %," in claims_tables.claims_table(tmp_path, "bws")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from dubio.experiments import Cell, Curve, Result, draw_curves, draw_heat_map, draw_sweep, mean_curve
-from dubio.experiments.panels import COLOURS, _apart
+from dubio_lab import Cell, Curve, Result, draw_curves, draw_heat_map, draw_sweep, mean_curve
+from dubio_lab.panels import COLOURS, _apart
 from made_up_records import record, spec_of
 
 SPEC = spec_of()
@@ -26,7 +26,7 @@ RESULTS = [
 def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn is looked at, and not written, which takes most of the time."""
     for module in ("drawing", "panels"):
-        monkeypatch.setattr(f"dubio.experiments.{module}.write", lambda figure, path: None)
+        monkeypatch.setattr(f"dubio_lab.{module}.write", lambda figure, path: None)
 
 
 def texts(axes: Any) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from torch import nn
 
 import dubio
 from dubio.data import Examples
-from dubio.experiments import load_spec
-from dubio.experiments.protocols import PROTOCOLS, Trial, flow_networks, flow_on_images, flow_on_plane
-from dubio.experiments.protocols.flow_networks import bound, described
-from dubio.experiments.protocols.trial import Learned
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.layers import FlowNoise
 from dubio.models import build
+from dubio_lab import load_spec
+from dubio_lab.protocols import PROTOCOLS, Trial, flow_networks, flow_on_images, flow_on_plane
+from dubio_lab.protocols.flow_networks import bound, described
+from dubio_lab.protocols.trial import Learned
 
 pytest.importorskip("sklearn")
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.data import Examples, Splits
-from dubio.experiments.protocols import Trial
-from dubio.experiments.protocols.images import load_unseen
-from dubio.experiments.protocols.judging import judge
-from dubio.experiments.protocols.measuring import mean_of, predict_classes, quality, share
+from dubio_lab.protocols import Trial
+from dubio_lab.protocols.images import load_unseen
+from dubio_lab.protocols.judging import judge
+from dubio_lab.protocols.measuring import mean_of, predict_classes, quality, share
 
 SETTINGS = {
     "data": "digits",

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from dubio.cli import app
-from dubio.experiments import (
+from dubio.training.health import BrokenLossError
+from dubio.version import commit_here, hardware_of
+from dubio_lab import (
     Cell,
     Curve,
     Findings,
@@ -29,12 +31,10 @@ from dubio.experiments import (
     spec_names,
     tabulate,
 )
-from dubio.experiments.protocols import PROTOCOLS, Trial
-from dubio.experiments.protocols.watching import Watch
-from dubio.experiments.running import result_file
-from dubio.experiments.spec import FOLDER
-from dubio.training.health import BrokenLossError
-from dubio.version import commit_here, hardware_of
+from dubio_lab.protocols import PROTOCOLS, Trial
+from dubio_lab.protocols.watching import Watch
+from dubio_lab.running import result_file
+from dubio_lab.spec import FOLDER
 
 SPEC = Spec(
     "counting",
@@ -92,7 +92,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
         made.append(Pool(*given))
         return made[-1]
 
-    monkeypatch.setattr("dubio.experiments.running.ProcessPoolExecutor", make)
+    monkeypatch.setattr("dubio_lab.running.ProcessPoolExecutor", make)
     return made
 
 
@@ -486,7 +486,7 @@ def test_a_search_before_is_told_beside_the_attempts_and_changes_no_digest(
     assert {row.tries for row in tabulate(searched, reproduce(searched, tmp_path, again=True))} == {"2, after grid"}
     twice = dataclasses.replace(SPEC, searched_in=("grid", "line"))
     assert {row.tries for row in tabulate(twice, reproduce(twice, tmp_path))} == {"2, after grid and line"}
-    monkeypatch.setattr("dubio.cli.reproduce_command.load_spec", lambda name: searched)
+    monkeypatch.setattr("dubio_lab.reproduce_command.load_spec", lambda name: searched)
     found = CliRunner().invoke(app, ["reproduce", "counting", "--device", "cpu", "--out", str(tmp_path)])
     assert "2, after" in found.output
 
@@ -494,7 +494,7 @@ def test_a_search_before_is_told_beside_the_attempts_and_changes_no_digest(
 def test_a_search_must_be_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (FOLDER / "bbb-error.toml").read_text(encoding="utf-8")
     (tmp_path / "bbb-error.toml").write_text(text, encoding="utf-8")
-    monkeypatch.setattr("dubio.experiments.spec.FOLDER", tmp_path)
+    monkeypatch.setattr("dubio_lab.spec.FOLDER", tmp_path)
     with pytest.raises(ValueError, match="searched_in of bbb-error must name specs, got 'bbb-search'"):
         load_spec("bbb-error")
     (tmp_path / "bbb-search.toml").touch()
@@ -528,8 +528,8 @@ def several(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
         "c": dataclasses.replace(SPEC, name="c", title="The table of c", alone=True),
         "d": dataclasses.replace(SPEC, name="d", title="The table of d"),
     }
-    monkeypatch.setattr("dubio.cli.reproduce_command.spec_names", lambda: [*specs])
-    monkeypatch.setattr("dubio.cli.reproduce_command.load_spec", specs.__getitem__)
+    monkeypatch.setattr("dubio_lab.reproduce_command.spec_names", lambda: [*specs])
+    monkeypatch.setattr("dubio_lab.reproduce_command.load_spec", specs.__getitem__)
     return specs
 
 
@@ -593,7 +593,7 @@ def test_an_interrupted_run_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setitem(PROTOCOLS, "counting", stop)
-    monkeypatch.setattr("dubio.cli.reproduce_command.load_spec", lambda name: SPEC)
+    monkeypatch.setattr("dubio_lab.reproduce_command.load_spec", lambda name: SPEC)
     found = CliRunner().invoke(app, ["reproduce", "counting", "--device", "cpu", "--out", str(tmp_path)])
     assert found.exit_code == 3
     assert "finished cells are kept; give the same command again to go on" in found.output
@@ -616,7 +616,7 @@ def test_an_error_of_many_cells_is_named_once_at_the_end(
     asked: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     promising = dataclasses.replace(SPEC, metrics={"lost": "nothing", **SPEC.metrics})
-    monkeypatch.setattr("dubio.cli.reproduce_command.load_spec", lambda name: promising)
+    monkeypatch.setattr("dubio_lab.reproduce_command.load_spec", lambda name: promising)
     found = CliRunner().invoke(app, ["reproduce", "counting", "--device", "cpu", "--out", str(tmp_path)])
     assert found.exit_code == 1
     last = found.stderr.strip().splitlines()[-2:]

@@ -1,4 +1,4 @@
-"""docs/results.md and the table of the first page: written from records, the same from the same records."""
+"""lab/RESULTS.md and the table of the first page: written from records, the same from the same records."""
 
 import importlib
 from dataclasses import replace
@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from dubio.experiments import Cell, Result, Spec, load_spec, spec_names
-from dubio.experiments.running import result_file
+from dubio_lab import Cell, Result, Spec, headlines, load_spec, spec_names
+from dubio_lab.running import result_file
 from made_up_records import record, spec_of
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ("markdown_tables", "headlines", "results_page")
+LAB = Path(__file__).parents[1]
 
 
 class Desk:
@@ -21,7 +20,6 @@ class Desk:
 
     def __init__(self, page: ModuleType, headlines: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.page, self.headlines, self.folder, self.monkeypatch = page, headlines, folder, monkeypatch
-        (folder / "docs").mkdir()
         monkeypatch.setattr(page, "ROOT", folder)
         self.use(spec_of(curves={}))
 
@@ -56,9 +54,8 @@ class Desk:
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    headlines, page = (importlib.import_module(name) for name in SCRIPTS[1:])
-    return Desk(page, headlines, tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(LAB / "scripts")
+    return Desk(importlib.import_module("results_page"), headlines, tmp_path, monkeypatch)
 
 
 @pytest.mark.feature(
@@ -189,27 +186,27 @@ def test_pictures_are_drawn_and_linked(desk: Desk) -> None:
         desk.page, "SWEEPS", {"made-up": desk.page.Sweep("strength", ("metric_1",), less="first-1")}
     )
     assert desk.run() == 0
-    text = (desk.folder / "docs" / "results.md").read_text()
+    text = (desk.folder / "RESULTS.md").read_text()
     for name in ("made-up.png", "made-up-sweep.png", "made-up-table.png"):
-        assert f"](images/results/{name})" in text
-        assert (desk.folder / "docs" / "images" / "results" / name).stat().st_size > 0
+        assert f"](images/{name})" in text
+        assert (desk.folder / "images" / name).stat().st_size > 0
     assert "![rise: one line for each cell" in text  # whose error is its band, not a line
-    assert "![first-1-0-images](../results/made-up/first-1-0-images.png)" in text
-    assert "![first-2-1-images](../results/made-up/first-2-1-images.png)" in text
+    assert "![first-1-0-images](results/made-up/first-1-0-images.png)" in text
+    assert "![first-2-1-images](results/made-up/first-2-1-images.png)" in text
     assert "first-1-1-images" not in text  # one seed of a cell is enough
     assert (
         "![metric_1 by strength: means over seeds and their standard errors; and the same less that of first-1" in text
     )
     assert "- `rise`: height (a curve)" in text
     assert desk.run("--check") == 0
-    (desk.folder / "docs" / "images" / "results" / "made-up.png").unlink()
+    (desk.folder / "images" / "made-up.png").unlink()
     assert desk.run("--check") == 1
 
 
 def test_a_stale_page_is_told_and_then_mended(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
-    page = desk.folder / "docs" / "results.md"
+    page = desk.folder / "RESULTS.md"
     assert desk.run("--check") == 1
-    assert "docs/results.md is out of date or missing; run `make table`" in capsys.readouterr().err
+    assert "lab/RESULTS.md is out of date or missing; run `make table`" in capsys.readouterr().err
     assert not page.exists()
     assert desk.run() == 0
     assert desk.run("--check") == 0
@@ -229,7 +226,7 @@ def test_records_of_no_spec_are_refused(desk: Desk, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as stopped:
         desk.text()
     assert stopped.value.code == 2
-    assert "records must be of a spec, got results/forgotten; remove it" in capsys.readouterr().err
+    assert "records must be of a spec, got lab/results/forgotten; remove it" in capsys.readouterr().err
 
 
 def test_the_first_page_has_one_number_of_each_paper_that_has_records(desk: Desk) -> None:
@@ -249,10 +246,8 @@ def test_the_first_page_has_one_number_of_each_paper_that_has_records(desk: Desk
     assert "| 2.25 (made under an earlier spec) |" in table(folder, chosen)
 
 
-def test_headlines_are_numbers_of_their_specs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    chosen = importlib.import_module("headlines").HEADLINES
-    there = [one for one in chosen if one.spec in spec_names()]
+def test_headlines_are_numbers_of_their_specs() -> None:
+    there = [one for one in headlines.HEADLINES if one.spec in spec_names()]
     assert there
     for one in there:
         spec = load_spec(one.spec)

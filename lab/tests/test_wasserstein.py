@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.data import Examples, Splits
-from dubio.experiments import load_spec
-from dubio.experiments.protocols import Trial, embeddings, noised_networks, wrong_labels
-from dubio.experiments.protocols.noised_networks import train_network
-from dubio.experiments.protocols.wrong_labels import with_wrong_labels
 from dubio.methods import Deterministic, SeSnn, Wasserstein
 from dubio.objectives import BootstrapHard, BootstrapSoft
 from dubio.persistence.values import from_json
+from dubio_lab import load_spec
+from dubio_lab.protocols import Trial, embeddings, noised_networks, wrong_labels
+from dubio_lab.protocols.noised_networks import train_network
+from dubio_lab.protocols.wrong_labels import with_wrong_labels
 
 NAMES = tuple("0123456789")
 METHODS = ("wasserstein", "se-snn", "bootstrap-hard", "bootstrap-soft", "plain")

@@ -1,7 +1,7 @@
 """What the papers claim, and whether it held: decided by records, claim by claim."""
 
-from dubio.experiments.claims import alpha_dropout, bayes_by_backprop, flows_and_embeddings, weight_sampling
-from dubio.experiments.claims.claim import Claim, Outcome, Records
+from dubio_lab.claims import alpha_dropout, bayes_by_backprop, flows_and_embeddings, weight_sampling
+from dubio_lab.claims.claim import Claim, Outcome, Records
 
 __all__ = ["CLAIMS", "PAPERS", "Claim", "Outcome", "Records"]
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from dubio.experiments.claims.claim import Claim, Outcome, Records
+from dubio_lab.claims.claim import Claim, Outcome, Records
 
 __all__ = ["CLAIMS", "PROJECT_CLAIMS"]
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dubio.experiments.results import Result
-from dubio.experiments.running import load_results
-from dubio.experiments.spec import Spec, load_spec
-from dubio.experiments.tables import Row, results_that_count, tabulate
+from dubio_lab.results import Result
+from dubio_lab.running import default_folder, load_results
+from dubio_lab.spec import Spec, load_spec
+from dubio_lab.tables import Row, results_that_count, tabulate
 
 __all__ = ["Claim", "Number", "NotRunError", "Outcome", "Records"]
 
@@ -86,8 +86,8 @@ class Outcome:
 class Records:
     """The records under a folder, as numbers that claims are made of; what is not there raises ``NotRunError``."""
 
-    def __init__(self, folder: str | Path = "results") -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self._folder = default_folder() if folder is None else Path(folder)
         self._known: dict[str, tuple[Spec, list[Result], dict[tuple[str, str], Row]]] = {}
 
     def number(self, spec: str, cell: str, metric: str) -> Number:

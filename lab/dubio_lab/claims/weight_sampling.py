@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from dubio.experiments.claims.claim import Claim, Outcome, Records
-from dubio.experiments.spec import load_spec
+from dubio_lab.claims.claim import Claim, Outcome, Records
+from dubio_lab.spec import load_spec
 
 __all__ = ["CLAIMS"]
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-from dubio.experiments.protocols import bbb
-from dubio.experiments.protocols.alpha import alpha_classification, alpha_honest, alpha_samples
-from dubio.experiments.protocols.alpha_attacks import alpha_targeted, alpha_untargeted
-from dubio.experiments.protocols.alpha_regression import alpha_regression
-from dubio.experiments.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sources, bws_transfer
-from dubio.experiments.protocols.embeddings import embedding_plane, embeddings_judged
-from dubio.experiments.protocols.flow_on_images import flow_honest, flow_images
-from dubio.experiments.protocols.flow_on_plane import flow_lengths, flow_paired, flow_plane
-from dubio.experiments.protocols.regression import regression
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.protocols.wrong_labels import label_noise, label_noise_search
-from dubio.experiments.results import Findings
+from dubio_lab.protocols import bbb
+from dubio_lab.protocols.alpha import alpha_classification, alpha_honest, alpha_samples
+from dubio_lab.protocols.alpha_attacks import alpha_targeted, alpha_untargeted
+from dubio_lab.protocols.alpha_regression import alpha_regression
+from dubio_lab.protocols.bws import bws_clean, bws_honest, bws_pruning, bws_sources, bws_transfer
+from dubio_lab.protocols.embeddings import embedding_plane, embeddings_judged
+from dubio_lab.protocols.flow_on_images import flow_honest, flow_images
+from dubio_lab.protocols.flow_on_plane import flow_lengths, flow_paired, flow_plane
+from dubio_lab.protocols.regression import regression
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.protocols.wrong_labels import label_noise, label_noise_search
+from dubio_lab.results import Findings
 
 __all__ = ["PROTOCOLS", "Protocol", "Trial"]
 

@@ -4,16 +4,16 @@ Log-likelihoods are sums over the test images, as they are there. Reference: Li 
 appendix.
 """
 
-from dubio.experiments.protocols.alpha_networks import (
+from dubio_lab.protocols.alpha_networks import (
     dropout_network,
     summed_log_likelihood,
     timed_network,
 )
-from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.judging import judge
-from dubio.experiments.protocols.measuring import predict_classes, share
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Curve, Findings, Measured
+from dubio_lab.protocols.images import load_images
+from dubio_lab.protocols.judging import judge
+from dubio_lab.protocols.measuring import predict_classes, share
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Curve, Findings, Measured
 
 __all__ = ["alpha_classification", "alpha_honest", "alpha_samples"]
 

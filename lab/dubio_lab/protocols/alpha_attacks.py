@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from dubio.attacks import Fgsm, TargetedFgsm
-from dubio.experiments.protocols.alpha_networks import dropout_network
-from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.measuring import mean_of, predict_classes, share
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Curve, Findings, Measured
 from dubio.pictures.figures import blank_figure, write
+from dubio_lab.protocols.alpha_networks import dropout_network
+from dubio_lab.protocols.images import load_images
+from dubio_lab.protocols.measuring import mean_of, predict_classes, share
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Curve, Findings, Measured
 
 __all__ = ["alpha_targeted", "alpha_untargeted"]
 

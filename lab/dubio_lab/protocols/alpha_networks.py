@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from dubio.data import Examples, Splits
-from dubio.experiments.protocols.measuring import predict_classes
-from dubio.experiments.protocols.trial import Learned, Trial
-from dubio.experiments.protocols.watching import Watch
 from dubio.methods import Dropout
 from dubio.models import dad_cnn, dad_mlp
 from dubio.prediction import ClassPredictive
 from dubio.training import Callback, Run, fit
+from dubio_lab.protocols.measuring import predict_classes
+from dubio_lab.protocols.trial import Learned, Trial
+from dubio_lab.protocols.watching import Watch
 
 __all__ = ["described", "dropout_network", "summed_log_likelihood", "timed_network"]
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from dubio.data import Examples, diabetes_table, standardised
 from dubio.evaluation.measures import real_measures_per_example
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Findings, Measured
 from dubio.likelihoods import Gaussian
 from dubio.methods import Dropout
 from dubio.models import dad_mlp
 from dubio.prediction import RealPredictive, predict
 from dubio.training import fit
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Findings, Measured
 
 __all__ = ["alpha_regression", "measures_in_units", "random_split"]
 

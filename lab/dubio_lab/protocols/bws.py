@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio.conversion import spec
 from dubio.data import Examples, Splits
-from dubio.experiments.protocols.bws_networks import (
+from dubio.methods import Deterministic
+from dubio.pruning import prune
+from dubio_lab.protocols.bws_networks import (
     evaluated_network,
     find_source,
     perturbed_images,
     source_names,
     trained_network,
 )
-from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.judging import judge
-from dubio.experiments.protocols.measuring import mean_of, predict_classes, share
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Findings, Measured
-from dubio.methods import Deterministic
-from dubio.pruning import prune
+from dubio_lab.protocols.images import load_images
+from dubio_lab.protocols.judging import judge
+from dubio_lab.protocols.measuring import mean_of, predict_classes, share
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Findings, Measured
 
 __all__ = ["bws_clean", "bws_honest", "bws_pruning", "bws_sources", "bws_transfer", "over_ensembles"]
 

@@ -23,12 +23,12 @@ from dubio import functional
 from dubio.attacks import MinimumNorm
 from dubio.conversion import spec
 from dubio.data import Splits
-from dubio.experiments.protocols.trial import Trial
 from dubio.methods import Bayes, Deterministic
 from dubio.models import build
 from dubio.models.dense import init_truncated
 from dubio.priors import ScaleMixture
 from dubio.training import fit
+from dubio_lab.protocols.trial import Trial
 
 __all__ = [
     "Network",

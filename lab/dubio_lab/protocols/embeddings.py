@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.data import Examples
-from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.judging import judge
-from dubio.experiments.protocols.measuring import mean_of
-from dubio.experiments.protocols.noised_networks import train_network
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.protocols.wrong_labels import predicted_quality
-from dubio.experiments.results import Findings, Measured
 from dubio.pictures import clouds_of, draw_embedding
+from dubio_lab.protocols.images import load_images
+from dubio_lab.protocols.judging import judge
+from dubio_lab.protocols.measuring import mean_of
+from dubio_lab.protocols.noised_networks import train_network
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.protocols.wrong_labels import predicted_quality
+from dubio_lab.results import Findings, Measured
 
 __all__ = ["embedding_plane", "embeddings_judged"]
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from dubio.data import Examples
-from dubio.experiments.protocols.measuring import mean_of
-from dubio.experiments.results import Measured
 from dubio.objectives import Elbo
+from dubio_lab.protocols.measuring import mean_of
+from dubio_lab.results import Measured
 
 __all__ = ["bound", "described"]
 

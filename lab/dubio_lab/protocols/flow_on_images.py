@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from dubio.conversion import to_mean
 from dubio.data import Splits
-from dubio.experiments.protocols.flow_networks import bound, described
-from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.judging import judge
-from dubio.experiments.protocols.measuring import predict_classes, quality
-from dubio.experiments.protocols.trial import Learned, Trial
-from dubio.experiments.protocols.watching import Watch
-from dubio.experiments.results import Curve, Findings, Measured
 from dubio.flows import NormalAffine
 from dubio.methods import Deterministic, Dropout, Flow, Method
 from dubio.models import build
 from dubio.training import fit
+from dubio_lab.protocols.flow_networks import bound, described
+from dubio_lab.protocols.images import load_images
+from dubio_lab.protocols.judging import judge
+from dubio_lab.protocols.measuring import predict_classes, quality
+from dubio_lab.protocols.trial import Learned, Trial
+from dubio_lab.protocols.watching import Watch
+from dubio_lab.results import Curve, Findings, Measured
 
 __all__ = ["EARLIER", "LATER", "flow_honest", "flow_images"]
 

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.data import Examples, clusters
-from dubio.experiments.protocols.flow_networks import bound, described
-from dubio.experiments.protocols.measuring import mean_of, predict_classes, quality, share
-from dubio.experiments.protocols.trial import Learned, Trial
-from dubio.experiments.results import Curve, Findings, Measured
 from dubio.flows import NormalPlanar1d
 from dubio.methods import Deterministic, Flow
 from dubio.pictures import draw_regions
 from dubio.training import Steps, fit
 from dubio.training.settings import Schedule
+from dubio_lab.protocols.flow_networks import bound, described
+from dubio_lab.protocols.measuring import mean_of, predict_classes, quality, share
+from dubio_lab.protocols.trial import Learned, Trial
+from dubio_lab.results import Curve, Findings, Measured
 
 __all__ = ["flow_lengths", "flow_paired", "flow_plane", "plane_points"]
 

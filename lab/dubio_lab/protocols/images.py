@@ -3,7 +3,7 @@
 import torch
 
 from dubio.data import Examples, Splits, load, ood_sets
-from dubio.experiments.protocols.trial import Trial
+from dubio_lab.protocols.trial import Trial
 
 __all__ = ["load_images", "load_unseen"]
 

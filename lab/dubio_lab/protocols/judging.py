@@ -15,12 +15,12 @@ from dubio.auditing import audit
 from dubio.data import Examples, Splits
 from dubio.deciding import calibrate
 from dubio.decisions import Temperature
-from dubio.experiments.protocols.images import load_unseen
-from dubio.experiments.protocols.measuring import predict_classes, quality
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Findings, Measured
 from dubio.prediction import ClassPredictive
 from dubio.sampling.settings import Using
+from dubio_lab.protocols.images import load_unseen
+from dubio_lab.protocols.measuring import predict_classes, quality
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Findings, Measured
 
 __all__ = ["judge"]
 

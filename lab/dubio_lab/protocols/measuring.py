@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Measured
 from dubio.prediction import ClassPredictive, predict
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Measured
 
 __all__ = ["mean_of", "predict_classes", "quality", "share"]
 

@@ -12,12 +12,12 @@ from torch import nn
 
 from dubio.conversion import spec
 from dubio.data import Examples
-from dubio.experiments.protocols.trial import Trial
 from dubio.methods import Method
 from dubio.models import build
 from dubio.objectives import BootstrapHard, BootstrapSoft, Objective
 from dubio.persistence.values import from_json
 from dubio.training import Steps, fit
+from dubio_lab.protocols.trial import Trial
 
 __all__ = ["train_network"]
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from dubio.data import curve
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Curve, Findings, Measured
 from dubio.likelihoods import Gaussian
 from dubio.methods import Bayes
 from dubio.models import build
@@ -17,6 +15,8 @@ from dubio.objectives import Elbo
 from dubio.prediction import RealPredictive, predict
 from dubio.priors import Normal
 from dubio.training import fit
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Curve, Findings, Measured
 
 __all__ = ["regression"]
 

@@ -14,7 +14,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from dubio.codec import write_atomically
-from dubio.version import commit_here, hardware_of
+from dubio.version import hardware_of
+from dubio_lab.results import commit_here
 
 try:
     import fcntl

@@ -13,11 +13,11 @@ from torch import nn
 
 from dubio.data import Examples, Splits
 from dubio.data.label_noise import Flip
-from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.measuring import predict_classes, quality
-from dubio.experiments.protocols.noised_networks import train_network
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Findings, Measured
+from dubio_lab.protocols.images import load_images
+from dubio_lab.protocols.measuring import predict_classes, quality
+from dubio_lab.protocols.noised_networks import train_network
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Findings, Measured
 
 __all__ = ["label_noise", "label_noise_search", "predicted_quality", "with_wrong_labels"]
 

@@ -3,9 +3,9 @@
 References: Blundell et al. 2015, Weight Uncertainty in Neural Networks; Project Machine Learning, Milestone 3.
 """
 
-from dubio.experiments.protocols.bbb.attacking import fgsa
-from dubio.experiments.protocols.bbb.errors import error, honest, pruning, search
-from dubio.experiments.protocols.bbb.timing import speed
-from dubio.experiments.protocols.bbb.unseen import ood
+from dubio_lab.protocols.bbb.attacking import fgsa
+from dubio_lab.protocols.bbb.errors import error, honest, pruning, search
+from dubio_lab.protocols.bbb.timing import speed
+from dubio_lab.protocols.bbb.unseen import ood
 
 __all__ = ["error", "fgsa", "honest", "ood", "pruning", "search", "speed"]

@@ -13,13 +13,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from dubio.attacks import Fgsm
-from dubio.experiments.protocols.bbb.networks import Trained, train_network
-from dubio.experiments.protocols.measuring import predict_classes, share
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Curve, Findings, Measured
 from dubio.pictures.figures import blank_figure, write
 from dubio.sampling import noise_off
 from dubio.sampling.settings import Using
+from dubio_lab.protocols.bbb.networks import Trained, train_network
+from dubio_lab.protocols.measuring import predict_classes, share
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Curve, Findings, Measured
 
 __all__ = ["fgsa"]
 

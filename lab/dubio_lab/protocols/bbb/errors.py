@@ -6,14 +6,14 @@ References: Blundell et al. 2015, sections 3.4 and 5.1.
 from torch import nn
 
 from dubio.data import Examples
-from dubio.experiments.protocols.bbb.networks import Trained, train_network
-from dubio.experiments.protocols.judging import judge
-from dubio.experiments.protocols.measuring import predict_classes, quality, share
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Curve, Findings, Measured
 from dubio.layers import divergence
 from dubio.pruning import prune, snr_density
 from dubio.sampling import noise_off
+from dubio_lab.protocols.bbb.networks import Trained, train_network
+from dubio_lab.protocols.judging import judge
+from dubio_lab.protocols.measuring import predict_classes, quality, share
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Curve, Findings, Measured
 
 __all__ = ["error", "honest", "pruning", "search"]
 

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from dubio.data import Examples, Splits
-from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.protocols.watching import Watch
-from dubio.experiments.results import Curve
 from dubio.methods import Bayes, Deterministic, Dropout, Method
 from dubio.models import build, normalised
 from dubio.objectives import Elbo
 from dubio.prediction import ClassPredictive, predict
 from dubio.priors import Normal, Prior, ScaleMixture
 from dubio.training import fit
+from dubio_lab.protocols.images import load_images
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.protocols.watching import Watch
+from dubio_lab.results import Curve
 
 __all__ = ["TRAINING", "Trained", "make_network", "train_network"]
 

@@ -15,10 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from dubio.data import Examples, curve
-from dubio.experiments.protocols.images import load_images
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.protocols.watching import Watch
-from dubio.experiments.results import Curve, Findings, Measured
 from dubio.likelihoods import Categorical, Gaussian
 from dubio.methods import Bayes
 from dubio.models import build
@@ -27,6 +23,10 @@ from dubio.priors import Normal
 from dubio.sampling import Inputs
 from dubio.sampling.executors import Executor
 from dubio.training import fit
+from dubio_lab.protocols.images import load_images
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.protocols.watching import Watch
+from dubio_lab.results import Curve, Findings, Measured
 
 __all__ = ["Through", "line", "speed"]
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from dubio import functional
 from dubio.data import Examples
-from dubio.experiments.protocols.bbb.networks import Trained, train_network
-from dubio.experiments.protocols.images import load_unseen
-from dubio.experiments.protocols.measuring import mean_of, predict_classes, share
-from dubio.experiments.protocols.trial import Trial
-from dubio.experiments.results import Findings, Measured
 from dubio.pictures import draw_votes
 from dubio.prediction import ClassPredictive
+from dubio_lab.protocols.bbb.networks import Trained, train_network
+from dubio_lab.protocols.images import load_unseen
+from dubio_lab.protocols.measuring import mean_of, predict_classes, share
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Findings, Measured
 
 __all__ = ["claims", "ood"]
 
