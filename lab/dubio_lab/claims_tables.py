@@ -21,11 +21,11 @@ RULES = f"""What the papers say, decided from the records; [what came out and wh
 def claims_table(folder: Path, paper: str) -> str:
     """The claims of a paper of ``PAPERS``: what was published, ours, and whether it held."""
     records = Records(folder)
-    found = ((claim, claim.outcome(records)) for claim in PAPERS[paper][1])
+    outcomes = ((claim, claim.outcome(records)) for claim in PAPERS[paper][1])
     headings = ("claim", "published", "ours", "held")
     return markdown_table(
         headings,
-        ((f"{claim.words} ({_links(claim.specs)})", _published(claim), one.value, one.word) for claim, one in found),
+        ((f"{claim.words} ({_links(claim.specs)})", _published(claim), one.value, one.word) for claim, one in outcomes),
     )
 
 
@@ -40,8 +40,8 @@ def claims_summary(folder: Path) -> str:
 def claims_section(folder: Path) -> str:
     """The section of the page of results: all claims, paper by paper."""
     num_published = sum(claim.is_counted for claim in CLAIMS)
-    told = f"{claims_summary(folder)}, of {num_published} that were published."
-    parts = ["## Claims", told, RULES]
+    summary = f"{claims_summary(folder)}, of {num_published} that were published."
+    parts = ["## Claims", summary, RULES]
     for paper, (title, _) in PAPERS.items():
         parts += [f"### {title}", claims_table(folder, paper)]
     return "\n\n".join(parts)

@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import threading
 import weakref
+import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -16,7 +19,7 @@ from typer.testing import CliRunner
 
 from dubio.cli import app
 from dubio.training.health import BrokenLossError
-from dubio.version import commit_here, hardware_of
+from dubio.version import hardware_of
 from dubio_lab import (
     Cell,
     Curve,
@@ -25,12 +28,14 @@ from dubio_lab import (
     Reproduction,
     Result,
     Spec,
+    load_results,
     load_spec,
     reproduce,
     reproduce_many,
     spec_names,
     tabulate,
 )
+from dubio_lab import results as results_module
 from dubio_lab.protocols import PROTOCOLS, Trial
 from dubio_lab.protocols.watching import Watch
 from dubio_lab.running import result_file
@@ -207,7 +212,7 @@ def test_what_trials_share_is_made_once(tmp_path: Path) -> None:
     assert not nets[0].training
     later = trial(0)
     later.trained({"some": "net"}, lambda: nn.Linear(2, 2), train)
-    assert [*later.origins.values()] == [f"{commit_here()}, {hardware_of(torch.device('cpu'))}"]
+    assert [*later.origins.values()] == [f"{results_module.commit_here()}, {hardware_of(torch.device('cpu'))}"]
     assert trial(0).judging_seed == 1000
 
 
@@ -511,11 +516,66 @@ def test_the_command_lists_runs_and_refuses(tmp_path: Path) -> None:
     assert "ratio" in found.output
     record = json.loads((tmp_path / "tiny" / "bbb-regression" / "local-0.json").read_text())
     assert record["format"] == "dubio-result-1"
-    for words in ([], ["bbb-regression", "--all"], ["bbb"], ["bbb-regression", "bbb"]):
+    for words in ([], ["bbb-regression", "--all"], ["bbb"], ["bbb-regression", "bbb"], ["bbb-regresion"]):
         refused = runner.invoke(app, ["reproduce", *words, "--tiny", "--out", str(tmp_path / "refused")])
         assert refused.exit_code == 2, words
         assert "bbb-search" in refused.output
+    assert "did you mean 'bbb-regression'?" in refused.output
     assert not (tmp_path / "refused").exists()
+
+
+def test_records_go_to_the_laboratory_of_a_checkout_and_elsewhere_to_a_folder_of_their_own(
+    asked: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dubio_lab.reproduce_command.load_spec", lambda name: SPEC)
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "counting", "--cells", "one", "--device", "cpu"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert [result.seed for result in load_results(SPEC)] == [0, 1]
+    assert {file.parent.parent.name for file in tmp_path.rglob("*.json")} == {"results"}
+    (tmp_path / "lab" / "results").mkdir(parents=True)
+    assert load_results(SPEC) == []
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert [*map(len, (asked, load_results(SPEC, "lab/results"), load_results(SPEC)))] == [4, 2, 2]
+
+
+def test_from_the_root_of_the_checkout_the_records_that_are_there_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert all(load_results(load_spec(name)) for name in spec_names())
+
+
+def test_a_record_names_a_commit_only_where_one_checkout_holds_both_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = {str(Path(results_module.__file__)): "b" * 40}
+    monkeypatch.setattr(results_module.version, "commit_here", lambda file="": commits.get(str(file), "a" * 40))
+    assert results_module.commit_here() is None
+    commits.clear()
+    assert results_module.commit_here() == "a" * 40
+
+
+def test_the_help_of_the_command_imports_no_torch() -> None:
+    program = """
+import sys
+from typer.testing import CliRunner
+from dubio.cli import app
+assert "--cells" in CliRunner().invoke(app, ["reproduce", "--help"]).stdout
+print(*{"torch", "numpy", "dubio.data"} & {*sys.modules})
+"""
+    finished = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert finished.stdout == "\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_wheel_of_the_laboratory_holds_its_specs_and_no_record(tmp_path: Path) -> None:
+    lab = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(lab)]
+    subprocess.run(command, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        files = [Path(name) for name in archive.namelist() if ".dist-info/" not in name]
+    assert {file.parts[0] for file in files} == {"dubio_lab"}
+    assert {file.stem for file in files if file.suffix == ".toml"} == {*spec_names()}
+    assert {file.suffix for file in files} == {".py", ".toml", ".typed"}
 
 
 @pytest.fixture
