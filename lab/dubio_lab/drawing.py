@@ -5,7 +5,7 @@ curve ``NAME_error`` says. Where seeds were measured at different places, they a
 between the places of each in straight lines.
 
 Invariants: what is drawn are means of the records that ``tabulate`` counts, and a picture of records that were made
-under an earlier spec says so above it (``tests/experiments/test_drawing.py``).
+under an earlier spec says so above it (``lab/tests/test_drawing.py``).
 """
 
 import re

@@ -5,7 +5,7 @@ record says. A difference is taken seed by seed, and then averaged: what seeds h
 
 Invariants: what is drawn are numbers of the records that ``tabulate`` counts; a difference is between records of one
 seed; a picture of records that were made under an earlier spec says so above it
-(``tests/experiments/test_drawing.py``).
+(``lab/tests/test_drawing.py``).
 """
 
 import re

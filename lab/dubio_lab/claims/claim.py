@@ -11,7 +11,7 @@ The standard error is that over seeds. Where there is one seed, both rules are t
 between cells of one spec is taken seed by seed, on the same data, before it is averaged.
 
 Invariants: a claim names the specs that it is read from, all of them and no other, and is not decided without them
-(``tests/experiments/test_claims.py``).
+(``lab/tests/test_claims.py``).
 """
 
 import math

@@ -7,7 +7,7 @@ interrupted.
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -79,7 +79,7 @@ class Answering(TyperGroup):
         try:
             code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
         except TyperException as error:  # what typer itself refuses, such as an unknown option
-            _say("error", _message(error, lambda: [*self.commands, *self.plugins[0]]))
+            _say("error", _message(error, [*self.commands, *self.plugins[0]]))
             code = BAD_ARGUMENTS
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -137,14 +137,14 @@ def _plain(error: BaseException) -> str:
     return str(error) if isinstance(error, REFUSALS) else ADVICE.sub("", SOURCE.sub("", str(error)))
 
 
-def _message(error: TyperException, commands: Callable[[], Iterable[str]]) -> str:
+def _message(error: TyperException, commands: Iterable[str]) -> str:
     """What typer refuses, with the choices that resemble what was given."""
     wrong_command = NO_COMMAND.match(error.message)
     if wrong_command is not None:
         name = wrong_command["name"]
         if name in HOW_TO_INSTALL:
             return HOW_TO_INSTALL[name]
-        return f"no such command {name!r}{did_you_mean(name, commands()) or '; dubio --help lists them'}"
+        return f"no such command {name!r}{did_you_mean(name, commands) or '; dubio --help lists them'}"
     option, possibilities = getattr(error, "option_name", None), getattr(error, "possibilities", None)
     if option is not None and possibilities is not None:  # no such option
         return f"{error.message}{did_you_mean(option, possibilities)}"
