@@ -1,4 +1,4 @@
-# Every target builds .venv when it has to: the first time, and when pyproject.toml or constraints.txt changed.
+# Every target builds .venv when it has to: the first time, and when constraints.txt or a pyproject.toml changed.
 
 PYTHON ?= python3
 WORKERS ?= auto
@@ -61,13 +61,13 @@ reproduce-tiny: $(STAMP) ## see that every published table and figure runs, into
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 		OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m dubio reproduce --all --tiny --device cpu --out "$$folder" $(ARGS)
 
-table: $(STAMP) ## write docs/promises.md, docs/results.md and the tables of README.md and docs/ again
+table: $(STAMP) ## write docs/promises.md, lab/RESULTS.md and the tables of README.md, docs/ and lab/ again
 	$(BIN)/python scripts/promises.py
-	$(BIN)/python scripts/results_page.py
+	$(BIN)/python lab/scripts/results_page.py
 	$(BIN)/python scripts/figures.py
 
 clean: ## remove .venv, caches and build output
-	rm -rf $(VENV) .venv-oracles .venv-peers .venv-mutants build dist src/*.egg-info
+	rm -rf $(VENV) .venv-oracles .venv-peers .venv-mutants build dist src/*.egg-info lab/build lab/*.egg-info
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -85,7 +85,7 @@ imports: $(STAMP)
 
 pages: $(STAMP)
 	$(BIN)/python scripts/promises.py --check
-	$(BIN)/python scripts/results_page.py --check
+	$(BIN)/python lab/scripts/results_page.py --check
 	$(BIN)/python scripts/figures.py --check
 	@$(BIN)/python scripts/faults.py --list > /dev/null && echo "all faults of tests/faults.toml can be planted"
 
@@ -93,14 +93,14 @@ examples: $(STAMP)
 	@printf '%s\n' $(wildcard examples/*.py) | DUBIO_TINY=1 $(TESTENV) xargs -P 2 -I{} \
 		sh -c 'output=$$($(BIN)/python {} 2>&1); code=$$?; echo "{}"; echo "$$output"; [ $$code -eq 0 ] || exit 255'
 
-# The stamp is written last, so an installation that fails leaves none. Where Python comes without ensurepip, the
+# One command installs both packages: alone, dubio_lab would look for dubio in the index. The stamp is written last, so an installation that fails leaves none. Where Python comes without ensurepip, the
 # pip that is there installs another one into the environment.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 		"Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
 	@echo "Installing the environment in $(VENV); the first time this downloads torch and takes some minutes."
 	@rm -f $@
 	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(BIN)/python install pip; }
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]' --editable ./lab
 	@touch $@

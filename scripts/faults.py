@@ -167,18 +167,20 @@ def _pytest(tree: Path, *arguments: str) -> tuple[int, str]:
 
 
 def _be_pytest(tree: Path, arguments: Sequence[str], output: Path) -> None:
-    """Become ``python -m pytest`` in this tree, where the copy of dubio wins over an installed one."""
+    """Become ``python -m pytest`` in this tree, where its packages win over installed ones."""
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(tree)
-    os.environ.update({"PYTHONPATH": str(tree / "src"), "TMPDIR": str(tree.parent)})
+    sources = [str(tree / "src"), str(tree / "lab")]
+    os.environ.update({"PYTHONPATH": os.pathsep.join(sources), "TMPDIR": str(tree.parent)})
     tempfile.tempdir = None  # asked for anew
-    sys.path[:0] = [str(tree / "src"), str(tree)]
-    found = importlib.util.find_spec("dubio")
-    if "dubio" in sys.modules or found is None or not Path(str(found.origin)).is_relative_to(tree):
-        print(f"the tests would import dubio from {found and found.origin}, not from the copy in {tree}", flush=True)
-        raise SystemExit(FOREIGN)
+    sys.path[:0] = [*sources, str(tree)]
+    for name in ("dubio", "dubio_lab"):
+        found = importlib.util.find_spec(name)
+        if name in sys.modules or found is None or not Path(str(found.origin)).is_relative_to(tree):
+            print(f"the tests would import {name} from {found and found.origin}, not from the copy {tree}", flush=True)
+            raise SystemExit(FOREIGN)
     import pytest
 
     raise SystemExit(int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments])))
@@ -240,7 +242,7 @@ def _judge(status: int, output: str) -> tuple[str, str]:
     """Return the verdict and its detail for pytest's exit status and output."""
     if status == 0:
         return "SURVIVED", "all its tests passed"
-    failed = re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", output, flags=re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) ((?:lab/)?tests/\S+)", output, flags=re.MULTILINE)
     if status == 1 and failed:
         return "caught", f"by {failed[0]}"
     last = "\n".join(output.strip().splitlines()[-15:])

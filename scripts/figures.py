@@ -1,4 +1,4 @@
-"""Write the tables in README.md and the pages under docs/ from stored records and from the methods themselves.
+"""Write the tables in README.md and the pages of docs/ and lab/ from stored records and from the methods themselves.
 
 A page says which table it wants between two markers,
 
@@ -7,7 +7,7 @@ A page says which table it wants between two markers,
 
 and this script fills in what is between them. A name is a table of ``TABLES`` and, after a colon, what it is of.
 Figures come from ``benchmarks/results/*.json``, with the commit and the hardware they were measured on, and from the
-records of experiments under ``results``; nobody types them. Pictures of libraries side by side are drawn anew where
+records of experiments under ``lab/results``; nobody types them. Pictures of libraries side by side are drawn anew where
 they are not those of their records. With ``--check`` nothing is written, and the exit status is 1 when a page or a
 picture is out of date.
 """
@@ -23,9 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from claims_tables import claims_summary, claims_table
-from headlines import headlines_table
-from markdown_tables import commit_in_words, markdown_table
 from peer_tables import PEER_TABLES, SHOWN
 from peer_words import PEER_SENTENCES, commits_in_words, machine_in_words, missing
 from plot_peers import draw_of, is_drawn_from
@@ -33,8 +30,11 @@ from speed_words import epoch_in_words, launches_in_words, loading_in_words
 
 from dubio.auditing import CHECKS
 from dubio.cli.fields import fields_of, spell
-from dubio.experiments import PAPERS
 from dubio.methods import METHODS
+from dubio_lab import PAPERS
+from dubio_lab.claims_tables import claims_summary, claims_table
+from dubio_lab.headlines import headlines_table
+from dubio_lab.markdown import commit_in_words, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs"
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
     check = parser.parse_args().check
 
-    paths = sorted({*PAGES.rglob("*.md"), *ROOT.glob("README.md")})
+    paths = sorted({*PAGES.rglob("*.md"), *ROOT.glob("lab/*.md"), *ROOT.glob("README.md")})
     pages = {path: path.read_text(encoding="utf-8") for path in paths}
     filled = {path: fill(text, str(path.relative_to(ROOT))) for path, text in pages.items()}
     changed = [path for path in pages if pages[path] != filled[path]]
@@ -64,7 +64,7 @@ def main() -> int:
     names = ", ".join(str(path.relative_to(ROOT)) for path in (*changed, *stale))
 
     if not names:
-        print("the figures in docs/ are up to date")
+        print("the figures in README.md, docs/ and lab/ are up to date")
         return 0
     if check:
         print(f"the figures in {names} are out of date; run `make table`", file=sys.stderr)
@@ -386,15 +386,15 @@ def peer_picture(choice: str) -> str:
 
 def results(choice: str) -> str:
     """A number or two of every paper, published and ours, and how many claims held."""
-    folder = ROOT / "results"
-    return f"{headlines_table(folder)}\n\n{claims_summary(folder)}: [which, and why](docs/findings.md)."
+    folder = ROOT / "lab" / "results"
+    return f"{headlines_table(folder)}\n\n{claims_summary(folder)}: [which, and why](lab/FINDINGS.md)."
 
 
 def claims(choice: str) -> str:
     """The claims of a paper, and whether they held."""
     if choice not in PAPERS:
         _refuse(f"claims must be those of one of {', '.join(PAPERS)}, got {choice!r}")
-    return claims_table(ROOT / "results", choice)
+    return claims_table(ROOT / "lab" / "results", choice)
 
 
 TABLES: dict[str, Callable[[str], str]] = {

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from markdown_tables import short_commit
 from peer_rows import Row, find, number, of, ratio
 from peer_tables import DEFAULT, MAIN_NET, fastest_peer
+
+from dubio_lab.markdown import short_commit
 
 __all__ = ["PEER_SENTENCES", "commits_in_words", "machine_in_words", "missing"]
 

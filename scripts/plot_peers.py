@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from markdown_tables import commit_in_words
 from peer_words import commits_in_words
+
+from dubio_lab.markdown import commit_in_words
 
 __all__ = ["curves", "draw_of", "is_drawn_from", "main"]
 

@@ -64,7 +64,8 @@ def collect() -> dict[str, list[str]]:
     """Return the promises and their tests, without running a test."""
     collector = Collector()
     output = io.StringIO()
-    arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(ROOT / "tests")]
+    folders = (str(ROOT / "tests"), str(ROOT / "lab" / "tests"))
+    arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *folders]
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         status = pytest.main(arguments, plugins=[collector])
     if status != pytest.ExitCode.OK:

@@ -21,7 +21,8 @@ pytest.importorskip("sklearn")
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 NAMES = [page.stem for page in PAGES]
-GUIDES = [page for page in sorted((ROOT / "docs").glob("*.md")) if "```python" in page.read_text(encoding="utf-8")]
+OTHERS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "lab").glob("*.md")])
+GUIDES = [page for page in OTHERS if "```python" in page.read_text(encoding="utf-8")]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -115,7 +116,7 @@ def test_every_method_has_a_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, *(ROOT / "docs").glob("*.md"), ROOT / "README.md"], ids=lambda page: page.stem
+    "page", [*PAGES, *OTHERS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem
 )
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
@@ -180,7 +181,7 @@ def test_what_was_not_measured_is_told_instead_of_figures(figures: ModuleType) -
 
 def test_claims_of_a_paper_and_how_many_held_are_told(figures: ModuleType) -> None:
     assert figures.table("claims:iwe", "page.md").startswith("| claim | published | ours | held |\n")
-    told = "0 of 0 claims that were checked held: [which, and why](docs/findings.md)."
+    told = "0 of 0 claims that were checked held: [which, and why](lab/FINDINGS.md)."
     assert figures.table("results", "README.md").endswith(told)
 
 

@@ -15,6 +15,7 @@ import torch
 from beartype.roar import BeartypeCallHintParamViolation
 
 import dubio
+from dubio.version import commit_here
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "dubio"
@@ -116,7 +117,8 @@ def test_the_root_says_where_each_public_name_is_and_none_is_called_like_a_modul
 
 @pytest.mark.parametrize("number", NUMBERED)
 def test_every_numbered_test_of_the_methods_exists(number: int) -> None:
-    sources = [path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("test_*.py"))]
+    folders = (TESTS, TESTS.parent / "lab" / "tests")
+    sources = [path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("test_*.py"))]
     pattern = re.compile(rf"^def test_t{number:02d}_\w+\(", flags=re.MULTILINE)
     assert any(pattern.search(source) for source in sources), f"T-{number} has no test called test_t{number:02d}_..."
 
@@ -139,6 +141,26 @@ def test_the_promised_names_are_public() -> None:
 def test_the_version_is_that_of_the_project() -> None:
     with (TESTS.parent / "pyproject.toml").open("rb") as file:
         assert tomllib.load(file)["project"]["version"] == dubio.__version__
+
+
+def test_a_commit_is_told_only_of_files_that_a_repository_tracks(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        author = ("-c", "user.name=nobody", "-c", "user.email=nobody@nowhere")
+        subprocess.run(["git", *author, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    file, other = tmp_path / "tracked.py", tmp_path / "environment.py"
+    file.touch()
+    other.touch()
+    assert commit_here(file) is None
+    git("init")
+    git("add", file.name)
+    git("commit", "-m", "one")
+    commit = commit_here(file)
+    assert commit is not None
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    assert commit_here(other) is None
+    file.write_text("changed")
+    assert commit_here(file) == f"{commit}-dirty"
 
 
 def test_no_file_is_named_after_nothing() -> None:

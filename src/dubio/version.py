@@ -29,11 +29,18 @@ def hardware_of(device: "torch.device") -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
-def commit_here() -> str | None:
-    """The commit of this checkout, marked where files differ from it; None where dubio is not in a repository."""
+def commit_here(file: str | Path = __file__) -> str | None:
+    """The commit of the checkout that a file belongs to, marked where files differ from it; None where it is in none.
+
+    A repository that does not track the file says nothing about it: an environment often lies inside the repository of
+    another project.
+    """
+    path = Path(file).resolve()
+    tracked = ["git", "ls-files", "--error-unmatch", path.name]
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        found = subprocess.run(command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True)
+        subprocess.run(tracked, cwd=path.parent, check=True, capture_output=True)
+        described = subprocess.run(command, cwd=path.parent, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return described.stdout.strip()

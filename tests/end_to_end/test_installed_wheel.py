@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,13 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = ("matplotlib", "PIL", "pyarrow", "onnx", "timm", "torchvision", "pytest")
 
 
-def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(*command: object, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a command outside the repository, and without what leads into it."""
     inside = ("PYTHON", "DUBIO", "VIRTUAL")
     outside = {name: value for name, value in os.environ.items() if not name.startswith(inside)}
     environment = {**outside, "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, env=environment)
-    assert finished.returncode == 0, f"{command}:\n{finished.stdout[-3000:]}\n{finished.stderr[-3000:]}"
+    assert finished.returncode == code, f"{command}:\n{finished.stdout[-3000:]}\n{finished.stderr[-3000:]}"
     return finished
 
 
@@ -29,6 +30,10 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, folder=folder)
     [wheel] = folder.glob("dubio-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        files = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert {Path(name).suffix for name in files} == {".py", ".typed", ".jinja"}  # no spec and no record
+    assert {Path(name).parts[0] for name in files} == {"dubio"}
     venv.create(folder / "bare", with_pip=True)
     found = folder / "bare" / ("Scripts" if sys.platform == "win32" else "bin")
     constraints = ROOT / "constraints.txt"
@@ -51,6 +56,7 @@ def test_the_first_commands_of_the_readme_run_in_a_bare_environment(binaries: Pa
     assert (tmp_path / "runs" / "demo-report.html").is_file()
     assert "test accuracy" in run(binaries / "dubio", "train", "first", "--epochs", 2, folder=tmp_path).stdout
     assert "confidence" in run(binaries / "dubio", "predict", "first", folder=tmp_path).stdout
+    assert "pip install ./lab" in run(binaries / "dubio", "reproduce", folder=tmp_path, code=2).stderr
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import typer
@@ -15,6 +16,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from dubio.choices import did_you_mean, listed
+from dubio.cli.plugins import HOW_TO_INSTALL, PluginCommand, plugin_commands
 from dubio.codec import printable
 
 __all__ = ["INTERRUPTED", "REFUSALS", "Answering", "PartlyFailedError", "answer", "is_answered", "leave_quietly", "say"]
@@ -36,7 +38,32 @@ class PartlyFailedError(Exception):
 
 
 class Answering(TyperGroup):
-    """Commands whose errors are one line on stderr; ``--debug`` shows the traceback."""
+    """Commands whose errors are one line on stderr; ``--debug`` shows the traceback. Other packages may add some."""
+
+    @cached_property
+    def plugins(self) -> tuple[dict[str, PluginCommand], list[str]]:
+        """The commands that installed packages add, and warnings about those that are ignored."""
+        return plugin_commands(self.commands)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, the library's own first."""
+        return [*super().list_commands(ctx), *self.plugins[0]]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by name; one of another package is not imported by this."""
+        command = super().get_command(ctx, cmd_name)
+        return self.plugins[0].get(cmd_name) if command is None else command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called; one of another package is imported now."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, PluginCommand) else command, rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help, and on stderr which commands of other packages are ignored."""
+        super().format_help(ctx, formatter)
+        for warning in self.plugins[1]:
+            _say("warning", warning)
 
     def main(
         self,
@@ -52,7 +79,7 @@ class Answering(TyperGroup):
         try:
             code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
         except TyperException as error:  # what typer itself refuses, such as an unknown option
-            _say("error", _message(error, self.commands))
+            _say("error", _message(error, [*self.commands, *self.plugins[0]]))
             code = BAD_ARGUMENTS
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -115,6 +142,8 @@ def _message(error: TyperException, commands: Iterable[str]) -> str:
     wrong_command = NO_COMMAND.match(error.message)
     if wrong_command is not None:
         name = wrong_command["name"]
+        if name in HOW_TO_INSTALL:
+            return HOW_TO_INSTALL[name]
         return f"no such command {name!r}{did_you_mean(name, commands) or '; dubio --help lists them'}"
     option, possibilities = getattr(error, "option_name", None), getattr(error, "possibilities", None)
     if option is not None and possibilities is not None:  # no such option

@@ -1,0 +1,182 @@
+"""The plane of the normalizing-flow networks: calibration with and without noise, and what longer flows are worth.
+
+All networks learn by one rule until they have converged: at a constant rate until no epoch's training loss was the
+lowest so far for ``patience`` epochs, at most ``max_epochs`` (``early_epochs`` where ``early`` is set); then
+``settle_epochs`` more while the rate falls to zero, so that what is compared is where they settle and not how they
+jitter. Nothing is stopped by data that were held out. Networks of one seed have the same points, so differences between
+them are paired.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from dubio import functional
+from dubio.data import Examples, clusters
+from dubio.flows import NormalPlanar1d
+from dubio.methods import Deterministic, Flow
+from dubio.pictures import draw_regions
+from dubio.training import Steps, fit
+from dubio.training.settings import Schedule
+from dubio_lab.protocols.flow_networks import bound, described
+from dubio_lab.protocols.measuring import mean_of, predict_classes, quality, share
+from dubio_lab.protocols.trial import Learned, Trial
+from dubio_lab.results import Curve, Findings, Measured
+
+__all__ = ["flow_lengths", "flow_paired", "flow_plane", "plane_points"]
+
+NETWORK = (
+    *("method", "length", "beta", "num_data", "hidden", "lr", "noise_lr", "batch_size", "train_draws"),
+    *("max_epochs", "early", "early_epochs", "patience", "settle_epochs"),
+)
+"""The settings that a network depends on."""
+TEST_SEED = 1_000_000
+"""Added to the seed of the points to test on."""
+
+
+def flow_plane(trial: Trial) -> Findings:
+    """Accuracy and calibration of one network on new points."""
+    settings = trial.settings
+    train, test = plane_points(trial)
+    found = _learn(trial)
+    predictive = predict_classes(trial, found.model, test.inputs)
+    sums = functional.bin_sums(predictive.confidence.clamp(max=1.0), predictive.label == test.targets)
+    bins = functional.reliability(sums)
+    metrics = {
+        **quality(predictive.log_probs, test.targets),
+        "ece": Measured(functional.calibration_error(sums).item(), n=len(test)),
+        "matching": Measured(100.0 * functional.matching_share(sums, settings["tolerance"]).item(), n=len(test)),
+        "mean_confidence": mean_of(100.0 * predictive.confidence),
+        "epochs": Measured(float(len(found.history["loss"]))),
+    }
+    if trial.seed in settings["picture_seeds"]:
+        _draw(trial, found.model, train)
+    filled = bins.share > 0.0
+    return Findings(metrics, {"reliability": _curve(bins.confidence[filled], bins.accuracy[filled])})
+
+
+def flow_lengths(trial: Trial) -> Findings:
+    """The bound that a flow of some length reaches, and its two parts."""
+    settings = trial.settings
+    train, test = plane_points(trial)
+    found = _learn(trial)
+    metrics = bound(found.model, train, settings["bound_draws"], settings["bound_groups"], trial.seed)
+    tested = quality(predict_classes(trial, found.model, test.inputs).log_probs, test.targets)
+    epochs = torch.arange(1, len(found.history["loss"]) + 1)
+    return Findings(
+        {**metrics, "test_nll": tested["nll"], "epochs": Measured(float(len(epochs)))},
+        {"loss": _curve(epochs, found.history["loss"])},
+    )
+
+
+def flow_paired(trial: Trial) -> Findings:
+    """How far two networks differ, seed by seed, with an interval for the mean; positive where the claim holds.
+
+    Settings: ``measure`` (``ece``, less is better, or ``elbo``, more is), the network that is claimed to be the better
+    one (``method``, ``length``), what it is held against (``against``), and the seeds of both (``pair_seeds``).
+    """
+    settings = trial.settings
+    rival = {**settings, **settings["against"]}
+    gains = []
+    for seed in settings["pair_seeds"]:
+        better, worse = (_measure(replace(trial, seed=seed, settings=own)) for own in (settings, rival))
+        gains.append(worse - better if settings["measure"] == "ece" else better - worse)
+    differences = torch.tensor(gains, dtype=torch.float64)
+    low, high = functional.mean_interval(differences)
+    return Findings(
+        {
+            "difference": mean_of(differences),
+            "low": Measured(low, n=len(gains)),
+            "high": Measured(high, n=len(gains)),
+            "holds": share(differences > 0.0),
+        }
+    )
+
+
+def plane_points(trial: Trial) -> tuple[Examples, Examples]:
+    """Points to learn from and to be tested on, which follow from the seed alone."""
+    settings = trial.settings
+    sizes = ((settings["num_data"], trial.seed), (settings["num_test"], trial.seed + TEST_SEED))
+    train, test = (
+        clusters(0, num_points=count, generator=torch.Generator().manual_seed(seed)).train for count, seed in sizes
+    )
+    assert train is not None
+    assert test is not None
+    return train.to(trial.device), test.to(trial.device)
+
+
+def _measure(trial: Trial) -> float:
+    """The number that two networks are compared by."""
+    train, test = plane_points(trial)
+    settings, model = trial.settings, _learn(trial).model
+    if settings["measure"] == "elbo":
+        return bound(model, train, settings["bound_draws"], settings["bound_groups"], trial.seed)["elbo"].value
+    return quality(predict_classes(trial, model, test.inputs).log_probs, test.targets)["ece"].value / 100.0
+
+
+def _learn(trial: Trial) -> Learned[nn.Module]:
+    settings = trial.settings
+
+    def build() -> nn.Module:
+        hidden = settings["hidden"]
+        net = nn.Sequential(nn.Linear(2, hidden), nn.Sigmoid(), nn.Linear(hidden, 2))
+        if settings["method"] == "deterministic":
+            return Deterministic().convert(net)
+        return Flow(NormalPlanar1d(settings["length"]), beta=settings["beta"]).convert(net)
+
+    what = {"plane": described(settings, NETWORK)}
+    return trial.learned(what, build, lambda model: _train(trial, model))
+
+
+def _train(trial: Trial, model: nn.Module) -> dict[str, Tensor]:
+    """Until it has converged; the training loss of every epoch."""
+    settings = trial.settings
+    train, _ = plane_points(trial)
+    steps = Steps()  # compiled once for both parts
+
+    def go(epochs: int, patience: int | None, schedule: Schedule, seed: int) -> list[float]:
+        run = fit(
+            model,
+            train,
+            epochs=epochs,
+            batch_size=settings["batch_size"],
+            lr=settings["lr"],
+            noise_lr=settings["noise_lr"],
+            schedule=schedule,
+            num_samples=settings["train_draws"],
+            patience=patience,
+            monitor="loss",
+            steps=steps,
+            seed=seed,
+            device=trial.device,
+            progress=False,
+        )
+        trial.tell(f"{len(run.history)} epochs, {run.how}, {run.seconds:.0f} s")
+        return [metrics["loss"] for metrics in run.history]
+
+    most = settings["early_epochs"] if settings["early"] else settings["max_epochs"]
+    losses = go(most, settings["patience"], "constant", trial.seed)
+    losses += go(settings["settle_epochs"], None, "linear", trial.seed + TEST_SEED)
+    return {"loss": torch.tensor(losses)}
+
+
+def _draw(trial: Trial, model: nn.Module, points: Examples) -> None:
+    """The plane as the network sees it."""
+    trial.draw(
+        "plane",
+        lambda file: draw_regions(
+            model,
+            points.inputs[:300],
+            points.targets[:300],
+            file,
+            num_samples=trial.settings["draws"],
+            doubt="entropy",
+            classes=points.classes,
+            seed=trial.judging_seed,
+        ),
+    )
+
+
+def _curve(x: Tensor, y: Tensor) -> Curve:
+    return Curve(tuple(x.tolist()), tuple(y.tolist()))

@@ -1,0 +1,53 @@
+"""The images of an experiment: which, how many, and what the network has never seen."""
+
+import torch
+
+from dubio.data import Examples, Splits, load, ood_sets
+from dubio_lab.protocols.trial import Trial
+
+__all__ = ["load_images", "load_unseen"]
+
+
+def load_images(trial: Trial) -> Splits:
+    """Training, validation and test images on the trial's device.
+
+    Settings: ``data``, ``num_validation`` (the last of the training set; 0 for none), and, where a run takes fewer,
+    ``num_train`` and ``num_test``.
+    """
+    settings = trial.settings
+    splits = load(settings["data"], validation=0)
+    train, held_out = _without_last(splits.train, settings["num_validation"])
+    return Splits(
+        _first(train, settings.get("num_train"), trial.device),
+        _first(held_out, None, trial.device),
+        _first(splits.test, settings.get("num_test"), trial.device),
+    )
+
+
+def load_unseen(trial: Trial) -> dict[str, Examples]:
+    """Images that a network trained on ``data`` has never seen, by name; for digits, which have no relatives, noise.
+
+    Settings: ``data``; and ``num_unseen``, where a run takes fewer.
+    """
+    count = trial.settings.get("num_unseen")
+    if trial.settings["data"] == "digits":
+        test = load("digits").test
+        assert test is not None
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.rand(test.inputs.shape, generator=generator)
+        sets = {"noise": Examples(noise, test.targets, test.classes, "noise")}
+    else:
+        sets = ood_sets(trial.settings["data"])
+    found = {name: _first(examples, count, trial.device) for name, examples in sets.items()}
+    return {name: examples for name, examples in found.items() if examples is not None}
+
+
+def _without_last(examples: Examples | None, count: int) -> tuple[Examples | None, Examples | None]:
+    """All but the last ``count``, and those."""
+    if examples is None or count == 0:
+        return examples, None
+    return examples[:-count], examples[-count:]
+
+
+def _first(examples: Examples | None, count: int | None, device: torch.device) -> Examples | None:
+    return None if examples is None else examples[:count].to(device)

@@ -1,0 +1,108 @@
+"""What the papers did not ask of their networks: calibration, unseen data, attacks over draws, and an audit.
+
+Every stochastic network of an experiment is judged so, beside what was published of it. A network without noise is
+judged by the same measures; its mutual information is zero, so entropy stands beside it.
+"""
+
+import warnings
+
+import torch
+from torch import nn
+
+from dubio import functional
+from dubio.attacks import Pgd, score
+from dubio.auditing import audit
+from dubio.data import Examples, Splits
+from dubio.deciding import calibrate
+from dubio.decisions import Temperature
+from dubio.prediction import ClassPredictive
+from dubio.sampling.settings import Using
+from dubio_lab.protocols.images import load_unseen
+from dubio_lab.protocols.measuring import predict_classes, quality
+from dubio_lab.protocols.trial import Trial
+from dubio_lab.results import Findings, Measured
+
+__all__ = ["judge"]
+
+
+def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
+    """Judge a converted classifier of images.
+
+    Settings: ``draws``, ``judge_epsilon``, ``judge_images`` (how many test images are attacked), ``judge_steps`` and
+    ``judge_draws`` of the attack, ``audit_budget``, ``audit_images`` (0 for no audit); and those of ``load_unseen``.
+    """
+    settings = trial.settings
+    draws, seed = settings["draws"], trial.judging_seed
+    assert splits.validation is not None
+    assert splits.test is not None
+    inputs, targets = splits.test.tensors
+    found = predict_classes(trial, model, inputs)
+    metrics = quality(found.log_probs, targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a temperature is at the edge can be seen from it
+        scaling = calibrate(model, splits.validation, num_samples=draws, batch_size=10_000, seed=seed)
+    assert isinstance(scaling, Temperature)
+    metrics["temperature"] = Measured(scaling.temperature)
+    metrics["ece_after_temperature"] = quality(
+        functional.scaled_log_probs(found.log_probs, torch.tensor(scaling.temperature)), targets
+    )["ece"]
+    trial.tell("predicted")
+    metrics |= _unseen(trial, model, found)
+    with Using(estimator="weight"):  # an attacked draw is one set of weights, however the network was trained
+        metrics |= _attacked(trial, model, splits.test)
+        trial.tell("attacked")
+        found_out = Findings(metrics)
+        return found_out | _audited(trial, model, splits.test) if settings["audit_images"] else found_out
+
+
+def _unseen(trial: Trial, model: nn.Module, seen: ClassPredictive) -> dict[str, Measured]:
+    """How well doubt tells unseen images from the test images."""
+    metrics = {}
+    for name, examples in load_unseen(trial).items():
+        found = predict_classes(trial, model, examples.tensors[0])
+        for doubt in ("mutual_information", "entropy"):
+            area = functional.auroc(getattr(seen, doubt).double(), getattr(found, doubt).double())
+            metrics[f"auroc_{doubt}_{name}"] = Measured(area.item(), n=len(examples))
+    return metrics
+
+
+def _attacked(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measured]:
+    """Accuracy left by an attack that follows one draw, and by one that follows the mean over many (EOT)."""
+    settings = trial.settings
+    inputs, targets = test[: settings["judge_images"]].tensors
+    metrics = {}
+    for name, draws in (("one_draw", 1), ("eot", settings["judge_draws"])):
+        attack = Pgd(
+            settings["judge_epsilon"], num_samples=draws, steps=settings["judge_steps"], restarts=1, seed=trial.seed
+        )
+        moved = attack(model, inputs, targets).inputs
+        left = score(
+            model,
+            moved,
+            targets,
+            num_samples=settings["draws"],
+            num_tries=1,
+            seed=trial.judging_seed,
+            batch_size=settings["judge_images"],
+        )
+        value = left.predictive.value
+        error = 100.0 * (value * (1.0 - value) / len(inputs)) ** 0.5
+        metrics[f"accuracy_pgd_{name}"] = Measured(100.0 * value, error, len(inputs))
+    return metrics
+
+
+def _audited(trial: Trial, model: nn.Module, test: Examples) -> Findings:
+    """The headline of an audit of some of the same images, and its verdict in words."""
+    settings = trial.settings
+    found = audit(
+        model,
+        test[: settings["judge_images"]],
+        epsilon=settings["judge_epsilon"],
+        budget=settings["audit_budget"],
+        num_images=settings["audit_images"],
+        seed=trial.seed,
+        progress=False,
+    )
+    headline = found.headline
+    metrics = {"audit_accuracy": Measured(100.0 * headline.accuracy, n=headline.num_images)}
+    return Findings(metrics, notes={"verdict": str(found)})
