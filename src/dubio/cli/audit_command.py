@@ -78,7 +78,9 @@ def audit_run(
     told = {**found.made_by, "command": shlex.join(command), "network": network_of(named, runs).tensors or ""}
     found = dataclasses.replace(found, made_by=told)
     found.save(folder / FILE)
-    _show(found, folder / FILE)
+    _show(found)
+    if not quiet:
+        say(f"record: {folder / FILE}")
     failed = gates_failed(found, require, min_accuracy)
     for line in failed:
         say(f"gate failed: {line}", err=True)
@@ -162,9 +164,8 @@ def _resumable(command: list[str]) -> Iterator[None]:
         raise Interrupted(f"finished attacks are kept; go on with: {shlex.join(command)}") from None
 
 
-def _show(found: Audit, file: Path) -> None:
+def _show(found: Audit) -> None:
     console = Console(highlight=False)
     console.print(tabulate(found))
     for line in summary(found):
         console.print(printable(line), markup=False)
-    say(f"record: {file}")
