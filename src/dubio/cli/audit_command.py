@@ -133,11 +133,12 @@ def gates_failed(found: Audit, require: str | None, min_accuracy: float | None) 
 
 
 def _meaning(found: Audit) -> str:
+    few = f" Reservation: {found.too_few}." if found.too_few else ""
     if found.status == "UPPER BOUND ONLY":
         failed = ", ".join(check.id for check in found.failed)
-        return f"required checks did not pass ({failed}), so a better attack may leave less."
+        return f"required checks did not pass ({failed}), so a better attack may leave less.{few}"
     if found.status == "EXTRAORDINARY":
-        return "every required check passed, and the headline is beyond all that is published: look again."
+        return f"every required check passed, and the headline is beyond all that is published: look again.{few}"
     if found.caveats:
         return f"every required check (*) passed, with reservations: {'; '.join(found.caveats)}."
     return "every required check (*) passed; the headline can be believed as far as these attacks go."
