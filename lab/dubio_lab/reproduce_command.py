@@ -85,6 +85,11 @@ class _Wish:
     again: bool
     quiet: bool
 
+    def tell(self, text: str) -> None:
+        """Say what goes on, unless it is to be quiet."""
+        if not self.quiet:
+            _tell(text)
+
     def run(self, specs: Sequence[Spec]) -> list[Reproduction]:
         """Run them, and print their tables."""
         return reproduce_many(
@@ -96,7 +101,7 @@ class _Wish:
             workers=self.workers,
             device=self.device,
             again=self.again,
-            tell=_say_nothing if self.quiet else _tell,
+            tell=self.tell,
             finished=_show,
         )
 
@@ -117,7 +122,7 @@ def _those_that_apply(wish: _Wish, specs: Sequence[Spec]) -> list[Spec]:
         raise ValueError(f"some spec must have such cells and seeds, and a run on such data, got none of {names}")
     for spec in specs:
         if spec not in left:
-            _tell(f"{spec.name}: has no such cells or seeds, or cannot be run so; left out")
+            wish.tell(f"{spec.name}: has no such cells or seeds, or cannot be run so; left out")
     return left
 
 
@@ -137,10 +142,6 @@ def _tell_failures(failures: Sequence[Failure]) -> None:
 
 def _tell(text: str) -> None:
     say(text, err=True)
-
-
-def _say_nothing(text: str) -> None:
-    pass
 
 
 def _list() -> None:

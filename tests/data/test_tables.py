@@ -116,7 +116,12 @@ BAD_CSV = {
         "a,b\n1,2\n1e300,3\n3,4\n5,6\n",
         "line 3, column 'a' is too large for float32, got 1e.300; scale the column",
     ),
-    "an open quote": ('a,b\n"1,2\n', "is no proper .csv: line "),
+    "an open quote": ('a,b\n1,2\n"1,2\n3,4\n5,6\n', r"is no proper .csv: line 3: a quote opens here and is not closed"),
+    "a quote open after one of two lines": ('a,b\n"1\n""2",5" x\n"1\n2","x\n\n3,4\n', r"line 5: a quote opens here"),
+    "a quote open for long": ('a,b\n1,x\n2,"x\n' + "3,y\n" * 50_000, r"line 3: a quote opens here and is not closed"),
+    "text after a quote": ('a,b\n"1"2,3\n', r"line 2: ',' expected after '\"'"),
+    "a NUL byte": ("a,b\n1,x\n2,x\0y\n", r"line 3, column 'b' must hold text, got a NUL byte in 'x.x00y'; take it out"),
+    "a NUL byte in a name": ("a,b\0\n1,x\n", r"line 1, column 'b.x00' must hold text, got a NUL byte"),
     "too few rows": ("a,b\n1,2\n3,4\n", "table must have at least 4 examples, a quarter of them for testing, got 2"),
 }
 

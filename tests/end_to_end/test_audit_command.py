@@ -107,6 +107,14 @@ def test_what_a_status_means_is_said(found: Audit) -> None:
     assert "(C5, C9)" in summary(replace(found, status="UPPER BOUND ONLY", checks=failing))[-1]
 
 
+@pytest.mark.parametrize("status", ["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"])
+def test_few_images_are_told_whatever_the_status_is(found: Audit, status: Any) -> None:
+    few = replace(found, status=status, headline=replace(found.headline, num_images=60, low=0.2134, high=0.469))
+    assert "only 60 images, interval 21.3% to 46.9%; use at least" in summary(few)[-1]
+    many = replace(few, headline=replace(few.headline, num_images=200))
+    assert "only 200 images" not in summary(many)[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -113,6 +113,8 @@ def test_noisy_validation_labels_are_told(runs: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "label_noise": "flip:0.3"}))
     told = invoke("calibrate", "first", "--samples", 2, "--runs", runs)
     assert "validation labels are as wrong as those it was trained with (flip:0.3)" in told.stdout
+    told = invoke("calibrate", "first", "--samples", 2, "--quiet", "--runs", runs)
+    assert told.stderr.startswith("warning: validation labels are as wrong as those")
 
 
 def test_a_run_that_predicts_numbers_is_refused_in_words_of_the_command_line(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_images_of_another_shape_with_as_many_pixels_are_refused_by_a_network_th
     assert "images of 6x6 pixels, as the network was trained on, got 12x3 in 0.png; resize them first" in words
 
 
+@pytest.mark.filterwarnings("ignore:.*examples are few")
 def test_a_table_on_screen_cuts_no_number(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs, tmp_path / "runs")
     for command, options in (("abstain", ("--coverage", "0.8")), ("conformal", ("--coverage", "0.8"))):
@@ -157,6 +158,7 @@ def test_several_targets_on_screen_have_columns_that_fit(tmp_path: Path) -> None
         (("new.csv", "--level", "2"), "--level must be between 0 and 1, got 2.0"),
         (("nothing.csv",), "there is no file or folder nothing.csv"),
         (("other.csv",), "it lacks city"),
+        (("large.csv",), "column 'age' is too large for float32, got 1e+45; correct it, or leave the cell empty"),
         (("--out", "pred.csv"), "--out writes predictions of new data; name them"),
     ],
 )
@@ -166,6 +168,7 @@ def test_what_cannot_be_done_is_said(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "new.csv").write_text(NEW)
     (tmp_path / "other.csv").write_text("age\n3\n")
+    (tmp_path / "large.csv").write_text("city,age\nUlm,1e45\n")
     result = invoke("predict", "churn", *options, "--runs", runs)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,26 @@ class Returning(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.outputs[: len(inputs)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_inputs_in_half_precision_give_what_the_same_numbers_in_float32_give(
+    method: dubio.Bayes, dtype: torch.dtype
+) -> None:
+    model = method.convert(dubio.models.mlp(4, 8, 3))
+    half, labels = torch.rand(20, 4).to(dtype), torch.arange(20) % 3
+    for one, other in (
+        (dubio.predict(model, part, 5, seed=0).probs for part in (half, half.float())),
+        (dubio.evaluate(model, (part, labels), num_samples=5).metrics["nll"].value for part in (half, half.float())),
+    ):
+        torch.testing.assert_close(one, other)
+    dubio.fit(model, (half, labels), (half, labels), epochs=1, progress=False, fast=False)
+
+
+def test_tokens_stay_whole_numbers() -> None:
+    model = dubio.Bayes().convert(nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 3)))
+    assert dubio.predict(model, torch.randint(10, (6, 2)), 2).probs.shape == (6, 3)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -110,7 +131,30 @@ def test_several_quantiles_are_those_of_each_level(levels: list[float]) -> None:
         torch.testing.assert_close(values, pred.quantile(float(level)))
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("level", ["a", None, b"0.5", [[0.1, 0.9]], ["0.5"], np.ones((1, 1)) / 2], ids=repr)
+def test_what_is_no_level_is_refused_in_a_sentence(level: Any) -> None:
+    pred = dubio.predict(dubio.Bayes().convert(nn.Linear(4, 2), dubio.Gaussian(0.1)), torch.randn(5, 4), 3, seed=0)
+    with pytest.raises(TypeError, match=r"level must be a probability in \(0, 1\), or several in one list, got "):
+        pred.quantile(level)
+    with pytest.raises(TypeError, match=r"level must be a probability in \(0, 1\)"):
+        pred.interval(level)
+
+
 STRINGS = ["cat", "dog"] * 10
+
+
+@pytest.mark.parametrize("kind", [str, bytes, object])
+def test_inputs_that_are_strings_are_refused_in_a_sentence(kind: type) -> None:
+    model = dubio.Bayes().convert(nn.Linear(4, 2))
+    inputs, labels = np.full((20, 4), "cat").astype(kind), torch.arange(20) % 2
+    for call in (
+        lambda: dubio.predict(model, inputs, 2),
+        lambda: dubio.fit(model, (inputs, labels), progress=False),
+        lambda: dubio.evaluate(model, (inputs, labels)),
+    ):
+        with pytest.raises(TypeError, match=r"inputs must be numbers, got strings such as 'cat'; turn them"):
+            call()
 
 
 @pytest.mark.parametrize("labels", [STRINGS, tuple(STRINGS), np.array(STRINGS)], ids=["list", "tuple", "array"])

@@ -140,14 +140,21 @@ class Audit(Record):
         return tuple(check for check in self.checks if check.holds_back)
 
     @property
+    def too_few(self) -> str:
+        """That there are few images, which holds whatever the status is; empty where there are enough."""
+        left = self.headline
+        if left.num_images >= FEWEST_IMAGES:
+            return ""
+        return (
+            f"only {left.num_images} images, interval {left.low:.1%} to {left.high:.1%}; use at least {FEWEST_IMAGES}"
+        )
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """Why the headline means less than its status says: few images, a small budget, checks that were not made."""
         skipped = [check.id for check in self.checks if check.id in WEIGHTY and check.status == "skipped"]
         parts = [
-            f"only {self.headline.num_images} images, interval {self.headline.low:.1%} to {self.headline.high:.1%}; "
-            f"use at least {FEWEST_IMAGES}"
-            if self.headline.num_images < FEWEST_IMAGES
-            else "",
+            self.too_few,
             "budget tiny tries few attacks for a short time" if self.threat.budget == "tiny" else "",
             f"not made: {', '.join(f'{id} ({WEIGHTY[id]})' for id in skipped)}" if skipped else "",
         ]

@@ -68,7 +68,9 @@ InPrecision = Annotated[
         "--precision", help="fp32: all digits; bf16: two or three digits, much faster on a GPU; tf32: between."
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and warnings alone, no progress.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print results and warnings alone: no progress and no remarks.")
+]
 SeveralRuns = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", autocompletion=_complete_run, help="Names or folders of one or more runs."),

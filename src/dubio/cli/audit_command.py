@@ -78,7 +78,9 @@ def audit_run(
     told = {**found.made_by, "command": shlex.join(command), "network": network_of(named, runs).tensors or ""}
     found = dataclasses.replace(found, made_by=told)
     found.save(folder / FILE)
-    _show(found, folder / FILE)
+    _show(found)
+    if not quiet:
+        say(f"record: {folder / FILE}")
     failed = gates_failed(found, require, min_accuracy)
     for line in failed:
         say(f"gate failed: {line}", err=True)
@@ -131,11 +133,12 @@ def gates_failed(found: Audit, require: str | None, min_accuracy: float | None) 
 
 
 def _meaning(found: Audit) -> str:
+    few = f" Reservation: {found.too_few}." if found.too_few else ""
     if found.status == "UPPER BOUND ONLY":
         failed = ", ".join(check.id for check in found.failed)
-        return f"required checks did not pass ({failed}), so a better attack may leave less."
+        return f"required checks did not pass ({failed}), so a better attack may leave less.{few}"
     if found.status == "EXTRAORDINARY":
-        return "every required check passed, and the headline is beyond all that is published: look again."
+        return f"every required check passed, and the headline is beyond all that is published: look again.{few}"
     if found.caveats:
         return f"every required check (*) passed, with reservations: {'; '.join(found.caveats)}."
     return "every required check (*) passed; the headline can be believed as far as these attacks go."
@@ -162,9 +165,8 @@ def _resumable(command: list[str]) -> Iterator[None]:
         raise Interrupted(f"finished attacks are kept; go on with: {shlex.join(command)}") from None
 
 
-def _show(found: Audit, file: Path) -> None:
+def _show(found: Audit) -> None:
     console = Console(highlight=False)
     console.print(tabulate(found))
     for line in summary(found):
         console.print(printable(line), markup=False)
-    say(f"record: {file}")

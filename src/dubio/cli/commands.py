@@ -155,6 +155,7 @@ def methods(
         str | None,
         typer.Argument(metavar="[NAME]", autocompletion=_complete_method, help="Show this method and its options."),
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """List the methods, or show one: its options for dubio train, and how it is trained.
 
@@ -167,9 +168,9 @@ def methods(
     from dubio.cli.methods_command import show_method, show_methods
 
     if name is None:
-        show_methods()
+        show_methods(quiet)
     else:
-        show_method(name)
+        show_method(name, quiet)
 
 
 @app.command(cls=TakingFields, help=TRAIN)
@@ -288,7 +289,7 @@ def train(
 
 
 @app.command("runs")
-def show_runs(runs: Runs = Path("runs")) -> None:
+def show_runs(quiet: Quiet = False, runs: Runs = Path("runs")) -> None:
     """List the runs of a folder: epochs done, and the best one's validation NLL and accuracy.
 
     The names are what describe, predict, export and train --resume take.
@@ -302,7 +303,8 @@ def show_runs(runs: Runs = Path("runs")) -> None:
 
     found = list_runs(runs)
     if not found:
-        say(f"no runs in {runs}; train one: dubio train first")
+        if not quiet:
+            say(f"no runs in {runs}; train one: dubio train first")
         return
     table = PlainTable("name", "method", "epochs", "best val NLL", "its accuracy")
     for run in found:
@@ -319,7 +321,7 @@ def show_runs(runs: Runs = Path("runs")) -> None:
 
 
 @app.command()
-def describe(named: Named, runs: Runs = Path("runs")) -> None:
+def describe(named: Named, quiet: Quiet = False, runs: Runs = Path("runs")) -> None:
     """Say what is random in a network and what is not, layer by layer.
 
     Shows the method, the likelihood, and the prior and estimator of every layer.
@@ -350,7 +352,7 @@ def predict(
     delimiter: Annotated[
         str | None, typer.Option(help="What separates the cells of a .csv (default: detected).")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no remarks.")] = False,
+    quiet: Quiet = False,
     index: Annotated[str, typer.Option(help="Which test examples: 3, 0..9, 40.. or 1,5,7.")] = "0..9",
     data: Annotated[
         str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
@@ -434,6 +436,7 @@ def evaluate(
     device: Device = None,
     precision: InPrecision = "fp32",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Judge a network on test data: how right it is, how sure, and whether it doubts what it has never seen.
@@ -446,7 +449,7 @@ def evaluate(
     """
     from dubio.cli.evaluate_command import evaluate_run
 
-    evaluate_run(named, ood, corruptions, samples, resamples, data, data_dir, seed, device, precision, out, runs)
+    evaluate_run(named, ood, corruptions, samples, resamples, data, data_dir, seed, device, precision, out, quiet, runs)
 
 
 @app.command()
@@ -461,6 +464,7 @@ def calibrate(
     samples: DecisionSamples = 100,
     seed: DecisionSeed = 0,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Make a run's predictions milder or sharper, as its validation data ask for.
@@ -471,7 +475,7 @@ def calibrate(
     """
     from dubio.cli.decide_command import calibrate as run
 
-    run(named, kind, per_draw, samples, seed, data_dir, runs)
+    run(named, kind, per_draw, samples, seed, data_dir, quiet, runs)
 
 
 @app.command()
@@ -486,6 +490,7 @@ def abstain(
     samples: DecisionSamples = 100,
     seed: DecisionSeed = 0,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Find when a prediction is sure enough to be accepted, for a wanted error or coverage.
@@ -497,7 +502,7 @@ def abstain(
     """
     from dubio.cli.decide_command import abstain as run
 
-    run(named, error, coverage, score, level, samples, seed, data_dir, runs)
+    run(named, error, coverage, score, level, samples, seed, data_dir, quiet, runs)
 
 
 @app.command()
@@ -509,6 +514,7 @@ def conformal(
     samples: DecisionSamples = 100,
     seed: DecisionSeed = 0,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Give every prediction a set of classes that holds the target with a wanted probability.
@@ -519,7 +525,7 @@ def conformal(
     """
     from dubio.cli.decide_command import conformal as run
 
-    run(named, coverage, kind, allow_empty, samples, seed, data_dir, runs)
+    run(named, coverage, kind, allow_empty, samples, seed, data_dir, quiet, runs)
 
 
 @app.command()
@@ -593,10 +599,13 @@ def attack(
     folder = out or folder_of(named, runs)
     records = found.save(folder, {"model": named, "network": network_of(named, runs).tensors})
     Console().print(tabulate(found))
+    pictures = [picture(model, part, folder / f"{part.file_name}.png") for part in found.by_epsilon()]
+    if quiet:
+        return
     say(summarise(found))
-    for part, record in zip(found.by_epsilon(), records, strict=True):
+    for part, record, drawn in zip(found.by_epsilon(), records, pictures, strict=True):
         say(f"record: {record}, images: {part.file_name}.safetensors beside it")
-        say(picture(model, part, folder / f"{part.file_name}.png"))
+        say(drawn)
 
 
 @app.command()
@@ -618,6 +627,7 @@ def prune(
     seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
     out: Annotated[str | None, typer.Option(metavar="NAME", help="The new run (default: RUN-pruned).")] = None,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Remove what a network can do without; without an amount, measure how much that is.
@@ -633,7 +643,7 @@ def prune(
     """
     from dubio.cli.prune_command import prune as run
 
-    run(named, fraction, max_loss, by, what, each_layer, samples, seed, out, data_dir, runs)
+    run(named, fraction, max_loss, by, what, each_layer, samples, seed, out, data_dir, quiet, runs)
 
 
 @app.command()
@@ -646,6 +656,7 @@ def report(
         ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="What stands at the top (default: the names of the runs).")] = None,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Write one page on some runs: numbers, figures, examples, and how to make each number again.
@@ -659,13 +670,14 @@ def report(
     """
     from dubio.cli.report_command import report as run
 
-    run(named, out, title, runs)
+    run(named, out, title, quiet, runs)
 
 
 @app.command()
 def compare(
     named: SeveralRuns,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON instead.")] = False,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Show the headline numbers of some runs side by side.
@@ -677,7 +689,7 @@ def compare(
     """
     from dubio.cli.report_command import compare as run
 
-    run(named, as_json, runs)
+    run(named, as_json, quiet, runs)
 
 
 @app.command()
@@ -740,6 +752,7 @@ def export(
     ] = "off",
     samples: Annotated[int | None, typer.Option(help="Draws, as a leading axis; not with noise off.")] = None,
     seed: Annotated[int, typer.Option(help="Which draws, where frozen.")] = 0,
+    quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Write a network to a file that runs without dubio: .pt2 or .onnx.
@@ -766,6 +779,8 @@ def export(
     shape = sizes.inputs
     format: Literal["torch", "onnx"] = "onnx" if out.suffix == ".onnx" else "torch"
     export(model, torch.zeros(2, *shape), out, format=format, noise=noise, num_samples=samples, seed=seed)
+    if quiet:
+        return
     weights = out.with_name(f"{out.name}.data")  # where torch puts the weights of an .onnx
     files = f"{out} and {weights.name}" if out.suffix == ".onnx" and weights.is_file() else str(out)
     say(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, shape))})")

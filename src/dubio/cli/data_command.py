@@ -24,5 +24,5 @@ def show_data(folder: Path | None, download: str | None, quiet: bool = False) ->
     for row in rows:
         if row.state == "incomplete":
             say(f"{row.name} lacks {', '.join(Path(file).name for file in row.missing)}")
-    if any(row.state == "missing" for row in rows):
+    if not quiet and any(row.state == "missing" for row in rows):
         say("fetch what is missing with: dubio data --download NAME")

@@ -34,6 +34,7 @@ class Subject:
     model: nn.Module
     validation: Examples
     remark: str
+    quiet: bool
 
     def keep(self, decision: object, command: str, options: Mapping[str, tuple[Any, Any]]) -> None:
         """Write the network with what was decided, and by which command, and say so."""
@@ -41,9 +42,9 @@ class Subject:
         run = self.folder.resolve().name
         known = read_commands(self.folder)
         write_commands(self.folder, (*known, Command(command_line(command, run, options), run)))
-        say(f"{decision}; kept in {self.folder / MODEL}")
+        say(str(decision) if self.quiet else f"{decision}; kept in {self.folder / MODEL}")
         if self.remark:
-            say(self.remark)
+            say(f"warning: {self.remark}" if self.quiet else self.remark, err=self.quiet)
 
     def predict(self, num_samples: int, seed: int, decisions: bool) -> ClassPredictive:
         """Predictions of the validation data."""
@@ -61,10 +62,11 @@ def calibrate(
     samples: int,
     seed: int,
     data_dir: Path | None,
+    quiet: bool,
     runs: Path,
 ) -> None:
     """Calibrate a run on its validation data, and keep it with the network."""
-    with _subject(named, runs, data_dir) as subject:
+    with _subject(named, runs, data_dir, quiet) as subject:
         found = dubio.calibrate(
             subject.model, subject.validation, kind=kind, per_draw=per_draw, num_samples=samples, seed=seed
         )
@@ -86,10 +88,11 @@ def abstain(
     samples: int,
     seed: int,
     data_dir: Path | None,
+    quiet: bool,
     runs: Path,
 ) -> None:
     """Choose when predictions of a run are accepted, and keep it with the network."""
-    with _subject(named, runs, data_dir) as subject:
+    with _subject(named, runs, data_dir, quiet) as subject:
         found = dubio.abstain(
             subject.model,
             subject.validation,
@@ -112,10 +115,11 @@ def conformal(
     samples: int,
     seed: int,
     data_dir: Path | None,
+    quiet: bool,
     runs: Path,
 ) -> None:
     """Choose the prediction sets of a run, and keep it with the network."""
-    with _subject(named, runs, data_dir) as subject:
+    with _subject(named, runs, data_dir, quiet) as subject:
         found = dubio.conformal(
             subject.model,
             subject.validation,
@@ -139,7 +143,7 @@ def _draws(samples: int, seed: int) -> dict[str, tuple[Any, Any]]:
 
 
 @contextmanager
-def _subject(named: str, runs: Path, data_dir: Path | None) -> Iterator[Subject]:
+def _subject(named: str, runs: Path, data_dir: Path | None, quiet: bool) -> Iterator[Subject]:
     """A run's network, its validation data, and what it was judged on; nothing else writes to the run meanwhile."""
     folder = find_run(named, runs)
     order = read_order(folder)
@@ -159,7 +163,7 @@ def _subject(named: str, runs: Path, data_dir: Path | None) -> Iterator[Subject]
             judged_on = Evaluation.load(folder / EVALUATION).data.fingerprint
             change_spec(model, evaluated=tuple(dict.fromkeys((*dubio.spec(model).evaluated, judged_on))))
         noisy = f"validation labels are as wrong as those it was trained with ({order.label_noise}), and so is this"
-        yield Subject(folder, model, validation, noisy if order.label_noise is not None else "")
+        yield Subject(folder, model, validation, noisy if order.label_noise is not None else "", quiet)
 
 
 def _quality(subject: Subject, num_samples: int, seed: int, decisions: bool) -> tuple[float, float]:

@@ -40,6 +40,7 @@ def evaluate_run(
     device: str | None,
     precision: Precision,
     out: Path | None,
+    quiet: bool,
     runs: Path,
 ) -> None:
     """Evaluate a network, write ``evaluation.json`` and print its tables."""
@@ -80,6 +81,8 @@ def evaluate_run(
         console.print(printable(line), markup=False)
     for table in tables(found):
         console.print(table)
+    if quiet:
+        return
     for line in sentences(found):
         console.print(printable(line), markup=False)
     say(f"record: {folder / FILE}")

@@ -19,16 +19,17 @@ __all__ = ["show_method", "show_methods"]
 NOISE_OFF = {"source": "the plain network", "own mean": "its own mean", "none": "-"}
 
 
-def show_methods() -> None:
+def show_methods(quiet: bool = False) -> None:
     """One line for each method."""
     table = PlainTable("method", "what is random", "with noise off", "reference")
     for name, kind in METHODS.items():
         table.add_row(name, _summary(kind), _noise_off(kind), "\n".join(_authors(kind)))
     Console().print(table)
-    say("dubio methods NAME lists a method's own options.")
+    if not quiet:
+        say("dubio methods NAME lists a method's own options.")
 
 
-def show_method(name: str) -> None:
+def show_method(name: str, quiet: bool = False) -> None:
     """A method's options with their meanings and defaults, how it is trained, and an example."""
     kind = METHODS[name]
     fields = fields_of(kind)
@@ -39,6 +40,8 @@ def show_method(name: str) -> None:
     console.print(printable(f"{name}: {_summary(kind)}"), markup=False, highlight=False)
     console.print(printable(f"With noise off: {_noise_off(kind)}. {_reference(kind)}"), markup=False, highlight=False)
     console.print(table)
+    if quiet:
+        return
     if any(":" in field.rule for field in fields.values()):
         console.print("Numbers after a colon may be left out.", highlight=False)
     if _can_be_bare(fields):

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -131,7 +132,7 @@ def predict_new(
     sizes = sizes_of(model)
     remarks: Counter[str] = Counter()
     count = 0
-    with _progress(quiet or out is None) as advance, _writer(out) as write:
+    with _progress(quiet or out is None) as advance, _writer(out, quiet) as write:
         chunks: list[NewRows] = []
 
         def batches() -> Iterator[Tensor]:
@@ -229,10 +230,10 @@ def _progress(hidden: bool) -> Iterator[Callable[[int, int | None], None]]:
 
 
 @contextmanager
-def _writer(out: Path | None) -> Iterator[Callable[[Columns], None]]:
+def _writer(out: Path | None, quiet: bool) -> Iterator[Callable[[Columns], None]]:
     """Takes columns of some rows after the other; a file is there as a whole or not at all."""
     if out is None:
-        yield _show
+        yield partial(_show, quiet=quiet)
         return
     make = {".csv": _write_csv, ".jsonl": _write_json_lines, ".parquet": _write_parquet, ".npz": _write_npz}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -306,7 +307,7 @@ def _text(cell: Any) -> Any:
     return "|".join(cell) if isinstance(cell, list) else cell
 
 
-def _show(columns: Columns) -> None:
+def _show(columns: Columns, quiet: bool) -> None:
     """The first rows as a table; beside a label, its own probability alone."""
     has_labels = "label" in columns
     named = [name for name in columns if not (has_labels and name.startswith("prob_"))]
@@ -320,7 +321,7 @@ def _show(columns: Columns) -> None:
     Console().print(table)
     parts = [f"{SHOWN} rows"] * (num_rows > SHOWN)
     parts += [f"{len(shown)} of {len(named)} columns"] * (len(shown) < len(named))
-    if parts:
+    if parts and not quiet:
         typer.echo(f"the first {' and '.join(parts)}; --out predictions.csv writes all of them", err=True)
 
 

@@ -43,6 +43,7 @@ def prune(
     seed: int,
     out: str | None,
     data_dir: Path | None,
+    quiet: bool,
     runs: Path,
 ) -> None:
     """Measure what a run could do without, or write the pruned run."""
@@ -69,7 +70,8 @@ def prune(
         told = told_of(command_line("prune", own, options), own, network_of(named, runs))
         dataclasses.replace(measured, made_by=told).save(folder / RECORD)
         Console().print(_table(measured.curve, what))
-        say(f"{measured.num_weights:,} weights, {measured.bytes_before:,} bytes; record: {folder / RECORD}")
+        size = f"{measured.num_weights:,} weights, {measured.bytes_before:,} bytes"
+        say(size if quiet else f"{size}; record: {folder / RECORD}")
         return
     record = pruning.prune(
         model,
@@ -86,7 +88,8 @@ def prune(
     command = Command(command_line("prune", own, {**options, "out": (name, None)}), own)
     _write_run(model, record, command, folder, runs / name)
     say(str(record))
-    say(f"{runs / name}: try dubio describe {name}")
+    if not quiet:
+        say(f"{runs / name}: try dubio describe {name}")
 
 
 def _check_asked(fraction: float | None, max_loss: float | None, what: pruning.What, each_layer: bool) -> None:

@@ -38,7 +38,7 @@ NAME_WIDTH = 16
 SIGNS = {"": "", "best": "*", "tied": "="}
 
 
-def report(named: list[str], out: Path | None, title: str | None, runs: Path) -> None:
+def report(named: list[str], out: Path | None, title: str | None, quiet: bool, runs: Path) -> None:
     """Write the page on some runs."""
     folders = [find_run(name, runs) for name in named]
     path = out or _default_path(folders, runs)
@@ -46,14 +46,15 @@ def report(named: list[str], out: Path | None, title: str | None, runs: Path) ->
     found = write_report(folders, path, title=title)
     _warn(found.headlines)
     missing = sorted({command for section in found.sections for command in section.missing})
-    if missing:
+    if missing and not quiet:
         say(f"more would be in it after: {'; '.join(missing)}")
-    say(f"wrote {path} ({path.stat().st_size / 1e3:.0f} kB) and {path.with_suffix('.json').name} beside it")
-    say(f"open {path.resolve().as_uri()}")
+    if not quiet:
+        say(f"wrote {path} ({path.stat().st_size / 1e3:.0f} kB) and {path.with_suffix('.json').name} beside it")
+        say(f"open {path.resolve().as_uri()}")
     _fail_for(unreadable)
 
 
-def compare(named: list[str], as_json: bool, runs: Path) -> None:
+def compare(named: list[str], as_json: bool, quiet: bool, runs: Path) -> None:
     """Print the headline numbers of some runs."""
     folders, unreadable = _sorted_out([find_run(name, runs) for name in named], headlines)
     records = read_runs(folders)
@@ -70,8 +71,9 @@ def compare(named: list[str], as_json: bool, runs: Path) -> None:
     for headline in found:
         for table in tabulate(headline, console.width):
             console.print(table)
-        _explain(headline)
-    for sentence in unpaired(found):
+        if not quiet:
+            _explain(headline)
+    for sentence in [] if quiet else unpaired(found):
         console.print(printable(sentence), markup=False, soft_wrap=True)
     _fail_for(unreadable)
 

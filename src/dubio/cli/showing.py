@@ -92,11 +92,15 @@ def show_demo(
     assert splits.test is not None
     console = Console(highlight=False)
     console.print(_table(shown, len(splits.test), size))
-    for line in _explanation(shown, runs, size):
-        console.print(printable(line), markup=False)
+    if not quiet:
+        for line in _explanation(shown, runs, size):
+            console.print(printable(line), markup=False)
     if tiny:
         console.print("This was a tiny demo, to see that everything runs: its numbers mean nothing.")
-    say(_report([runs / row.run for row in shown], runs))
+    told = _report([runs / row.run for row in shown], runs)
+    if quiet:
+        return
+    say(told)
     say("Try next:")
     for command in _next_commands(shown, runs):
         say(f"  {command}")

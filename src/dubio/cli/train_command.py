@@ -40,8 +40,9 @@ def train_run(
         order = processes.by_writer(lambda: _order(name, runs, fields, given, resume, processes.count))
         encoder = read_encoder(folder if folder.is_dir() else find_run(name, runs)) if resume else None
         splits = processes.together(lambda: load_splits(order, encoder))
-        if processes.is_writer and not resume and splits.train is not None and splits.train.encoder is not None:
-            say(splits.train.encoder.summary())
+        train = splits.train
+        if processes.is_writer and not quiet and not resume and train is not None and train.encoder is not None:
+            say(train.encoder.summary())
         again = f"; go on with: {_resuming(name, runs, processes.count)}"
         try:
             with nullcontext() if order.memory is None else memory_limit(order.memory):

@@ -88,6 +88,7 @@ def batches_from(
         )
         return Batches(len(data), len(loader), loader.epoch, may_draw=False)
     if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[0], Tensor | np.ndarray):
+        refuse_string_inputs(data[0])
         _refuse_strings(data[1])
     if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor | np.ndarray):
         data = pytree.tree_map_only(np.ndarray, _from_numpy, tuple(data))
@@ -262,13 +263,28 @@ def _plain(text: str | bytes) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 
+def refuse_string_inputs(inputs: Any) -> None:
+    """Inputs are numbers: what a string means to a network is for the user to say."""
+    first = _first_of(inputs)
+    if isinstance(first, str | bytes):
+        raise TypeError(
+            f"inputs must be numbers, got strings such as {_plain(first)!r}; turn them into numbers first, such as by "
+            "one column for each category"
+        )
+
+
+def _first_of(values: Any) -> Any:
+    """The first of an array or of lists in lists."""
+    while isinstance(values, list | tuple) and values:
+        values = values[0]
+    if isinstance(values, np.ndarray) and values.dtype.kind in "USO" and values.size:
+        return values.flat[0]
+    return values
+
+
 def _refuse_strings(targets: Any) -> None:
     """Labels are numbers: which string is which class is for the user to say."""
-    first = targets
-    while isinstance(first, list | tuple) and first:
-        first = first[0]
-    if isinstance(targets, np.ndarray) and targets.dtype.kind in "USO" and targets.size:
-        first = targets.flat[0]
+    first = _first_of(targets)
     if isinstance(first, str | bytes):
         raise TypeError(
             f"targets must be numbers, got strings such as {_plain(first)!r}; number the classes first: "

@@ -13,7 +13,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice, pairwise
@@ -32,6 +32,7 @@ CHUNK_ROWS = 8192
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 SPELLED = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "pipe": "|", "bar": "|"}
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+NOT_CLOSED = "a quote opens here and is not closed"
 SAMPLE_ROWS, SAMPLE_CHARACTERS = 20, 2**18
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?")
 DECIMAL_POINT = re.compile(r"[+-]?[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?")
@@ -142,6 +143,7 @@ def _read_csv(
                         columns[name] = np.full(len(chunk), None, dtype=object)
                         continue
                     texts = [cells[index].strip() for _, cells in chunk]
+                    _refuse_nul(texts, places, file, [name] * len(texts))
                     if mark == ";":
                         texts = numbers.with_points(texts, places, name)
                     columns[name] = np.array([None if is_missing(cell) else cell for cell in texts], dtype=object)
@@ -152,7 +154,10 @@ def _read_csv(
             advice = "save it as UTF-8; a spreadsheet calls that 'CSV UTF-8'"
             raise DataError(f"{file} must be text in UTF-8, {got}", advice) from None
         except csv.Error as error:
-            raise DataError(f"{file} is no proper .csv: line {reader.line_num}: {error}") from None
+            text.seek(0)
+            opening = _open_quote(islice(text, reader.line_num), mark)
+            told = f"line {reader.line_num}: {error}" if opening is None else f"line {opening}: {NOT_CLOSED}"
+            raise DataError(f"{file} is no proper .csv: {told}") from None
     if num_rows == 0:
         raise DataError(f"{file} must have at least one row after the names of its columns, got none")
 
@@ -162,6 +167,7 @@ def _names(first: tuple[int, list[str]] | None, file: str, mark: str) -> list[st
     if first is None:
         raise DataError(f"{file} is empty; its first line must name the columns")
     names = [name.strip() for name in first[1]]
+    _refuse_nul(names, [first[0]] * len(names), file, names)
     if names[0] == "" and len(names) > 1:
         names[0] = "Unnamed: 0"  # the index of a pandas frame, and its name when pandas reads it again
     if len(set(names)) < len(names) or "" in names or all(finite_number(name) is not None for name in names):
@@ -169,6 +175,36 @@ def _names(first: tuple[int, list[str]] | None, file: str, mark: str) -> list[st
             f"{file} must begin with a line that names each column differently, got {mark.join(names)[:80]!r}"
         )
     return names
+
+
+def _refuse_nul(texts: Sequence[str], lines: Sequence[int] | NDArray[np.int64], file: str, names: list[str]) -> None:
+    if "\0" not in "".join(texts):
+        return
+    for text, line, name in zip(texts, lines, names, strict=True):
+        if "\0" in text:
+            raise DataError(
+                f"{file}, line {line}, column {name!r} must hold text, got a NUL byte in {text[:40]!r}",
+                "take it out, or save the file as UTF-8 if it is in UTF-16",
+            )
+
+
+def _open_quote(lines: Iterable[str], mark: str) -> int | None:
+    """The line in which the quote opens that is still open at the end; None where none is."""
+    opening = None
+    for number, line in enumerate(lines, start=1):
+        place = 0
+        while place >= 0:
+            if opening is not None:
+                place = line.find('"', place)
+                if place >= 0 and line[place + 1 : place + 2] != '"':  # two of them are one that is meant
+                    opening = None
+                place = place if place < 0 else place + (1 if opening is None else 2)
+                continue
+            # A quote opens where a cell begins; in the midst of one it is a character.
+            place = 0 if place == 0 and line.startswith('"') else line.find(f'{mark}"', place)
+            if place >= 0:
+                opening, place = number, line.index('"', place) + 1
+    return opening
 
 
 def _check_width(num_cells: int, num_columns: int, line: int, file: str, mark: str) -> None:

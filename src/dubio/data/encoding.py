@@ -148,7 +148,13 @@ class TableEncoder:
         Raises:
             DataError: a column is missing, or a cell is not of its column's kind.
         """
-        chunk = rows if isinstance(rows, TableChunk) else _chunk_of(rows)
+        return self._encode(rows if isinstance(rows, TableChunk) else _chunk_of(rows), with_targets, may_drop=False)
+
+    def encode_own(self, table: TableChunk) -> Encoded:
+        """As ``encode``, of the table that this encoder is fitted for: advice may be to drop a column of it."""
+        return self._encode(table, with_targets=True, may_drop=True)
+
+    def _encode(self, chunk: TableChunk, with_targets: bool, may_drop: bool) -> Encoded:
         missing = [name for name in self.input_names if name not in chunk.columns]
         if missing:
             raise DataError(
@@ -157,7 +163,7 @@ class TableEncoder:
             )
         remarks: Counter[str] = Counter()
         parts = [
-            _encode(column, chunk, remarks).reshape(len(chunk), -1)
+            _encode(column, chunk, remarks, may_drop).reshape(len(chunk), -1)
             for column in self.columns
             if column.kind != "dropped"
         ]
@@ -319,7 +325,7 @@ def _date_format(texts: Sequence[str], train: TableChunk, name: str) -> str:
     return fitting[0] if fitting else ""
 
 
-def _encode(column: TableColumn, chunk: TableChunk, remarks: Counter[str]) -> NDArray[np.float32]:
+def _encode(column: TableColumn, chunk: TableChunk, remarks: Counter[str], may_drop: bool) -> NDArray[np.float32]:
     """The features of a column."""
     if column.kind == "category":
         return _one_hot(column, chunk, remarks)
@@ -334,7 +340,9 @@ def _encode(column: TableColumn, chunk: TableChunk, remarks: Counter[str]) -> ND
         row = int(np.flatnonzero(too_large)[0])
         raise DataError(
             f"{chunk.place(row, column.name)} is too large for float32, got {values[row]:g}",
-            f"scale the column, take its logarithm, or leave it out with {{drop={column.name}}}",
+            f"scale the column, take its logarithm, or leave it out with {{drop={column.name}}}"
+            if may_drop
+            else "correct it, or leave the cell empty",
         )
     features = [np.where(missing, column.fill, values - column.centre)]
     if column.has_indicator:

@@ -77,7 +77,7 @@ def read_table(
     if encoder is not None and encoder.target.name not in table.columns:
         raise DataError(f"{file} must have the target column {encoder.target.name!r}, got {', '.join(table.columns)}")
     used = encoder or _fit(table, path.stem, validation, target, task, drop)
-    inputs, targets, remarks = used.encode(table)
+    inputs, targets, remarks = used.encode_own(table) if encoder is None else used.encode(table)
     if encoder is not None:
         _warn(remarks, len(table), file)
     assert targets is not None

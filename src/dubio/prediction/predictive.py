@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -174,19 +175,19 @@ class RealPredictive(Predictive):
 
     def quantile(self, level: float | Sequence[float] | NDArray[Any] | Tensor) -> Float[Tensor, "..."]:
         """The value below which the target lies with probability ``level``; of several levels, on a leading axis."""
-        if isinstance(level, np.ndarray | Tensor) and level.ndim == 0:
-            level = float(level)
-        if isinstance(level, Sequence | np.ndarray | Tensor) and not isinstance(level, str):
-            if len(level) == 0:
+        several = level.tolist() if isinstance(level, np.ndarray | Tensor) else level
+        if isinstance(several, Sequence) and not isinstance(several, str | bytes):
+            if len(several) == 0:
                 raise ValueError("level must be a probability, or several, got none")
-            return torch.stack([self.quantile(float(each)) for each in level])
+            return torch.stack([self.quantile(_checked_level(each)) for each in several])
+        level = _checked_level(several)
         if self.samples is None or self.sample_stds is None:
             raise ValueError("quantiles need the single draws: predict with keep_samples=True")
         return functional.mixture_quantile(level, self.samples, self.sample_stds).to(self.mean.dtype)
 
     def interval(self, level: float = 0.9) -> tuple[Float[Tensor, "batch *rest"], Float[Tensor, "batch *rest"]]:
         """The central interval that holds the target with probability ``level``."""
-        if not 0.0 < level < 1.0:
+        if not 0.0 < _checked_level(level) < 1.0:
             raise ValueError(f"level must be in (0, 1), got {level}")
         return self.quantile(0.5 - level / 2), self.quantile(0.5 + level / 2)
 
@@ -196,6 +197,15 @@ class RealPredictive(Predictive):
             f"{self.std.mean():.3g}, of the data {self.aleatoric_std.mean():.3g}, of the network "
             f"{self.epistemic_std.mean():.3g})"
         )
+
+
+def _checked_level(level: Any) -> float:
+    """A level as a number; whether it is a probability is asked where it is used."""
+    if isinstance(level, np.ndarray | Tensor) and level.ndim == 0:
+        level = level.item()
+    if not isinstance(level, Real):
+        raise TypeError(f"level must be a probability in (0, 1), or several in one list, got {level!r}")
+    return float(level)
 
 
 P = TypeVar("P", bound=Predictive)

@@ -32,7 +32,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from dubio.data.batches import batches_from
+from dubio.data.batches import batches_from, refuse_string_inputs
 from dubio.data.examples import Examples, scaled
 from dubio.data.loading import Loader
 from dubio.sampling import Inputs, arguments
@@ -138,6 +138,7 @@ def _parts(
         for rows in _slices(inputs.inputs, limit):
             yield scaled(_to(inputs.inputs[rows], device))  # moved as bytes
     elif isinstance(inputs, np.ndarray):
+        refuse_string_inputs(inputs)
         for rows in _slices(inputs, limit):
             yield _from_numpy(inputs[rows])
     elif isinstance(inputs, Dataset | DataLoader | Loader):

@@ -38,6 +38,8 @@ Perturbations = dict[int, Tensor]
 Moved = dict[int, dict[str, Tensor]]
 """What draws have made of buffers, by identity of who takes them back."""
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -122,21 +124,25 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def arguments_for(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that ``inputs`` stand for, float64 and float32 as the network's own numbers are.
+    """The arguments that ``inputs`` stand for, numbers with a fraction in the precision of the network's own.
 
-    Other types stay: half precision is never rounded to unasked, and a network of both types decides by itself.
+    Whole numbers stay, which may be tokens. Half precision is never rounded to unasked, and a network that has
+    numbers of a tensor's own type, too, decides by itself.
     """
     args, kwargs = arguments(inputs)
     wanted = next((own.dtype for own in model.parameters() if own.is_floating_point()), None)
-    other = {torch.float32: torch.float64, torch.float64: torch.float32}.get(wanted)  # type: ignore[arg-type]
-    if other is None or not any(
-        isinstance(leaf, Tensor) and leaf.dtype == other for leaf in pytree.tree_leaves((args, kwargs))
-    ):
+    if wanted not in (torch.float32, torch.float64):
         return args, kwargs
-    if any(own.dtype == other for own in model.parameters()):
+    others = {
+        leaf.dtype
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, Tensor) and leaf.dtype in FLOATS and leaf.dtype != wanted
+    }
+    if not others:
         return args, kwargs
+    others -= {own.dtype for own in model.parameters()}
     converted: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
-        Tensor, lambda leaf: leaf.to(wanted) if leaf.dtype == other else leaf, (args, kwargs)
+        Tensor, lambda leaf: leaf.to(wanted) if leaf.dtype in others else leaf, (args, kwargs)
     )
     return converted
 
