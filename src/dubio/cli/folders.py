@@ -9,7 +9,7 @@ from torch import nn
 
 from dubio.choices import did_you_mean
 from dubio.codec import RecordError, check_fields, printable, read_object
-from dubio.persistence import load
+from dubio.persistence import load as load_network
 from dubio.persistence.command_log import read_commands
 from dubio.persistence.files import Identity, identity_of
 from dubio.persistence.records import read_history
@@ -56,14 +56,14 @@ def load_model(named: str, runs: Path) -> nn.Module:
     """The network of a run's name, a run's folder or a ``.safetensors`` file."""
     path = Path(named)
     if path.suffix == ".safetensors":
-        return load(path)
+        return load_network(path)
     folder = find_run(named, runs)
     file = folder / MODEL
     if not file.is_file():
         raise FileNotFoundError(f"run {named!r} has no {MODEL} yet; finish it with: dubio train {named} --resume")
     if _config(folder / CONFIG).get("method") == str(None):
         raise ValueError(f"run {named!r} holds an ordinary network's weights; it has no draws to look at")
-    return load(file)
+    return load_network(file)
 
 
 def folder_of(named: str, runs: Path) -> Path:

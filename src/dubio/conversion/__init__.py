@@ -1,12 +1,12 @@
 """Whole networks: choosing layers, replacing them, and saying what became of each."""
 
-from dubio.conversion.choice import Where, chooses
+from dubio.conversion.choice import ConversionWarning, Where, chooses
 from dubio.conversion.copying import make_mappable, plain_copy
 from dubio.conversion.description import Description, describe
 from dubio.conversion.exporting import export
 from dubio.conversion.heads import classifier_of, replace_head, with_activation_noise
 from dubio.conversion.insertion import insert_noise, randomise_dropout
-from dubio.conversion.proof import ConversionWarning, prove
+from dubio.conversion.proof import prove
 from dubio.conversion.recording import finish, warn_of_probabilities
 from dubio.conversion.replacement import parameter_names, randomise, to_mean
 from dubio.conversion.shrinking import Removed, keep_units, rebuild, removed_from

@@ -9,9 +9,13 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-__all__ = ["Where", "check_where", "chooses", "consists_of"]
+__all__ = ["ConversionWarning", "Where", "check_where", "chooses", "consists_of"]
 
 Where = str | type[nn.Module] | Callable[[str, nn.Module], bool] | tuple["Where", ...] | None
+
+
+class ConversionWarning(UserWarning):
+    """Something about a converted network that its owner should know."""
 
 
 def chooses(where: Where, name: str, module: nn.Module) -> bool:

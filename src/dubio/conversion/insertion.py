@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from dubio.conversion.choice import Where, chooses
+from dubio.conversion.choice import ConversionWarning, Where, chooses
 from dubio.conversion.copying import is_norm, make_mappable, own_parameters, plain_copy
-from dubio.conversion.proof import ConversionWarning
 from dubio.conversion.replacement import refuse_unconvertible
 from dubio.layers import DROPOUTS, InputMask, InputSource, noise_input, takes_noise
 from dubio.layers.noised import UNCALLED

@@ -19,23 +19,20 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from dubio.conversion.choice import ConversionWarning
 from dubio.conversion.replacement import share_draw
 from dubio.layers import Drawn, Source, WeightSource
 from dubio.sampling import Inputs, Pass, Settings, arguments
 from dubio.sampling.restoring import same_numbers, unchanged
 from dubio.sampling.settings import STATE
 
-__all__ = ["ConversionWarning", "FunctionCall", "find_functional_dropout", "prove"]
+__all__ = ["FunctionCall", "find_functional_dropout", "prove"]
 
 DROPOUTS = (
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
 )
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-
-
-class ConversionWarning(UserWarning):
-    """Something about a converted network that its owner should know."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dubio.conversion.choice import consists_of
+from dubio.conversion.choice import ConversionWarning, consists_of
 from dubio.conversion.copying import random_names
-from dubio.conversion.proof import ConversionWarning, prove
+from dubio.conversion.proof import prove
 from dubio.conversion.spec import Spec, attach_spec
 from dubio.likelihoods import Bernoulli, Categorical, Likelihood
 from dubio.sampling import Inputs, run

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dubio.choices import did_you_mean
-from dubio.data import toy
 from dubio.data.cifar import CIFAR10, CIFAR100
 from dubio.data.downloads import download as download_file
 from dubio.data.encoding import TableEncoder
@@ -24,6 +23,7 @@ from dubio.data.omniglot import OMNIGLOT
 from dubio.data.splitting import TENTH, with_validation
 from dubio.data.stored import Part, StoredSet
 from dubio.data.tables import NAMED_COLUMNS, TABLES, read_table, read_unseen_table
+from dubio.data.toy import clusters, curve, diabetes, digits
 from dubio.data.targets import Task
 
 __all__ = ["NAMES", "Status", "data_folder", "fetch", "find_name", "load", "load_test", "load_unseen", "status"]
@@ -32,10 +32,10 @@ STORED: dict[str, StoredSet] = {
     dataset.name: dataset for dataset in (MNIST, FASHIONMNIST, KMNIST, OMNIGLOT, CIFAR10, CIFAR100)
 }
 EMBEDDED: dict[str, tuple[Callable[[int | float], Splits], str]] = {
-    "digits": (toy.digits, "1,797 digits, 8x8 grey"),
-    "diabetes": (toy.diabetes, "442 patients, regression"),
-    "curve": (toy.curve, "1,000 points, regression"),
-    "clusters": (toy.clusters, "1,000 points of 2 classes"),
+    "digits": (digits, "1,797 digits, 8x8 grey"),
+    "diabetes": (diabetes, "442 patients, regression"),
+    "curve": (curve, "1,000 points, regression"),
+    "clusters": (clusters, "1,000 points of 2 classes"),
 }
 NAMES = (*STORED, *EMBEDDED)
 
