@@ -7,7 +7,8 @@ from unittest import mock
 import torch
 
 import dubio
-from dubio.attacks import Pgd, victims
+from dubio.attacks import victims
+from dubio.attacks.gradient import Pgd
 
 STEPS, DRAWS = 20, 20
 

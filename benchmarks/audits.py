@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.methods import Method
+from dubio.methods.method import Method
 
 EPSILON = 0.1
 STEPS = 7

@@ -28,9 +28,9 @@ def logits(device: torch.device) -> dict[str, Any]:
     features, classes, noise = (
         torch.randn(*shape, generator=generator).to(device) for shape in ((128, 16, 64), (10, 16, 64), (50, 64))
     )
-    directions = functional.unit_directions(noise)
+    directions = functional.wasserstein.unit_directions(noise)
     milliseconds = median_ms(
-        lambda: functional.sliced_wasserstein_matrix(features, classes, directions), device, repetitions=50
+        lambda: functional.wasserstein.sliced_wasserstein_matrix(features, classes, directions), device, repetitions=50
     )
     print(f"sliced Wasserstein logits, 128 x 10 pairs    {milliseconds:8.2f} ms", flush=True)
     return {"what": "sliced Wasserstein logits", "milliseconds": milliseconds}

@@ -15,7 +15,8 @@ from torch import nn
 
 import dubio
 from dubio.cli.evaluate_command import noise_like
-from dubio.methods import METHODS, Method
+from dubio.methods import METHODS
+from dubio.methods.method import Method
 
 MODEL = "fc:100-100"
 SEEDS = (0, 1, 2)

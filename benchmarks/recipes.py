@@ -22,7 +22,7 @@ import torch
 
 import dubio
 from dubio.cli.fields import make_method
-from dubio.data import Examples, Splits
+from dubio.data.examples import Examples, Splits
 from dubio.data.splitting import with_validation
 from dubio.likelihoods import Categorical, Gaussian
 

@@ -23,7 +23,11 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import dubio
-from dubio.attacks import Attack, Fgsm, Pgd, RandomNoise, Transfer, score
+from dubio.attacks.attack import Attack
+from dubio.attacks.gradient import Fgsm, Pgd
+from dubio.attacks.noise import RandomNoise
+from dubio.attacks.scoring import score
+from dubio.attacks.transferring import Transfer
 
 TINY = bool(os.environ.get("DUBIO_TINY"))
 EPOCHS, NUM_IMAGES, NUM_DRAWS, NUM_SEEDS = (1, 20, 10, 1) if TINY else (30, 449, 200, 3)

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.functional import regression_curve
-from dubio.pictures import Bands, bands_of, draw_bands
+from dubio.functional.uncertainty import regression_curve
+from dubio.pictures.bands import Bands, bands_of, draw_bands
 
 EPOCHS = 2 if os.environ.get("DUBIO_TINY") else 200
 NUM_MEMBERS = 30

@@ -28,7 +28,7 @@ from peer_words import PEER_SENTENCES, commits_in_words, machine_in_words, missi
 from plot_peers import draw_of, is_drawn_from
 from speed_words import epoch_in_words, launches_in_words, loading_in_words
 
-from dubio.auditing import CHECKS
+from dubio.auditing.checks import CHECKS
 from dubio.cli.fields import fields_of, spell
 from dubio.methods import METHODS
 from dubio_lab import PAPERS

@@ -10,6 +10,7 @@ Exit status: 0 all is well, or the environment could not be made (one line says 
 kernel is wrong.
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def compare() -> int:
 
 def compare_audits() -> int:
     """Print what AutoAttack leaves beside what an audit leaves; 1 where AutoAttack is stronger by more than a point."""
-    from dubio import audit
+    from dubio.auditing.auditing import audit
 
     failed = 0
     for name, bench in {"undefended": _Bench(), "trained against PGD": _Bench(against=AUDIT_RADIUS)}.items():
@@ -106,8 +107,8 @@ class _Bench:
         import torch
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-        from dubio.attacks import Pgd
-        from dubio.models import mlp
+        from dubio.attacks.gradient import Pgd
+        from dubio.models.dense import mlp
 
         torch.manual_seed(0)
         torch.set_num_threads(1)
@@ -130,7 +131,7 @@ class _Bench:
         """Share of images that are misclassified and no further away than the radius."""
         from dubio import functional
 
-        sizes = functional.perturbation_norm(adversarial - self.inputs, norm)  # type: ignore[arg-type]
+        sizes = functional.adversarial.perturbation_norm(adversarial - self.inputs, norm)  # type: ignore[arg-type]
         wrong = self.net(adversarial).argmax(dim=1) != self.labels
         return float((wrong & (sizes <= radius * (1.0 + 1e-5))).float().mean())
 
@@ -201,7 +202,6 @@ def _foolbox_nearest(bench: _Bench, name: str, norm: str, **options: Any) -> Cal
 
 
 def _auto_attack(bench: _Bench, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
-    import importlib
 
     module, kind = name.split(".")
     attack = getattr(importlib.import_module(f"pyautoattack.{module}"), kind)

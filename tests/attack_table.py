@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import attacks
-from dubio.attacks import Attack
+from dubio.attacks.attack import Attack
 from networks import mlp
 
 BALL: dict[str, Attack] = {

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.auditing import BUDGETS, Audit
 from dubio.auditing.bench import Bench
+from dubio.auditing.budget import BUDGETS
 from dubio.auditing.keeping import Keeper
-from dubio.methods import Method
+from dubio.auditing.values import Audit
+from dubio.methods.method import Method
 
 EPSILON = 0.1
 TINY = replace(

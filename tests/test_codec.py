@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dubio.codec import (
     RecordError,
@@ -23,7 +22,7 @@ from dubio.codec import (
     read_value,
     write_atomically,
 )
-from dubio.evaluation import Evaluation
+from dubio.evaluation.values import Evaluation
 
 
 @pytest.mark.feature("Every record is read by one strict JSON reader, whose errors name the file")

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import dubio
-from dubio.cli import app
+from dubio.cli.commands import app
 from dubio.methods import METHODS
 
 pytest.importorskip("sklearn")

@@ -98,7 +98,7 @@ def test_packages_are_attributes_and_names_survive_star_imports_and_pickling() -
     modules_after(
         "import copy, pickle, dubio",
         "assert dubio.models.build('mlp:2-2') is not None",
-        "assert dubio.functional.entropy.__module__ == 'dubio.functional.uncertainty'",
+        "assert dubio.functional.uncertainty.entropy.__module__ == 'dubio.functional.uncertainty'",
         "from dubio import *",
         "assert predict is dubio.predict and sampling is dubio.sampling and __version__ == dubio.__version__",
         "assert pickle.loads(pickle.dumps(Bayes(norms=True))) == copy.deepcopy(Bayes(norms=True)) == Bayes(norms=True)",
@@ -172,10 +172,10 @@ def test_no_file_is_named_after_nothing() -> None:
 def test_signatures_are_checked_while_tests_run() -> None:
     """Axes by jaxtyping, all else by beartype, values that are made as well as functions that are called."""
     with pytest.raises(jaxtyping.TypeCheckError, match="entropy"):
-        dubio.functional.entropy(torch.tensor([1, 0]))
+        dubio.functional.uncertainty.entropy(torch.tensor([1, 0]))
     with pytest.raises(jaxtyping.TypeCheckError, match="attack_loss"):
-        dubio.functional.attack_loss(torch.rand(3, 2), torch.zeros(4, dtype=torch.long), "margin")
+        dubio.functional.adversarial.attack_loss(torch.rand(3, 2), torch.zeros(4, dtype=torch.long), "margin")
     with pytest.raises(BeartypeCallHintParamViolation, match="num_removed"):
-        dubio.functional.num_removed("ten", 0.5)
+        dubio.functional.variational.num_removed("ten", 0.5)
     with pytest.raises(BeartypeCallHintParamViolation, match="std"):
         dubio.priors.Normal(std="wide")

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 
 from dubio.sampling.capturing import WARM_UPS as RUNS_BEFORE_RECORDING
-from dubio.sampling.planning import Footprint
+from dubio.sampling.memory import Footprint
 
 MEBIBYTE = 2.0**20
 RUNS = 2

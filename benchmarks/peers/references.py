@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dubio.functional import gaussian_kl
+from dubio.functional.variational import gaussian_kl
 from peers.contestants import Parts, Peer
 from peers.nets import Net
 

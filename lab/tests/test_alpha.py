@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.data import diabetes_table
-from dubio.layers import RandomDropout
-from dubio.objectives import Alpha
-from dubio.prediction import ClassPredictive, RealPredictive
+from dubio.data.toy import diabetes_table
+from dubio.layers.dropout import RandomDropout
+from dubio.objectives.alpha import Alpha
+from dubio.prediction.predictive import ClassPredictive, RealPredictive
 from dubio_lab import load_spec
 from dubio_lab.protocols import PROTOCOLS, Trial, alpha_attacks, alpha_networks
 from dubio_lab.protocols.alpha_networks import (

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import dubio
 from dubio import functional
 from dubio.auditing.budget import BUDGETS
-from dubio.data import Examples, Splits
+from dubio.data.examples import Examples, Splits
 from dubio.data.ood import OOD_PAIRS
-from dubio.layers import GaussianPosterior
-from dubio.models import Normalise
-from dubio.prediction import ClassPredictive
+from dubio.layers.posterior import GaussianPosterior
+from dubio.models.normalising import Normalise
+from dubio.prediction.predictive import ClassPredictive
 from dubio_lab import Curve, load_spec, reproduce
 from dubio_lab.protocols import Trial
 from dubio_lab.protocols.bbb import attacking, errors, networks, timing, unseen
@@ -223,10 +223,12 @@ def test_pruning_takes_a_share_of_all_weights_and_leaves_biases(
 def predictive(probs: list[list[list[float]]]) -> ClassPredictive:
     """A prediction from the probabilities of each draw."""
     samples = torch.tensor(probs).log()
-    mean = functional.predictive_log_probs(samples)
-    votes = functional.vote_shares(samples.argmax(dim=-1), samples.shape[-1])
+    mean = functional.uncertainty.predictive_log_probs(samples)
+    votes = functional.uncertainty.vote_shares(samples.argmax(dim=-1), samples.shape[-1])
     variance = samples.exp().var(dim=0, unbiased=False)
-    return ClassPredictive(len(samples), 0, samples, mean, functional.expected_entropy(samples), votes, variance, None)
+    return ClassPredictive(
+        len(samples), 0, samples, mean, functional.uncertainty.expected_entropy(samples), votes, variance, None
+    )
 
 
 def test_what_was_said_of_unseen_images_is_counted() -> None:

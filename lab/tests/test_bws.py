@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.data import load
-from dubio.layers import GaussianPosterior
-from dubio.objectives import Elbo
+from dubio.data.registry import load
+from dubio.layers.posterior import GaussianPosterior
+from dubio.objectives.elbo import Elbo
 from dubio_lab import Measured, Spec, load_spec, spec_names
 from dubio_lab.protocols import Trial, bws, bws_networks
 from dubio_lab.protocols.bws import bws_clean, bws_pruning, bws_sources, bws_transfer, over_ensembles
@@ -317,7 +317,7 @@ def test_sources_and_beginnings_that_are_not_there_are_refused() -> None:
         evaluated_network({**settings, "rho": -3.0, "init": "zero"})
     wide = find_source(settings, "fc1200_1e-2").network
     assert (wide.model, wide.method, wide.like_prior) == ("fc:1200-1200", dubio.Deterministic(l2=0.01), False)
-    std = functional.softplus(torch.tensor(-3.0)).item()
+    std = functional.variational.softplus(torch.tensor(-3.0)).item()
     method = evaluated_network({**settings, "rho": -3.0}).method
     assert isinstance(method, dubio.Bayes)
     assert method.init_std == pytest.approx(std)

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.data import Examples
+from dubio.data.examples import Examples
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
-from dubio.layers import FlowNoise
-from dubio.models import build
+from dubio.layers.flow_noise import FlowNoise
+from dubio.models.building import build
 from dubio_lab import load_spec
 from dubio_lab.protocols import PROTOCOLS, Trial, flow_networks, flow_on_images, flow_on_plane
 from dubio_lab.protocols.flow_networks import bound, described

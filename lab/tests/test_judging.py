@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.data import Examples, Splits
+from dubio.data.examples import Examples, Splits
 from dubio_lab.protocols import Trial
 from dubio_lab.protocols.images import load_unseen
 from dubio_lab.protocols.judging import judge
@@ -90,7 +90,7 @@ def test_doubt_about_seen_and_unseen_images_is_compared_before_any_scaling(tmp_p
     seen, unseen = (predict_classes(trial, model, part.tensors[0]) for part in (splits.test, noise))
     again = dubio.predict(model, noise.tensors[0], 8, seed=1003, decisions=False)
     torch.testing.assert_close(unseen.entropy, again.entropy)
-    area = dubio.functional.auroc(seen.entropy.double(), again.entropy.double()).item()
+    area = dubio.functional.uncertainty.auroc(seen.entropy.double(), again.entropy.double()).item()
     assert found["auroc_entropy_noise"].value == pytest.approx(area)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from dubio.cli import app
+from dubio.cli.commands import app
 from dubio.training.health import BrokenLossError
 from dubio.version import hardware_of
 from dubio_lab import (
@@ -32,10 +32,10 @@ from dubio_lab import (
     load_spec,
     reproduce,
     reproduce_many,
+    results as results_module,
     spec_names,
     tabulate,
 )
-from dubio_lab import results as results_module
 from dubio_lab.protocols import PROTOCOLS, Trial
 from dubio_lab.protocols.watching import Watch
 from dubio_lab.running import result_file

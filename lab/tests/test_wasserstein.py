@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.data import Examples, Splits
-from dubio.methods import Deterministic, SeSnn, Wasserstein
-from dubio.objectives import BootstrapHard, BootstrapSoft
+from dubio.data.examples import Examples, Splits
+from dubio.methods.deterministic import Deterministic
+from dubio.methods.se_snn import SeSnn
+from dubio.methods.wasserstein import Wasserstein
+from dubio.objectives.bootstrapping import BootstrapHard, BootstrapSoft
 from dubio.persistence.values import from_json
 from dubio_lab import load_spec
 from dubio_lab.protocols import Trial, embeddings, noised_networks, wrong_labels

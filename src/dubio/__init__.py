@@ -11,22 +11,30 @@ from dubio.later import import_later
 from dubio.version import VERSION
 
 if TYPE_CHECKING:
-    from dubio import attacks, data, flows, models, pictures, pruning, sampling
-    from dubio import auditing as auditing
-    from dubio import conversion as conversion
-    from dubio import deciding as deciding
-    from dubio import decisions as decisions
-    from dubio import evaluation as evaluation
-    from dubio import functional as functional
-    from dubio import layers as layers
-    from dubio import likelihoods as likelihoods
-    from dubio import methods as methods
-    from dubio import objectives as objectives
-    from dubio import persistence as persistence
-    from dubio import prediction as prediction
-    from dubio import priors as priors
-    from dubio import reporting as reporting
-    from dubio import training as training
+    from dubio import (
+        attacks,
+        auditing,
+        conversion,
+        data,
+        deciding,
+        decisions,
+        evaluation,
+        flows,
+        functional,
+        layers,
+        likelihoods,
+        methods,
+        models,
+        objectives,
+        persistence,
+        pictures,
+        prediction,
+        priors,
+        pruning,
+        reporting,
+        sampling,
+        training,
+    )
     from dubio.auditing import Audit, audit
     from dubio.conversion import (
         ConversionWarning,
@@ -37,26 +45,15 @@ if TYPE_CHECKING:
         export,
         forget_decisions,
         parameter_names,
+        spec,
         to_mean,
     )
-    from dubio.conversion.spec import spec
     from dubio.deciding import abstain, calibrate, conformal
     from dubio.decisions import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
     from dubio.evaluation import Evaluation, evaluate
     from dubio.layers import divergence
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
-    from dubio.methods import (
-        Bayes,
-        Deterministic,
-        Dropout,
-        Ensemble,
-        Flow,
-        InputNoise,
-        Pni,
-        SeSnn,
-        Vib,
-        Wasserstein,
-    )
+    from dubio.methods import Bayes, Deterministic, Dropout, Ensemble, Flow, InputNoise, Pni, SeSnn, Vib, Wasserstein
     from dubio.objectives import Adversarial, Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
     from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict

@@ -57,7 +57,7 @@ class Temperature:
 
     def apply(self, log_probs: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch class"]:
         """The scaled log-probabilities."""
-        return functional.scaled_log_probs(log_probs, self.temperature)
+        return functional.calibration.scaled_log_probs(log_probs, self.temperature)
 
     def __str__(self) -> str:
         return f"temperature {self.temperature:.3g} on {'each draw' if self.per_draw else 'the mean prediction'}"
@@ -98,7 +98,7 @@ class VectorScaling:
                 f"this VectorScaling was found for {len(self.scale)} classes, got {log_probs.shape[-1]}; calibrate anew"
             )
         scale, bias = (log_probs.new_tensor(numbers) for numbers in (self.scale, self.bias))
-        return functional.vector_scaled_log_probs(log_probs, scale, bias)
+        return functional.calibration.vector_scaled_log_probs(log_probs, scale, bias)
 
     def __str__(self) -> str:
         return (
@@ -170,14 +170,14 @@ class PredictionSets:
     """A set of classes for every input, which holds the target with a wanted probability.
 
     Args:
-        kind: ``"lac"`` or ``"aps"``, how strange a class is beside a prediction (``functional.conformal_scores``).
+        kind: ``"lac"`` or ``"aps"``, how strange a class is beside a prediction (``functional.calibration.conformal_scores``).
         quantile: classes at most this strange are in the set.
         coverage: the probability that was asked for.
         allow_empty: whether a set may hold nothing; by default the most probable class always is in it.
         fingerprint: which data it was found on.
     """
 
-    kind: functional.ConformalScore
+    kind: functional.calibration.ConformalScore
     quantile: float
     coverage: float
     allow_empty: bool = False
@@ -193,7 +193,7 @@ class PredictionSets:
 
     def hold(self, log_probs: Float[Tensor, "*batch class"]) -> Bool[Tensor, "*batch class"]:
         """Which classes are in the set of each prediction."""
-        return functional.prediction_sets(log_probs, self.kind, self.quantile, self.allow_empty)
+        return functional.calibration.prediction_sets(log_probs, self.kind, self.quantile, self.allow_empty)
 
     def __str__(self) -> str:
         empty = ", may be empty" if self.allow_empty else ""

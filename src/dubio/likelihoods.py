@@ -241,9 +241,12 @@ class Gaussian:
         mean, std = self._standardised_moments(outputs, scale)
         values = _beside(match_shape(targets, mean.shape[1:]), mean)
         if not self.standardises:
-            return _sum_over_example(functional.beta_nll(values, mean, std, self.beta).to(mean.dtype))
+            return _sum_over_example(functional.uncertainty.beta_nll(values, mean, std, self.beta).to(mean.dtype))
         # Standardised targets rather than means in their units: of large targets these would keep few digits.
-        loss = functional.beta_nll(self.standardise(values), mean, std, self.beta) + self._units(values)[1].log()
+        loss = (
+            functional.uncertainty.beta_nll(self.standardise(values), mean, std, self.beta)
+            + self._units(values)[1].log()
+        )
         return _sum_over_example(loss.to(mean.dtype))
 
     @property
@@ -262,7 +265,7 @@ class Gaussian:
                     "a Gaussian(std='learned') belongs to a converted network, which keeps its scale; pass it with "
                     "dubio.Bayes().convert(net, likelihood), or give std a number"
                 )
-            return outputs, functional.softplus(scale).to(outputs.dtype).expand_as(outputs)
+            return outputs, functional.variational.softplus(scale).to(outputs.dtype).expand_as(outputs)
         if self.std != "output":
             std = torch.full_like(outputs, float(self.std))
             return outputs, std / self._units(outputs)[1] if self.standardises else std
@@ -272,7 +275,7 @@ class Gaussian:
                 f"got shape {tuple(outputs.shape[1:])} for one draw"
             )
         mean, rho = outputs.chunk(2, dim=-1)
-        return mean, functional.softplus(rho)
+        return mean, functional.variational.softplus(rho)
 
     def _units(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """``target_mean`` and ``target_std`` beside some means or targets."""

@@ -35,7 +35,7 @@ class Normal:
         self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
     ) -> Float[Tensor, "*shape"]:
         """Log density, element by element."""
-        return functional.normal_log_prob(weight, self.mean, self.std)
+        return functional.variational.normal_log_prob(weight, self.mean, self.std)
 
     def divergence(
         self,
@@ -44,7 +44,7 @@ class Normal:
         centre: Float[Tensor, "*shape"] | None,
     ) -> Float[Tensor, "*shape"]:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
-        return functional.gaussian_kl(mean, std, self.mean, self.std)
+        return functional.variational.gaussian_kl(mean, std, self.mean, self.std)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class CentredNormal:
     ) -> Float[Tensor, "*shape"]:
         """Log density, element by element."""
         assert centre is not None
-        return functional.normal_log_prob(weight, centre, self.std)
+        return functional.variational.normal_log_prob(weight, centre, self.std)
 
     def divergence(
         self,
@@ -76,7 +76,7 @@ class CentredNormal:
     ) -> Float[Tensor, "*shape"]:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
         assert centre is not None
-        return functional.gaussian_kl(mean, std, centre, self.std)
+        return functional.variational.gaussian_kl(mean, std, centre, self.std)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class ScaleMixture:
         self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
     ) -> Float[Tensor, "*shape"]:
         """Log density, element by element."""
-        return functional.scale_mixture_log_prob(weight, self.weight, self.wide_std, self.narrow_std)
+        return functional.variational.scale_mixture_log_prob(weight, self.weight, self.wide_std, self.narrow_std)
 
     def divergence(
         self,
@@ -125,7 +125,7 @@ class ScaleMixture:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight, where the mixture is a Gaussian."""
         if not self.has_closed_divergence:
             raise ValueError("the divergence from a scale mixture has no closed form; it is estimated from draws")
-        return functional.gaussian_kl(mean, std, 0.0, self.wide_std)
+        return functional.variational.gaussian_kl(mean, std, 0.0, self.wide_std)
 
 
 Prior = Normal | CentredNormal | ScaleMixture

@@ -193,7 +193,9 @@ def test_square_in_l2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("side", [2, 3, 5, 8])
 def test_the_bump_of_the_square_attack(side: int) -> None:
-    np.testing.assert_allclose(functional.square_bump(side, side).numpy(), reference.eta(side, side), atol=1e-6)
+    np.testing.assert_allclose(
+        functional.adversarial.square_bump(side, side).numpy(), reference.eta(side, side), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

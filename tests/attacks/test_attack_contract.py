@@ -25,7 +25,7 @@ from attack_table import (
     towards,
 )
 from dubio import attacks
-from dubio.attacks import Attack
+from dubio.attacks.attack import Attack
 
 LINF_AND_L2 = {"linf": lambda attack: attack, "l2": in_l2}
 MODELS: dict[str, Callable[[], Any]] = {

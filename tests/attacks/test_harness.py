@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.attacks import Pgd, TransferTable, harness, transfer_table
+from dubio.attacks import harness
+from dubio.attacks.gradient import Pgd
+from dubio.attacks.harness import TransferTable, transfer_table
 
 NUM_CLASSES, NUM_PIXELS = 3, 6
 
@@ -124,7 +126,7 @@ def test_the_std_of_one_draw_is_not_a_number(networks: dict[str, nn.Module], dat
 def test_distortion_is_the_mean_root_mean_square() -> None:
     """E-27 of (3, 4) and nothing: sqrt(25 / 2) / 2."""
     moved = torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]])
-    assert functional.distortion(moved).item() == pytest.approx(math.sqrt(12.5) / 2.0)
+    assert functional.adversarial.distortion(moved).item() == pytest.approx(math.sqrt(12.5) / 2.0)
 
 
 def test_the_table_tells_the_distortion_of_each_source(table: TransferTable, data: tuple[Tensor, Tensor]) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
-from dubio.attacks import Attack, Attacked, solvers
+from dubio.attacks import solvers
+from dubio.attacks.attack import Attack, Attacked
 from dubio.attacks.minimal_distance import Nearest
 
 WIDE = (-50.0, 50.0)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
-from dubio.attacks import Attacked, Score
+from dubio.attacks.attack import Attacked
+from dubio.attacks.scoring import Score
 
 ROWS = 400
 

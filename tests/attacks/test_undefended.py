@@ -7,7 +7,7 @@ import torch
 
 import dubio
 from dubio import attacks
-from dubio.attacks import Attack
+from dubio.attacks.attack import Attack
 
 STRONG: dict[str, Attack] = {
     "pgd": attacks.Pgd(epsilon=0.3),

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import dubio
 from audit_cases import EPSILON, TINY, bench_for, verdicts
-from dubio.auditing import BUDGETS, CHECKS
+from dubio.auditing.budget import BUDGETS
+from dubio.auditing.checks import CHECKS
 from dubio.auditing.twins import ordinary_twin
 
 REQUIRED = {"C1", "C3", "C5", "C6", "C8", "C9", "C15", "C16", "C18", "C19", "C23", "C24"}

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 import dubio
 from audit_cases import TINY, bench_for
 from auditing.frauds import Blinded, Coin, HardQuantiser
-from dubio.attacks import Pgd
+from dubio.attacks.gradient import Pgd
 from dubio.auditing.auditing import _status, _with_proof
 from dubio.auditing.bench import Attempt, Bench
-from dubio.auditing.checks import CHECKS, Finding
+from dubio.auditing.checks import CHECKS
+from dubio.auditing.checks.check import Finding
 from dubio.auditing.values import CheckRecord
 
 COUNT = 400

@@ -8,7 +8,8 @@ from torch import nn
 
 import dubio
 from audit_cases import EPSILON, trained
-from dubio.auditing import BUDGETS, Audit, Budget
+from dubio.auditing.budget import BUDGETS, Budget
+from dubio.auditing.values import Audit
 
 HALF = replace(BUDGETS["quick"], num_images=200, square_steps=40)
 """Half the images: every check stays, with its limit, and an error that is larger by a factor of 1.4."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.flows import Block, GlowStep
-from dubio.methods import Method
+from dubio.methods.method import Method
 from networks import mlp
 
 CLASSES = 3

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers import BAYESIAN, posteriors
-from dubio.sampling import Estimator
-from dubio.sampling.settings import STATE
+from dubio.layers.bayesian import BAYESIAN
+from dubio.layers.posterior import posteriors
+from dubio.sampling.settings import STATE, Estimator
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(4, 6),

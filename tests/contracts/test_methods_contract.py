@@ -22,10 +22,13 @@ from torch import Tensor, nn
 import dubio
 from contracts.method_table import CLASSES, METHOD_TABLE, NETWORKS, Row
 from dubio.conversion.copying import random_names
-from dubio.layers import GaussianHead, Noised, RandomDropout, WassersteinHead, noise_parameters, sources
+from dubio.layers.dropout import RandomDropout
+from dubio.layers.heads import GaussianHead, WassersteinHead
+from dubio.layers.noised import Noised
+from dubio.layers.sources import noise_parameters, sources
 from dubio.methods import METHODS
 from dubio.persistence.values import from_json, to_json
-from dubio.sampling import plans
+from dubio.sampling.planning import plans
 from dubio.sampling.settings import Using
 from networks import Filter
 

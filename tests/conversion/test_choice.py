@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 import dubio
-from dubio.conversion import chooses
-from dubio.layers import BayesianLayer
+from dubio.conversion.choice import chooses
+from dubio.layers.bayesian import BayesianLayer
 from networks import Residual
 
 

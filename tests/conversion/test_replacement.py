@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import layers
-from dubio.layers import BAYESIAN, MAPPABLE, BayesianLayer, Drawn, posteriors
-from dubio.sampling import Using
+from dubio.layers.bayesian import BAYESIAN, BayesianLayer
+from dubio.layers.drawn import Drawn
+from dubio.layers.mappable import MAPPABLE
+from dubio.layers.posterior import posteriors
+from dubio.sampling.settings import Using
 from networks import CASES, Filter, Recurrent, Residual, Tied, mlp
 
 ESTIMATORS = ("weight", "local", "flipout")

@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dubio.data import DataError, read_image_folder, read_table
 from dubio.data.archives import read_tar, read_zip
+from dubio.data.errors import DataError
 from dubio.data.idx import parse_idx, read_idx
+from dubio.data.image_folder import read_image_folder
 from dubio.data.mnist import OFFICIAL
 from dubio.data.pickles import parse_pickle
 from dubio.data.pixels import decode_image
+from dubio.data.tables import read_table
 
 MEBIBYTE = 2**20
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dubio.data import DataError
 from dubio.data.checksums import md5_of
 from dubio.data.cifar import CifarSet, Form, parse_cifar_binary, parse_cifar_pickle
+from dubio.data.errors import DataError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
 LABELS = [3, 0, 9, 3]

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
-from dubio.data import CORRUPTIONS, Blur, Examples, GaussianNoise, corrupt
+from dubio.data.corruptions import CORRUPTIONS, Blur, GaussianNoise, corrupt
+from dubio.data.examples import Examples
 
 NAMES = list(CORRUPTIONS)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dubio.data import DownloadError
-from dubio.data.downloads import download
+from dubio.data.downloads import DownloadError, download
 from dubio.data.stored import Remote
 
 CONTENT = bytes(range(256)) * 4000

@@ -15,19 +15,13 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
 
-from dubio.data import (
-    DataError,
-    Examples,
-    TableEncoder,
-    TableWarning,
-    Target,
-    fit_encoder,
-    load,
-    load_test,
-    read_rows,
-    read_table,
-)
-from dubio.data.columns import TableChunk, joined
+from dubio.data.columns import TableChunk, joined, read_rows
+from dubio.data.encoding import TableEncoder, fit_encoder
+from dubio.data.errors import DataError, TableWarning
+from dubio.data.examples import Examples
+from dubio.data.registry import load, load_test
+from dubio.data.tables import read_table
+from dubio.data.targets import Target
 
 TARGET = Target("kind", "classification", ("a", "b"))
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dubio.data import DataError
 from dubio.data.checksums import md5_of
+from dubio.data.errors import DataError
 from dubio.data.idx import parse_idx, read_idx
 from dubio.data.mnist import read_labelled_images
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dubio.data import DataError, DataWarning, load, read_image_folder
+from dubio.data.errors import DataError, DataWarning
+from dubio.data.image_folder import read_image_folder
+from dubio.data.registry import load
 
 ENDINGS = (".png", ".PNG", ".bmp", ".pgm")
 

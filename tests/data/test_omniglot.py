@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dubio.data import DataError
 from dubio.data.checksums import md5_of
+from dubio.data.errors import DataError
 from dubio.data.omniglot import OMNIGLOT, read_drawings
 
 CHARACTERS = ("Greek/character01", "Greek/character02", "Braille/character01")

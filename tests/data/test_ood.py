@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dubio import data
-from dubio.data import Examples, registry
+from dubio.data import registry
+from dubio.data.examples import Examples
 
 LABELS = torch.tensor([0, 1, 2, 3, 2, 1, 0, 3])
 FOUR = Examples(torch.arange(8.0)[:, None], LABELS, ("north", "east", "south", "west"), "winds")

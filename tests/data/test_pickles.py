@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dubio.data import DataError
+from dubio.data.errors import DataError
 from dubio.data.pickles import parse_pickle
 
 NESTED = {

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from dubio import data
-from dubio.data import DataError, Examples, Splits
 from dubio.data.cifar import CIFAR10
+from dubio.data.errors import DataError
+from dubio.data.examples import Examples, Splits
 from dubio.data.idx import read_idx
 from dubio.data.omniglot import read_drawings
 

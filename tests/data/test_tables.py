@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pyarrow import parquet
 
-from dubio.data import DataError, Examples, Splits, read_table
+from dubio.data.errors import DataError
+from dubio.data.examples import Examples, Splits
+from dubio.data.tables import read_table
 
 
 def all_of(splits: Splits) -> tuple[torch.Tensor, torch.Tensor]:

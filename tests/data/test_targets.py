@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from dubio.data import DataError, Target
 from dubio.data.columns import TableChunk
-from dubio.data.targets import choose_target, encode_targets, parse_targets, read_target
+from dubio.data.errors import DataError
+from dubio.data.targets import Target, choose_target, encode_targets, parse_targets, read_target
 
 
 def table(cells: list[str] | np.ndarray) -> TableChunk:

@@ -9,7 +9,7 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from dubio import data
-from dubio.data import Examples, Splits
+from dubio.data.examples import Examples, Splits
 from dubio.data.toy import CLUSTER_CENTRES, CLUSTER_STD
 
 

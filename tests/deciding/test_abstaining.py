@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dubio
-from dubio.data import fingerprint_of
+from dubio.data.fingerprints import fingerprint_of
 
 
 @pytest.mark.feature("abstain finds when a prediction can be relied upon, for a wanted error or coverage")

@@ -66,10 +66,14 @@ def test_scaling_each_draw_is_as_if_the_network_gave_other_logits(model, inputs)
     samples = dubio.predict(model, inputs, 30, seed=1).samples
     found = dubio.predict(decided(model, calibration=dubio.Temperature(2.5, per_draw=True)), inputs, 30, seed=1)
 
-    draws = functional.scaled_log_probs(samples, 2.5)
+    draws = functional.calibration.scaled_log_probs(samples, 2.5)
     torch.testing.assert_close(found.samples, draws)
-    torch.testing.assert_close(found.log_probs, functional.predictive_log_probs(draws), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found.expected_entropy, functional.expected_entropy(draws), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        found.log_probs, functional.uncertainty.predictive_log_probs(draws), atol=1e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(
+        found.expected_entropy, functional.uncertainty.expected_entropy(draws), atol=1e-5, rtol=1e-5
+    )
     torch.testing.assert_close(found.class_variance, draws.exp().var(dim=0, correction=0), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(found.mutual_information, found.entropy - found.expected_entropy, atol=1e-5, rtol=1e-5)
     assert found.uncalibrated_log_probs is None
@@ -114,9 +118,11 @@ def test_the_parts_of_the_entropy_add_up_whatever_was_decided(echo, inputs, cali
 
 def test_a_prediction_without_entropy_has_no_share_of_the_network():
     half, none = torch.tensor(0.5), torch.tensor(0.0)
-    assert functional.calibrated_expected_entropy(half, none, none) == 0.5
-    assert functional.calibrated_expected_entropy(half, torch.tensor(0.2), torch.tensor(0.05)) == pytest.approx(0.125)
-    assert functional.calibrated_expected_entropy(none, half, none) == 0.0
+    assert functional.uncertainty.calibrated_expected_entropy(half, none, none) == 0.5
+    assert functional.uncertainty.calibrated_expected_entropy(
+        half, torch.tensor(0.2), torch.tensor(0.05)
+    ) == pytest.approx(0.125)
+    assert functional.uncertainty.calibrated_expected_entropy(none, half, none) == 0.0
 
 
 @pytest.mark.parametrize("calibrated_score", [True, False])

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dubio
-from dubio.data import Examples, fingerprint_of
+from dubio.data.examples import Examples
+from dubio.data.fingerprints import fingerprint_of
 from dubio.deciding.calibrating import _fit_temperature, _gain_on_folds
 
 

@@ -29,8 +29,8 @@ def test_sets_at_ninety_percent_cover_ninety_percent_of_noisy_digits(capsys: pyt
     shares, sizes = [], []
     for _ in range(SPLITS):
         own, new = torch.randperm(len(labels), generator=generator).split([half, len(labels) - half])
-        scores = functional.conformal_scores(found.log_probs[own], "lac")[torch.arange(half), labels[own]]
-        sets = dubio.PredictionSets("lac", functional.conformal_quantile(scores, COVERAGE).item(), COVERAGE)
+        scores = functional.calibration.conformal_scores(found.log_probs[own], "lac")[torch.arange(half), labels[own]]
+        sets = dubio.PredictionSets("lac", functional.calibration.conformal_quantile(scores, COVERAGE).item(), COVERAGE)
         held = sets.hold(found.log_probs[new])
         shares.append(held.gather(1, labels[new, None]).double().mean())
         sizes.append(held.double().sum(dim=1).mean())

@@ -6,7 +6,7 @@ import torch
 
 import dubio
 from dubio import functional
-from dubio.data import fingerprint_of
+from dubio.data.fingerprints import fingerprint_of
 
 
 @pytest.mark.parametrize("kind", ["lac", "aps"])
@@ -53,7 +53,7 @@ def test_the_quantile_is_that_of_calibrated_probabilities(echo, honest):
     dubio.calibrate(model, validation, num_samples=1)
     found = dubio.conformal(model, validation, num_samples=1)
     log_probs = dubio.predict(model, validation[0], num_samples=1).log_probs
-    own = functional.conformal_scores(log_probs, "lac")[torch.arange(500), validation[1]]
+    own = functional.calibration.conformal_scores(log_probs, "lac")[torch.arange(500), validation[1]]
     assert found.quantile == pytest.approx(own.sort().values[450].item(), rel=1e-5)  # ceil(501 * 0.9) = 451
 
 

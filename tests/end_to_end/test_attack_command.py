@@ -12,9 +12,10 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.attacks import Pgd, strongest
-from dubio.cli import app
+from dubio.attacks.gradient import Pgd
+from dubio.attacks.scoring import strongest
 from dubio.cli.attacking import choose_images, parse_epsilons
+from dubio.cli.commands import app
 from dubio.version import hardware_of
 
 pytest.importorskip("sklearn")

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import dubio
-from dubio.attacks import RandomNoise, score
+from dubio.attacks.noise import RandomNoise
+from dubio.attacks.scoring import score
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")

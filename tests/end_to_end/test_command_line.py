@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.cli import app
+from dubio.cli.commands import app
 from dubio.cli.ordering import Order, load_splits, train_order
 from dubio.cli.showing import _comparison, parse_methods
 from dubio.methods import METHODS

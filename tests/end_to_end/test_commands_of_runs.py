@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from dubio.cli import app
+from dubio.cli.commands import app
 from dubio.decisions import DecisionWarning
-from dubio.evaluation import Evaluation
+from dubio.evaluation.values import Evaluation
 from dubio.persistence.command_log import Command, write_commands
 from dubio.persistence.files import identity_of
-from dubio.reporting import read_run
+from dubio.reporting.reading import read_run
 from dubio.reporting.reproducing import reproduction
 
 pytest.importorskip("sklearn")

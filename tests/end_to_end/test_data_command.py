@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dubio import data
-from dubio.cli import app
+from dubio.cli.commands import app
 from dubio.data import registry
 from dubio.data.cifar import CIFAR10
 

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.cli import app
+from dubio.cli.commands import app
 from dubio.cli.ordering import load_splits, read_order
-from dubio.data import fingerprint_of
-from dubio.evaluation import DataRecord, Evaluation
+from dubio.data.fingerprints import fingerprint_of
+from dubio.evaluation.values import DataRecord, Evaluation
 
 pytest.importorskip("sklearn")
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from dubio.cli import app
-from dubio.cli.commands import app as commands
+from dubio.cli.commands import app, app as commands
 from dubio.reporting.reproducing import LEFT_OUT, METHOD_OPTIONS, OPTIONS, checked
 
 pytest.importorskip("jinja2")

@@ -8,11 +8,16 @@ import pytest
 import typer
 
 import dubio
-from dubio.cli import app
+from dubio.cli.commands import app
 from dubio.cli.fields import Field, fields_of, make_method, spell
 from dubio.cli.method_options import METHOD_OPTIONS
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
-from dubio.methods import METHODS, Bayes, Dropout, Flow, InputNoise, Method, NoiseOff, Recipe
+from dubio.methods import METHODS
+from dubio.methods.bayes import Bayes
+from dubio.methods.dropout import Dropout
+from dubio.methods.flow import Flow
+from dubio.methods.input_noise import InputNoise
+from dubio.methods.method import Method, NoiseOff, Recipe
 
 FIELDS = [(name, value) for name, kind in METHODS.items() for value in fields_of(kind).values()]
 IDS = [f"{name}-{value.name}" for name, value in FIELDS]

@@ -11,11 +11,17 @@ import torch
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.cli import app, train_command
+from dubio.cli import train_command
+from dubio.cli.commands import app
 from dubio.cli.fields import fields_of, make_method
 from dubio.cli.ordering import Order
 from dubio.flows import NormalPlanar1d
-from dubio.methods import METHODS, Bayes, Dropout, Flow, InputNoise, Method
+from dubio.methods import METHODS
+from dubio.methods.bayes import Bayes
+from dubio.methods.dropout import Dropout
+from dubio.methods.flow import Flow
+from dubio.methods.input_noise import InputNoise
+from dubio.methods.method import Method
 
 pytest.importorskip("sklearn")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from dubio.cli import app
+from dubio.cli.commands import app
 
 GREETING = '''
 import typer

@@ -12,8 +12,8 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.cli import app
-from dubio.persistence import load, save
+from dubio.cli.commands import app
+from dubio.persistence.files import load, save
 
 
 def invoke(*arguments: object) -> Result:

@@ -8,8 +8,8 @@ import torch
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.cli import app
-from dubio.pruning import Pruning
+from dubio.cli.commands import app
+from dubio.pruning.values import Pruning
 
 pytest.importorskip("sklearn")
 

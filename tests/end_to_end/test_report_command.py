@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from dubio.cli import app
-from dubio.evaluation import Estimate
-from dubio.reporting import read_run
+from dubio.cli.commands import app
+from dubio.evaluation.values import Estimate
+from dubio.reporting.reading import read_run
 from dubio.reporting.reproducing import attack_command, train_command
 from reporting.run_folders import regression, write_full_run, write_run
 

@@ -11,11 +11,12 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from dubio.auditing import BudgetName
+from dubio.auditing.values import BudgetName
 from dubio.choices import check_choice, did_you_mean
-from dubio.cli import app, arguments
-from dubio.data import CORRUPTIONS
-from dubio.sampling import Precision
+from dubio.cli import arguments
+from dubio.cli.commands import app
+from dubio.data.corruptions import CORRUPTIONS
+from dubio.sampling.precision import Precision
 
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "dubio.data", "dubio.methods", "dubio.sampling")
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]

@@ -9,10 +9,10 @@ import torch
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.cli import app
+from dubio.cli.commands import app
 from dubio.cli.ordering import Order, build_for, load_splits, read_encoder, read_order
-from dubio.data import Examples
-from dubio.models import Standardise
+from dubio.data.examples import Examples
+from dubio.models.normalising import Standardise
 
 HEADER = "name,age,income,city,since,member,country,bought"
 

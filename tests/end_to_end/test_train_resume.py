@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from dubio.cli import app, commands, prune_command
+from dubio.cli import commands, prune_command
+from dubio.cli.commands import app
 
 pytest.importorskip("sklearn")
 

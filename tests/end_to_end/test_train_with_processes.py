@@ -17,8 +17,9 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 import dubio
-from dubio.cli import answers, app, ordering, telling, train_command
-from dubio.training import LostProcessError
+from dubio.cli import answers, ordering, telling, train_command
+from dubio.cli.commands import app
+from dubio.training.processes import LostProcessError
 from several_processes import values
 
 pytest.importorskip("sklearn")

@@ -11,8 +11,8 @@ from torch import nn
 
 import dubio
 from dubio import functional
-from dubio.evaluation import Evaluation, PerExample, compare
-from dubio.evaluation.comparison import pack, unpack
+from dubio.evaluation.comparison import compare, pack, unpack
+from dubio.evaluation.values import Evaluation, PerExample
 
 
 def network(seed: int, outputs: int = 3) -> nn.Module:
@@ -66,7 +66,7 @@ def test_every_metric_is_compared_by_its_test(both: dict[str, Evaluation]) -> No
         tests[metric] = pair.test
     assert tests == {"accuracy": "McNemar", "nll": "paired t-test", "ece": "paired bootstrap"}
     first, second = (unpack(evaluation.per_example["correct"]) for evaluation in both.values())
-    assert compare(both)[0].p_value == functional.mcnemar(first, second)
+    assert compare(both)[0].p_value == functional.statistics.mcnemar(first, second)
     assert str(compare(both)[0]) == "p = 0.0075, McNemar"
 
 

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.data import Examples
-from dubio.evaluation import SCORES, Evaluation, judge, metric_curve
-from dubio.prediction import ClassPredictive
+from dubio.data.examples import Examples
+from dubio.evaluation.curves import metric_curve
+from dubio.evaluation.judging import judge
+from dubio.evaluation.unseen import SCORES
+from dubio.evaluation.values import Evaluation
+from dubio.prediction.predictive import ClassPredictive
 
 
 def network(init_std: float = 0.3, classes: int = 3) -> nn.Module:
@@ -88,7 +91,7 @@ def test_unseen_data_are_the_positives() -> None:
     known, far = (dubio.predict(model, x, 50, seed=0) for x in (inputs, 1.5 * inputs))
     assert isinstance(known, ClassPredictive)
     assert isinstance(far, ClassPredictive)
-    expected = functional.auroc(known.mutual_information, far.mutual_information).item()
+    expected = functional.uncertainty.auroc(known.mutual_information, far.mutual_information).item()
     estimate = scores["mutual_information"].auroc
     assert estimate.value == pytest.approx(expected)
     assert estimate.low is not None
@@ -272,7 +275,7 @@ def predictive(log_probs: Tensor) -> ClassPredictive:
         seed=0,
         samples=None,
         log_probs=log_probs,
-        expected_entropy=functional.entropy(probs),
+        expected_entropy=functional.uncertainty.entropy(probs),
         votes=nn.functional.one_hot(log_probs.argmax(-1), log_probs.shape[-1]).float(),
         class_variance=torch.zeros_like(probs),
         energy=None,

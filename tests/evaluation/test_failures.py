@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import dubio
-from dubio.evaluation import ClassRow, DataRecord, Estimate, Evaluation, IntervalRow, failures
+from dubio.evaluation.failures import failures
+from dubio.evaluation.values import ClassRow, DataRecord, Estimate, Evaluation, IntervalRow
 
 
 def of_numbers(coverage: float, num_examples: int = 100, rmse: float = 0.5, constant: float = 1.0) -> Evaluation:

@@ -59,7 +59,7 @@ def test_the_area_under_risk_is_the_mean_error_of_all_beginnings() -> None:
 
 def test_weights_are_repetitions() -> None:
     log_probs, targets = predictions(count=60)
-    weight = functional.resample_weights(60, 4, torch.Generator().manual_seed(3))
+    weight = functional.statistics.resample_weights(60, 4, torch.Generator().manual_seed(3))
 
     found = class_measures(log_probs, targets, weight)
 
@@ -74,13 +74,13 @@ def test_weights_of_scores_are_repetitions() -> None:
     generator = torch.Generator().manual_seed(1)
     negative = torch.randn(40, generator=generator).round(decimals=1)
     positive = torch.randn(30, generator=generator).round(decimals=1) + 0.5
-    weights = [functional.resample_weights(count, 5, generator) for count in (40, 30)]
+    weights = [functional.statistics.resample_weights(count, 5, generator) for count in (40, 30)]
 
-    found = functional.detection(negative, positive, *weights)
+    found = functional.uncertainty.detection(negative, positive, *weights)
 
     for number in range(5):
         rows = [torch.repeat_interleave(weight[number].long()) for weight in weights]
-        expected = functional.detection(negative[rows[0]], positive[rows[1]])
+        expected = functional.uncertainty.detection(negative[rows[0]], positive[rows[1]])
         for one, other in zip(found, expected, strict=True):
             assert one[number].item() == pytest.approx(other.item(), abs=1e-12)
 

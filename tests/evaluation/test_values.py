@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.evaluation import Evaluation, failures
+from dubio.evaluation.failures import failures
+from dubio.evaluation.values import Evaluation
 
 
 @pytest.fixture(scope="module")

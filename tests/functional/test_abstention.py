@@ -22,7 +22,7 @@ def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Te
 def test_the_bound_is_that_of_clopper_and_pearson_shared_among_the_thresholds():
     surety, correct = draw(200, torch.Generator().manual_seed(0))
 
-    tried = functional.acceptances(surety, correct, ERROR, LEVEL)
+    tried = functional.calibration.acceptances(surety, correct, ERROR, LEVEL)
 
     assert [found.num_accepted for found in tried] == list(range(200, 20, -10))
     assert tried[0].threshold is None
@@ -38,31 +38,35 @@ def test_the_bound_is_that_of_clopper_and_pearson_shared_among_the_thresholds():
 def test_thresholds_that_accept_too_few_are_left_out_and_cost_nothing():
     surety, correct = draw(30, torch.Generator().manual_seed(0))
 
-    tried = functional.acceptances(surety, correct, ERROR, LEVEL)
+    tried = functional.calibration.acceptances(surety, correct, ERROR, LEVEL)
 
     assert [found.num_accepted for found in tried] == [30, 29, 27, 26, 24, 23]
-    assert functional.num_for_error(ERROR, LEVEL, 6) <= 23
-    assert functional.num_for_error(ERROR, LEVEL, 7) > 21  # the next
+    assert functional.calibration.num_for_error(ERROR, LEVEL, 6) <= 23
+    assert functional.calibration.num_for_error(ERROR, LEVEL, 7) > 21  # the next
     num_wrong = tried[0].num_wrong
     assert tried[0].bound == pytest.approx(stats.beta.ppf(1.0 - 0.2 / 6, num_wrong + 1, 30 - num_wrong))
-    assert functional.acceptances(surety[:5], correct[:5], ERROR, LEVEL) == []
+    assert functional.calibration.acceptances(surety[:5], correct[:5], ERROR, LEVEL) == []
 
 
 def test_as_many_examples_as_are_needed_bound_the_error_and_one_less_does_not():
-    needed = functional.num_for_error(0.01, 0.9)
+    needed = functional.calibration.num_for_error(0.01, 0.9)
 
     assert needed == 230
-    assert functional.share_upper_bound(0, needed, 0.1) <= 0.01 < functional.share_upper_bound(0, needed - 1, 0.1)
+    assert (
+        functional.statistics.share_upper_bound(0, needed, 0.1)
+        <= 0.01
+        < functional.statistics.share_upper_bound(0, needed - 1, 0.1)
+    )
 
 
 def test_equal_sureties_are_accepted_together():
     surety = torch.tensor([0.9, 0.9, 0.9, 0.5, 0.5, 0.1])
     correct = torch.tensor([True, True, False, True, False, False])
 
-    assert functional.acceptance_at_coverage(surety, correct, 0.5)[:3] == (0.5, 3, 1)
-    assert functional.acceptance_at_coverage(surety, correct, 0.6)[:3] == (pytest.approx(0.1), 5, 2)
-    assert functional.acceptance_at_coverage(surety, correct, 1 / 3)[:3] == (0.5, 3, 1)
-    assert functional.acceptance_at_coverage(surety, correct, 0.9) == (None, 6, 3, None)
+    assert functional.calibration.acceptance_at_coverage(surety, correct, 0.5)[:3] == (0.5, 3, 1)
+    assert functional.calibration.acceptance_at_coverage(surety, correct, 0.6)[:3] == (pytest.approx(0.1), 5, 2)
+    assert functional.calibration.acceptance_at_coverage(surety, correct, 1 / 3)[:3] == (0.5, 3, 1)
+    assert functional.calibration.acceptance_at_coverage(surety, correct, 0.9) == (None, 6, 3, None)
 
 
 @pytest.mark.slow
@@ -71,7 +75,7 @@ def test_the_error_among_accepted_stays_within_the_bound_as_often_as_promised(ca
     generator = torch.Generator().manual_seed(0)
     errors = []
     for _ in range(60):
-        tried = functional.acceptances(*draw(400, generator), ERROR, LEVEL)
+        tried = functional.calibration.acceptances(*draw(400, generator), ERROR, LEVEL)
         found = next((one for one in tried if one.bound <= ERROR), None)
         if found is not None:
             errors.append(true_error(found.threshold))

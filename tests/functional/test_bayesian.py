@@ -30,7 +30,7 @@ def as_tensor(*values: float, dtype: torch.dtype = torch.float64) -> torch.Tenso
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_t01_softplus_table_holds_in_both_precisions(dtype):
-    scales = functional.softplus(as_tensor(*SOFTPLUS, dtype=dtype))
+    scales = functional.variational.softplus(as_tensor(*SOFTPLUS, dtype=dtype))
 
     assert scales.dtype == dtype
     np.testing.assert_allclose(scales.numpy(), list(SOFTPLUS.values()), rtol=1e-6)
@@ -40,13 +40,15 @@ def test_t01_softplus_table_holds_in_both_precisions(dtype):
 def test_t01_rho_survives_the_way_to_its_scale_and_back(dtype, tolerance):
     rho = as_tensor(-80.0, *SOFTPLUS, -0.5, 0.0, 0.5, 3.0, 15.0, dtype=dtype)
 
-    back = functional.inverse_softplus(functional.softplus(rho))
+    back = functional.variational.inverse_softplus(functional.variational.softplus(rho))
 
     np.testing.assert_allclose(back.numpy(), rho.numpy(), rtol=tolerance, atol=tolerance)
 
 
 def test_t01_inverse_softplus_does_not_overflow_for_a_large_scale():
-    np.testing.assert_array_equal(functional.inverse_softplus(torch.tensor([200.0, 1e6])).numpy(), [200.0, 1e6])
+    np.testing.assert_array_equal(
+        functional.variational.inverse_softplus(torch.tensor([200.0, 1e6])).numpy(), [200.0, 1e6]
+    )
 
 
 @pytest.mark.feature("Closed-form divergence equals torch.distributions")
@@ -55,7 +57,7 @@ def test_t02_closed_divergence_of_every_weight_is_that_of_torch_distributions():
     std = torch.rand(7, 5, **FLOAT64) + 0.01
     expected = kl_divergence(Normal(mean, std), Normal(prior_mean, torch.tensor(0.3, **FLOAT64)))
 
-    found = functional.gaussian_kl(mean, std, prior_mean, 0.3)
+    found = functional.variational.gaussian_kl(mean, std, prior_mean, 0.3)
 
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
 
@@ -68,7 +70,7 @@ def test_t02_closed_divergence_of_every_weight_is_that_of_torch_distributions():
     ],
 )
 def test_t02_closed_divergence_has_its_known_values(mean, std, prior_std, expected):
-    found = functional.gaussian_kl(as_tensor(mean), as_tensor(std), 0.0, prior_std)
+    found = functional.variational.gaussian_kl(as_tensor(mean), as_tensor(std), 0.0, prior_std)
 
     assert found.item() == pytest.approx(expected, abs=5e-11)
 
@@ -76,7 +78,7 @@ def test_t02_closed_divergence_has_its_known_values(mean, std, prior_std, expect
 def test_t02_divergence_of_a_gaussian_from_itself_is_zero():
     mean = torch.randn(6, **FLOAT64)
 
-    found = functional.gaussian_kl(mean, torch.full_like(mean, 0.25), mean, 0.25)
+    found = functional.variational.gaussian_kl(mean, torch.full_like(mean, 0.25), mean, 0.25)
 
     np.testing.assert_array_equal(found.numpy(), np.zeros(6))
 
@@ -85,14 +87,16 @@ def test_t03_mixture_log_density_has_its_known_values():
     value = as_tensor(0.0, 0.001, 0.1, 0.5, 1.0, 5.0)
     known = [5.3903899714, 4.7911243979, -0.6490309943, -1.5357177261, -4.3066137632, -92.9752869504]
 
-    np.testing.assert_allclose(functional.scale_mixture_log_prob(value, *MIXTURE).numpy(), known, atol=5e-11)
+    np.testing.assert_allclose(
+        functional.variational.scale_mixture_log_prob(value, *MIXTURE).numpy(), known, atol=5e-11
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_t03_mixture_is_finite_far_out_with_its_gradient(dtype):
     value = as_tensor(-50.0, 50.0, dtype=dtype).requires_grad_()
 
-    density = functional.scale_mixture_log_prob(value, *MIXTURE)
+    density = functional.variational.scale_mixture_log_prob(value, *MIXTURE)
     density.sum().backward()
 
     # So far out only the wide component is left, half a Gaussian.
@@ -106,25 +110,27 @@ def test_t03_mixture_log_density_equals_a_plain_derivation(weight):
     value = torch.linspace(-2.0, 2.0, 201, **FLOAT64)
     expected = gaussian.mixture_log_density(value.numpy(), weight, 0.8, 0.01)
 
-    found = functional.scale_mixture_log_prob(value, weight, 0.8, 0.01)
+    found = functional.variational.scale_mixture_log_prob(value, weight, 0.8, 0.01)
 
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
 def estimates(mean: float, rho: float, log_prob) -> tuple[float, float]:
     """The Monte Carlo divergence of one weight from 1e5 draws, and its standard error."""
-    std, noise = functional.softplus(as_tensor(rho)).expand(100_000), torch.randn(100_000, **FLOAT64)
+    std, noise = functional.variational.softplus(as_tensor(rho)).expand(100_000), torch.randn(100_000, **FLOAT64)
     prior = log_prob(mean + std * noise)
-    ratios = functional.posterior_log_prob(std, noise) - prior
+    ratios = functional.variational.posterior_log_prob(std, noise) - prior
     standard_error = ratios.std().item() / math.sqrt(len(noise))
-    return functional.monte_carlo_kl(std, noise, prior).mean().item(), standard_error
+    return functional.variational.monte_carlo_kl(std, noise, prior).mean().item(), standard_error
 
 
 @pytest.mark.parametrize(("mean", "rho"), [(0.5, -3.0), (-0.1, -1.5), (0.0, -10.0)])
 def test_t04_monte_carlo_agrees_with_the_closed_form(mean, rho):
-    closed = functional.gaussian_kl(as_tensor(mean), functional.softplus(as_tensor(rho)), 0.0, 0.5)
+    closed = functional.variational.gaussian_kl(
+        as_tensor(mean), functional.variational.softplus(as_tensor(rho)), 0.0, 0.5
+    )
 
-    estimate, standard_error = estimates(mean, rho, lambda w: functional.normal_log_prob(w, 0.0, 0.5))
+    estimate, standard_error = estimates(mean, rho, lambda w: functional.variational.normal_log_prob(w, 0.0, 0.5))
 
     assert standard_error < 0.01
     assert estimate == pytest.approx(closed.item(), abs=4 * standard_error)
@@ -138,7 +144,7 @@ def test_t04_monte_carlo_agrees_with_quadrature_for_the_mixture(mean, rho, known
         mean, gaussian.softplus(rho), lambda w: gaussian.mixture_log_density(w, *MIXTURE)
     )
 
-    estimate, _ = estimates(mean, rho, lambda w: functional.scale_mixture_log_prob(w, *MIXTURE))
+    estimate, _ = estimates(mean, rho, lambda w: functional.variational.scale_mixture_log_prob(w, *MIXTURE))
 
     assert quadrature == pytest.approx(known, abs=5e-8)
     assert estimate == pytest.approx(known, abs=4 * deviation / math.sqrt(100_000))
@@ -148,7 +154,7 @@ def test_t04_monte_carlo_agrees_with_quadrature_for_the_mixture(mean, rho, known
 def test_t05_mixture_of_one_width_is_the_gaussian_with_its_gradient(weight, narrow_std):
     value = torch.linspace(-3.0, 3.0, 41, **FLOAT64).requires_grad_()
 
-    mixture = functional.scale_mixture_log_prob(value, weight, 0.7, narrow_std)
+    mixture = functional.variational.scale_mixture_log_prob(value, weight, 0.7, narrow_std)
     normal = Normal(torch.zeros((), **FLOAT64), torch.tensor(0.7, **FLOAT64)).log_prob(value)
 
     torch.testing.assert_close(mixture, normal, rtol=1e-13, atol=1e-13)
@@ -166,16 +172,16 @@ def test_t06_autograd_of_the_estimate_equals_its_formula(prior):
     slope = -weight / 0.5**2 if prior == "normal" else gaussian.mixture_slope(weight, *MIXTURE)
 
     mu, r = torch.tensor(mean, requires_grad=True), torch.tensor(rho, requires_grad=True)
-    sigma = functional.softplus(r)
+    sigma = functional.variational.softplus(r)
     sigma.retain_grad()
     eps = torch.tensor(noise)
     drawn = mu + sigma * eps
     log_prob = (
-        functional.normal_log_prob(drawn, 0.0, 0.5)
+        functional.variational.normal_log_prob(drawn, 0.0, 0.5)
         if prior == "normal"
-        else functional.scale_mixture_log_prob(drawn, *MIXTURE)
+        else functional.variational.scale_mixture_log_prob(drawn, *MIXTURE)
     )
-    functional.monte_carlo_kl(sigma, eps, log_prob).sum().backward()
+    functional.variational.monte_carlo_kl(sigma, eps, log_prob).sum().backward()
 
     np.testing.assert_allclose(mu.grad.numpy(), -slope, rtol=1e-10)
     np.testing.assert_allclose(sigma.grad.numpy(), -1 / std - noise * slope, rtol=1e-9)
@@ -186,7 +192,7 @@ def test_t06_log_density_from_the_noise_equals_that_of_the_drawn_weight():
     mean, noise = torch.randn(2, 9, **FLOAT64)
     std = (torch.rand(9, **FLOAT64) + 0.1).requires_grad_()
 
-    from_noise = functional.posterior_log_prob(std, noise)
+    from_noise = functional.variational.posterior_log_prob(std, noise)
     from_weight = Normal(mean, std).log_prob(mean + std * noise)
 
     torch.testing.assert_close(from_noise, from_weight)
@@ -198,8 +204,8 @@ def test_t07_log_density_at_a_tiny_scale_is_as_good_in_float32_as_in_float64():
     noise = torch.randn(1000)
     rho = torch.full_like(noise, -30.0)
 
-    single = functional.posterior_log_prob(functional.softplus(rho), noise)
-    double = functional.posterior_log_prob(functional.softplus(rho.double()), noise.double())
+    single = functional.variational.posterior_log_prob(functional.variational.softplus(rho), noise)
+    double = functional.variational.posterior_log_prob(functional.variational.softplus(rho.double()), noise.double())
 
     assert single.isfinite().all()
     torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=0.0)
@@ -211,7 +217,7 @@ def test_t07_log_density_at_a_tiny_scale_is_as_good_in_float32_as_in_float64():
 def test_safe_sqrt_is_exact_and_has_no_gradient_at_zero():
     value = as_tensor(0.0, 1e-30, 0.25, 4.0).requires_grad_()
 
-    root = functional.safe_sqrt(value)
+    root = functional.variational.safe_sqrt(value)
     root.sum().backward()
 
     np.testing.assert_array_equal(root.detach().numpy(), np.sqrt([0.0, 1e-30, 0.25, 4.0]))
@@ -221,16 +227,16 @@ def test_safe_sqrt_is_exact_and_has_no_gradient_at_zero():
 def test_safe_sqrt_of_a_negative_rounding_error_is_zero():
     value = torch.tensor([-1e-12]).requires_grad_()
 
-    functional.safe_sqrt(value).backward()
+    functional.variational.safe_sqrt(value).backward()
 
-    assert functional.safe_sqrt(value).item() == 0.0
+    assert functional.variational.safe_sqrt(value).item() == 0.0
     assert value.grad.item() == 0.0
 
 
 def test_local_reparameterisation_scales_noise_by_the_root_of_the_variance():
     mean, variance, noise = as_tensor(1.0, -2.0, 0.0), as_tensor(4.0, 0.0, 0.09), as_tensor(0.5, 3.0, -1.0)
 
-    found = functional.local_reparameterisation(mean, variance, noise)
+    found = functional.variational.local_reparameterisation(mean, variance, noise)
 
     np.testing.assert_allclose(found.numpy(), [2.0, -2.0, -0.3], rtol=1e-14)
 
@@ -238,7 +244,7 @@ def test_local_reparameterisation_scales_noise_by_the_root_of_the_variance():
 def test_local_reparameterisation_keeps_a_variance_too_small_for_half_precision():
     mean = torch.zeros(1, dtype=torch.float16)  # in which 1e-9 is zero, but not its root
 
-    found = functional.local_reparameterisation(mean, torch.tensor([1e-9]), torch.ones(1))
+    found = functional.variational.local_reparameterisation(mean, torch.tensor([1e-9]), torch.ones(1))
 
     assert found.dtype == torch.float16
     assert found.item() == pytest.approx(1e-9**0.5, rel=1e-2)
@@ -248,7 +254,7 @@ def test_flip_turns_the_perturbation_and_leaves_the_mean():
     mean, perturbation = torch.randn(2, 4, 3, **FLOAT64)
     signs = as_tensor(1.0, -1.0, 1.0)
 
-    found = functional.flip(mean, perturbation, signs)
+    found = functional.variational.flip(mean, perturbation, signs)
 
     torch.testing.assert_close(found[:, 1], mean[:, 1] - perturbation[:, 1], rtol=0.0, atol=0.0)
     torch.testing.assert_close(found[:, ::2], (mean + perturbation)[:, ::2], rtol=0.0, atol=0.0)

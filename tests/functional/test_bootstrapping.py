@@ -7,15 +7,17 @@ import torch.nn.functional as F
 from dubio import functional
 
 FLOAT64 = {"dtype": torch.float64}
-FORMS = [functional.soft_bootstrap, functional.hard_bootstrap]
+FORMS = [functional.variational.soft_bootstrap, functional.variational.hard_bootstrap]
 
 
 def test_t69_values_are_those_of_the_specification():
     log_probs, target = torch.tensor([0.7, 0.2, 0.1], **FLOAT64).log(), torch.tensor(1)
 
-    assert functional.soft_bootstrap(log_probs, target).item() == pytest.approx(1.5690569, abs=5e-8)
-    assert functional.soft_bootstrap(log_probs, target, detach=True).item() == pytest.approx(1.5690569, abs=5e-8)
-    assert functional.hard_bootstrap(log_probs, target).item() == pytest.approx(1.3588853, abs=5e-8)
+    assert functional.variational.soft_bootstrap(log_probs, target).item() == pytest.approx(1.5690569, abs=5e-8)
+    assert functional.variational.soft_bootstrap(log_probs, target, detach=True).item() == pytest.approx(
+        1.5690569, abs=5e-8
+    )
+    assert functional.variational.hard_bootstrap(log_probs, target).item() == pytest.approx(1.3588853, abs=5e-8)
 
 
 @pytest.mark.parametrize("loss", FORMS)
@@ -33,7 +35,10 @@ def test_t70_beta_one_is_the_cross_entropy(loss):
 def test_beta_zero_is_the_entropy_or_the_loss_of_the_most_probable_class():
     log_probs, targets = torch.randn(6, 5, **FLOAT64).log_softmax(dim=-1), torch.zeros(6, dtype=torch.int64)
 
-    soft, hard = functional.soft_bootstrap(log_probs, targets, 0.0), functional.hard_bootstrap(log_probs, targets, 0.0)
+    soft, hard = (
+        functional.variational.soft_bootstrap(log_probs, targets, 0.0),
+        functional.variational.hard_bootstrap(log_probs, targets, 0.0),
+    )
 
     torch.testing.assert_close(soft, torch.distributions.Categorical(logits=log_probs).entropy())
     torch.testing.assert_close(hard, -log_probs.exp().amax(dim=-1).log())
@@ -44,7 +49,7 @@ def test_the_gradient_goes_through_the_own_opinion_unless_detached(detach):
     logits = torch.randn(5, **FLOAT64, requires_grad=True)
     probs = logits.detach().softmax(dim=-1)
 
-    loss = functional.soft_bootstrap(logits.log_softmax(dim=-1), torch.tensor(2), 0.0, detach)
+    loss = functional.variational.soft_bootstrap(logits.log_softmax(dim=-1), torch.tensor(2), 0.0, detach)
     (gradient,) = torch.autograd.grad(loss, logits)
 
     entropy = -(probs * probs.log()).sum()
@@ -56,7 +61,9 @@ def test_the_hard_opinion_is_a_constant_label():
     logits = torch.randn(7, 5, **FLOAT64, requires_grad=True)
     targets = torch.randint(5, (7,))
 
-    (found,) = torch.autograd.grad(functional.hard_bootstrap(logits.log_softmax(dim=-1), targets).sum(), logits)
+    (found,) = torch.autograd.grad(
+        functional.variational.hard_bootstrap(logits.log_softmax(dim=-1), targets).sum(), logits
+    )
 
     labels = 0.8 * F.one_hot(targets, 5) + 0.2 * F.one_hot(logits.argmax(dim=-1), 5)
     torch.testing.assert_close(found, logits.detach().softmax(dim=-1) - labels)

@@ -18,9 +18,9 @@ def test_all_pairs_equal_the_plain_differences_for_any_batch(batch):
 
     gaps = differences(rows, others)
 
-    torch.testing.assert_close(functional.squared_distances(rows, others), gaps.square().sum(dim=-1))
-    torch.testing.assert_close(functional.pairwise_norms(rows, others, 1), gaps.abs().sum(dim=-1))
-    torch.testing.assert_close(functional.pairwise_norms(rows, others, 2), gaps.norm(dim=-1))
+    torch.testing.assert_close(functional.wasserstein.squared_distances(rows, others), gaps.square().sum(dim=-1))
+    torch.testing.assert_close(functional.wasserstein.pairwise_norms(rows, others, 1), gaps.abs().sum(dim=-1))
+    torch.testing.assert_close(functional.wasserstein.pairwise_norms(rows, others, 2), gaps.norm(dim=-1))
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -30,7 +30,7 @@ def test_what_all_rows_share_costs_no_digits(offset, autocast):
     exact = differences(rows.double(), others.double()).square().sum(dim=-1)
 
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        found = functional.squared_distances(rows, others)
+        found = functional.wasserstein.squared_distances(rows, others)
 
     assert found.dtype == torch.float32
     assert ((found.double() - exact).abs() / exact).max() < 2e-6
@@ -41,15 +41,15 @@ def test_half_precision_is_widened():
 
     exact = differences(rows.float(), others.float())
 
-    torch.testing.assert_close(functional.squared_distances(rows, others), exact.square().sum(dim=-1))
-    torch.testing.assert_close(functional.pairwise_norms(rows, others, 1), exact.abs().sum(dim=-1))
+    torch.testing.assert_close(functional.wasserstein.squared_distances(rows, others), exact.square().sum(dim=-1))
+    torch.testing.assert_close(functional.wasserstein.pairwise_norms(rows, others, 1), exact.abs().sum(dim=-1))
 
 
 def test_a_squared_distance_is_never_negative_and_keeps_its_gradient_where_rounding_would_make_it_so():
     others = 10.0 * torch.randn(64, 100)
     rows = (others + 1e-4 * torch.randn(64, 100)).requires_grad_()
 
-    own = functional.squared_distances(rows, others).diagonal()
+    own = functional.wasserstein.squared_distances(rows, others).diagonal()
 
     assert own.min() == 0.0  # many are: the rounding of |a|^2 + |b|^2 is far above |a - b|^2
     assert own.max() < 0.02
@@ -61,7 +61,9 @@ def test_gradients_are_those_of_the_plain_differences():
     rows, others = (torch.randn(n, 3, **FLOAT64, requires_grad=True) for n in (4, 2))
     weights = torch.randn(4, 2, **FLOAT64)
 
-    found = torch.autograd.grad((weights * functional.squared_distances(rows, others)).sum(), (rows, others))
+    found = torch.autograd.grad(
+        (weights * functional.wasserstein.squared_distances(rows, others)).sum(), (rows, others)
+    )
 
     expected = torch.autograd.grad((weights * differences(rows, others).square().sum(dim=-1)).sum(), (rows, others))
     torch.testing.assert_close(found, expected)
@@ -70,6 +72,8 @@ def test_gradients_are_those_of_the_plain_differences():
 def test_norms_of_coinciding_rows_have_gradient_zero():
     rows = torch.randn(3, 4, requires_grad=True)
 
-    (gradient,) = torch.autograd.grad(functional.pairwise_norms(rows, rows.detach(), 2).diagonal().sum(), rows)
+    (gradient,) = torch.autograd.grad(
+        functional.wasserstein.pairwise_norms(rows, rows.detach(), 2).diagonal().sum(), rows
+    )
 
     assert (gradient == 0.0).all()

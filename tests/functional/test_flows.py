@@ -22,15 +22,15 @@ def lu_arguments(channels: int = CHANNELS) -> tuple[Tensor, ...]:
 
 
 def mixed(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return functional.mixing_step(z, weight, functional.log_abs_det(weight))
+    return functional.flows.mixing_step(z, weight, functional.flows.log_abs_det(weight))
 
 
 def lu_mixed(z: Tensor, *arguments: Tensor) -> tuple[Tensor, Tensor]:
-    return functional.mixing_step(z, *functional.lu_weight(*arguments))
+    return functional.flows.mixing_step(z, *functional.flows.lu_weight(*arguments))
 
 
 def lu_unmixed(z: Tensor, *arguments: Tensor) -> Tensor:
-    return functional.mixing_inverse(z, functional.lu_weight(*arguments)[0])
+    return functional.flows.mixing_inverse(z, functional.flows.lu_weight(*arguments)[0])
 
 
 def coupled(function):
@@ -44,22 +44,26 @@ def coupled(function):
 
 
 STEPS = {
-    "affine": (functional.affine_step, functional.affine_inverse, lambda: (draw(3), draw(3))),
-    "planar": (functional.planar_step, functional.planar_inverse, lambda: (draw(3), draw(3), draw())),
+    "affine": (functional.flows.affine_step, functional.flows.affine_inverse, lambda: (draw(3), draw(3))),
+    "planar": (functional.flows.planar_step, functional.flows.planar_inverse, lambda: (draw(3), draw(3), draw())),
     "shifted planar": (
-        lambda *arguments: functional.planar_step(*arguments, shifted=True),
-        lambda *arguments: functional.planar_inverse(*arguments, shifted=True),
+        lambda *arguments: functional.flows.planar_step(*arguments, shifted=True),
+        lambda *arguments: functional.flows.planar_inverse(*arguments, shifted=True),
         lambda: (draw(3), draw(3), draw()),
     ),
     "steep planar": (
-        functional.planar_step,
-        functional.planar_inverse,
+        functional.flows.planar_step,
+        functional.flows.planar_inverse,
         lambda: (draw(3, scale=9.0), draw(3, scale=9.0), draw()),
     ),
-    "coupling": (coupled(functional.coupling_step), coupled(functional.coupling_inverse), lambda: (draw(4),)),
-    "mixing": (mixed, functional.mixing_inverse, lambda: (draw(3, 3),)),
+    "coupling": (
+        coupled(functional.flows.coupling_step),
+        coupled(functional.flows.coupling_inverse),
+        lambda: (draw(4),),
+    ),
+    "mixing": (mixed, functional.flows.mixing_inverse, lambda: (draw(3, 3),)),
     "lu mixing": (lu_mixed, lu_unmixed, lu_arguments),
-    "actnorm": (functional.actnorm_step, functional.actnorm_inverse, lambda: (draw(3), draw(3))),
+    "actnorm": (functional.flows.actnorm_step, functional.flows.actnorm_inverse, lambda: (draw(3), draw(3))),
 }
 
 
@@ -134,8 +138,8 @@ def test_t37_planar_step_has_the_numbers_of_the_specification() -> None:
     u, w, z = torch.tensor([[0.5, 1.5], [1.0, -2.0], [0.2, -0.4]], dtype=torch.float64)
     b = torch.tensor(0.3, dtype=torch.float64)
 
-    direction, slope = functional.planar_direction(u, w)
-    image, logdet = functional.planar_step(z, u, w, b)
+    direction, slope = functional.flows.planar_direction(u, w)
+    image, logdet = functional.flows.planar_step(z, u, w, b)
 
     assert torch.dot(w, u).item() == pytest.approx(-2.5)
     assert slope.item() - 1.0 == pytest.approx(-0.92111027, abs=5e-9)
@@ -154,9 +158,9 @@ def test_t38_planar_steps_can_be_undone_whatever_their_parameters(dtype: torch.d
     b[::2] = -(w * z).sum(dim=-1)[::2]  # where the slope is least or greatest
 
     def there_and_back(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-        image, logdet = functional.planar_step(z, u, w, b, shifted)
-        again = functional.planar_inverse(image, u, w, b, shifted)
-        return image, logdet, again, functional.planar_direction(u, w, shifted)[0]
+        image, logdet = functional.flows.planar_step(z, u, w, b, shifted)
+        again = functional.flows.planar_inverse(image, u, w, b, shifted)
+        return image, logdet, again, functional.flows.planar_direction(u, w, shifted)[0]
 
     image, logdet, again, direction = torch.vmap(there_and_back)(z, u, w, b)
 
@@ -179,10 +183,10 @@ def test_a_shifted_planar_step_of_small_parameters_is_near_the_identity_and_a_pl
     u, w = draw(2, CHANNELS, scale=1e-4)
     z, b = draw(5, CHANNELS), torch.zeros((), dtype=torch.float64)
 
-    image, logdet = functional.planar_step(z, u, w, b, shifted=True)
+    image, logdet = functional.flows.planar_step(z, u, w, b, shifted=True)
     torch.testing.assert_close(image, z, rtol=0.0, atol=1e-3)
     assert logdet.abs().max() < 1e-6
-    plain = functional.planar_step(z, u, w, b)[1]
+    plain = functional.flows.planar_step(z, u, w, b)[1]
     torch.testing.assert_close(plain, torch.full_like(plain, math.log(math.log(2.0))), rtol=0.0, atol=1e-6)
 
 
@@ -194,13 +198,13 @@ def test_a_planar_weight_near_zero_keeps_values_gradients_and_determinant(length
     b = torch.zeros((), dtype=dtype, requires_grad=True)
     z = torch.tensor([0.5, 1.5], dtype=dtype)
 
-    image, logdet = functional.planar_step(z, u, w, b)
+    image, logdet = functional.flows.planar_step(z, u, w, b)
     gradients = torch.autograd.grad(image.sum() + logdet, (u, w, b))
 
-    matrix = jacobian(lambda z: functional.planar_step(z, u, w, b)[0], z)
+    matrix = jacobian(lambda z: functional.flows.planar_step(z, u, w, b)[0], z)
     torch.testing.assert_close(logdet, torch.linalg.slogdet(matrix).logabsdet, rtol=1e-5, atol=1e-5)
     assert all(gradient.isfinite().all() for gradient in gradients)
-    torch.testing.assert_close(functional.planar_inverse(image, u, w, b), z)
+    torch.testing.assert_close(functional.flows.planar_inverse(image, u, w, b), z)
 
 
 def test_t40_the_density_of_a_composed_flow_integrates_to_one() -> None:
@@ -221,18 +225,18 @@ def test_t40_the_density_of_a_composed_flow_integrates_to_one() -> None:
         return (torch.sin(z[..., :1] * slopes[0]), torch.cos(z[..., :1] * slopes[1]), 2.0)
 
     steps = [
-        functional.affine_step,
-        functional.planar_step,
-        lambda z: functional.coupling_step(z, *coupling_arguments(z)),
+        functional.flows.affine_step,
+        functional.flows.planar_step,
+        lambda z: functional.flows.coupling_step(z, *coupling_arguments(z)),
         mixed,
-        functional.actnorm_step,
+        functional.flows.actnorm_step,
     ]
     inverses = [
-        functional.affine_inverse,
-        functional.planar_inverse,
-        lambda z: functional.coupling_inverse(z, *coupling_arguments(z)),
-        functional.mixing_inverse,
-        functional.actnorm_inverse,
+        functional.flows.affine_inverse,
+        functional.flows.planar_inverse,
+        lambda z: functional.flows.coupling_inverse(z, *coupling_arguments(z)),
+        functional.flows.mixing_inverse,
+        functional.flows.actnorm_inverse,
     ]
     parameters = [tuple(affine), (u, w, b), (), (weight,), (affine[0], -0.2 * affine[1])]
 
@@ -243,8 +247,8 @@ def test_t40_the_density_of_a_composed_flow_integrates_to_one() -> None:
     for inverse, arguments in zip(reversed(inverses), reversed(parameters), strict=True):
         z = inverse(z, *arguments)
     image, logdets = forward(z)
-    base = functional.normal_log_prob(z, 1.0, 0.5).sum(dim=-1)
-    density = functional.flow_log_prob(base, logdets).exp()
+    base = functional.variational.normal_log_prob(z, 1.0, 0.5).sum(dim=-1)
+    density = functional.flows.flow_log_prob(base, logdets).exp()
 
     torch.testing.assert_close(image, grid, rtol=1e-9, atol=1e-9)
     assert density.sum().item() * spacing**2 == pytest.approx(1.0, abs=1e-6)
@@ -258,7 +262,7 @@ def test_t41_the_triangles_and_the_matrix_they_make_are_one_step() -> None:
     for channels in (1, 2, 6):
         arguments = lu_arguments(channels)
         z = draw(2, 4, channels)
-        weight, _ = functional.lu_weight(*arguments)
+        weight, _ = functional.flows.lu_weight(*arguments)
 
         torch.testing.assert_close(lu_mixed(z, *arguments), mixed(z, weight))
 
@@ -271,7 +275,7 @@ def test_t41_the_matrix_is_the_product_of_its_factors() -> None:
     right = torch.tensor([[0, b, c], [0, 0, f], [0, 0, 0]], dtype=torch.float64)
     log_abs = torch.tensor([a, e, i], dtype=torch.float64)
 
-    weight, logdet = functional.lu_weight(permutation, sign, factors)
+    weight, logdet = functional.flows.lu_weight(permutation, sign, factors)
     torch.testing.assert_close(weight, rows @ left @ (right + torch.diag(sign * log_abs.exp())))
     torch.testing.assert_close(logdet, torch.linalg.slogdet(weight).logabsdet)
 
@@ -279,25 +283,27 @@ def test_t41_the_matrix_is_the_product_of_its_factors() -> None:
 def test_t42_coupling_keeps_its_first_channels_bit_by_bit_and_is_undone_to_the_last_digits() -> None:
     z, raw_log_scale, shift = draw(7, 5), draw(7, 3, scale=4.0), draw(7, 3)
 
-    image, logdet = functional.coupling_step(z, raw_log_scale, shift, 2.0)
+    image, logdet = functional.flows.coupling_step(z, raw_log_scale, shift, 2.0)
 
     assert torch.equal(image[:, :2], z[:, :2])
     assert (image[:, 2:] != z[:, 2:]).all()
     assert (logdet.abs() <= 3 * 2.0).all()
     log_scale = 2.0 * torch.tanh(raw_log_scale / 2.0)
     torch.testing.assert_close(image[:, 2:], z[:, 2:] * log_scale.exp() + shift)
-    back = functional.coupling_inverse(image, raw_log_scale, shift, 2.0)
+    back = functional.flows.coupling_inverse(image, raw_log_scale, shift, 2.0)
     assert torch.equal(back[:, :2], z[:, :2])
     torch.testing.assert_close(back, z, rtol=1e-13, atol=1e-13)
 
 
 def test_t42_a_raw_scale_without_bound_cannot_overflow() -> None:
     z = torch.ones(1, 2)
-    image, logdet = functional.coupling_step(z, torch.full((1, 1), 1e4), torch.zeros(1, 1), 2.0)
+    image, logdet = functional.flows.coupling_step(z, torch.full((1, 1), 1e4), torch.zeros(1, 1), 2.0)
     torch.testing.assert_close((image[0, 1], logdet[0]), (torch.tensor(math.exp(2.0)), torch.tensor(2.0)))
 
 
 def test_the_density_falls_by_every_log_determinant() -> None:
     base, *logdets = draw(4, 5)
-    torch.testing.assert_close(functional.flow_log_prob(base, logdets), base - logdets[0] - logdets[1] - logdets[2])
-    torch.testing.assert_close(functional.flow_log_prob(base, []), base)
+    torch.testing.assert_close(
+        functional.flows.flow_log_prob(base, logdets), base - logdets[0] - logdets[1] - logdets[2]
+    )
+    torch.testing.assert_close(functional.flows.flow_log_prob(base, []), base)

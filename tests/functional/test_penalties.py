@@ -20,7 +20,7 @@ def test_t21_the_scaled_penalty_is_that_by_hand_with_the_outputs_of_each_layer()
     layers = [layer for layer in toy_network() if isinstance(layer, nn.Linear)]
     weights, num_units = [layer.weight for layer in layers], [layer.out_features for layer in layers]
 
-    assert functional.scaled_weight_penalty(weights, num_units).item() == pytest.approx(91.0 / 3.0 + 14.0)
+    assert functional.variational.scaled_weight_penalty(weights, num_units).item() == pytest.approx(91.0 / 3.0 + 14.0)
 
 
 def test_the_plain_penalty_has_gradient_twice_the_weight_and_none_for_biases():
@@ -28,7 +28,7 @@ def test_the_plain_penalty_has_gradient_twice_the_weight_and_none_for_biases():
     network = toy_network()
     first, second = network[0].weight, network[2].weight
 
-    penalty = functional.weight_penalty([first, second])
+    penalty = functional.variational.weight_penalty([first, second])
     (1e-2 * penalty).backward()
 
     assert penalty.item() == 105.0
@@ -40,7 +40,9 @@ def test_the_plain_penalty_has_gradient_twice_the_weight_and_none_for_biases():
 def test_penalties_can_be_mapped_over_draws():
     draws = torch.randn(4, 3, 2, dtype=torch.float64)
 
-    found = torch.func.vmap(lambda weight: functional.scaled_weight_penalty([weight, weight[0]], [3, 1]))(draws)
+    found = torch.func.vmap(lambda weight: functional.variational.scaled_weight_penalty([weight, weight[0]], [3, 1]))(
+        draws
+    )
 
     torch.testing.assert_close(found, draws.square().sum(dim=(1, 2)) / 3 + draws[:, 0].square().sum(dim=1))
 
@@ -49,7 +51,7 @@ def test_penalties_can_be_mapped_over_draws():
 def test_squares_of_rounded_weights_are_added_up_in_single_precision(dtype: torch.dtype):
     weights = [torch.full((1000, 3), 1.25, dtype=dtype), torch.full((3,), 300.0, dtype=dtype)]
 
-    found = functional.scaled_weight_penalty(weights, [1, 2])
+    found = functional.variational.scaled_weight_penalty(weights, [1, 2])
 
     assert found.dtype == torch.float32
     assert found.item() == 3000 * 1.25**2 + 1.5 * 300.0**2
@@ -57,6 +59,6 @@ def test_squares_of_rounded_weights_are_added_up_in_single_precision(dtype: torc
 
 def test_penalties_refuse_what_they_cannot_pair():
     with pytest.raises(ValueError, match="weights must hold at least one tensor, got none; leave out the penalty"):
-        functional.weight_penalty([])
+        functional.variational.weight_penalty([])
     with pytest.raises(ValueError, match="num_units must have one number for each of 1 weights, got 2"):
-        functional.scaled_weight_penalty([torch.ones(2)], [1, 2])
+        functional.variational.scaled_weight_penalty([torch.ones(2)], [1, 2])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers import MAPPABLE, posteriors
+from dubio.layers.mappable import MAPPABLE
+from dubio.layers.posterior import posteriors
 
 
 class Attending(nn.Module):

@@ -9,7 +9,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 import dubio
-from dubio.layers import MAPPABLE
+from dubio.layers.mappable import MAPPABLE
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SAMPLES, ROWS = 3, 4

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.layers import BAYESIAN
+from dubio.layers.bayesian import BAYESIAN
 
 PLAIN = {
     "linear": (lambda: nn.Linear(6, 4), (5, 6)),

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import dubio
-from dubio.layers import posteriors
+from dubio.layers.posterior import posteriors
 from networks import Tied, mlp
 from reference import gaussian
 

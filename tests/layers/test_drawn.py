@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers import Drawn, drawn_class, drawn_names, posteriors
+from dubio.layers.drawn import Drawn, drawn_class, drawn_names
+from dubio.layers.posterior import posteriors
 
 
 class Named(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers import DROPOUTS, InputMask, RandomDropout
+from dubio.layers.dropout import DROPOUTS, InputMask, RandomDropout
 
 SHAPES: dict[type[nn.Module], tuple[int, ...]] = {
     nn.Dropout: (40, 50),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.layers import MAPPABLE
+from dubio.layers.mappable import MAPPABLE
 
 OPTIONS = {
     "max_norm": {"max_norm": 1.0},

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers import Members, noise_parameters
-from dubio.sampling import attach
+from dubio.layers.ensemble import Members
+from dubio.layers.sources import noise_parameters
+from dubio.sampling.passes import attach
 from networks import TwoInputs, mlp
 
 LEFT, RIGHT = torch.randn(6, 5), torch.randn(6, 3)

@@ -10,7 +10,7 @@ from scipy import stats
 from torch import nn
 
 import dubio
-from dubio.layers import posteriors
+from dubio.layers.posterior import posteriors
 from reference import gaussian
 
 ESTIMATORS = ["weight", "local", "flipout"]

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import AffineTransform, TransformedDistribution, kl_divergence
-from torch.distributions import Normal as TorchNormal
+from torch.distributions import AffineTransform, Normal as TorchNormal, TransformedDistribution, kl_divergence
 
 from dubio.flows import Affine, Block, FlowBlock, GlowStep, InvertibleConv, NormalAffine, NormalInvConv, NormalPlanar1d
-from dubio.layers import FlowNoise
+from dubio.layers.flow_noise import FlowNoise
 from dubio.priors import Normal
-from dubio.sampling import Pass, Settings
-from dubio.sampling.settings import STATE
+from dubio.sampling.passes import Pass
+from dubio.sampling.settings import STATE, Settings
 
 PRIOR = Normal(1.0, 0.5)
 AFFINE = NormalAffine()

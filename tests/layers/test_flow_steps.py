@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
 from dubio import flows
-from dubio.layers import FlowStep, make_step
-from dubio.layers.flow_steps import FullMixingStep, LuMixingStep, run_steps
+from dubio.layers.flow_steps import FlowStep, FullMixingStep, LuMixingStep, make_step, run_steps
 
 STEPS = {
     "Affine": flows.Affine(),

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.layers import GaussianHead, Head, WassersteinHead
-from dubio.layers.heads import CloudMaker
+from dubio.layers.heads import CloudMaker, GaussianHead, Head, WassersteinHead
 from networks import mlp
 
 OPTIONS: Any = {

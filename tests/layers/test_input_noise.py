@@ -7,14 +7,15 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from torch.distributions import Categorical, Independent, MixtureSameFamily, kl_divergence
-from torch.distributions import Normal as TorchNormal
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal as TorchNormal, kl_divergence
 
 import dubio
 from dubio.flows import NormalInvConv
-from dubio.layers import FlowNoise, GaussianInputNoise, InputPosterior, Kl
+from dubio.layers.flow_noise import FlowNoise
+from dubio.layers.input_noise import GaussianInputNoise, InputPosterior, Kl
 from dubio.priors import Normal
-from dubio.sampling import Pass, Settings
+from dubio.sampling.passes import Pass
+from dubio.sampling.settings import Settings
 
 PRIOR = Normal(1.0, 0.3)
 

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.layers.leaf_loop import apart, loop_over_draws
-from dubio.sampling import current_pass
-from dubio.sampling.passes import is_mapped
+from dubio.sampling.passes import current_pass, is_mapped
 
 
 class Looped(nn.Module):

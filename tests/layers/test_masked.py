@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers import Masked, masked_tensors, remove_weights, removed_of, restore_masked
+from dubio.layers.masked import Masked, masked_tensors, remove_weights, removed_of, restore_masked
 
 MASK = torch.tensor([[True, False, True], [False, False, True]])
 INPUTS = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers import ParametricNoise
+from dubio.layers.parametric_noise import ParametricNoise
 from networks import Tied
 
 

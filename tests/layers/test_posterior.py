@@ -11,7 +11,7 @@ from torch import nn
 
 import dubio
 from dubio import functional
-from dubio.layers import GaussianPosterior, posteriors
+from dubio.layers.posterior import GaussianPosterior, posteriors
 from reference import gaussian
 
 
@@ -165,8 +165,8 @@ def test_t12_linear_regression_finds_the_exact_mean_field_posterior():
     for _ in range(500):
         optimiser.zero_grad()
         outputs = dubio.sample(model, inputs, 256, executor="vmap").squeeze(-1)
-        nll = -functional.normal_log_prob(targets.expand_as(outputs), outputs, noise_std)
-        functional.minibatch_cost(nll, dubio.divergence(model), share=1.0).backward()
+        nll = -functional.variational.normal_log_prob(targets.expand_as(outputs), outputs, noise_std)
+        functional.variational.minibatch_cost(nll, dubio.divergence(model), share=1.0).backward()
         optimiser.step()
         schedule.step()
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import dubio
-from dubio.layers import MAPPABLE
+from dubio.layers.mappable import MAPPABLE
 
 ROWS, STEPS = 3, 4  # unlike each other and unlike the number of draws: a wrong axis shows
 DRAWS = 5

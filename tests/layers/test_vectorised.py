@@ -30,7 +30,7 @@ def terms_and_gradients(model: nn.Module, inputs, executor: str, num_samples: in
     log_probs = draws.outputs.log_softmax(dim=-1)
     nll = torch.stack([F.nll_loss(draw, targets, reduction="none") for draw in log_probs])
     divergences = draws.terms.get("divergence", dubio.divergence(model, num_samples, seed=3))
-    cost = functional.minibatch_cost(nll, divergences.mean(), share=0.3)
+    cost = functional.variational.minibatch_cost(nll, divergences.mean(), share=0.3)
     cost.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     return {"cost": cost.detach(), "losses": nll.detach(), "divergences": divergences.detach(), **gradients}

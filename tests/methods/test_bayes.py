@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.layers import posteriors
+from dubio.layers.posterior import posteriors
 from networks import mlp
 
 METHODS = (

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.conversion.copying import random_names
-from dubio.layers import InputMask, RandomDropout, weight_matrices
+from dubio.layers.dropout import InputMask, RandomDropout
+from dubio.layers.sources import weight_matrices
 from networks import mlp
 
 

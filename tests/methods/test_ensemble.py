@@ -15,10 +15,11 @@ from torch import Tensor, nn
 import dubio
 from dubio import functional
 from dubio.attacks.victims import Victim
-from dubio.layers import num_members
-from dubio.objectives import EnsembleLoss
-from dubio.sampling import executors, plans
+from dubio.layers.ensemble import num_members
+from dubio.objectives.ensemble import EnsembleLoss
+from dubio.sampling import executors
 from dubio.sampling.drawing import Call, Numbers, map_draws
+from dubio.sampling.planning import plans
 from dubio.sampling.settings import STATE
 from networks import mlp
 
@@ -400,7 +401,7 @@ def test_a_bag_holds_as_many_draws_as_examples_and_repeats_with_its_seed() -> No
     assert (counts == counts.round()).all()
     assert (counts.min(), counts.max() > 1.0) == (0.0, True)
     assert len({tuple(column.tolist()) for column in counts.mT}) == 4
-    assert torch.equal(counts, functional.bootstrap_counts(50, 4, torch.Generator().manual_seed(1)))
+    assert torch.equal(counts, functional.variational.bootstrap_counts(50, 4, torch.Generator().manual_seed(1)))
     assert not torch.equal(counts, method.example_weights(50, seed=2))  # type: ignore[arg-type]
     assert dubio.Ensemble(4).example_weights(50, seed=1) is None
 
@@ -424,7 +425,7 @@ def test_fit_gives_each_member_its_bag(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_bag_weighs_the_losses_of_its_member_alone() -> None:
     model = dubio.Ensemble(2).convert(mlp(5, 8, 3))
-    counts = functional.bootstrap_counts(30, 2, torch.Generator().manual_seed(0))
+    counts = functional.variational.bootstrap_counts(30, 2, torch.Generator().manual_seed(0))
     total = EnsembleLoss(30)(model, INPUTS, TARGETS, 2, sample_weight=counts).total
     expected = [
         (nn.functional.cross_entropy(member(INPUTS), TARGETS, reduction="none") * own).mean()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers import GaussianInputNoise, noise_parameters
-from dubio.layers.sources import closed_entropy
+from dubio.layers.input_noise import GaussianInputNoise
+from dubio.layers.sources import closed_entropy, noise_parameters
 from dubio.priors import Normal
 from networks import Residual, mlp
 

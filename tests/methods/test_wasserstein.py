@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.layers import WassersteinHead
-from dubio.sampling import Pass, Settings, joined_pass, seed_tensor
+from dubio.layers.heads import WassersteinHead
+from dubio.sampling.passes import Pass, joined_pass
+from dubio.sampling.settings import Settings, seed_tensor
 from networks import mlp
 
 ROWS, CLASSES, WIDTH = 7, 3, 8
@@ -37,7 +38,9 @@ def replayed(head: WassersteinHead, code: Tensor, seed: int) -> tuple[Tensor, Te
     with dubio.frozen(seed=seed):
         features, classes = head.clouds(code), head.class_clouds(code)
     count = head.num_directions * (1 if head.training else head.eval_redraws)
-    directions = functional.unit_directions(running.noise_for_weights(head.directions, torch.empty(count, head.dim)))
+    directions = functional.wasserstein.unit_directions(
+        running.noise_for_weights(head.directions, torch.empty(count, head.dim))
+    )
     return features, classes, directions
 
 
@@ -56,7 +59,10 @@ def test_all_pairs_of_a_pass_share_directions_and_class_clouds(prototype: Any, p
     model.train(mode == "train")
     features, classes, directions = replayed(head, code, seed=2)
     expected = torch.stack(
-        [torch.stack([functional.sliced_wasserstein(f, c, directions, p, root) for c in classes]) for f in features]
+        [
+            torch.stack([functional.wasserstein.sliced_wasserstein(f, c, directions, p, root) for c in classes])
+            for f in features
+        ]
     )
     with dubio.frozen(seed=2):
         torch.testing.assert_close(model(INPUTS), -expected)
@@ -69,7 +75,7 @@ def test_entropic_distances_are_those_of_the_clouds() -> None:
     model, head, code = convert(replace(SMALL, distance="sinkhorn", regularisation=0.7, num_iterations=5))
     features, classes, _ = replayed(head, code, seed=2)
     with dubio.frozen(seed=2):
-        torch.testing.assert_close(model(INPUTS), -functional.sinkhorn_matrix(features, classes, 0.7, 5))
+        torch.testing.assert_close(model(INPUTS), -functional.wasserstein.sinkhorn_matrix(features, classes, 0.7, 5))
 
 
 def test_clouds_of_classes_and_directions_change_from_draw_to_draw() -> None:
@@ -80,7 +86,7 @@ def test_clouds_of_classes_and_directions_change_from_draw_to_draw() -> None:
 
 def test_evaluation_draws_more_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    original = functional.sliced_wasserstein_matrix
+    original = functional.wasserstein.sliced_wasserstein_matrix
 
     def spy(features: Tensor, classes: Tensor, directions: Tensor, p: int, root: bool) -> Tensor:
         seen.append(len(directions))

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.models import architecture_of, build, sizes_of
+from dubio.models.building import build
+from dubio.models.naming import architecture_of, sizes_of
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.attacks import Fgsm, Pgd
-from dubio.data import Examples, Loader
+from dubio.attacks.gradient import Fgsm, Pgd
+from dubio.data.examples import Examples
+from dubio.data.loading import Loader
 from networks import mlp
 
 INPUTS = torch.rand(40, 5, generator=torch.Generator().manual_seed(1))

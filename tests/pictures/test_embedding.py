@@ -43,7 +43,7 @@ def test_clouds_are_those_that_the_network_compares_in_draw_0(prototype: str) ->
     assert of_inputs.shape == (12, NUM_POINTS, 2)
     assert of_classes.shape == (NUM_CLASSES, NUM_POINTS, 2)
     logits = dubio.sample(model, INPUTS, num_samples=2, seed=3)
-    expected = -functional.sinkhorn_matrix(of_inputs, of_classes, 1.0, 20)
+    expected = -functional.wasserstein.sinkhorn_matrix(of_inputs, of_classes, 1.0, 20)
     torch.testing.assert_close(logits[0], expected)
     assert not torch.allclose(logits[1], expected)
 

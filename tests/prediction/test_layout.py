@@ -11,7 +11,7 @@ import dubio
 from dubio.prediction import layout
 from dubio.sampling import layout as devices
 from dubio.sampling.passes import is_transformed
-from dubio.sampling.planning import LoopOnlyError
+from dubio.sampling.trying import LoopOnlyError
 
 IMAGES = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(1))
 

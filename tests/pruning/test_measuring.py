@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.conversion import change_spec
-from dubio.data import fingerprint_of
-from dubio.pruning import Pruning, PruningPoint, SnrDensity, curve, snr_density
+from dubio.conversion.spec import change_spec
+from dubio.data.fingerprints import fingerprint_of
+from dubio.pruning.measuring import snr_density
+from dubio.pruning.trying import curve
+from dubio.pruning.values import Pruning, PruningPoint, SnrDensity
 from networks import mlp
 
 pytest.importorskip("sklearn")

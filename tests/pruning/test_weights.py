@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.decisions import DecisionWarning
-from dubio.layers import GaussianPosterior, masked_tensors, posteriors
+from dubio.layers.masked import masked_tensors
+from dubio.layers.posterior import GaussianPosterior, posteriors
 from networks import Tied, mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
@@ -306,7 +307,7 @@ def test_a_pruned_network_is_not_converted_again() -> None:
 
 
 def test_what_was_decided_for_the_whole_network_is_dropped_with_a_warning_once_anything_goes() -> None:
-    from dubio.conversion import change_spec
+    from dubio.conversion.spec import change_spec
 
     model = bayes()
     made = dubio.Temperature(2.0), dubio.Threshold("confidence", 0.5), dubio.PredictionSets("lac", 0.5, 0.9)

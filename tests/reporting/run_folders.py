@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from safetensors.torch import save as to_bytes
 
-from dubio.auditing import Accuracy, Audit, CheckRecord, Cost, CurvePoint, Headline, ThreatModel
-from dubio.evaluation import (
+from dubio.attacks.scoring import Accuracy
+from dubio.auditing.values import Audit, CheckRecord, Cost, CurvePoint, Headline, ThreatModel
+from dubio.evaluation.comparison import class_values, detection_values, real_values
+from dubio.evaluation.values import (
     Bins,
     ClassRow,
     CorruptionPoint,
@@ -28,8 +30,7 @@ from dubio.evaluation import (
     Thumbnail,
     UnseenSet,
 )
-from dubio.evaluation.comparison import class_values, detection_values, real_values
-from dubio.functional import auroc
+from dubio.functional.uncertainty import auroc
 
 NUM_EXAMPLES, NUM_CLASSES, NUM_DRAWS = 300, 10, 20
 CLASSES = tuple(str(digit) for digit in range(NUM_CLASSES))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dubio.reporting import write_report
+from dubio.reporting.writing import write_report
 from reporting.run_folders import regression, write_attack, write_full_run, write_run
 
 playwright = pytest.importorskip(

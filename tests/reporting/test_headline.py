@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from dubio.evaluation import DataRecord, Estimate
 from dubio.evaluation.comparison import pack
+from dubio.evaluation.values import DataRecord, Estimate
 from dubio.persistence.files import Identity
-from dubio.reporting import Headline, headlines, read_runs, unpaired
-from dubio.reporting.summarising import summarise
+from dubio.reporting.headline import headlines
+from dubio.reporting.reading import read_runs
+from dubio.reporting.summarising import summarise, unpaired
+from dubio.reporting.values import Headline
 from reporting.run_folders import audit, classification, regression, write_attack, write_json, write_run
 
 OTHER_DATA = DataRecord("mnist", 300, "other", order="other order")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dubio.evaluation import Thumbnail
-from dubio.functional import small_image
+from dubio.evaluation.values import Thumbnail
+from dubio.functional.corruption import small_image
 from dubio.reporting.images import data_address, from_thumbnail, png
 
 

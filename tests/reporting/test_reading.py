@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dubio.reporting import read_run, read_runs
+from dubio.reporting.reading import read_run, read_runs
 from dubio.reporting.reproducing import attack_command, prune_commands, train_command
 from reporting.run_folders import PRUNING, audit, write_attack, write_full_run, write_json, write_run
 

@@ -1,8 +1,7 @@
 """Scales: numbers lie where they should, and ticks are round."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dubio.reporting.scales import Scale, tick_text, ticks
 

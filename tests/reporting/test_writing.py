@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from dubio.evaluation import Estimate, Evaluation, UnseenSet
 from dubio.evaluation.comparison import pack
-from dubio.reporting import Report, write_report
+from dubio.evaluation.values import Estimate, Evaluation, UnseenSet
 from dubio.reporting.numbers import tabulate
-from dubio.reporting.values import Bars, Gallery, Lines, Note, Reliability, Stacks, Table
+from dubio.reporting.values import Bars, Gallery, Lines, Note, Reliability, Report, Stacks, Table
 from dubio.reporting.wording import number, thinned
+from dubio.reporting.writing import write_report
 from reporting.run_folders import (
     CLASSES,
     PRUNING,

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 import dubio
-from dubio.sampling import attending, plans, products
+from dubio.sampling import attending, products
 from dubio.sampling.attending import attention
+from dubio.sampling.planning import plans
 from dubio.training.stepping import Step
 
 DRAWS, ROWS, HEADS, QUERIES, KEYS, WIDTH = 3, 4, 2, 5, 6, 8

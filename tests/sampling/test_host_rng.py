@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dubio
-from dubio.sampling import plans
 from dubio.sampling.host_rng import Stream, redirected
+from dubio.sampling.planning import plans
 from networks import mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling import plans
 from dubio.sampling.memory import Footprint
+from dubio.sampling.planning import plans
 from networks import mlp
 
 KIB, MIB = 2**10, 2**20

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling import plans
 from dubio.sampling.memory import Footprint, memory_in_words, parse_memory
-from dubio.sampling.planning import CPU_BUDGET, memory_budget
+from dubio.sampling.planning import CPU_BUDGET, memory_budget, plans
 from dubio.sampling.settings import STATE
 from dubio.sampling.trying import _lines
 from networks import mlp

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling import plans, shrink_chunks
 from dubio.sampling.memory import Footprint, is_out_of_memory
+from dubio.sampling.planning import plans, shrink_chunks
 from networks import mlp
 
 KIB, MIB = 2**10, 2**20

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.sampling import Precision, check_precision, computing_in, rounding_products
+from dubio.sampling.precision import Precision, check_precision, computing_in, rounding_products
 
 CPU = torch.device("cpu")
 

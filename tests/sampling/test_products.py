@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import dubio
-from dubio.sampling import plans
+from dubio.sampling.planning import plans
 from dubio.training import computing
 
 KINDS = {

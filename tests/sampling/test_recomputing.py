@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling import Using, choosing, plans
+from dubio.sampling import choosing
+from dubio.sampling.planning import plans
+from dubio.sampling.settings import Using
 from networks import Residual, mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.attacks import Apgd, Pgd
+from dubio.attacks.adaptive import Apgd
+from dubio.attacks.gradient import Pgd
 from dubio.sampling.capturing import Captured
 from dubio.training.stepping import Step
 

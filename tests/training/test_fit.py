@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import dubio
-from dubio.data import Examples, Loader
 from dubio.data.batches import batches_from
+from dubio.data.examples import Examples
+from dubio.data.loading import Loader
 from dubio.data.sharing import shared_batches
 from networks import Tied, TwoInputs, mlp
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.layers.sources import Source
-from dubio.sampling import joined_pass, layout
+from dubio.sampling import layout
+from dubio.sampling.passes import joined_pass
 from dubio.training import computing
 from dubio.training.layout import Layout
 

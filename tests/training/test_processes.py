@@ -19,14 +19,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import dubio
-from dubio.attacks import Fgsm
-from dubio.data import CropAndFlip, Examples, Loader
+from dubio.attacks.gradient import Fgsm
 from dubio.data.batches import Batch, batches_from
+from dubio.data.examples import Examples
+from dubio.data.loading import CropAndFlip, Loader
 from dubio.data.sharing import shared_batches
-from dubio.objectives import Adversarial
-from dubio.training import ALONE, LostProcessError, Processes, Step, checkpoints, processes, trainer
-from dubio.training.processes import chosen_device
-from dubio.training.stepping import Place
+from dubio.objectives.adversarial import Adversarial
+from dubio.training import checkpoints, processes, trainer
+from dubio.training.computing import Place
+from dubio.training.processes import ALONE, LostProcessError, Processes, chosen_device
+from dubio.training.stepping import Step
 from dubio.training.validation import validate
 from networks import Residual, mlp
 from several_processes import in_interpreters, in_processes, values

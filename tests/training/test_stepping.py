@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.attacks import Apgd, Pgd
+from dubio.attacks.adaptive import Apgd
+from dubio.attacks.gradient import Pgd
 from dubio.data.batches import Batch
 from dubio.training import computing, stepping
+from dubio.training.computing import Place
 from dubio.training.health import BrokenLossError
 from dubio.training.optimising import load_keeping_the_way, make_capturable, match_layouts, set_learning_rates
 from dubio.training.shapes import MOST_CHANGES, OTHERS_TO_CHANGE, Shapes
-from dubio.training.stepping import Place, Step
+from dubio.training.stepping import Step
 from dubio.training.trial import TRIALS, Trial
 from networks import mlp
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio.data import Examples, diabetes_table, standardised
-from dubio.evaluation.measures import real_measures_per_example
+from dubio.evaluation import real_measures_per_example
 from dubio.likelihoods import Gaussian
 from dubio.methods import Dropout
 from dubio.models import dad_mlp

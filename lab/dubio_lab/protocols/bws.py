@@ -84,7 +84,7 @@ def bws_sources(trial: Trial) -> Findings:
     inputs, targets = splits.test.tensors
     moved = Examples(made["inputs"], targets)
     before, after = (_draws(trial, model, images)[0].argmax(dim=-1) == targets for images in (splits.test, moved))
-    distortion = functional.distortion(moved.inputs - inputs).item()
+    distortion = functional.adversarial.distortion(moved.inputs - inputs).item()
     return Findings(
         {
             "test": share(before),
@@ -107,7 +107,7 @@ def over_ensembles(
     log_probs: Float[Tensor, "sample batch class"], targets: Tensor, size: int
 ) -> Float[Tensor, " repeat"]:
     """Accuracy in percent of each ensemble of ``size`` draws."""
-    return 100.0 * functional.ensemble_accuracies(log_probs, targets, size).double().cpu()
+    return 100.0 * functional.uncertainty.ensemble_accuracies(log_probs, targets, size).double().cpu()
 
 
 def _evaluated(trial: Trial) -> tuple[Splits, nn.Module]:

@@ -24,8 +24,7 @@ from dubio.attacks import MinimumNorm
 from dubio.conversion import spec
 from dubio.data import Splits
 from dubio.methods import Bayes, Deterministic
-from dubio.models import build
-from dubio.models.dense import init_truncated
+from dubio.models import build, init_truncated
 from dubio.priors import ScaleMixture
 from dubio.training import fit
 from dubio_lab.protocols.trial import Trial
@@ -145,7 +144,7 @@ def attack_of(trial: Trial) -> MinimumNorm:
 def _method_of(settings: dict[str, Any]) -> Bayes | Deterministic:
     if "rho" not in settings:
         return Deterministic(l2=settings["l2"])
-    std = functional.softplus(torch.tensor(settings["rho"], dtype=torch.float64)).item()
+    std = functional.variational.softplus(torch.tensor(settings["rho"], dtype=torch.float64)).item()
     return Bayes(_prior_of(settings), estimator="weight", init_std=std)
 
 

@@ -48,7 +48,7 @@ def _spreads(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measur
     inputs, targets = test.tensors
     clouds, class_clouds = clouds_of(model, inputs, seed=trial.seed)
     classes = targets.new_tensor(range(len(class_clouds)))
-    variance = functional.cloud_variance(clouds).double()
+    variance = functional.wasserstein.cloud_variance(clouds).double()
     return {
         "spread_of_images": Measured(_spread(clouds, targets), n=len(clouds)),
         "spread_of_classes": Measured(_spread(class_clouds, classes), n=len(class_clouds)),
@@ -58,7 +58,7 @@ def _spreads(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measur
 
 def _spread(clouds: Tensor, labels: Tensor) -> float:
     points = clouds.double().flatten(0, 1)
-    return functional.spread_ratio(points, labels.repeat_interleave(clouds.shape[1])).item()
+    return functional.wasserstein.spread_ratio(points, labels.repeat_interleave(clouds.shape[1])).item()
 
 
 def _draw(trial: Trial, model: nn.Module, test: Examples) -> None:

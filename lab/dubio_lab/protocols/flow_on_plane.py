@@ -17,8 +17,7 @@ from dubio.data import Examples, clusters
 from dubio.flows import NormalPlanar1d
 from dubio.methods import Deterministic, Flow
 from dubio.pictures import draw_regions
-from dubio.training import Steps, fit
-from dubio.training.settings import Schedule
+from dubio.training import Schedule, Steps, fit
 from dubio_lab.protocols.flow_networks import bound, described
 from dubio_lab.protocols.measuring import mean_of, predict_classes, quality, share
 from dubio_lab.protocols.trial import Learned, Trial
@@ -41,12 +40,14 @@ def flow_plane(trial: Trial) -> Findings:
     train, test = plane_points(trial)
     found = _learn(trial)
     predictive = predict_classes(trial, found.model, test.inputs)
-    sums = functional.bin_sums(predictive.confidence.clamp(max=1.0), predictive.label == test.targets)
-    bins = functional.reliability(sums)
+    sums = functional.calibration.bin_sums(predictive.confidence.clamp(max=1.0), predictive.label == test.targets)
+    bins = functional.calibration.reliability(sums)
     metrics = {
         **quality(predictive.log_probs, test.targets),
-        "ece": Measured(functional.calibration_error(sums).item(), n=len(test)),
-        "matching": Measured(100.0 * functional.matching_share(sums, settings["tolerance"]).item(), n=len(test)),
+        "ece": Measured(functional.calibration.calibration_error(sums).item(), n=len(test)),
+        "matching": Measured(
+            100.0 * functional.calibration.matching_share(sums, settings["tolerance"]).item(), n=len(test)
+        ),
         "mean_confidence": mean_of(100.0 * predictive.confidence),
         "epochs": Measured(float(len(found.history["loss"]))),
     }
@@ -83,7 +84,7 @@ def flow_paired(trial: Trial) -> Findings:
         better, worse = (_measure(replace(trial, seed=seed, settings=own)) for own in (settings, rival))
         gains.append(worse - better if settings["measure"] == "ece" else better - worse)
     differences = torch.tensor(gains, dtype=torch.float64)
-    low, high = functional.mean_interval(differences)
+    low, high = functional.statistics.mean_interval(differences)
     return Findings(
         {
             "difference": mean_of(differences),

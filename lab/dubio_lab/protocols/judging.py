@@ -16,7 +16,7 @@ from dubio.data import Examples, Splits
 from dubio.deciding import calibrate
 from dubio.decisions import Temperature
 from dubio.prediction import ClassPredictive
-from dubio.sampling.settings import Using
+from dubio.sampling import Using
 from dubio_lab.protocols.images import load_unseen
 from dubio_lab.protocols.measuring import predict_classes, quality
 from dubio_lab.protocols.trial import Trial
@@ -44,7 +44,7 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
     assert isinstance(scaling, Temperature)
     metrics["temperature"] = Measured(scaling.temperature)
     metrics["ece_after_temperature"] = quality(
-        functional.scaled_log_probs(found.log_probs, torch.tensor(scaling.temperature)), targets
+        functional.calibration.scaled_log_probs(found.log_probs, torch.tensor(scaling.temperature)), targets
     )["ece"]
     trial.tell("predicted")
     metrics |= _unseen(trial, model, found)
@@ -61,7 +61,7 @@ def _unseen(trial: Trial, model: nn.Module, seen: ClassPredictive) -> dict[str, 
     for name, examples in load_unseen(trial).items():
         found = predict_classes(trial, model, examples.tensors[0])
         for doubt in ("mutual_information", "entropy"):
-            area = functional.auroc(getattr(seen, doubt).double(), getattr(found, doubt).double())
+            area = functional.uncertainty.auroc(getattr(seen, doubt).double(), getattr(found, doubt).double())
             metrics[f"auroc_{doubt}_{name}"] = Measured(area.item(), n=len(examples))
     return metrics
 

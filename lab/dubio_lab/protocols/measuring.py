@@ -32,7 +32,7 @@ def quality(log_probs: Tensor, targets: Tensor) -> dict[str, Measured]:
     """Accuracy and calibration error in percent, and negative log-likelihood, of log-probabilities."""
     confidence, label = log_probs.exp().clamp(max=1.0).max(dim=-1)
     right = label == targets
-    ece = functional.calibration_error(functional.bin_sums(confidence, right)).item()
+    ece = functional.calibration.calibration_error(functional.calibration.bin_sums(confidence, right)).item()
     return {
         "accuracy": share(right),
         "nll": mean_of(-log_probs.gather(-1, targets[:, None]).squeeze(-1)),

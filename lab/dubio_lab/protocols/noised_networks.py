@@ -15,7 +15,7 @@ from dubio.data import Examples
 from dubio.methods import Method
 from dubio.models import build
 from dubio.objectives import BootstrapHard, BootstrapSoft, Objective
-from dubio.persistence.values import from_json
+from dubio.persistence import from_json
 from dubio.training import Steps, fit
 from dubio_lab.protocols.trial import Trial
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from dubio.data import Examples, Splits
-from dubio.data.label_noise import Flip
+from dubio.data import Examples, Flip, Splits
 from dubio_lab.protocols.images import load_images
 from dubio_lab.protocols.measuring import predict_classes, quality
 from dubio_lab.protocols.noised_networks import train_network

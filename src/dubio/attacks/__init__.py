@@ -6,7 +6,7 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. What an attack leaves of a
 """
 
 from dubio.attacks.adaptive import Apgd
-from dubio.attacks.attack import Attack, Attacked
+from dubio.attacks.attack import Attack, Attacked, check_count as check_count
 from dubio.attacks.gradient import Fgsm, Pgd, TargetedFgsm
 from dubio.attacks.harness import TransferTable, transfer_table
 from dubio.attacks.minimal_distance import Ddn, Fmn
@@ -16,6 +16,7 @@ from dubio.attacks.random_search import Square
 from dubio.attacks.scoring import Accuracy, Score, score, strongest
 from dubio.attacks.short_forms import short_form
 from dubio.attacks.transferring import Transfer
+from dubio.attacks.victims import Model as Model, Victim as Victim, untouched as untouched
 
 __all__ = [
     "Accuracy",

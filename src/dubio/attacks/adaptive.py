@@ -58,7 +58,7 @@ class Apgd(Attack):
         here = best = _Point.seen(victim, before, targets)
         strongest = here.perturbed
         pace = _Pace.first(2.0 * self.epsilon, here.values)
-        checkpoints = functional.halving_checkpoints(self.steps)
+        checkpoints = functional.adversarial.halving_checkpoints(self.steps)
         for k in range(1, self.steps + 1):
             arrived = _Point.seen(victim, self._step(here, before, pace.step, inputs, first=k == 1), targets)
             pace = replace(pace, num_rises=pace.num_rises + (arrived.values > here.values))
@@ -67,17 +67,17 @@ class Apgd(Attack):
             before, here = here.inputs, arrived
             if k in checkpoints:
                 pace = pace.checked(k, best.values)
-                before = torch.where(functional.as_rows(pace.halved, before), here.inputs, before)
+                before = torch.where(functional.adversarial.as_rows(pace.halved, before), here.inputs, before)
                 here = here.or_where(pace.halved, best)
             ticker.tick()
         return strongest.inputs
 
     def _step(self, here: "_Point", before: Tensor, size: Tensor, inputs: Tensor, first: bool) -> Tensor:
-        direction = functional.steepest_direction(here.gradient, self.norm)
-        proposal = self._inside(here.inputs + functional.as_rows(size, inputs) * direction, inputs)
+        direction = functional.adversarial.steepest_direction(here.gradient, self.norm)
+        proposal = self._inside(here.inputs + functional.adversarial.as_rows(size, inputs) * direction, inputs)
         if first:
             return proposal
-        return self._inside(functional.with_momentum(here.inputs, before, proposal, self.momentum), inputs)
+        return self._inside(functional.adversarial.with_momentum(here.inputs, before, proposal, self.momentum), inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class _Point:
 
     def or_where(self, chosen: Bool[Tensor, " batch"], other: "_Point") -> "_Point":
         """The other point for those examples that are chosen."""
-        gradient = torch.where(functional.as_rows(chosen, self.gradient), other.gradient, self.gradient)
+        gradient = torch.where(functional.adversarial.as_rows(chosen, self.gradient), other.gradient, self.gradient)
         return _Point(self.perturbed.or_where(chosen, other.perturbed), gradient)
 
 
@@ -123,6 +123,6 @@ class _Pace:
 
     def checked(self, step: int, best: Float[Tensor, " batch"]) -> "_Pace":
         """The pace from a checkpoint on."""
-        halved = functional.should_halve(self.num_rises, step - self.since, self.halved, best, self.best)
+        halved = functional.adversarial.should_halve(self.num_rises, step - self.since, self.halved, best, self.best)
         size = torch.where(halved, self.step / 2.0, self.step)
         return _Pace(size, torch.zeros_like(self.num_rises), halved, best, step)

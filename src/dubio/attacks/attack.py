@@ -18,18 +18,18 @@ from dubio import functional
 from dubio.attacks.fitting import Thrift
 from dubio.attacks.progress import Ticker
 from dubio.attacks.recording import Recorder
-from dubio.attacks.victims import (
-    Model,
-    Noise,
-    Victim,
-    check_classifier,
-    untouched,
-)
+from dubio.attacks.victims import Model, Noise, Victim, check_classifier, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
-from dubio.sampling.capturing import Through, as_it_is
-from dubio.sampling.host_rng import seeded_run, seeded_step
-from dubio.sampling.memory import is_out_of_memory
-from dubio.sampling.settings import check_num_samples, new_seed, seed_tensor
+from dubio.sampling import (
+    Through,
+    as_it_is,
+    check_num_samples,
+    is_out_of_memory,
+    new_seed,
+    seed_tensor,
+    seeded_run,
+    seeded_step,
+)
 
 __all__ = ["Attack", "Attacked", "Perturbed", "check_count", "stronger"]
 
@@ -52,7 +52,7 @@ class Perturbed:
     def or_where(self, chosen: Bool[Tensor, " batch"], other: "Perturbed") -> "Perturbed":
         """The other attempt for those examples that are chosen."""
         return Perturbed(
-            torch.where(functional.as_rows(chosen, self.inputs), other.inputs, self.inputs),
+            torch.where(functional.adversarial.as_rows(chosen, self.inputs), other.inputs, self.inputs),
             torch.where(chosen, other.values, self.values),
             torch.where(chosen, other.fooled, self.fooled),
         )
@@ -237,7 +237,7 @@ class Attack:
         return Attacked(
             adversarial,
             values,
-            functional.perturbation_norm(adversarial - inputs, self.norm),
+            functional.adversarial.perturbation_norm(adversarial - inputs, self.norm),
             torch.cat([part.fooled for part in found]),
             forwards=max(victim.forwards for victim in victims),
             backwards=max(victim.backwards for victim in victims),
@@ -269,12 +269,14 @@ class Attack:
     def _inside(self, candidate: Tensor, inputs: Tensor) -> Tensor:
         """The nearest allowed point: in the ball around the inputs, and in the box."""
         assert self.epsilon is not None
-        return functional.project_inputs(candidate, inputs, self.norm, self.epsilon).clamp(*self.bounds)
+        return functional.adversarial.project_inputs(candidate, inputs, self.norm, self.epsilon).clamp(*self.bounds)
 
     def _random_start(self, victim: Victim, inputs: Tensor) -> Tensor:
         assert self.epsilon is not None
         uniform, normal = (victim.random(inputs.shape, kind, inputs) for kind in ("uniform", "normal"))
-        return self._inside(inputs + functional.random_perturbation(uniform, normal, self.norm, self.epsilon), inputs)
+        return self._inside(
+            inputs + functional.adversarial.random_perturbation(uniform, normal, self.norm, self.epsilon), inputs
+        )
 
     def _check_epsilon(self) -> None:
         name, ball = type(self).__name__, type(self).epsilon is not None

@@ -47,13 +47,15 @@ class Fgsm(Attack):
     def _moved(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Tensor:
         own = self.label == "own"
         gradient = self._own_gradient(victim, inputs) if own else victim.look(inputs, targets).gradient
-        return self._inside(inputs + self.epsilon * functional.steepest_direction(gradient, self.norm), inputs)
+        return self._inside(
+            inputs + self.epsilon * functional.adversarial.steepest_direction(gradient, self.norm), inputs
+        )
 
     def _own_gradient(self, victim: Victim, inputs: Tensor) -> Tensor:
         """Gradient of ``-log pbar`` of the predicted class; classes that tie share it equally."""
         leaf = inputs.detach().requires_grad_(True)
         with torch.enable_grad():
-            values = -functional.predictive_log_probs(victim.log_probs(leaf)).amax(dim=-1)
+            values = -functional.uncertainty.predictive_log_probs(victim.log_probs(leaf)).amax(dim=-1)
             return victim.gradient(values, leaf)
 
 
@@ -81,7 +83,7 @@ class TargetedFgsm(Attack):
         moved = inputs
         for _ in range(self.steps):
             gradient = victim.look(moved, targets).gradient
-            direction = functional.steepest_direction(gradient, self.norm)
+            direction = functional.adversarial.steepest_direction(gradient, self.norm)
             moved = (moved + self.step_size * direction).clamp(*self.bounds)
             ticker.tick()
         return self._select(victim, moved, targets)
@@ -133,8 +135,8 @@ class Pgd(Attack):
         direction = torch.zeros_like(inputs)
         for _ in range(self.steps):
             gradient = victim.look(moved, targets).gradient
-            direction = self.momentum * direction + functional.steepest_direction(gradient, "l2")
-            moved = self._inside(moved + size * functional.steepest_direction(direction, self.norm), inputs)
+            direction = self.momentum * direction + functional.adversarial.steepest_direction(gradient, "l2")
+            moved = self._inside(moved + size * functional.adversarial.steepest_direction(direction, self.norm), inputs)
             ticker.tick()
         return moved
 

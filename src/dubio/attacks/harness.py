@@ -28,9 +28,7 @@ from dubio.attacks.scoring import score
 from dubio.attacks.victims import Model, untouched
 from dubio.codec import RecordError, dump_json, parse_json, read_value, write_atomically
 from dubio.likelihoods import Categorical, likelihood_of
-from dubio.sampling import Using, stream
-from dubio.sampling.host_rng import seeded
-from dubio.sampling.settings import check_num_samples
+from dubio.sampling import Using, check_num_samples, seeded, stream
 from dubio.version import versions
 
 __all__ = ["TransferTable", "transfer_table"]
@@ -160,7 +158,7 @@ def transfer_table(
         tuple(evaluated),
         torch.stack([accuracies(images) for images in adversarial]),
         accuracies(inputs),
-        torch.stack([functional.distortion(images - inputs).cpu() for images in adversarial]),
+        torch.stack([functional.adversarial.distortion(images - inputs).cpu() for images in adversarial]),
         torch.tensor([failures for _, failures, _ in made]),
         torch.tensor([wrong for _, _, wrong in made]),
         adversarial,

@@ -30,7 +30,7 @@ class Nearest:
     def __init__(self, inputs: Float[Tensor, "batch ..."], norm: Norm) -> None:
         self._clean, self._norm = inputs, norm
         self.inputs = inputs
-        self.size = torch.full_like(functional.perturbation_norm(inputs, norm), math.inf)
+        self.size = torch.full_like(functional.adversarial.perturbation_norm(inputs, norm), math.inf)
         self.open = self.size.isinf()
         """Examples that are still searched; the others stay as they are."""
 
@@ -41,9 +41,9 @@ class Nearest:
 
     def consider(self, moved: Float[Tensor, "batch ..."], fooled: Bool[Tensor, " batch"]) -> None:
         """Keep what is better."""
-        size = functional.perturbation_norm(moved - self._clean, self._norm)
+        size = functional.adversarial.perturbation_norm(moved - self._clean, self._norm)
         better = self.open & fooled & (size < self.size)
-        self.inputs = torch.where(functional.as_rows(better, moved), moved, self.inputs)
+        self.inputs = torch.where(functional.adversarial.as_rows(better, moved), moved, self.inputs)
         self.size = torch.where(better, size, self.size)
 
 
@@ -82,9 +82,11 @@ class Ddn(Attack):
         radius = torch.full_like(nearest.size, self.radius)
         for size in annealed(self.step_size, self.step_size / 100.0, self.steps):
             nearest.consider(moved, view.fooled)
-            radius = functional.next_decoupled_radius(radius, view.fooled, self.gamma)
+            radius = functional.adversarial.next_decoupled_radius(radius, view.fooled, self.gamma)
             ahead = moved - inputs + size * self._direction(victim, view.gradient)
-            on_sphere = functional.steepest_direction(ahead, self.norm) * functional.as_rows(radius, inputs)
+            on_sphere = functional.adversarial.steepest_direction(ahead, self.norm) * functional.adversarial.as_rows(
+                radius, inputs
+            )
             moved = (inputs + on_sphere).clamp(*self.bounds)
             view = victim.look(moved, targets)
             ticker.tick()
@@ -93,10 +95,10 @@ class Ddn(Attack):
 
     def _direction(self, victim: Victim, gradient: Tensor) -> Tensor:
         """Along the gradient; where it vanishes, as that of a saturated network does, anywhere."""
-        vanished = functional.perturbation_norm(gradient, "linf") == 0.0
+        vanished = functional.adversarial.perturbation_norm(gradient, "linf") == 0.0
         anywhere = victim.random(gradient.shape, "normal", gradient)
-        chosen = torch.where(functional.as_rows(vanished, gradient), anywhere, gradient)
-        return functional.steepest_direction(chosen, self.norm)
+        chosen = torch.where(functional.adversarial.as_rows(vanished, gradient), anywhere, gradient)
+        return functional.adversarial.steepest_direction(chosen, self.norm)
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,9 @@ class Fmn(Attack):
         for size, gamma in zip(sizes, annealed(self.gamma, self.last_gamma, self.steps), strict=True):
             nearest.consider(moved, view.fooled)
             linear = self._linear_distance(moved - inputs, view)
-            radius = functional.next_boundary_radius(radius, view.fooled, nearest.size, linear, gamma)
-            ahead = moved - inputs + size * functional.steepest_direction(view.gradient, "l2")
-            moved = (inputs + functional.project_perturbation(ahead, self.norm, radius)).clamp(*self.bounds)
+            radius = functional.adversarial.next_boundary_radius(radius, view.fooled, nearest.size, linear, gamma)
+            ahead = moved - inputs + size * functional.adversarial.steepest_direction(view.gradient, "l2")
+            moved = (inputs + functional.adversarial.project_perturbation(ahead, self.norm, radius)).clamp(*self.bounds)
             view = victim.look(moved, targets)
             ticker.tick()
         nearest.consider(moved, view.fooled)
@@ -150,13 +152,13 @@ class Fmn(Attack):
 
     def _linear_distance(self, perturbation: Tensor, view: View) -> Tensor:
         """Norm of the perturbation that reaches the boundary to first order."""
-        size = functional.perturbation_norm(perturbation, self.norm)
-        return size + functional.boundary_distance(view.values, view.gradient, self.norm)
+        size = functional.adversarial.perturbation_norm(perturbation, self.norm)
+        return size + functional.adversarial.boundary_distance(view.values, view.gradient, self.norm)
 
 
 def annealed(first: float, last: float, steps: int) -> Iterator[float]:
     """Values for so many steps, along half a cosine wave."""
-    return (functional.cosine_annealed(first, last, k / steps) for k in range(steps))
+    return (functional.adversarial.cosine_annealed(first, last, k / steps) for k in range(steps))
 
 
 def check_gamma(gamma: float) -> None:

@@ -97,7 +97,7 @@ class MinimumNorm(Attack):
         return replace(victim, noise="frozen") if self.solver == "lbfgs" and self.noise == "fresh" else victim
 
     def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
-        log_probs = functional.predictive_log_probs(victim.log_probs(inputs))
+        log_probs = functional.uncertainty.predictive_log_probs(victim.log_probs(inputs))
         nearest = Nearest(inputs, self.norm)
         nearest.consider(inputs, (log_probs.argmax(dim=-1) == targets) == self.targeted)
         c = torch.full_like(nearest.size, math.nan)
@@ -118,7 +118,7 @@ class MinimumNorm(Attack):
         end = self._solve(problem, c, nearest)
         ticker.tick()
         counts = end.fooled & ~already
-        moved = torch.where(functional.as_rows(counts, end.moved), end.moved, problem.inputs)
+        moved = torch.where(functional.adversarial.as_rows(counts, end.moved), end.moved, problem.inputs)
         values = problem.victim.values(moved, problem.labels)
         return Perturbed(moved, values, counts | already, torch.where(counts, c, math.nan))
 
@@ -136,7 +136,7 @@ class MinimumNorm(Attack):
             kept = torch.where(nearest.size < before, c, kept)
             works, fails = torch.where(succeeded, c, works), torch.where(succeeded, fails, c)
             left = left - ((works > 0.0) & fails.isfinite()).to(left.dtype)
-            c = functional.next_penalty(c, works, fails)
+            c = functional.adversarial.next_penalty(c, works, fails)
             ticker.tick()
         return kept
 

@@ -66,13 +66,13 @@ class Square(Attack):
         moved = self._inside(start(victim, images), images)
         values = victim.values(moved.view_as(inputs), targets)
         for k in range(self.steps):
-            share = functional.square_share(k, self.steps, self.share)
+            share = functional.adversarial.square_share(k, self.steps, self.share)
             candidate = self._inside(change(victim, moved, images, share), images)
             if victim.noise == "fresh" and victim.is_random:
                 found, values = victim.compare(candidate.view_as(inputs), moved.view_as(inputs), targets)
             else:
                 found = victim.values(candidate.view_as(inputs), targets)
-            moved = torch.where(functional.as_rows(found > values, moved), candidate, moved)
+            moved = torch.where(functional.adversarial.as_rows(found > values, moved), candidate, moved)
             values = torch.maximum(found, values)
             ticker.tick()
         return self._select(victim, moved.view_as(inputs), targets)
@@ -111,7 +111,7 @@ class Square(Attack):
         top, left = (height - rows * tall) // 2, (width - columns * wide) // 2
         perturbation = torch.zeros_like(images)
         perturbation[..., top : top + rows * tall, left : left + columns * wide] = tiles
-        return images + self.epsilon * functional.steepest_direction(perturbation, "l2")
+        return images + self.epsilon * functional.adversarial.steepest_direction(perturbation, "l2")
 
     def _with_bump(self, victim: Victim, moved: Tensor, images: Tensor, share: float) -> Tensor:
         """One window put back, and all the distance this frees given to a bump in another."""
@@ -120,7 +120,7 @@ class Square(Attack):
         perturbation = moved - images
         kept = raised.put(dropped.put(perturbation, 0.0), 0.0)
         bump = raised.bump(numbers[:, 4]) * _signs(numbers[:, 5:])
-        free = functional.free_distance(perturbation, kept, self.epsilon)
+        free = functional.adversarial.free_distance(perturbation, kept, self.epsilon)
         return images + raised.put(kept, free * _unit(bump + _unit(raised.get(perturbation))))
 
 
@@ -134,7 +134,7 @@ class _Windows:
     def at(cls, uniform: Float[Tensor, "batch 2"], images: Tensor, share: float, smallest: int = 1) -> "_Windows":
         """Windows that cover this share of the pixels, at places told by uniform numbers."""
         batch, channels, height, width = images.shape
-        window = functional.square_window(share, height, width, smallest)
+        window = functional.adversarial.square_window(share, height, width, smallest)
         places = [
             (numbers * (side - length + 1)).long().clamp_max(side - length).view(-1, 1)
             + torch.arange(length, device=images.device)
@@ -161,12 +161,12 @@ class _Windows:
         upright = _bump(tall, wide, uniform.dtype, uniform.device).expand(len(uniform), 1, tall, wide)
         if tall != wide:
             return upright
-        return torch.where(functional.as_rows(uniform < 0.5, upright), upright, upright.mT)
+        return torch.where(functional.adversarial.as_rows(uniform < 0.5, upright), upright, upright.mT)
 
 
 @functools.lru_cache(maxsize=64)
 def _bump(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "height width"]:
-    return functional.square_bump(height, width).to(dtype=dtype, device=device)
+    return functional.adversarial.square_bump(height, width).to(dtype=dtype, device=device)
 
 
 def _signs(uniform: Float[Tensor, "batch channel"]) -> Float[Tensor, "batch channel 1 1"]:

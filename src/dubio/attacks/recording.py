@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dubio.sampling.capturing import Buffers, Captured, signature
-from dubio.sampling.memory import free_memory
+from dubio.sampling import Buffers, Captured, free_memory, signature
 
 __all__ = ["Recorder"]
 

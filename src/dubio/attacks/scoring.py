@@ -16,9 +16,7 @@ from dubio import functional
 from dubio.attacks.attack import Attacked, check_count
 from dubio.attacks.victims import Model, Victim, check_classifier, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective
-from dubio.sampling.host_rng import seeded_run
-from dubio.sampling.noise import noise_key
-from dubio.sampling.settings import check_num_samples
+from dubio.sampling import check_num_samples, noise_key, seeded_run
 
 __all__ = ["Accuracy", "Score", "score", "strongest"]
 
@@ -97,7 +95,7 @@ def score(
             part = slice(first, first + batch_size)
             log_probs = victim.log_probs(inputs[part])
             victim.check_logits(log_probs, targets[part])
-            predicted.append(functional.predictive_log_probs(log_probs).argmax(dim=-1) == targets[part])
+            predicted.append(functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == targets[part])
             hits = log_probs.argmax(dim=-1) == targets[part]
             # One draw of a network without noise, or the members of an ensemble, stand for as many as were asked for.
             right.append(hits.repeat(-(-num_samples // len(hits)), 1)[:num_samples])
@@ -153,12 +151,12 @@ def _own_seed(seed: int | None, purpose: str) -> int | None:
 def _summary(predicted: Bool[Tensor, " batch"], right: Bool[Tensor, "sample batch"], num_tries: int) -> Score:
     num_samples, count = right.shape
     single = right.double().mean(dim=0)
-    retry = functional.retry_probability(right.sum(dim=0), num_samples, num_tries)
+    retry = functional.statistics.retry_probability(right.sum(dim=0), num_samples, num_tries)
     held = int(predicted.sum())
     return Score(
-        Accuracy(held / count, *functional.clopper_pearson(held, count)),
-        _two_way(single, functional.retry_influence(right, 1)),
-        _two_way(retry, functional.retry_influence(right, num_tries)),
+        Accuracy(held / count, *functional.statistics.clopper_pearson(held, count)),
+        _two_way(single, functional.statistics.retry_influence(right, 1)),
+        _two_way(retry, functional.statistics.retry_influence(right, num_tries)),
         num_samples,
         num_tries,
         predicted,
@@ -170,4 +168,9 @@ def _summary(predicted: Bool[Tensor, " batch"], right: Bool[Tensor, "sample batc
 def _two_way(per_example: Float[Tensor, " batch"], per_draw: Float[Tensor, " sample"]) -> Accuracy:
     """A mean over examples whose error comes from the choice of examples and of draws, which all examples may share."""
     mean = per_example.mean().item()
-    return Accuracy(mean, *functional.normal_interval(mean, functional.two_way_standard_error(per_example, per_draw)))
+    return Accuracy(
+        mean,
+        *functional.statistics.normal_interval(
+            mean, functional.statistics.two_way_standard_error(per_example, per_draw)
+        ),
+    )

@@ -44,7 +44,7 @@ class Problem:
         hinged = self.victim.loss != "cross_entropy"
         with torch.enable_grad():
             values, fooled = self.victim.judge(leaf, self.labels, self.goals)
-            lowered = functional.minimum_norm_objective(leaf - self.inputs, values, c, hinged)
+            lowered = functional.adversarial.minimum_norm_objective(leaf - self.inputs, values, c, hinged)
             gradient = self.victim.gradient(lowered, leaf)
         return lowered.detach(), fooled, gradient
 

@@ -23,29 +23,36 @@ from dubio.attacks.recording import Recorder
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.layers import num_members
 from dubio.likelihoods import Categorical, likelihood_of
-from dubio.sampling import Using, run, seed_tensor
-from dubio.sampling.capturing import Through, as_it_is
-from dubio.sampling.drawing import Call
-from dubio.sampling.executors import Executor
-from dubio.sampling.host_rng import (
+from dubio.sampling import (
     HOST,
     LOCK,
+    STATE,
     TORCH,
+    Call,
     DrawsItselfError,
+    Executor,
+    Footprint,
     HostState,
+    Kind,
     Stream,
+    Through,
+    Using,
     Watch,
+    as_it_is,
+    eval_mode,
     follows_host,
+    fresh_noise,
     has_numbers_of_its_own,
     may_draw_on_host,
+    noise_key,
     notice,
+    plan_for,
     redirected,
+    run,
+    seed_tensor,
     seeded,
+    seeded_noise,
 )
-from dubio.sampling.noise import Kind, fresh_noise, noise_key, seeded_noise
-from dubio.sampling.planning import Footprint, plan_for
-from dubio.sampling.restoring import eval_mode
-from dubio.sampling.settings import STATE
 
 __all__ = [
     "Model",
@@ -149,7 +156,7 @@ class Victim:
         look = cast(Callable[..., Tensor], self.through(_network_log_probs))
         with torch.no_grad(), self._looking_at(inputs):
             log_probs = look(self.model, inputs, self.num_samples, self.executor)
-            return functional.predictive_log_probs(log_probs).argmax(dim=-1)
+            return functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1)
 
     def values(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """What the attacker raises, per example."""
@@ -368,8 +375,8 @@ def _judge(
     loss: AttackLoss,
 ) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
     """The loss of the labels that are looked at, and whether the mean over the draws names the others."""
-    values = functional.averaged_attack_loss(log_probs, seen, objective, loss)
-    return values, functional.predictive_log_probs(log_probs).argmax(dim=-1) == labels
+    values = functional.adversarial.averaged_attack_loss(log_probs, seen, objective, loss)
+    return values, functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == labels
 
 
 def check_classifier(model: Model) -> None:

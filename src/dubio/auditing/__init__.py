@@ -1,10 +1,11 @@
 """Audit a network: is its robustness real?"""
 
+from dubio.attacks import Accuracy
 from dubio.auditing.auditing import audit
 from dubio.auditing.budget import BUDGETS, Budget
 from dubio.auditing.checks import CHECKS, Check
 from dubio.auditing.values import (
-    Accuracy,
+    FEWEST_IMAGES as FEWEST_IMAGES,
     AttackRecord,
     Audit,
     BudgetName,

@@ -17,28 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from dubio import attacks
-from dubio.attacks.attack import check_count
-from dubio.attacks.victims import Model
+from dubio.attacks import Model, check_count
 from dubio.auditing.bench import Bench
 from dubio.auditing.budget import BUDGETS, Budget
-from dubio.auditing.checks import CHECKS, Check
-from dubio.auditing.checks.randomness import known_draws_accuracy
+from dubio.auditing.checks import CHECKS, Check, known_draws_accuracy
 from dubio.auditing.keeping import Keeper
 from dubio.auditing.progress import Bar, progress_bar
-from dubio.auditing.values import (
-    AttackRecord,
-    Audit,
-    BudgetName,
-    CheckRecord,
-    Cost,
-    Headline,
-    Status,
-    ThreatModel,
-)
-from dubio.evaluation.gathering import gather
+from dubio.auditing.values import AttackRecord, Audit, BudgetName, CheckRecord, Cost, Headline, Status, ThreatModel
+from dubio.evaluation import gather
 from dubio.functional.adversarial import Norm
-from dubio.sampling.host_rng import seeded
-from dubio.sampling.settings import device_of
+from dubio.sampling import device_of, seeded
 from dubio.version import VERSION, versions
 
 __all__ = ["audit"]

@@ -17,15 +17,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dubio import attacks
-from dubio.attacks import Attack, Pgd
-from dubio.attacks.victims import Model, Victim, untouched
+from dubio.attacks import Attack, Model, Pgd, Victim, untouched
 from dubio.auditing.budget import Budget
 from dubio.auditing.keeping import Keeper, Kept
 from dubio.auditing.twins import ordinary_twin
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 from dubio.layers import num_members
-from dubio.sampling.host_rng import seeded, seeded_run
-from dubio.sampling.noise import noise_key
+from dubio.sampling import noise_key, seeded, seeded_run
 
 __all__ = ["Attempt", "Bench"]
 

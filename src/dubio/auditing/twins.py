@@ -4,12 +4,11 @@ import copy
 
 from torch import Tensor, nn
 
-from dubio.attacks import score
-from dubio.attacks.victims import Model, Victim, untouched
+from dubio.attacks import Model, Victim, score, untouched
 from dubio.conversion import to_mean
 from dubio.layers import Members
 from dubio.methods import Deterministic
-from dubio.sampling.host_rng import Stream, redirected, seeded_run
+from dubio.sampling import Stream, redirected, seeded_run
 from dubio.training import fit
 
 __all__ = ["ordinary_twin"]

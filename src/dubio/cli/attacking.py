@@ -24,7 +24,7 @@ from dubio.choices import did_you_mean
 from dubio.cli.terminal import PlainTable
 from dubio.codec import dump_json, write_atomically
 from dubio.data import Examples
-from dubio.sampling.settings import device_of
+from dubio.sampling import device_of
 from dubio.version import hardware_of, versions
 
 __all__ = [

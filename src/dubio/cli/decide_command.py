@@ -17,8 +17,7 @@ from dubio.cli.ordering import load_splits, read_encoder, read_order
 from dubio.conversion import change_spec
 from dubio.data import Examples
 from dubio.evaluation import Evaluation
-from dubio.persistence.command_log import Command, read_commands, write_commands
-from dubio.persistence.lock import locked
+from dubio.persistence import Command, locked, read_commands, write_commands
 from dubio.prediction import ClassPredictive
 
 __all__ = ["abstain", "calibrate", "conformal"]
@@ -170,5 +169,7 @@ def _quality(subject: Subject, num_samples: int, seed: int, decisions: bool) -> 
     """Negative log-likelihood and calibration error on the validation data."""
     found = subject.predict(num_samples, seed, decisions)
     targets = subject.validation.targets
-    error = functional.calibration_error(functional.bin_sums(found.confidence, found.label == targets))
-    return functional.class_nll(found.log_probs, targets).item(), error.item()
+    error = functional.calibration.calibration_error(
+        functional.calibration.bin_sums(found.confidence, found.label == targets)
+    )
+    return functional.calibration.class_nll(found.log_probs, targets).item(), error.item()

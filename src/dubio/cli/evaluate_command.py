@@ -17,8 +17,7 @@ from dubio.cli.predicting import check_fits, order_of, test_examples
 from dubio.cli.terminal import PlainTable
 from dubio.codec import printable
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test, load_unseen
-from dubio.evaluation import Estimate, Evaluation, evaluate, failures
-from dubio.evaluation.words import METRICS, SCORE_WORDS, figure
+from dubio.evaluation import METRICS, SCORE_WORDS, Estimate, Evaluation, evaluate, failures, figure
 
 __all__ = ["FILE", "evaluate_run", "headline", "noise_like"]
 

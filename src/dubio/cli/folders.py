@@ -9,10 +9,7 @@ from torch import nn
 
 from dubio.choices import did_you_mean
 from dubio.codec import RecordError, check_fields, printable, read_object
-from dubio.persistence import load as load_network
-from dubio.persistence.command_log import read_commands
-from dubio.persistence.files import Identity, identity_of
-from dubio.persistence.records import read_history
+from dubio.persistence import Identity, identity_of, load as load_network, read_commands, read_history
 
 __all__ = [
     "Summary",

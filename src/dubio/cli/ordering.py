@@ -26,16 +26,14 @@ from dubio.data import (
     TableEncoder,
     TableWarning,
     Task,
+    find_name,
     load,
     parse_label_noise,
 )
-from dubio.data.registry import find_name
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.models import build, standardised
 from dubio.objectives import Loss
-from dubio.persistence import save
-from dubio.persistence.command_log import forget_commands
-from dubio.persistence.lock import locked
+from dubio.persistence import forget_commands, locked, save
 from dubio.sampling import Precision
 from dubio.training import ALONE, Callback, Processes, Run, fit
 

@@ -22,11 +22,18 @@ from dubio.cli.folders import folder_of
 from dubio.cli.ordering import FILE, Order, parse_resize, read_encoder, read_order, table_options
 from dubio.cli.terminal import PlainTable
 from dubio.codec import unfinished_file
-from dubio.data import Examples, NewRows, TableEncoder, TableWarning, load_test, read_new
-from dubio.data.encoding import remarks_as_text
-from dubio.data.registry import find_name
-from dubio.data.tables import TABLES
-from dubio.evaluation.words import figure
+from dubio.data import (
+    TABLES,
+    Examples,
+    NewRows,
+    TableEncoder,
+    TableWarning,
+    find_name,
+    load_test,
+    read_new,
+    remarks_as_text,
+)
+from dubio.evaluation import figure
 from dubio.models import sizes_of
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict_batches
 

@@ -18,11 +18,9 @@ from dubio.cli.ordering import ENCODER, FILE, in_rows, load_splits, read_encoder
 from dubio.cli.terminal import PlainTable
 from dubio.codec import UNFINISHED, dump_json, flush, read_object, remove_unfinished, write_atomically
 from dubio.data import Examples
-from dubio.evaluation.words import figure
+from dubio.evaluation import figure
 from dubio.layers import num_trained
-from dubio.persistence import save
-from dubio.persistence.command_log import Command, read_commands, write_commands
-from dubio.persistence.files import Identity
+from dubio.persistence import Command, Identity, read_commands, save, write_commands
 from dubio.pruning import Pruning, PruningPoint
 
 __all__ = ["RECORD", "measure", "prune", "told_of"]

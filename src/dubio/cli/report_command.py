@@ -17,15 +17,15 @@ from dubio.reporting import (
     Column,
     Headline,
     RunRecord,
+    decimal,
     failures_of,
     headlines,
+    make_report,
     read_run,
     read_runs,
     unpaired,
     write_report,
 )
-from dubio.reporting.content import make_report
-from dubio.reporting.wording import decimal
 
 __all__ = ["compare", "report"]
 

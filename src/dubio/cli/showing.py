@@ -19,12 +19,10 @@ from dubio.choices import did_you_mean, listed
 from dubio.cli.answers import say
 from dubio.cli.attacking import assail, choose_images
 from dubio.cli.audit_command import FILE as AUDIT
-from dubio.cli.evaluate_command import FILE as EVALUATION
-from dubio.cli.evaluate_command import headline, noise_like
+from dubio.cli.evaluate_command import FILE as EVALUATION, headline, noise_like
 from dubio.cli.folders import network_of, unused_name
 from dubio.cli.ordering import Order, load_splits, train_order
-from dubio.cli.prune_command import RECORD as PRUNING
-from dubio.cli.prune_command import measure, told_of
+from dubio.cli.prune_command import RECORD as PRUNING, measure, told_of
 from dubio.cli.terminal import PlainTable
 from dubio.codec import printable
 from dubio.data import Splits

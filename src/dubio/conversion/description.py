@@ -11,20 +11,8 @@ from dubio.conversion.replacement import why_unconvertible
 from dubio.conversion.shrinking import Removed
 from dubio.conversion.spec import Spec
 from dubio.decisions import decisions_of
-from dubio.layers import (
-    Drawn,
-    Head,
-    Masked,
-    Members,
-    Noised,
-    RandomDropout,
-    WeightSource,
-    drawn_names,
-    takes_noise,
-)
-from dubio.sampling import plans
-from dubio.sampling.host_rng import noticed
-from dubio.sampling.settings import check_module
+from dubio.layers import Drawn, Head, Masked, Members, Noised, RandomDropout, WeightSource, drawn_names, takes_noise
+from dubio.sampling import check_module, noticed, plans
 
 __all__ = ["Description", "LayerDescription", "describe"]
 

@@ -18,10 +18,18 @@ from torch.utils import _pytree as pytree
 
 from dubio.conversion.replacement import to_mean
 from dubio.layers import GaussianHead, Members, WeightSource, posteriors, sources
-from dubio.sampling import Inputs, Pass, Settings, arguments, name_sources, seed_tensor
-from dubio.sampling.drawing import Call, one_draw
-from dubio.sampling.planning import unchanged
-from dubio.sampling.settings import check_num_samples
+from dubio.sampling import (
+    Call,
+    Inputs,
+    Pass,
+    Settings,
+    arguments,
+    check_num_samples,
+    name_sources,
+    one_draw,
+    seed_tensor,
+    unchanged,
+)
 
 __all__ = ["export"]
 

@@ -8,10 +8,8 @@ from torch import nn
 from dubio.conversion.choice import Where, chooses
 from dubio.conversion.copying import exchange, is_norm, make_mappable, own_parameters, plain_copy
 from dubio.conversion.replacement import refuse_unconvertible
-from dubio.layers import ActivationNoise, Head, noise_input, noise_output, takes_noise
-from dubio.layers.noised import UNCALLED
-from dubio.sampling import Inputs, arguments, attach
-from dubio.sampling.planning import unchanged
+from dubio.layers import UNCALLED, ActivationNoise, Head, noise_input, noise_output, takes_noise
+from dubio.sampling import Inputs, arguments, attach, unchanged
 
 __all__ = ["classifier_of", "replace_head", "with_activation_noise"]
 

@@ -22,9 +22,7 @@ from torch.utils import _pytree as pytree
 from dubio.conversion.choice import ConversionWarning
 from dubio.conversion.replacement import share_draw
 from dubio.layers import Drawn, Source, WeightSource
-from dubio.sampling import Inputs, Pass, Settings, arguments
-from dubio.sampling.restoring import same_numbers, unchanged
-from dubio.sampling.settings import STATE
+from dubio.sampling import STATE, Inputs, Pass, Settings, arguments, same_numbers, unchanged
 
 __all__ = ["FunctionCall", "find_functional_dropout", "prove"]
 

@@ -12,8 +12,7 @@ from dubio.conversion.copying import random_names
 from dubio.conversion.proof import prove
 from dubio.conversion.spec import Spec, attach_spec
 from dubio.likelihoods import Bernoulli, Categorical, Likelihood
-from dubio.sampling import Inputs, run
-from dubio.sampling.planning import unchanged
+from dubio.sampling import Inputs, run, unchanged
 
 __all__ = ["finish", "warn_of_probabilities"]
 

@@ -44,7 +44,7 @@ def attach_spec(model: nn.Module, record: Spec) -> None:
     """Give a network its record, and the parameter that its likelihood learns."""
     likelihood = record.likelihood
     if isinstance(likelihood, Gaussian) and likelihood.std == "learned":
-        start = functional.inverse_softplus(torch.tensor(likelihood.INITIAL_STD))
+        start = functional.variational.inverse_softplus(torch.tensor(likelihood.INITIAL_STD))
         first = next(model.parameters())
         model.register_parameter("observation_rho", nn.Parameter(start.to(first)))
     model.dubio_spec = record  # type: ignore[assignment]

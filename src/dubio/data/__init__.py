@@ -5,11 +5,25 @@ What reads and changes datasets is imported when it is first asked for; training
 
 from typing import TYPE_CHECKING
 
-from dubio.data.encoding import TableColumn, TableEncoder, fit_encoder
+from dubio.data.batches import (
+    Batch as Batch,
+    Batches as Batches,
+    batches_from as batches_from,
+    refuse_string_inputs as refuse_string_inputs,
+)
+from dubio.data.encoding import TableColumn, TableEncoder, fit_encoder, remarks_as_text as remarks_as_text
 from dubio.data.errors import DataError, DataWarning, TableWarning
 from dubio.data.examples import Examples, Splits, scaled
-from dubio.data.fingerprints import fingerprint_of, fingerprint_of_batches
+from dubio.data.fingerprints import (
+    DataFingerprint as DataFingerprint,
+    fingerprint_of,
+    fingerprint_of_batches,
+    order_of as order_of,
+)
 from dubio.data.loading import CropAndFlip, Loader, epoch_order
+from dubio.data.registry import find_name as find_name
+from dubio.data.sharing import shared_batches as shared_batches
+from dubio.data.tables import TABLES as TABLES
 from dubio.data.targets import Target, Task
 from dubio.data.unlabelled import NewRows, read_new
 from dubio.later import import_later

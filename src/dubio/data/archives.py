@@ -13,7 +13,7 @@ from typing import Any
 
 from dubio.codec import open_regular
 from dubio.data.errors import DataError
-from dubio.sampling.memory import available_memory, memory_in_words
+from dubio.sampling import available_memory, memory_in_words
 
 __all__ = ["LIMIT", "check_members", "check_room", "read_tar", "read_zip"]
 

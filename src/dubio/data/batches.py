@@ -20,10 +20,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from dubio.data.examples import Examples
 from dubio.data.loading import CropAndFlip, Loader, epoch_order
-from dubio.sampling.host_rng import Stream, has_numbers_of_its_own, redirected
-from dubio.sampling.noise import noise_key
-from dubio.sampling.planning import memory_budget
-from dubio.sampling.settings import STATE
+from dubio.sampling import STATE, Stream, has_numbers_of_its_own, memory_budget, noise_key, redirected
 
 __all__ = ["Batch", "Batches", "batch_of", "batches_from"]
 

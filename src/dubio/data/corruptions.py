@@ -69,7 +69,7 @@ class GaussianNoise(Corruption):
     def apply(self, images: Images, generator: torch.Generator) -> Images:
         """Images with noise."""
         noise = torch.randn(images.shape, generator=generator, device=generator.device)
-        return functional.with_noise(images, noise.to(images.device), self.amount)
+        return functional.corruption.with_noise(images, noise.to(images.device), self.amount)
 
 
 class Blur(Corruption):
@@ -80,7 +80,7 @@ class Blur(Corruption):
 
     def apply(self, images: Images, generator: torch.Generator) -> Images:
         """Blurred images."""
-        return functional.blurred(images, 0.3 + self.amount * min(images.shape[2:]))
+        return functional.corruption.blurred(images, 0.3 + self.amount * min(images.shape[2:]))
 
 
 class Contrast(Corruption):
@@ -91,7 +91,7 @@ class Contrast(Corruption):
 
     def apply(self, images: Images, generator: torch.Generator) -> Images:
         """Paler images."""
-        return functional.with_contrast(images, self.amount)
+        return functional.corruption.with_contrast(images, self.amount)
 
 
 class Rotation(Corruption):
@@ -102,7 +102,7 @@ class Rotation(Corruption):
 
     def apply(self, images: Images, generator: torch.Generator) -> Images:
         """Rotated images."""
-        return functional.rotated(images, self.amount)
+        return functional.corruption.rotated(images, self.amount)
 
 
 class Inversion(Corruption):
@@ -113,7 +113,7 @@ class Inversion(Corruption):
 
     def apply(self, images: Images, generator: torch.Generator) -> Images:
         """Images nearer to their negatives."""
-        return functional.inverted(images, self.amount)
+        return functional.corruption.inverted(images, self.amount)
 
 
 CORRUPTIONS: dict[str, type[Corruption]] = {

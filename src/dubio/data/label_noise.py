@@ -47,8 +47,8 @@ class Flip:
         """Noisy labels, and the transition matrix of the pattern drawn."""
         _check_labels("Flip", labels, num_classes)
         offsets = torch.randint(num_classes - 1, (num_classes,), generator=generator, device=generator.device)
-        destinations = functional.flip_destinations(offsets)
-        return _redraw(labels, functional.patterned_transition(destinations, self.p), generator)
+        destinations = functional.corruption.flip_destinations(offsets)
+        return _redraw(labels, functional.corruption.patterned_transition(destinations, self.p), generator)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Symmetric:
     def __call__(self, labels: Int[Tensor, " example"], num_classes: int, generator: torch.Generator) -> NoisyLabels:
         """Noisy labels, and the transition matrix."""
         _check_labels("Symmetric", labels, num_classes)
-        return _redraw(labels, functional.symmetric_transition(num_classes, self.p), generator)
+        return _redraw(labels, functional.corruption.symmetric_transition(num_classes, self.p), generator)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class UniformMix:
     def __call__(self, labels: Int[Tensor, " example"], num_classes: int, generator: torch.Generator) -> NoisyLabels:
         """Noisy labels, and the transition matrix."""
         _check_labels("UniformMix", labels, num_classes)
-        return _redraw(labels, functional.uniform_transition(num_classes, self.p), generator)
+        return _redraw(labels, functional.corruption.uniform_transition(num_classes, self.p), generator)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ class MnistAsymmetric:
         if num_classes != len(MNIST_DESTINATIONS):
             raise ValueError(f"num_classes of MnistAsymmetric must be 10, got {num_classes}")
         _check_labels("MnistAsymmetric", labels, num_classes)
-        return _redraw(labels, functional.patterned_transition(torch.tensor(MNIST_DESTINATIONS), self.p), generator)
+        return _redraw(
+            labels, functional.corruption.patterned_transition(torch.tensor(MNIST_DESTINATIONS), self.p), generator
+        )
 
 
 LabelNoise = Flip | Symmetric | UniformMix | MnistAsymmetric
@@ -123,7 +125,7 @@ def _redraw(labels: Tensor, transition: Tensor, generator: torch.Generator) -> N
     """Labels drawn from their rows, where the generator is, and put back where the labels are."""
     uniforms = torch.rand(len(labels), dtype=torch.float64, generator=generator, device=generator.device)
     transition = transition.to(generator.device)
-    redrawn = functional.redrawn_labels(labels.to(generator.device), transition, uniforms)
+    redrawn = functional.corruption.redrawn_labels(labels.to(generator.device), transition, uniforms)
     return NoisyLabels(redrawn.to(labels.device), transition.to(labels.device))
 
 

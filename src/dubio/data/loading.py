@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dubio.data.examples import Examples, scaled
-from dubio.sampling.noise import noise_key
+from dubio.sampling import noise_key
 
 __all__ = ["CropAndFlip", "Loader", "epoch_order"]
 

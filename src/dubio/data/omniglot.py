@@ -56,7 +56,7 @@ def read_drawings(path: Path, name: str = "omniglot", md5: str | None = None) ->
 
 def _small(pixels: NDArray[np.uint8]) -> Tensor:
     """Light strokes on dark, 28x28."""
-    paper = functional.area_resized(torch.from_numpy(pixels).float(), (NEW_SIZE, NEW_SIZE))
+    paper = functional.corruption.area_resized(torch.from_numpy(pixels).float(), (NEW_SIZE, NEW_SIZE))
     return (255.0 - paper).round().to(torch.uint8)
 
 

@@ -23,8 +23,8 @@ from dubio.data.omniglot import OMNIGLOT
 from dubio.data.splitting import TENTH, with_validation
 from dubio.data.stored import Part, StoredSet
 from dubio.data.tables import NAMED_COLUMNS, TABLES, read_table, read_unseen_table
-from dubio.data.toy import clusters, curve, diabetes, digits
 from dubio.data.targets import Task
+from dubio.data.toy import clusters, curve, diabetes, digits
 
 __all__ = ["NAMES", "Status", "data_folder", "fetch", "find_name", "load", "load_test", "load_unseen", "status"]
 

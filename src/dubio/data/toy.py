@@ -74,8 +74,8 @@ def curve(
     x = 0.5 * torch.rand(num_points, 1, generator=generator)
     noise = NOISE_STD * torch.randn(num_points, 1, generator=generator)
     grid = torch.linspace(-0.2, 1.2, 281)[:, None]
-    train = Examples(x, functional.regression_curve(x, noise), name="curve")
-    test = Examples(grid, functional.regression_curve(grid, torch.zeros_like(grid)), name="curve")
+    train = Examples(x, functional.uncertainty.regression_curve(x, noise), name="curve")
+    test = Examples(grid, functional.uncertainty.regression_curve(grid, torch.zeros_like(grid)), name="curve")
     return with_validation(train, test, validation)
 
 

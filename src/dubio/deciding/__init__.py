@@ -3,5 +3,6 @@
 from dubio.deciding.abstaining import abstain
 from dubio.deciding.calibrating import calibrate
 from dubio.deciding.conforming import conformal
+from dubio.deciding.held_out import check_unjudged as check_unjudged
 
 __all__ = ["abstain", "calibrate", "conformal"]

@@ -70,7 +70,7 @@ def abstain(
         found = _for_error(_surety(held_out, score), held_out, error, level)
     else:
         assert coverage is not None
-        found = functional.acceptance_at_coverage(_surety(held_out, score), held_out.correct, coverage)
+        found = functional.calibration.acceptance_at_coverage(_surety(held_out, score), held_out.correct, coverage)
     sign = 1.0 if score == "confidence" else -1.0
     threshold = Threshold(
         score,
@@ -122,7 +122,7 @@ def _warn_of_few(count: int) -> None:
 
 
 def _warn_of_ties(
-    surety: Float[Tensor, " example"], found: functional.Acceptance, coverage: float, score: Surety
+    surety: Float[Tensor, " example"], found: functional.calibration.Acceptance, coverage: float, score: Surety
 ) -> None:
     """Warn where equal scores make a threshold accept far more than was requested: it cannot separate them."""
     count = len(surety)
@@ -142,14 +142,14 @@ def _warn_of_ties(
 
 def _for_error(
     surety: Float[Tensor, " example"], held_out: HeldOut, error: float, level: float
-) -> functional.Acceptance:
+) -> functional.calibration.Acceptance:
     """The threshold that accepts most of those whose bound reaches the error."""
-    tried = functional.acceptances(surety, held_out.correct, error, level)
+    tried = functional.calibration.acceptances(surety, held_out.correct, error, level)
     for found in tried:
         if found.bound is not None and found.bound <= error:
             return found
     count = len(held_out.targets)
-    needed = functional.num_for_error(error, level)
+    needed = functional.calibration.num_for_error(error, level)
     if not tried:
         raise ValueError(
             f"error {error:g} with probability {level:g} needs at least {needed} validation examples, all accepted "

@@ -151,7 +151,9 @@ def _gain_on_folds(
         fitted = _fit(log_probs.index_select(axis, train), targets[train], kind, per_draw)
         plain, own = log_probs.index_select(axis, test), targets[test].unsqueeze(-1)
         applied = fitted.apply(plain)
-        before, after = (functional.predictive_log_probs(part) if per_draw else part for part in (plain, applied))
+        before, after = (
+            functional.uncertainty.predictive_log_probs(part) if per_draw else part for part in (plain, applied)
+        )
         gains[test] = (after - before).gather(-1, own).reshape(len(test), -1).mean(dim=1)
     missed = _gain_of_a_miss(log_probs, _fit(log_probs, targets, kind, per_draw), per_draw) * count / targets.numel()
     return _Gain((gains.sum().item() + missed) / (count + 1), gains.std().item() / math.sqrt(count))
@@ -164,7 +166,9 @@ def _gain_of_a_miss(log_probs: Float[Tensor, "*any class"], calibration: Calibra
     sharpening, whose cost is in errors too rare to be among them.
     """
     applied = calibration.apply(log_probs)
-    before, after = (functional.predictive_log_probs(part) if per_draw else part for part in (log_probs, applied))
+    before, after = (
+        functional.uncertainty.predictive_log_probs(part) if per_draw else part for part in (log_probs, applied)
+    )
     second = before.topk(2, dim=-1).indices[..., 1:]
     return (after - before).gather(-1, second).median().item()
 
@@ -208,15 +212,15 @@ def _fit_temperature(
     log_probs: Float[Tensor, "*sample example class"], targets: Int[Tensor, " example"], per_draw: bool
 ) -> float:
     """The temperature of least negative log-likelihood, and never one of a larger than 1 has."""
-    scaled = functional.scaled_mixture if per_draw else functional.scaled_log_probs
+    scaled = functional.calibration.scaled_mixture if per_draw else functional.calibration.scaled_log_probs
 
     def nll(temperature: Tensor) -> Tensor:
-        return functional.class_nll(scaled(log_probs, temperature), targets)
+        return functional.calibration.class_nll(scaled(log_probs, temperature), targets)
 
     free = torch.zeros((), dtype=torch.float64, device=log_probs.device, requires_grad=True)
-    _minimise(lambda: nll(functional.bounded_temperature(free, LARGEST_TEMPERATURE)), [free])
+    _minimise(lambda: nll(functional.calibration.bounded_temperature(free, LARGEST_TEMPERATURE)), [free])
     with torch.no_grad():
-        best = functional.bounded_temperature(free, LARGEST_TEMPERATURE)
+        best = functional.calibration.bounded_temperature(free, LARGEST_TEMPERATURE)
         return best.item() if nll(best) <= nll(torch.ones_like(best)) else 1.0
 
 
@@ -227,8 +231,10 @@ def _fit_vector(
     bias = torch.zeros_like(scale, requires_grad=True)
 
     def cost() -> Tensor:
-        scaled = functional.vector_scaled_log_probs(log_probs, scale, bias)
-        return functional.class_nll(scaled, targets) + RIDGE * functional.departure_from_identity(scale, bias)
+        scaled = functional.calibration.vector_scaled_log_probs(log_probs, scale, bias)
+        return functional.calibration.class_nll(
+            scaled, targets
+        ) + RIDGE * functional.calibration.departure_from_identity(scale, bias)
 
     _minimise(cost, [scale, bias])
     return tuple(scale.tolist()), tuple(bias.tolist())

@@ -18,7 +18,7 @@ def conformal(
     validation: Any,
     *,
     coverage: float = 0.9,
-    kind: functional.ConformalScore = "lac",
+    kind: functional.calibration.ConformalScore = "lac",
     allow_empty: bool = False,
     num_samples: int = 100,
     batch_size: int = 256,
@@ -63,16 +63,16 @@ def conformal(
     check_one_label_each(held_out, "conformal")
     _check_count(len(held_out.targets), coverage)
 
-    scores = functional.conformal_scores(held_out.predictive.log_probs, kind)
+    scores = functional.calibration.conformal_scores(held_out.predictive.log_probs, kind)
     own = scores.gather(-1, held_out.targets.unsqueeze(-1)).squeeze(-1)
-    quantile = functional.conformal_quantile(own, coverage).item()
+    quantile = functional.calibration.conformal_quantile(own, coverage).item()
     sets = PredictionSets(kind, quantile, coverage, allow_empty, held_out.fingerprint)
     change_spec(model, sets=sets)
     return sets
 
 
 def _check_count(count: int, coverage: float) -> None:
-    if functional.conformal_rank(count, coverage) <= count:
+    if functional.calibration.conformal_rank(count, coverage) <= count:
         return
     needed = math.ceil(coverage / (1.0 - coverage) - 1e-9)
     raise ValueError(

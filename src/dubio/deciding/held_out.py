@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from dubio.conversion.spec import spec
-from dubio.data import fingerprint_of_batches
-from dubio.data.batches import Batch, Batches, batches_from
+from dubio.conversion import spec
+from dubio.data import Batch, Batches, batches_from, fingerprint_of_batches
 from dubio.likelihoods import Categorical
 from dubio.prediction import ClassPredictive, joined, predict
 

@@ -99,8 +99,8 @@ def _left_out(found: ClassPredictive, labels: Int[Tensor, " example"]) -> list[d
     """The measures with each group of draws left out."""
     if found.samples is None or not can_group(found.num_samples):
         return None
-    groups = functional.group_means(found.samples.double(), NUM_GROUPS)
-    return [class_measures(found.calibrated(part), labels) for part in functional.left_out_means(groups)]
+    groups = functional.statistics.group_means(found.samples.double(), NUM_GROUPS)
+    return [class_measures(found.calibrated(part), labels) for part in functional.statistics.left_out_means(groups)]
 
 
 def _average(found: ClassPredictive, again: ClassPredictive) -> Float[Tensor, "example class"]:

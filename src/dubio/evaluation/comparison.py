@@ -123,7 +123,7 @@ def compare_pairs(metric: str, values: Mapping[str, PairedValues]) -> tuple[Comp
         raw = [_test(kind, values[first].values, values[second].values) for first, second in pairs]
     return tuple(
         Comparison(metric, first, second, p_value, TESTS[kind], len(pairs))
-        for (first, second), p_value in zip(pairs, functional.holm(raw), strict=True)
+        for (first, second), p_value in zip(pairs, functional.statistics.holm(raw), strict=True)
     )
 
 
@@ -174,7 +174,7 @@ def detection_values(
     """What an evaluation stores of single examples for one score; nothing for scores that are not compared."""
     if name not in PAIRED_SCORES:
         return {}
-    placements = functional.auroc_placements(known, unseen)
+    placements = functional.statistics.auroc_placements(known, unseen)
     return {group: pack(part, "float16") for group, part in zip(("known", "unseen"), placements, strict=True)}
 
 
@@ -210,10 +210,10 @@ def unpack(stored: PerExample) -> Tensor:
 
 def _test(kind: Kind, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> float:
     if kind == "share":
-        return functional.mcnemar(first[0], second[0])
+        return functional.statistics.mcnemar(first[0], second[0])
     if kind == "mean":
-        return functional.paired_mean_test(first[0], second[0])
-    return functional.paired_auroc_test((first[0], first[1]), (second[0], second[1]))
+        return functional.statistics.paired_mean_test(first[0], second[0])
+    return functional.statistics.paired_auroc_test((first[0], first[1]), (second[0], second[1]))
 
 
 def _test_calibration(
@@ -224,15 +224,15 @@ def _test_calibration(
     count = len(values[0][0])
 
     def errors(weight: Tensor | None) -> Tensor:
-        sums = (functional.bin_sums(confidence, correct, weight=weight) for confidence, correct in values)
-        return torch.stack([functional.calibration_error(part) for part in sums])
+        sums = (functional.calibration.bin_sums(confidence, correct, weight=weight) for confidence, correct in values)
+        return torch.stack([functional.calibration.calibration_error(part) for part in sums])
 
-    chunks = (functional.resample_weights(count, CHUNK, generator) for _ in range(RESAMPLES // CHUNK))
+    chunks = (functional.statistics.resample_weights(count, CHUNK, generator) for _ in range(RESAMPLES // CHUNK))
     resampled, own = torch.cat([errors(weight) for weight in chunks], dim=-1), errors(None)
     place = {name: number for number, name in enumerate(names)}
     found = []
     for first, second in pairs:
         spread = (resampled[place[first]] - resampled[place[second]]).std().item()
         difference = (own[place[first]] - own[place[second]]).item()
-        found.append(functional.normal_test(difference, spread if math.isfinite(spread) else 0.0))
+        found.append(functional.statistics.normal_test(difference, spread if math.isfinite(spread) else 0.0))
     return found

@@ -35,13 +35,13 @@ LARGEST_THUMBNAIL = 64
 
 def reliability_bins(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Bins:
     """Share, confidence and accuracy by bins of confidence."""
-    found = functional.reliability(functional.bin_sums(confidence, correct))
+    found = functional.calibration.reliability(functional.calibration.bin_sums(confidence, correct))
     return Bins(tuple(found.share.tolist()), _without_nan(found.confidence), _without_nan(found.accuracy))
 
 
 def risk_curve(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Curve:
     """The error among the most confident, at no more points than a picture can show."""
-    coverage, risk = functional.risk_coverage(confidence, correct)
+    coverage, risk = functional.uncertainty.risk_coverage(confidence, correct)
     shown = torch.linspace(0, len(coverage) - 1, min(len(coverage), NUM_CURVE_POINTS)).round().long()
     return Curve(tuple(coverage[shown].tolist()), tuple(risk[shown].tolist()))
 
@@ -148,7 +148,7 @@ def _thumbnail(image: Tensor) -> Thumbnail | None:
     low, high = pixels.min().item(), pixels.max().item()
     if low < 0.0 or high > 1.0:  # normalised before: show what differs
         pixels = (pixels - low) / max(high - low, torch.finfo(pixels.dtype).tiny)
-    content = functional.small_image(pixels, LARGEST_THUMBNAIL)
+    content = functional.corruption.small_image(pixels, LARGEST_THUMBNAIL)
     return Thumbnail(tuple(content.shape), base64.b64encode(content.numpy().tobytes()).decode())
 
 

@@ -48,12 +48,12 @@ def estimates(
         resampled = [measure(weight) for weight in resamples(num_examples, num_resamples, seed)]
         for name in found:
             values = torch.cat([part[name].cpu() for part in resampled])
-            low, high = functional.bootstrap_interval(found[name].value, values, LEVEL)
+            low, high = functional.statistics.bootstrap_interval(found[name].value, values, LEVEL)
             found[name] = replace(found[name], low=low, high=high)
     for name in found:
         if left_out is not None and name in left_out[0]:
             values = torch.stack([part[name].cpu() for part in left_out])
-            found[name] = replace(found[name], draw_error=functional.jackknife_error(values))
+            found[name] = replace(found[name], draw_error=functional.statistics.jackknife_error(values))
         if doubled is not None and name in doubled:
             found[name] = replace(found[name], doubled=float(doubled[name]))
     return found
@@ -68,7 +68,7 @@ def resamples(num_examples: int, num_resamples: int, seed: int) -> Iterator[Floa
     """Weights of bootstrap resamples, some at a time."""
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, num_resamples, CHUNK):
-        yield functional.resample_weights(num_examples, min(CHUNK, num_resamples - start), generator)
+        yield functional.statistics.resample_weights(num_examples, min(CHUNK, num_resamples - start), generator)
 
 
 def check_draws(found: Mapping[str, Estimate], num_samples: int) -> DrawCheck:

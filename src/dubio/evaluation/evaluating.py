@@ -24,9 +24,7 @@ from dubio.evaluation.measures import class_measures
 from dubio.evaluation.unseen import judge_unseen
 from dubio.evaluation.values import CorruptionPoint, DataRecord, Evaluation
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
-from dubio.sampling import Precision
-from dubio.sampling.noise import noise_key
-from dubio.sampling.settings import check_num_samples
+from dubio.sampling import Precision, check_num_samples, noise_key
 from dubio.version import versions
 
 __all__ = ["evaluate"]

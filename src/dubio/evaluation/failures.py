@@ -94,4 +94,4 @@ def _confidence(evaluation: "Evaluation", run: str | None) -> str:
 
 def _chance(share: float, num_examples: int) -> tuple[float, float]:
     """Which true shares would give such a one among so many examples."""
-    return functional.clopper_pearson(round(share * num_examples), num_examples, LEVEL)
+    return functional.statistics.clopper_pearson(round(share * num_examples), num_examples, LEVEL)

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dubio.data import Examples
-from dubio.data.batches import batches_from
-from dubio.data.fingerprints import fingerprint_of, order_of
+from dubio.data import Examples, batches_from, fingerprint_of, order_of
 from dubio.evaluation.values import DataRecord
 
 __all__ = ["Judged", "gather", "gather_inputs"]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubio.data.fingerprints import fingerprint_of
+from dubio.data import fingerprint_of
 from dubio.evaluation.classification import judge_classes
 from dubio.evaluation.regression import judge_reals
 from dubio.evaluation.values import DataRecord, Evaluation

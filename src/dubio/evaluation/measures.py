@@ -33,10 +33,12 @@ def class_measures(
     }
     return {
         **means,
-        "ece": functional.calibration_error(functional.bin_sums(confidence, correct, weight=weight)),
-        "adaptive_ece": functional.adaptive_calibration_error(confidence, correct, weight=weight),
-        "classwise_ece": functional.classwise_calibration_error(probs, targets, weight=weight),
-        "aurc": functional.area_under_risk(confidence, correct, weight),
+        "ece": functional.calibration.calibration_error(
+            functional.calibration.bin_sums(confidence, correct, weight=weight)
+        ),
+        "adaptive_ece": functional.calibration.adaptive_calibration_error(confidence, correct, weight=weight),
+        "classwise_ece": functional.calibration.classwise_calibration_error(probs, targets, weight=weight),
+        "aurc": functional.uncertainty.area_under_risk(confidence, correct, weight),
     }
 
 
@@ -48,9 +50,9 @@ def class_measures_per_example(
     return {
         "accuracy": (exact.argmax(dim=-1) == targets).double(),
         "nll": -exact.gather(-1, targets[:, None]).squeeze(-1),
-        "brier": functional.brier_score(exact.exp(), targets),
+        "brier": functional.calibration.brier_score(exact.exp(), targets),
         "confidence": exact.exp().amax(dim=-1),
-        "entropy": functional.entropy(exact.exp()),
+        "entropy": functional.uncertainty.entropy(exact.exp()),
     }
 
 
@@ -65,13 +67,13 @@ def real_measures_per_example(
     """
     means, stds, targets = means.double(), stds.double(), targets.double()
     error = means.mean(dim=0) - targets
-    densities = functional.normal_log_prob(targets, means, stds)
+    densities = functional.variational.normal_log_prob(targets, means, stds)
     joint = densities.flatten(2).sum(dim=-1) if densities.dim() > 2 else densities
     return {
         "square": _mean_over_outputs(error.square()),
         "mae": _mean_over_outputs(error.abs()),
-        "nll": -functional.predictive_log_probs(joint.unsqueeze(-1)).squeeze(-1),
-        "crps": _mean_over_outputs(functional.crps_mixture(means, stds, targets)),
+        "nll": -functional.uncertainty.predictive_log_probs(joint.unsqueeze(-1)).squeeze(-1),
+        "crps": _mean_over_outputs(functional.uncertainty.crps_mixture(means, stds, targets)),
     }
 
 

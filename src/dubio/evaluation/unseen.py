@@ -41,7 +41,7 @@ def judge_unseen(
 def _judge_score(
     name: str, negative: Float[Tensor, " known"], positive: Float[Tensor, " unseen"], num_resamples: int, seed: int
 ) -> DetectionScore:
-    found = functional.detection(negative, positive)
+    found = functional.uncertainty.detection(negative, positive)
     resampled = []
     if num_resamples > 0:
         weights = zip(
@@ -49,7 +49,7 @@ def _judge_score(
             resamples(len(positive), num_resamples, 2 * seed + 1),
             strict=True,
         )
-        resampled = [functional.detection(negative, positive, *own) for own in weights]
+        resampled = [functional.uncertainty.detection(negative, positive, *own) for own in weights]
     placements = detection_values(name, negative, positive)
     auroc, aupr, fpr95 = (_estimate(value, [part[place] for part in resampled]) for place, value in enumerate(found))
     return DetectionScore(auroc, aupr, fpr95, histogram({"known": negative, "unseen": positive}), placements)
@@ -58,4 +58,4 @@ def _judge_score(
 def _estimate(value: Tensor, resampled: list[Tensor]) -> Estimate:
     if not resampled:
         return Estimate(value.item())
-    return Estimate(value.item(), *functional.bootstrap_interval(value.item(), torch.cat(resampled), LEVEL))
+    return Estimate(value.item(), *functional.statistics.bootstrap_interval(value.item(), torch.cat(resampled), LEVEL))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from dubio.evaluation.failures import failures
 from dubio.evaluation.words import METRICS, SCORE_WORDS, figure
-from dubio.persistence.records import Record
+from dubio.persistence import Record
 
 __all__ = [
     "Bins",

@@ -5,13 +5,20 @@ draws (``predictive``), of each draw and then averaged (``expected``), of the me
 shares of draws that vote for each class (``votes``), which is all that an attacker without gradients may see.
 Log-probabilities serve as logits throughout: they differ by a constant per draw and example, to which none of the
 losses is sensitive.
+
+Rules by which attacks step: sizes that adapt, radii that close in on a boundary, windows that shrink.
+
+Each is per example, so that a batch moves in lockstep without asking any tensor for its value. References: Croce and
+Hein 2020 (Auto-PGD), Andriushchenko et al. 2020 (square attack), Rony et al. 2019 (DDN), Pintor et al. 2021 (FMN), and
+for the weighted distance E-64 (Szegedy et al. 2014).
 """
 
 import functools
+import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from dubio.functional.uncertainty import predictive_log_probs, vote_counts
@@ -30,13 +37,34 @@ __all__ = [
     "random_perturbation",
     "steepest_direction",
     "vote_log_shares",
+    "boundary_distance",
+    "cosine_annealed",
+    "free_distance",
+    "halving_checkpoints",
+    "minimum_norm_objective",
+    "next_boundary_radius",
+    "next_decoupled_radius",
+    "next_penalty",
+    "should_halve",
+    "square_bump",
+    "square_share",
+    "square_window",
+    "with_momentum",
 ]
 
+
 AttackObjective = Literal["predictive", "expected", "mean_logit", "votes"]
+
+
 AttackLoss = Literal["cross_entropy", "margin", "dlr"]
+
+
 Norm = Literal["linf", "l2"]
 
+
 TINY = 1e-12
+
+
 INSIDE = 1.0 - 1e-6
 """What a scaled perturbation keeps of its radius, so that rounding cannot carry it out of the ball."""
 
@@ -150,3 +178,160 @@ def _rounded_down(value: float, dtype: torch.dtype) -> float:
     """The largest number of this type that is not above the value."""
     rounded = torch.tensor(value, dtype=dtype, device="cpu")
     return (rounded if rounded.item() <= value else torch.nextafter(rounded, torch.zeros_like(rounded))).item()
+
+
+RISING_SHARE = 0.75
+"""Share of steps that must raise the loss, lest the next ones be shorter (rho of Auto-PGD)."""
+
+
+HALVED_AT = (10, 50, 200, 1000, 2000, 4000, 6000, 8000)
+"""Steps of 10,000 at which the share of pixels in a square is halved."""
+
+
+SMOOTH = 1e-12
+"""Keeps the norm differentiable at zero (E-64)."""
+
+
+def halving_checkpoints(steps: int) -> tuple[int, ...]:
+    """Steps at which Auto-PGD asks whether to halve: ``ceil(p_j * steps)``, ever closer to each other."""
+    percent = [0, 22]
+    while percent[-1] < 100:
+        percent.append(percent[-1] + max(percent[-1] - percent[-2] - 3, 6))
+    found = {-(-share * steps // 100) for share in percent[1:]}  # in whole numbers: 0.57 * 100 would round up to 58
+    return tuple(sorted(step for step in found if step < steps))
+
+
+def should_halve(
+    num_rises: Float[Tensor, " batch"],
+    num_steps: int,
+    halved_before: Bool[Tensor, " batch"],
+    best: Float[Tensor, " batch"],
+    best_before: Float[Tensor, " batch"],
+) -> Bool[Tensor, " batch"]:
+    """Whether Auto-PGD halves its step: too few of the last steps rose, or step and best loss have both stood still."""
+    few = num_rises < RISING_SHARE * num_steps
+    stuck = ~halved_before & (best <= best_before)
+    return few | stuck
+
+
+def with_momentum(
+    point: Float[Tensor, "batch *shape"],
+    before: Float[Tensor, "batch *shape"],
+    proposal: Float[Tensor, "batch *shape"],
+    share: float,
+) -> Float[Tensor, "batch *shape"]:
+    """A share of the way to the proposal, and the rest of the last step again."""
+    return point + share * (proposal - point) + (1.0 - share) * (point - before)
+
+
+def cosine_annealed(first: float, last: float, progress: float) -> float:
+    """From the first value at progress 0 to the last at progress 1, along half a wave."""
+    return last + (first - last) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def next_decoupled_radius(
+    radius: Float[Tensor, " batch"], fooled: Bool[Tensor, " batch"], gamma: float
+) -> Float[Tensor, " batch"]:
+    """DDN: a little less after success, a little more after failure."""
+    return torch.where(fooled, radius * (1.0 - gamma), radius * (1.0 + gamma))
+
+
+def next_boundary_radius(
+    radius: Float[Tensor, " batch"],
+    fooled: Bool[Tensor, " batch"],
+    best: Float[Tensor, " batch"],
+    linear: Float[Tensor, " batch"],
+    gamma: float,
+) -> Float[Tensor, " batch"]:
+    """FMN: less after success, and never more than the best found; more after failure.
+
+    Where nothing was found yet, it is a little more than before, or than the boundary seems away if that is further:
+    left to that guess alone, which knows nothing of the box, a walk can end just short of the boundary for good.
+    ``best`` is the smallest norm found, infinite where none was, as is the first ``radius``; ``linear`` is the norm at
+    which a linear network would give in.
+    """
+    shrunk = torch.minimum(radius * (1.0 - gamma), best)
+    guess = torch.where(radius.isinf(), linear, torch.maximum(radius, linear))
+    grown = torch.where(best.isinf(), guess, radius) * (1.0 + gamma)
+    return torch.where(fooled, shrunk, grown)
+
+
+def boundary_distance(
+    margin: Float[Tensor, " batch"], gradient: Float[Tensor, "batch *shape"], norm: Norm
+) -> Float[Tensor, " batch"]:
+    """How far the boundary is, where the margin vanishes, were the network linear: ``|margin|`` over the dual norm."""
+    dual: Tensor = torch.linalg.vector_norm(gradient.flatten(1), 1 if norm == "linf" else 2, dim=1)
+    return margin.abs() / dual.clamp_min(TINY)
+
+
+def minimum_norm_objective(
+    perturbation: Float[Tensor, "batch *shape"],
+    values: Float[Tensor, " batch"],
+    c: Float[Tensor, " batch"],
+    hinged: bool,
+) -> Float[Tensor, " batch"]:
+    """What a minimum-norm attack lowers: ``c ||r||_2 - values`` (E-64), values being what an attacker raises.
+
+    ``hinged`` stops counting them above zero, so that a margin, once won, is not driven on without end.
+    """
+    squared = perturbation.flatten(1).square().sum(dim=1)
+    return c * (squared + SMOOTH).sqrt() - (values.clamp_max(0.0) if hinged else values)
+
+
+def next_penalty(
+    c: Float[Tensor, " batch"], works: Float[Tensor, " batch"], fails: Float[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """The next weight of the distance to try: ten times more or less while one end is open, then the geometric mean.
+
+    ``works`` is the largest weight that has succeeded, 0 where none has; ``fails`` the smallest that has failed,
+    infinite where none has.
+    """
+    middle = (works * fails).sqrt()
+    return torch.where(fails.isinf(), 10.0 * c, torch.where(works == 0.0, c / 10.0, middle))
+
+
+def square_share(step: int, steps: int, first: float) -> float:
+    """Share of the pixels that the square of this step covers: halved ever more rarely."""
+    scaled = step / steps * 10_000
+    return first / 2.0 ** sum(scaled > limit for limit in HALVED_AT)
+
+
+def square_window(share: float, height: int, width: int, smallest: int = 1) -> tuple[int, int]:
+    """Height and width of the window that covers this share of an image: a square, or a stretch of a single row."""
+    if height == 1:
+        return 1, min(max(round(share * width), smallest), width)
+    side = min(max(round(math.sqrt(share * height * width)), smallest), height, width)
+    return side, side
+
+
+def square_bump(height: int, width: int) -> Float[Tensor, "height width"]:
+    """A bump of norm one: up in one half of the window and down in the other (square attack, L2)."""
+    if height == 1:
+        return square_bump(width, 1).T if width > 1 else torch.ones(1, 1)
+    half = height // 2
+    bump: Tensor = torch.cat([_pyramid(half, width), -_pyramid(height - half, width)])
+    return steepest_direction(bump.unsqueeze(0), "l2").squeeze(0)
+
+
+def free_distance(
+    perturbation: Float[Tensor, "batch channel height width"],
+    kept: Float[Tensor, "batch channel height width"],
+    epsilon: float,
+) -> Float[Tensor, "batch channel 1 1"]:
+    """Norm that a change of each channel may have in a ball of radius ``epsilon``, beside the part that is kept.
+
+    What a channel has given up is its own; what the ball had left is shared by all (square attack, L2).
+    """
+    own = perturbation.square().sum(dim=(2, 3), keepdim=True) - kept.square().sum(dim=(2, 3), keepdim=True)
+    left = epsilon**2 - perturbation.square().sum(dim=(1, 2, 3), keepdim=True)
+    return (own + left / perturbation.shape[1]).clamp_min(0.0).sqrt()
+
+
+def _pyramid(height: int, width: int) -> Float[Tensor, "height width"]:
+    """The sum of ``1 / (k + 1)^2`` over all k from the distance to the centre on; of norm one."""
+    rows = (torch.arange(height) - height // 2).abs().unsqueeze(1)
+    columns = (torch.arange(width) - width // 2).abs().unsqueeze(0)
+    ranks = torch.arange(1.0, max(height, width) // 2 + 2)
+    tails = ranks.pow(-2.0).flip(0).cumsum(0).flip(0)
+    found: Tensor = tails[torch.maximum(rows, columns)]
+    return steepest_direction(found.unsqueeze(0), "l2").squeeze(0)

@@ -6,13 +6,51 @@ examples (a document prints one over it, T-65).
 
 References: Naeini, Cooper and Hauskrecht 2015; Guo et al. 2017; Nixon et al. 2019 for the adaptive and class-wise
 forms; Brier 1950.
+
+Probabilities made milder or sharper after training: one temperature, or a scale and a bias for each class.
+
+``p = softmax(z / T)`` with ``z = log p`` of the mean prediction, or of each draw before averaging (E-66); the same
+numbers as with logits, since a constant for all classes changes nothing.
+
+Invariants: a temperature never changes which class is most probable; at ``T = 1``, and at scale 1 and bias 0, nothing
+changes (T-67, ``tests/functional/test_scaling.py``).
+
+References: Guo et al. 2017.
+
+Sets of classes that hold the target with a wanted probability, from scores of held-out examples.
+
+A score says how strange a class is beside a prediction. The sets hold the classes that are no stranger than the
+``ceil((n + 1) coverage)``-th of ``n`` held-out targets. Where held-out and new examples are exchangeable, a new
+target is in its set with probability ``coverage`` at least, and ``coverage + 1 / (n + 1)`` at most where no scores
+are equal (Vovk et al. 2005; Lei et al. 2018).
+
+- ``lac``: ``1 - p_k`` (Sadinle et al. 2019), the smallest sets on average; some may be empty.
+- ``aps``: the probability of all classes that are held more probable (Romano et al. 2020, without their random part:
+  the most probable class scores 0, so no set is empty); larger sets, more even over easy and hard examples.
+
+Invariants: ``tests/functional/test_conformal.py`` compares with plain NumPy.
+
+Where to set the threshold above which predictions are accepted.
+
+A surety is larger where a prediction is surer; what lies above the threshold is accepted. The threshold is itself one
+of the held-out sureties, and the examples above it are then drawn independently from all that would be accepted: of
+``k`` of them, the number wrong is binomial with the true error among accepted, so Clopper and Pearson's upper bound
+holds. Several thresholds are looked at; each gets an equal part of the allowed chance of a bound that fails, so all
+bounds hold together, whatever is chosen by them (the idea of Geifman and El-Yaniv 2017).
+
+Invariants: the error among accepted of new data stays within the bound in as many repetitions as ``level`` says, and
+equal sureties are accepted together (``tests/functional/test_abstention.py``).
 """
 
-from typing import NamedTuple
+import math
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from dubio.functional.statistics import share_upper_bound
+from dubio.functional.uncertainty import predictive_log_probs
 
 __all__ = [
     "BinSums",
@@ -24,7 +62,23 @@ __all__ = [
     "classwise_calibration_error",
     "matching_share",
     "reliability",
+    "bounded_temperature",
+    "class_nll",
+    "departure_from_identity",
+    "scaled_log_probs",
+    "scaled_mixture",
+    "vector_scaled_log_probs",
+    "ConformalScore",
+    "conformal_quantile",
+    "conformal_rank",
+    "conformal_scores",
+    "prediction_sets",
+    "Acceptance",
+    "acceptance_at_coverage",
+    "acceptances",
+    "num_for_error",
 ]
+
 
 NUM_BINS = 15
 
@@ -140,3 +194,151 @@ def brier_score(probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*bat
 def _check_bins(num_bins: int) -> None:
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+
+
+SMALLEST_LOG_PROB = -1e4
+"""A class that is impossible stays so, and no infinity meets a zero."""
+
+
+def scaled_log_probs(
+    log_probs: Float[Tensor, "*batch class"], temperature: Float[Tensor, ""] | float
+) -> Float[Tensor, "*batch class"]:
+    """``log softmax(z / T)`` (E-66)."""
+    return (log_probs.clamp_min(SMALLEST_LOG_PROB) / temperature).log_softmax(dim=-1)
+
+
+def scaled_mixture(
+    samples: Float[Tensor, "sample *batch class"], temperature: Float[Tensor, ""] | float
+) -> Float[Tensor, "*batch class"]:
+    """Log of the mean over draws of the scaled probabilities of each."""
+    return predictive_log_probs(scaled_log_probs(samples, temperature))
+
+
+def vector_scaled_log_probs(
+    log_probs: Float[Tensor, "*batch class"], scale: Float[Tensor, " class"], bias: Float[Tensor, " class"]
+) -> Float[Tensor, "*batch class"]:
+    """``log softmax(scale z + bias)``, class by class (Guo et al. 2017, section 4.2)."""
+    return (log_probs.clamp_min(SMALLEST_LOG_PROB) * scale + bias).log_softmax(dim=-1)
+
+
+def class_nll(log_probs: Float[Tensor, "example class"], targets: Int[Tensor, " example"]) -> Float[Tensor, ""]:
+    """Mean negative log-probability of the target classes (E-14)."""
+    return -log_probs.gather(-1, targets.unsqueeze(-1)).mean()
+
+
+def bounded_temperature(free: Float[Tensor, ""], largest: float) -> Float[Tensor, ""]:
+    """A temperature from any number: near 0 its exponential, and never beyond ``1 / largest`` and ``largest``."""
+    bound = torch.tensor(largest, dtype=free.dtype).log()
+    return (bound * torch.tanh(free / bound)).exp()
+
+
+def departure_from_identity(scale: Float[Tensor, " class"], bias: Float[Tensor, " class"]) -> Float[Tensor, ""]:
+    """Mean over classes of how far, squared, a vector scaling is from changing nothing."""
+    return ((scale - 1.0).square() + bias.square()).mean()
+
+
+ConformalScore = Literal["lac", "aps"]
+
+
+def conformal_scores(log_probs: Float[Tensor, "*batch class"], kind: ConformalScore) -> Float[Tensor, "*batch class"]:
+    """How strange each class would be as the target, in double precision."""
+    if kind == "lac":
+        return -torch.expm1(log_probs.double())
+    probs = log_probs.double().exp()
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    first = torch.searchsorted(-ordered, -ordered, right=False)  # equal classes have the same ones before them
+    return torch.empty_like(probs).scatter(-1, order, before.gather(-1, first))
+
+
+def conformal_rank(count: int, coverage: float) -> int:
+    """``ceil((n + 1) coverage)``: which score, from the smallest, bounds the sets; more than ``n`` where none does."""
+    return -(-round((count + 1) * coverage * 10**9) // 10**9)  # rounded up, but for rounding errors
+
+
+def conformal_quantile(scores: Float[Tensor, " example"], coverage: float) -> Float[Tensor, ""]:
+    """The score that bounds the sets, from the scores of held-out targets."""
+    if not 0.0 < coverage < 1.0:
+        raise ValueError(f"coverage must be in (0, 1), got {coverage}")
+    rank = conformal_rank(len(scores), coverage)
+    if rank > len(scores):
+        raise ValueError(f"coverage {coverage} needs more scores than {len(scores)}: the bound would be their {rank}th")
+    return scores.sort().values[rank - 1]
+
+
+def prediction_sets(
+    log_probs: Float[Tensor, "*batch class"], kind: ConformalScore, quantile: float, allow_empty: bool = False
+) -> Bool[Tensor, "*batch class"]:
+    """Which classes are in each set; the most probable one always is, unless sets may be empty."""
+    sets = conformal_scores(log_probs, kind) <= quantile
+    if allow_empty:
+        return sets
+    return sets.scatter(-1, log_probs.argmax(dim=-1, keepdim=True), True)
+
+
+TRIED = 20
+"""Thresholds that accept so many equal parts of the held-out examples are tried; more would weaken every bound."""
+
+
+class Acceptance(NamedTuple):
+    """What a threshold does with held-out examples."""
+
+    threshold: float | None
+    """Accepted is what lies above; everything is where it is None."""
+    num_accepted: int
+    num_wrong: int
+    bound: float | None
+    """The error among accepted is at most this, with the chance asked for; None where none was."""
+
+    @property
+    def error(self) -> float:
+        """Share of the accepted that are wrong."""
+        return self.num_wrong / max(self.num_accepted, 1)
+
+
+def acceptances(
+    surety: Float[Tensor, " example"], correct: Bool[Tensor, " example"], error: float, level: float
+) -> list[Acceptance]:
+    """Thresholds with bounds that hold together with probability ``level``, from the most accepted to the fewest.
+
+    Left out, from the start, are those that accept too few for a bound of ``error`` even where none is wrong.
+    """
+    sizes = list(dict.fromkeys(-(-part * len(surety) // TRIED) for part in range(TRIED, 0, -1)))
+    while sizes and sizes[-1] < num_for_error(error, level, len(sizes)):
+        sizes.pop()
+    failure = (1.0 - level) / max(len(sizes), 1)
+    ordered = surety.sort().values
+    return [_acceptance(surety, correct, _below(ordered, len(surety) - size), failure) for size in sizes]
+
+
+def acceptance_at_coverage(
+    surety: Float[Tensor, " example"], correct: Bool[Tensor, " example"], coverage: float
+) -> Acceptance:
+    """The highest threshold that accepts ``coverage`` of the held-out examples at least.
+
+    Of new examples it accepts as many at least on average, where they are exchangeable with these.
+    """
+    wanted = math.ceil(coverage * len(surety) - 1e-9)
+    ordered = surety.sort().values
+    last = ordered[len(surety) - wanted]
+    lower = int(torch.searchsorted(ordered, last, right=False))
+    return _acceptance(surety, correct, _below(ordered, lower))
+
+
+def num_for_error(error: float, level: float, num_thresholds: int = 1) -> int:
+    """How many accepted examples, all right, bound the error: ``(1 - error)^k <= (1 - level) / thresholds``."""
+    return math.ceil(math.log((1.0 - level) / num_thresholds) / math.log1p(-error) - 1e-9)
+
+
+def _below(ordered: Float[Tensor, " example"], count: int) -> float | None:
+    """The largest of the ``count`` smallest values."""
+    return None if count == 0 else ordered[count - 1].item()
+
+
+def _acceptance(surety: Tensor, correct: Tensor, threshold: float | None, failure: float | None = None) -> Acceptance:
+    accepted = torch.ones_like(correct) if threshold is None else surety > threshold
+    num_accepted, num_wrong = int(accepted.sum()), int((accepted & ~correct).sum())
+    if failure is None:
+        return Acceptance(threshold, num_accepted, num_wrong, None)
+    bound = share_upper_bound(num_wrong, num_accepted, failure) if num_accepted else 1.0
+    return Acceptance(threshold, num_accepted, num_wrong, bound)

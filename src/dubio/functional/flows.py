@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dubio.functional.bayesian import softplus
+from dubio.functional.variational import softplus
 
 __all__ = [
     "flow_log_prob",

@@ -19,7 +19,15 @@ from dubio.layers.heads import Distance, GaussianHead, Head, WassersteinHead
 from dubio.layers.input_noise import GaussianInputNoise, InputPosterior, Kl
 from dubio.layers.mappable import MAPPABLE, PLAIN
 from dubio.layers.masked import Masked, masked_tensors, num_trained, remove_weights, removed_of, restore_masked
-from dubio.layers.noised import Noised, channels_of, noise_input, noise_output, plain_layer, takes_noise
+from dubio.layers.noised import (
+    UNCALLED as UNCALLED,
+    Noised,
+    channels_of,
+    noise_input,
+    noise_output,
+    plain_layer,
+    takes_noise,
+)
 from dubio.layers.parametric_noise import NoisePer, ParametricNoise
 from dubio.layers.posterior import GaussianPosterior, WeightSource, posteriors
 from dubio.layers.sources import (

@@ -49,7 +49,7 @@ class ActivationNoise(InputSource):
                 if "penalty" in run.collecting:
                     run.collect(*self.term(exact, std))
                 noise = run.noise_for_activations(self, exact.shape, dtype, mean.device)
-                return functional.gaussian_activation(exact, std, noise).to(mean.dtype)
+                return functional.noise.gaussian_activation(exact, std, noise).to(mean.dtype)
 
 
 class EntropicNoise(ActivationNoise):
@@ -61,13 +61,13 @@ class EntropicNoise(ActivationNoise):
 
     def std(self, rho: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         """``softplus(rho) + 1e-6``."""
-        return functional.activation_std(rho)
+        return functional.noise.activation_std(rho)
 
     def term(
         self, mean: Float[Tensor, "*batch dim"], std: Float[Tensor, "*batch dim"]
     ) -> tuple[str, Float[Tensor, ""]]:
         """How far the mean logarithm of the scale falls short of the margin (E-56)."""
-        return "entropy_margin", self.weight * functional.entropy_margin(std, self.margin).mean()
+        return "entropy_margin", self.weight * functional.noise.entropy_margin(std, self.margin).mean()
 
     def describe(self) -> str:
         """What kind of noise this is, in a few words."""
@@ -83,13 +83,13 @@ class InformationNoise(ActivationNoise):
 
     def std(self, rho: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         """``softplus(rho - 5)``."""
-        return functional.bottleneck_std(rho)
+        return functional.noise.bottleneck_std(rho)
 
     def term(
         self, mean: Float[Tensor, "*batch dim"], std: Float[Tensor, "*batch dim"]
     ) -> tuple[str, Float[Tensor, ""]]:
         """Divergence from a standard normal, summed over dimensions (E-57)."""
-        return "information", self.beta * functional.standard_normal_kl(mean, std).mean()
+        return "information", self.beta * functional.noise.standard_normal_kl(mean, std).mean()
 
     def describe(self) -> str:
         """What kind of noise this is, in a few words."""

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dubio.layers.leaf_loop import apart
-from dubio.sampling.autocasting import autocast_dtype, lowered
-from dubio.sampling.passes import is_mapped, is_transformed
+from dubio.sampling import autocast_dtype, is_mapped, is_transformed, lowered
 
 __all__ = ["affine"]
 

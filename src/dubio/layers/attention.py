@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dubio.sampling import current_pass
-from dubio.sampling.attending import attention
+from dubio.sampling import attention, current_pass
 
 __all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"]
 

@@ -25,8 +25,7 @@ from dubio import functional
 from dubio.layers.affine import affine
 from dubio.layers.drawn import Drawn, drawn_property, gaussian_of, plain_value, posterior_of
 from dubio.layers.posterior import WeightSource
-from dubio.sampling import Estimator, Pass, joined_pass
-from dubio.sampling.autocasting import autocast_dtype
+from dubio.sampling import Estimator, Pass, autocast_dtype, joined_pass
 
 __all__ = [
     "BAYESIAN",
@@ -90,7 +89,7 @@ class BayesianLayer(Drawn, ABC):
             weight, bias = (self._variance(name, dtype, factors) for name in ("weight", "bias"))
             variance = self._apply_to(square, weight, bias, *options).to(dtype)
             noise = run.noise_for_activations(self, mean.shape, dtype, mean.device)
-            return functional.local_reparameterisation(mean, variance, noise)
+            return functional.variational.local_reparameterisation(mean, variance, noise)
 
     def _collect_divergence(self, run: Pass) -> None:
         for name in ("weight", "bias"):
@@ -105,7 +104,7 @@ class BayesianLayer(Drawn, ABC):
         out_signs = run.noise_for_activations(self, out_shape, mean.dtype, mean.device, kind="sign")
         weight, bias = self._perturbation("weight", run), self._perturbation("bias", run)
         perturbation = self._apply_to(input * in_signs, weight, bias, *options)
-        return functional.flip(mean, perturbation, out_signs)
+        return functional.variational.flip(mean, perturbation, out_signs)
 
     def _mean(self, name: str) -> Tensor | None:
         posterior = posterior_of(self, name)

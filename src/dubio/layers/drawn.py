@@ -15,8 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dubio.layers.posterior import GaussianPosterior, WeightSource
-from dubio.sampling import Estimator, detach
-from dubio.sampling.passes import outside_passes
+from dubio.sampling import Estimator, detach, outside_passes
 
 __all__ = [
     "Drawn",

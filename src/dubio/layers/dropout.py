@@ -41,7 +41,7 @@ class InputMask(_Masks, InputSource):
 
     def forward(self, input: Tensor) -> Tensor:
         """The inputs with some of them dropped."""
-        return self._mask(input, input.shape, functional.dropout)
+        return self._mask(input, input.shape, functional.noise.dropout)
 
     def describe(self) -> str:
         """What kind of noise this is, in a few words."""
@@ -63,7 +63,7 @@ class RandomDropout(_Masks):
 
     def forward(self, input: Tensor) -> Tensor:
         """The inputs with some of them dropped."""
-        return self._mask(input, input.shape, functional.dropout)
+        return self._mask(input, input.shape, functional.noise.dropout)
 
     def describe(self) -> str:
         """What kind of noise this is, in a few words."""
@@ -83,7 +83,7 @@ class AlphaDropout(RandomDropout, nn.AlphaDropout):
 
     def forward(self, input: Tensor) -> Tensor:
         """The inputs with some of them at the floor of a SELU."""
-        return self._mask(input, input.shape, functional.alpha_dropout)
+        return self._mask(input, input.shape, functional.noise.alpha_dropout)
 
 
 class _ChannelDropout(RandomDropout):
@@ -100,7 +100,7 @@ class _ChannelDropout(RandomDropout):
                 f"{self.positions + 2} with a batch, got shape {tuple(input.shape)}"
             )
         channel = input.dim() - self.positions
-        return self._mask(input, (*input.shape[:channel], *(1,) * self.positions), functional.dropout)
+        return self._mask(input, (*input.shape[:channel], *(1,) * self.positions), functional.noise.dropout)
 
 
 class Dropout1d(_ChannelDropout, nn.Dropout1d):
@@ -119,7 +119,7 @@ class Dropout2d(_ChannelDropout, nn.Dropout2d):
     def forward(self, input: Tensor) -> Tensor:
         """The inputs with some channels dropped; three axes are rows, channels and length, as torch reads them."""
         if input.dim() == 3:
-            return self._mask(input, (*input.shape[:2], 1), functional.dropout)
+            return self._mask(input, (*input.shape[:2], 1), functional.noise.dropout)
         return super().forward(input)
 
 
@@ -138,7 +138,7 @@ class FeatureAlphaDropout(RandomDropout, nn.FeatureAlphaDropout):
     def forward(self, input: Tensor) -> Tensor:
         """The inputs with some channels at the floor of a SELU."""
         shape = (*input.shape[:2], *(1,) * (input.dim() - 2))
-        return self._mask(input, shape, functional.alpha_dropout)
+        return self._mask(input, shape, functional.noise.alpha_dropout)
 
 
 DROPOUTS: dict[type[nn.Module], type[RandomDropout]] = {

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dubio.layers.sources import Source
-from dubio.sampling import LoopOnlyError, Pass, joined_pass
-from dubio.sampling.drawing import Numbers
-from dubio.sampling.passes import is_mapped
+from dubio.sampling import LoopOnlyError, Numbers, Pass, is_mapped, joined_pass
 
 __all__ = ["Members", "num_members"]
 

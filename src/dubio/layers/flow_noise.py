@@ -62,7 +62,7 @@ class FlowNoise(InputPosterior):
         value, log_dets = run_steps(cast(Iterable[FlowStep], self.steps), value)
         if base_log_prob is None:
             return value, None, None
-        log_prob = functional.flow_log_prob(base_log_prob, log_dets)
+        log_prob = functional.flows.flow_log_prob(base_log_prob, log_dets)
         log_ratio = log_prob - self.prior.log_prob(value, None).sum(dim=-1)
         return value, log_ratio if wants[0] else None, log_prob if wants[1] else None
 

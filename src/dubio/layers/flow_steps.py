@@ -59,13 +59,13 @@ def run_steps(
             waiting = (weight, logdet) if waiting is None else (weight @ waiting[0], logdet + waiting[1])
             continue
         if waiting is not None:
-            z, per_row = functional.mixing_step(z, *waiting)
+            z, per_row = functional.flows.mixing_step(z, *waiting)
             logdets.append(per_row)
             waiting = None
         z, per_row = step(z)
         logdets.append(per_row)
     if waiting is not None:
-        z, per_row = functional.mixing_step(z, *waiting)
+        z, per_row = functional.flows.mixing_step(z, *waiting)
         logdets.append(per_row)
     return z, logdets
 
@@ -82,7 +82,7 @@ def make_step(step: flows.Step, channels: int) -> FlowStep:
 
 
 class AffineStep(FlowStep):
-    """``functional.affine_step``, the identity at first."""
+    """``functional.flows.affine_step``, the identity at first."""
 
     def __init__(self, step: flows.Affine, channels: int) -> None:
         super().__init__()
@@ -93,15 +93,15 @@ class AffineStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.affine_step(z, *_like(z, self.shift, self.log_scale))
+        return functional.flows.affine_step(z, *_like(z, self.shift, self.log_scale))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.affine_inverse(z, *_like(z, self.shift, self.log_scale))
+        return functional.flows.affine_inverse(z, *_like(z, self.shift, self.log_scale))
 
 
 class PlanarStep(FlowStep):
-    """``functional.planar_step``."""
+    """``functional.flows.planar_step``."""
 
     def __init__(self, step: flows.Planar, channels: int) -> None:
         super().__init__()
@@ -115,16 +115,16 @@ class PlanarStep(FlowStep):
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
         direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
-        return functional.planar_step(z, direction, weight, bias, self.shifted)
+        return functional.flows.planar_step(z, direction, weight, bias, self.shifted)
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
         direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
-        return functional.planar_inverse(z, direction, weight, bias, self.shifted)
+        return functional.flows.planar_inverse(z, direction, weight, bias, self.shifted)
 
 
 class AffineCouplingStep(FlowStep):
-    """``functional.coupling_step``: a small network sees the first half of the channels and moves the second.
+    """``functional.flows.coupling_step``: a small network sees the first half of the channels and moves the second.
 
     Its last layer begins at zero, so that the step begins as the identity.
     """
@@ -147,11 +147,11 @@ class AffineCouplingStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.coupling_step(z, *self._scale_and_shift(z), self.bound)
+        return functional.flows.coupling_step(z, *self._scale_and_shift(z), self.bound)
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
+        return functional.flows.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
 
     def _scale_and_shift(self, z: Float[Tensor, "*rows channel"]) -> tuple[Tensor, Tensor]:
         first, first_bias, last, last_bias = _like(z, *self.conditioner.parameters())
@@ -161,7 +161,7 @@ class AffineCouplingStep(FlowStep):
 
 
 class MixingStep(FlowStep):
-    """``functional.mixing_step``, a random orthogonal matrix at first."""
+    """``functional.flows.mixing_step``, a random orthogonal matrix at first."""
 
     @abstractmethod
     def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
@@ -171,11 +171,11 @@ class MixingStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.mixing_step(z, *self.matrix(z.dtype))
+        return functional.flows.mixing_step(z, *self.matrix(z.dtype))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.mixing_inverse(z, self.matrix(z.dtype)[0])
+        return functional.flows.mixing_inverse(z, self.matrix(z.dtype)[0])
 
 
 class FullMixingStep(MixingStep):
@@ -188,11 +188,11 @@ class FullMixingStep(MixingStep):
     def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
         """The matrix that mixes channels, and its log-determinant, in this type."""
         weight = self.weight.to(dtype)
-        return weight, functional.log_abs_det(weight)
+        return weight, functional.flows.log_abs_det(weight)
 
 
 class LuMixingStep(MixingStep):
-    """Keeps the triangles of the matrix, all in one square (``functional.lu_weight``).
+    """Keeps the triangles of the matrix, all in one square (``functional.flows.lu_weight``).
 
     The permutation and the signs are buffers: they fix the sign of the determinant for good, and a permutation that is
     trained is none, which is how the Glow step fails (``benchmarks/glow.py``).
@@ -213,11 +213,11 @@ class LuMixingStep(MixingStep):
 
     def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
         """The matrix that mixes channels, and its log-determinant, in this type."""
-        return functional.lu_weight(self.permutation, self.sign.to(dtype), self.factors.to(dtype))
+        return functional.flows.lu_weight(self.permutation, self.sign.to(dtype), self.factors.to(dtype))
 
 
 class ActnormStep(FlowStep):
-    """``functional.actnorm_step``, the identity at first.
+    """``functional.flows.actnorm_step``, the identity at first.
 
     The first batch does not set it, as it would in Glow: the noise that flows through has known moments, and a first
     call that changes parameters would make the result depend on which call came first.
@@ -232,11 +232,11 @@ class ActnormStep(FlowStep):
         self, z: Float[Tensor, "*rows channel"]
     ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
-        return functional.actnorm_step(z, *_like(z, self.bias, self.log_scale))
+        return functional.flows.actnorm_step(z, *_like(z, self.bias, self.log_scale))
 
     def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
         """What the step maps to ``z``."""
-        return functional.actnorm_inverse(z, *_like(z, self.bias, self.log_scale))
+        return functional.flows.actnorm_inverse(z, *_like(z, self.bias, self.log_scale))
 
 
 _MIXING: dict[flows.Parametrisation, Callable[[flows.InvertibleConv, int], FlowStep]] = {

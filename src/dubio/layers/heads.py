@@ -22,7 +22,7 @@ __all__ = ["CloudMaker", "Distance", "GaussianHead", "GaussianLogits", "Head", "
 
 Distance = Literal["sliced", "sinkhorn"]
 GaussianKind = Literal["wasserstein", "kl"]
-COMPARISONS = {"wasserstein": functional.gaussian_wasserstein_matrix, "kl": functional.gaussian_kl_matrix}
+COMPARISONS = {"wasserstein": functional.noise.gaussian_wasserstein_matrix, "kl": functional.noise.gaussian_kl_matrix}
 
 
 class Head(Source):
@@ -67,7 +67,7 @@ class GaussianHead(Head):
         """Logits."""
         with joined_pass() as run:
             if "penalty" in run.collecting and not run.off:
-                short = functional.entropy_margin(self.logits.std(mean), self.margin).mean()
+                short = functional.noise.entropy_margin(self.logits.std(mean), self.margin).mean()
                 run.collect("entropy_margin", self.weight * short)
             return self.logits(mean)  # type: ignore[no-any-return]
 
@@ -94,12 +94,12 @@ class GaussianLogits(nn.Module):
     def std(self, mean: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
         """Scales of the Gaussians of inputs."""
         dtype = torch.promote_types(mean.dtype, torch.float32)
-        return functional.activation_std(self.rho(mean).to(dtype))
+        return functional.noise.activation_std(self.rho(mean).to(dtype))
 
     def forward(self, mean: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch class"]:
         """Logits."""
         dtype = torch.promote_types(mean.dtype, torch.float32)
-        std, class_std = self.std(mean), functional.activation_std(self.class_rho.to(dtype))
+        std, class_std = self.std(mean), functional.noise.activation_std(self.class_rho.to(dtype))
         compare = COMPARISONS[self.kind]
         with torch.autocast(mean.device.type, enabled=False):
             return -compare(mean.to(dtype), std, self.class_mean.to(dtype), class_std)
@@ -207,24 +207,26 @@ class WassersteinHead(Head):
 
     def _distances(self, run: Pass, features: Tensor, classes: Tensor) -> Tensor:
         if self.distance == "sinkhorn":
-            return functional.sinkhorn_matrix(features, classes, self.regularisation, self.num_iterations)
+            return functional.wasserstein.sinkhorn_matrix(features, classes, self.regularisation, self.num_iterations)
         count = self.num_directions * (1 if self.training else self.eval_redraws)
         noise = _once(run, self.directions, features.new_empty(count, self.dim), "normal")
-        directions = functional.unit_directions(noise)
-        return functional.sliced_wasserstein_matrix(features, classes, directions, self.p, self.root)
+        directions = functional.wasserstein.unit_directions(noise)
+        return functional.wasserstein.sliced_wasserstein_matrix(features, classes, directions, self.p, self.root)
 
     def _point_distances(self, features: Tensor, classes: Tensor) -> Tensor:
         if self.distance == "sinkhorn":
-            return functional.squared_distances(features.squeeze(-2), classes.squeeze(-2))
-        return functional.point_distances(features.squeeze(-2), classes.squeeze(-2), self.p, self.root)
+            return functional.wasserstein.squared_distances(features.squeeze(-2), classes.squeeze(-2))
+        return functional.wasserstein.point_distances(features.squeeze(-2), classes.squeeze(-2), self.p, self.root)
 
     def _collect_margins(self, run: Pass, features: Tensor, classes: Tensor) -> None:
         """What clouds fall short of the least variance, by example and by class (E-54)."""
         if self.feature_weight:
-            short = functional.variance_margin(features, self.margin).mean()
+            short = functional.wasserstein.variance_margin(features, self.margin).mean()
             run.collect("feature_margin", self.feature_weight * short)
         if self.class_weight:
-            run.collect("class_margin", self.class_weight * functional.variance_margin(classes, self.margin).mean())
+            run.collect(
+                "class_margin", self.class_weight * functional.wasserstein.variance_margin(classes, self.margin).mean()
+            )
 
     def _feature_noise(self, run: Pass, code: Tensor) -> Tensor:
         shape = (*code.shape[:-1], self.num_points, self.noise_dim)
@@ -266,8 +268,8 @@ class PointHead(nn.Module):
             classes = self.classes(one_hot, None).squeeze(-2)  # type: ignore[misc]
         features = self.features(code, None).squeeze(-2)
         distances = (
-            functional.squared_distances(features, classes)
+            functional.wasserstein.squared_distances(features, classes)
             if self.distance == "sinkhorn"
-            else functional.point_distances(features, classes, self.p, self.root)
+            else functional.wasserstein.point_distances(features, classes, self.p, self.root)
         )
         return -distances if self.log_scale is None else -distances * self.log_scale.exp()

@@ -120,7 +120,7 @@ class GaussianInputNoise(InputPosterior):
         super().__init__(channels, axis, prior, per_position=per_position, sum_positions=False)
         self.kl = kl
         self.means = nn.Parameter(1.0 + init_spread * torch.randn(components, channels))
-        rho = functional.inverse_softplus(torch.tensor(init_std, dtype=torch.float64, device="cpu")).item()
+        rho = functional.variational.inverse_softplus(torch.tensor(init_std, dtype=torch.float64, device="cpu")).item()
         self.rho = nn.Parameter(torch.full((components, channels), rho))
 
     @property
@@ -137,13 +137,13 @@ class GaussianInputNoise(InputPosterior):
         """That of a Gaussian (E-7), or what stands for that of the mixture."""
         means, stds = self._moments(torch.float32)
         if self.kl == "averaged":
-            mean, std = functional.averaged_gaussian(means, stds)
+            mean, std = functional.noise.averaged_gaussian(means, stds)
             return self.prior.divergence(mean, std, None).sum()
         return self.prior.divergence(means, stds, None).sum(dim=1).mean()
 
     def closed_entropy(self) -> Float[Tensor, ""]:
         """That of a Gaussian."""
-        return functional.normal_entropy(self._moments(torch.float32)[1]).sum()
+        return functional.variational.normal_entropy(self._moments(torch.float32)[1]).sum()
 
     def draw_rows(
         self, run: Pass, shape: Sequence[int], dtype: torch.dtype, device: torch.device, wants: tuple[bool, bool]
@@ -155,7 +155,7 @@ class GaussianInputNoise(InputPosterior):
         factors = mean + std * noise
         if not any(wants):
             return factors, None, None
-        log_prob = functional.mixture_log_prob(factors, means, stds)
+        log_prob = functional.noise.mixture_log_prob(factors, means, stds)
         log_ratio = log_prob - self.prior.log_prob(factors, None).sum(dim=-1)
         return factors, log_ratio if wants[0] else None, log_prob if wants[1] else None
 
@@ -171,9 +171,9 @@ class GaussianInputNoise(InputPosterior):
             return means[0], stds[0]
         rows = [shape[0], *(1 for _ in shape[1:-1])] if len(shape) > 1 else []
         uniform = run.noise_for_activations(self, rows, torch.float32, means.device, kind="uniform")
-        chosen = functional.component_of(uniform, len(means))
+        chosen = functional.noise.component_of(uniform, len(means))
         return means[chosen], stds[chosen]
 
     def _moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(dtype, self.means.dtype)
-        return self.means.to(dtype), functional.softplus(self.rho.to(dtype))
+        return self.means.to(dtype), functional.variational.softplus(self.rho.to(dtype))

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio.layers.posterior import posteriors
-from dubio.sampling import Pass, current_pass
-from dubio.sampling.passes import is_mapped
-from dubio.sampling.settings import STATE
+from dubio.sampling import STATE, Pass, current_pass, is_mapped
 
 __all__ = ["apart", "loop_over_draws"]
 

@@ -40,4 +40,4 @@ class ParametricNoise(WeightSource):
 
     def scale(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """``alpha * eta``."""
-        return functional.parametric_noise(self.location, self.size, noise)
+        return functional.noise.parametric_noise(self.location, self.size, noise)

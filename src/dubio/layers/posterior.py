@@ -138,7 +138,7 @@ class GaussianPosterior(WeightSource, Posterior):
     ) -> None:
         super().__init__()
         self.mean = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-        rho = functional.inverse_softplus(torch.tensor(init_std, dtype=torch.float64, device="cpu")).item()
+        rho = functional.variational.inverse_softplus(torch.tensor(init_std, dtype=torch.float64, device="cpu")).item()
         self.rho = nn.Parameter(torch.full_like(self.mean, rho), requires_grad=self.mean.requires_grad)
         self.prior = prior
         self.register_buffer("centre", weight.detach().clone() if isinstance(prior, CentredNormal) else None)
@@ -147,7 +147,7 @@ class GaussianPosterior(WeightSource, Posterior):
     @property
     def std(self) -> Float[Tensor, "*shape"]:
         """Standard deviation of each weight."""
-        return self._zero_unless_random(functional.softplus(self.rho))
+        return self._zero_unless_random(functional.variational.softplus(self.rho))
 
     @property
     def num_random(self) -> int:
@@ -169,7 +169,7 @@ class GaussianPosterior(WeightSource, Posterior):
 
     def variance(self, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
         """Variance of each weight, computed in ``dtype``."""
-        return self._zero_unless_random(functional.softplus(self.rho.to(dtype)).square())
+        return self._zero_unless_random(functional.variational.softplus(self.rho.to(dtype)).square())
 
     @property
     def has_closed_divergence(self) -> bool:
@@ -187,8 +187,8 @@ class GaussianPosterior(WeightSource, Posterior):
 
     def closed_entropy(self) -> Float[Tensor, ""]:
         """Entropy, summed over random weights."""
-        std = functional.softplus(self.rho.to(torch.promote_types(self.rho.dtype, torch.float32)))
-        return self._zero_unless_random(functional.normal_entropy(std)).sum()
+        std = functional.variational.softplus(self.rho.to(torch.promote_types(self.rho.dtype, torch.float32)))
+        return self._zero_unless_random(functional.variational.normal_entropy(std)).sum()
 
     def draw_divergence(self, run: Pass) -> Float[Tensor, ""]:
         """The estimate from the weights of a pass."""
@@ -204,7 +204,7 @@ class GaussianPosterior(WeightSource, Posterior):
         mean, std, centre = self._in_full_precision()
         noise = noise.to(mean.dtype)
         prior_log_prob = self.prior.log_prob(mean + std * noise, centre)
-        return self._zero_unless_random(functional.monte_carlo_kl(std, noise, prior_log_prob)).sum()
+        return self._zero_unless_random(functional.variational.monte_carlo_kl(std, noise, prior_log_prob)).sum()
 
     def extra_repr(self) -> str:
         """Shape and prior, for printing."""
@@ -217,7 +217,7 @@ class GaussianPosterior(WeightSource, Posterior):
     def _in_full_precision(self) -> tuple[Tensor, Tensor, Tensor | None]:
         dtype = torch.promote_types(self.mean.dtype, torch.float32)
         centre = None if self.centre is None else self.centre.to(dtype)
-        return self.location.to(dtype), functional.softplus(self.rho.to(dtype)), centre
+        return self.location.to(dtype), functional.variational.softplus(self.rho.to(dtype)), centre
 
 
 def posteriors(model: nn.Module) -> list[WeightSource]:

@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dubio.layers.drawn import drawn_names
 from dubio.layers.leaf_loop import apart, loop_over_draws
-from dubio.sampling import current_pass
-from dubio.sampling.passes import is_mapped
+from dubio.sampling import current_pass, is_mapped
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 

@@ -9,8 +9,7 @@ from typing import ClassVar, get_args
 
 from torch import nn
 
-from dubio.conversion import Where, finish, randomise
-from dubio.conversion.choice import check_where
+from dubio.conversion import Where, check_where, finish, randomise
 from dubio.layers import GaussianPosterior
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from dubio.conversion import Where, finish, randomise_dropout
-from dubio.conversion.choice import check_where
+from dubio.conversion import Where, check_where, finish, randomise_dropout
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.checks import check_not_negative
 from dubio.methods.method import NoiseOff, Recipe

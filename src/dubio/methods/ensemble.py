@@ -56,7 +56,7 @@ class Ensemble:
         """How often each member sees each example in an epoch; None where all see all."""
         if not self.bootstrap:
             return None
-        return functional.bootstrap_counts(num_data, self.members, torch.Generator().manual_seed(seed))
+        return functional.variational.bootstrap_counts(num_data, self.members, torch.Generator().manual_seed(seed))
 
     def convert(
         self,
@@ -119,7 +119,10 @@ def _settings(net: nn.Module) -> dict[str, str]:
 
 def _anew(net: nn.Module, strict: bool) -> nn.Module:
     """A copy of a network with new weights."""
-    from dubio.models import Standardise, build  # which imports all networks
+    from dubio.models import (
+        Standardise,
+        build,  # which imports all networks
+    )
 
     member = copy.deepcopy(net)
     architecture = architecture_of(net)

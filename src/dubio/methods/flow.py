@@ -14,8 +14,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from dubio.conversion import Where, finish, insert_noise
-from dubio.conversion.choice import check_where
+from dubio.conversion import Where, check_where, finish, insert_noise
 from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.layers import FlowNoise, InputSource, channels_of
 from dubio.likelihoods import Categorical, Likelihood

@@ -9,8 +9,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import nn
 
-from dubio.conversion import Where, finish, insert_noise
-from dubio.conversion.choice import check_where
+from dubio.conversion import Where, check_where, finish, insert_noise
 from dubio.layers import GaussianInputNoise, InputSource, Kl, channels_of
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.checks import check_choice, check_count, check_flag, check_not_negative, check_positive

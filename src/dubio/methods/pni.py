@@ -8,10 +8,16 @@ from typing import ClassVar, get_args
 
 from torch import Tensor, nn
 
-from dubio.conversion import Where, finish, randomise
-from dubio.conversion.choice import check_where, chooses
-from dubio.conversion.copying import is_norm, own_parameters
-from dubio.conversion.replacement import refuse_unconvertible
+from dubio.conversion import (
+    Where,
+    check_where,
+    chooses,
+    finish,
+    is_norm,
+    own_parameters,
+    randomise,
+    refuse_unconvertible,
+)
 from dubio.layers import NoisePer, ParametricNoise, takes_noise
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.checks import check_choice, check_finite

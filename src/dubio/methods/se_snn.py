@@ -8,8 +8,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import nn
 
-from dubio.conversion import Where, classifier_of, finish, replace_head, with_activation_noise
-from dubio.conversion.choice import check_where
+from dubio.conversion import Where, check_where, classifier_of, finish, replace_head, with_activation_noise
 from dubio.layers import EntropicNoise, GaussianHead
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods.checks import check_choice, check_finite, check_not_negative

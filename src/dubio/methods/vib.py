@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from dubio.conversion import Where, classifier_of, finish, with_activation_noise
-from dubio.conversion.choice import check_where
+from dubio.conversion import Where, check_where, classifier_of, finish, with_activation_noise
 from dubio.layers import InformationNoise
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.checks import check_choice, check_not_negative

@@ -11,8 +11,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import nn
 
-from dubio.conversion import Where, classifier_of, finish, replace_head
-from dubio.conversion.choice import check_where
+from dubio.conversion import Where, check_where, classifier_of, finish, replace_head
 from dubio.layers import Distance, WassersteinHead
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods.checks import check_choice, check_count, check_flag, check_not_negative, check_positive

@@ -15,13 +15,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from dubio.attacks import Attack, Pgd
-from dubio.attacks.victims import untouched
+from dubio.attacks import Attack, Pgd, untouched
 from dubio.objectives.elbo import Elbo
 from dubio.objectives.loss import Loss
-from dubio.sampling import Inputs
-from dubio.sampling.capturing import Through, as_it_is
-from dubio.sampling.executors import Executor
+from dubio.sampling import Executor, Inputs, Through, as_it_is
 
 __all__ = ["Adversarial"]
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
-from dubio.functional.free_energy import KlWeighting
+from dubio.functional.variational import KlWeighting
 from dubio.objectives.delegation import Delegating
 from dubio.objectives.elbo import Elbo
 
@@ -64,4 +64,4 @@ class _AlphaElbo(Elbo):
 
     def energy(self, nll_per_example: Float[Tensor, "sample batch"]) -> Float[Tensor, " batch"]:
         """What the losses of all draws come to, per example (E-30)."""
-        return functional.alpha_energy(nll_per_example, self.alpha)
+        return functional.variational.alpha_energy(nll_per_example, self.alpha)

@@ -75,7 +75,7 @@ class BootstrapSoft(_Bootstrapped):
 
     def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
         """The loss of every draw and example (E-68)."""
-        return functional.soft_bootstrap(log_probs, targets, self.beta, self.detach)
+        return functional.variational.soft_bootstrap(log_probs, targets, self.beta, self.detach)
 
 
 @dataclass(frozen=True)
@@ -96,4 +96,4 @@ class BootstrapHard(_Bootstrapped):
 
     def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
         """The loss of every draw and example (E-69)."""
-        return functional.hard_bootstrap(log_probs, targets, self.beta)
+        return functional.variational.hard_bootstrap(log_probs, targets, self.beta)

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from dubio.objectives.elbo import Elbo
 from dubio.objectives.loss import Loss
-from dubio.sampling import Inputs
-from dubio.sampling.executors import Executor
+from dubio.sampling import Executor, Inputs
 
 __all__ = ["Delegating"]
 

@@ -18,12 +18,11 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.functional.free_energy import KlWeighting
+from dubio.functional.variational import KlWeighting
 from dubio.layers import closed_divergence, closed_entropy, divergence, weight_matrices
 from dubio.likelihoods import Gaussian, Likelihood, likelihood_of, observation_scale
 from dubio.objectives.loss import Loss
-from dubio.sampling import Draws, Inputs, run
-from dubio.sampling.executors import Executor
+from dubio.sampling import Draws, Executor, Inputs, run
 
 __all__ = ["Elbo", "Losses"]
 
@@ -123,9 +122,9 @@ class Elbo:
 
         share = self._share(len(energy_per_example), batch_index, num_batches, num_parts)
         entropy = self._entropy(model, draws)
-        weighted = functional.weighted_divergence(kl, self._beta(epoch), entropy, self.gamma)
+        weighted = functional.variational.weighted_divergence(kl, self._beta(epoch), entropy, self.gamma)
         penalties = self._penalties(model, draws)
-        total = functional.minibatch_cost(energy_per_example.unsqueeze(0), weighted, share)
+        total = functional.variational.minibatch_cost(energy_per_example.unsqueeze(0), weighted, share)
         total = sum(penalties.values(), total)
         terms = {"divergence": kl} | ({} if entropy is None else {"entropy": entropy}) | penalties
         log_probs = None if isinstance(likelihood, Gaussian) else likelihood.log_probs(draws.outputs.detach())
@@ -145,15 +144,15 @@ class Elbo:
         if self.kl_weighting == "geometric":
             if batch_index is None or num_batches is None:
                 raise ValueError("geometric weights need batch_index and num_batches in the call")
-            return functional.kl_share("geometric", batch_index, num_batches) / num_parts
-        return functional.kl_share(self.kl_weighting, 0, 1, min(batch_size / self.num_data, 1.0))
+            return functional.variational.kl_share("geometric", batch_index, num_batches) / num_parts
+        return functional.variational.kl_share(self.kl_weighting, 0, 1, min(batch_size / self.num_data, 1.0))
 
     def _beta(self, epoch: float | Tensor | None) -> float | Tensor:
         if self.warmup == 0:
             return self.beta
         if epoch is None:
             raise ValueError("a warm-up needs the epoch in the call")
-        return self.beta * functional.warmup_share(epoch, self.warmup)
+        return self.beta * functional.variational.warmup_share(epoch, self.warmup)
 
     def _weighted(
         self, losses: Float[Tensor, "sample batch"], weight: Tensor | None
@@ -193,8 +192,8 @@ class Elbo:
         if not weights:
             raise ValueError(f"l2 must be 0 for a network without weight matrices, got {self.l2}")
         if self.l2_per == "weight":
-            return functional.weight_penalty([weight for weight, _ in weights])
-        return functional.scaled_weight_penalty(*zip(*weights, strict=True))
+            return functional.variational.weight_penalty([weight for weight, _ in weights])
+        return functional.variational.scaled_weight_penalty(*zip(*weights, strict=True))
 
     def _divergence(self, model: nn.Module, draws: Draws, num_samples: int, seed: int | Tensor | None) -> Tensor:
         """In closed form where there is one; else from the draws of this very pass, where it drew weights."""

@@ -18,9 +18,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio.codec import RecordError, check_regular, dump_json, fits, parse_json, read_value, write_atomically
-from dubio.conversion import Removed, change_spec, rebuild, spec
-from dubio.conversion.choice import consists_of
-from dubio.conversion.copying import is_norm, random_names
+from dubio.conversion import Removed, change_spec, consists_of, is_norm, random_names, rebuild, spec
 from dubio.decisions import Calibration, PredictionSets, Threshold
 from dubio.likelihoods import Likelihood
 from dubio.methods import METHODS
@@ -28,7 +26,7 @@ from dubio.models import architecture_of, build
 from dubio.persistence.packing import packed, unpacked
 from dubio.persistence.tensors import with_ties, without_ties
 from dubio.persistence.values import from_json, to_json
-from dubio.sampling.memory import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
+from dubio.sampling import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
 
 __all__ = ["Identity", "file_content", "identity_of", "load", "save"]
 

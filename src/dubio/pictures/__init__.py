@@ -2,6 +2,7 @@
 
 from dubio.pictures.bands import Bands, bands_of, draw_bands
 from dubio.pictures.embedding import clouds_of, draw_embedding
+from dubio.pictures.figures import blank_figure as blank_figure, class_colours as class_colours, write as write
 from dubio.pictures.regions import Doubt, Regions, draw_regions, regions_of
 from dubio.pictures.votes import Votes, draw_votes, votes_of
 

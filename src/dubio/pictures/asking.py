@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from dubio.models import sizes_of
 from dubio.prediction import ClassPredictive, predict
-from dubio.sampling.settings import check_module
+from dubio.sampling import check_module
 
 __all__ = ["check_labels", "check_rows", "classes_of"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio.pictures.figures import blank_figure, write
 from dubio.prediction import RealPredictive, predict
-from dubio.sampling.settings import check_module
+from dubio.sampling import check_module
 
 __all__ = ["Bands", "bands_of", "draw_bands"]
 
@@ -72,7 +72,7 @@ def bands_of(
     assert found.samples is not None
 
     draws = found.samples.flatten(1).float().cpu()
-    of_draws = [torch.stack(functional.central_interval(draws, level)) for level in levels]
+    of_draws = [torch.stack(functional.uncertainty.central_interval(draws, level)) for level in levels]
     of_targets = [torch.stack([edge.flatten().float().cpu() for edge in found.interval(level)]) for level in levels]
     return Bands(
         places=places.detach().flatten().cpu(),

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from dubio.layers import WassersteinHead
 from dubio.pictures.figures import blank_figure, class_colours, class_names, write
-from dubio.sampling import frozen
-from dubio.sampling.settings import check_module
+from dubio.sampling import check_module, frozen
 
 __all__ = ["clouds_of", "draw_embedding"]
 

@@ -15,14 +15,23 @@ from torch.utils import _pytree as pytree
 
 from dubio.prediction.reading import Block
 from dubio.prediction.sizing import WORTH_A_TRIAL
-from dubio.sampling.capturing import signature
-from dubio.sampling.drawing import Call, Numbers, map_draws, one_draw
-from dubio.sampling.executors import Executor
-from dubio.sampling.layout import channels_last, image_channels, is_faster_channels_last
-from dubio.sampling.memory import is_out_of_memory
-from dubio.sampling.planning import memory_budget
-from dubio.sampling.restoring import same_numbers, unchanged
-from dubio.sampling.settings import STATE, settings_for_run
+from dubio.sampling import (
+    STATE,
+    Call,
+    Executor,
+    Numbers,
+    channels_last,
+    image_channels,
+    is_faster_channels_last,
+    is_out_of_memory,
+    map_draws,
+    memory_budget,
+    one_draw,
+    same_numbers,
+    settings_for_run,
+    signature,
+    unchanged,
+)
 
 __all__ = ["forget_layout", "with_images_laid_out"]
 

@@ -21,14 +21,28 @@ from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
 from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
 from dubio.prediction.soundness import Soundness, UnsoundError
 from dubio.prediction.streaming import statistics_for
-from dubio.sampling import Estimator, Inputs, Precision, Using, check_precision, computing_in, stream
-from dubio.sampling.choosing import DoesNotFitError, Use
-from dubio.sampling.executors import Executor
-from dubio.sampling.memory import free_memory, is_out_of_memory
-from dubio.sampling.passes import is_plain, warn_of_plain
-from dubio.sampling.planning import memory_budget
-from dubio.sampling.restoring import eval_mode
-from dubio.sampling.settings import STATE, check_num_samples, device_of, new_seed
+from dubio.sampling import (
+    STATE,
+    DoesNotFitError,
+    Estimator,
+    Executor,
+    Inputs,
+    Precision,
+    Use,
+    Using,
+    check_num_samples,
+    check_precision,
+    computing_in,
+    device_of,
+    eval_mode,
+    free_memory,
+    is_out_of_memory,
+    is_plain,
+    memory_budget,
+    new_seed,
+    stream,
+    warn_of_plain,
+)
 
 __all__ = ["predict", "predict_batches"]
 

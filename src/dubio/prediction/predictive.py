@@ -81,25 +81,25 @@ class ClassPredictive(Predictive):
     @cached_property
     def entropy(self) -> Float[Tensor, "batch *rest"]:
         """Entropy of the mean probabilities: all doubt together."""
-        return functional.entropy(self.probs)
+        return functional.uncertainty.entropy(self.probs)
 
     @cached_property
     def mutual_information(self) -> Float[Tensor, "batch *rest"]:
         """What draws disagree about: doubt that more data could remove."""
-        return functional.mutual_information(self.entropy, self.expected_entropy)
+        return functional.uncertainty.mutual_information(self.entropy, self.expected_entropy)
 
     @cached_property
     def uncalibrated_mutual_information(self) -> Float[Tensor, "batch *rest"]:
         """The mutual information of the draws, before the mean prediction was calibrated."""
         if self.uncalibrated_log_probs is None or self.uncalibrated_expected_entropy is None:
             return self.mutual_information
-        entropy = functional.entropy(self.uncalibrated_log_probs.exp())
-        return functional.mutual_information(entropy, self.uncalibrated_expected_entropy)
+        entropy = functional.uncertainty.entropy(self.uncalibrated_log_probs.exp())
+        return functional.uncertainty.mutual_information(entropy, self.uncalibrated_expected_entropy)
 
     @cached_property
     def variation_ratio(self) -> Float[Tensor, "batch *rest"]:
         """Share of draws that do not vote for the most frequent class."""
-        return functional.variation_ratio(self.votes)
+        return functional.uncertainty.variation_ratio(self.votes)
 
     @cached_property
     def top_std(self) -> Float[Tensor, "batch *rest"]:
@@ -183,7 +183,7 @@ class RealPredictive(Predictive):
         level = _checked_level(several)
         if self.samples is None or self.sample_stds is None:
             raise ValueError("quantiles need the single draws: predict with keep_samples=True")
-        return functional.mixture_quantile(level, self.samples, self.sample_stds).to(self.mean.dtype)
+        return functional.uncertainty.mixture_quantile(level, self.samples, self.sample_stds).to(self.mean.dtype)
 
     def interval(self, level: float = 0.9) -> tuple[Float[Tensor, "batch *rest"], Float[Tensor, "batch *rest"]]:
         """The central interval that holds the target with probability ``level``."""

@@ -32,9 +32,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from dubio.data.batches import batches_from, refuse_string_inputs
-from dubio.data.examples import Examples, scaled
-from dubio.data.loading import Loader
+from dubio.data import Examples, Loader, batches_from, refuse_string_inputs, scaled
 from dubio.sampling import Inputs, arguments
 
 __all__ = ["Block", "Readable", "blocks_of", "is_in_memory"]

@@ -14,12 +14,18 @@ import torch
 from torch import nn
 
 from dubio.prediction.reading import Block
-from dubio.sampling.drawing import Call, one_draw
-from dubio.sampling.noise import ROWS
-from dubio.sampling.planning import Footprint, memory_budget, unchanged
-from dubio.sampling.settings import STATE, settings_for_run
-from dubio.sampling.situations import circumstances
-from dubio.sampling.trying import row_lines
+from dubio.sampling import (
+    ROWS,
+    STATE,
+    Call,
+    Footprint,
+    circumstances,
+    memory_budget,
+    one_draw,
+    row_lines,
+    settings_for_run,
+    unchanged,
+)
 
 __all__ = ["MODEST_ROWS", "WORTH_A_TRIAL", "rows_at_a_time"]
 

@@ -46,10 +46,10 @@ class ClassStatistics:
             self._kept.append(log_probs)
         exact = log_probs.double()
         count, probs = len(exact), exact.exp()
-        log_sum = functional.predictive_log_probs(exact) + math.log(count)
-        entropies = functional.entropy(probs).sum(dim=0)
+        log_sum = functional.uncertainty.predictive_log_probs(exact) + math.log(count)
+        entropies = functional.uncertainty.entropy(probs).sum(dim=0)
         squares = probs.square().sum(dim=0)
-        votes = functional.vote_counts(exact.argmax(dim=-1), exact.shape[-1])
+        votes = functional.uncertainty.vote_counts(exact.argmax(dim=-1), exact.shape[-1])
         energies = self._energies_of(outputs)
         if self._log_sum is None:
             self._log_sum, self._entropies, self._squares, self._votes = log_sum, entropies, squares, votes
@@ -67,22 +67,25 @@ class ClassStatistics:
         """The prediction from all draws so far."""
         assert self._log_sum is not None
         log_probs = self._log_sum - math.log(self._count)
-        variance = functional.class_variance(self._squares / self._count, log_probs.exp())
+        variance = functional.uncertainty.class_variance(self._squares / self._count, log_probs.exp())
         expected = self._entropies / self._count
         calibration = self._decisions.calibration
         afterwards = None if calibration is None or calibration.per_draw else calibration
         calibrated, calibrated_expected = log_probs, expected
         if afterwards is not None:
             calibrated = afterwards.apply(log_probs)
-            entropies = functional.entropy(calibrated.exp()), functional.entropy(log_probs.exp())
-            calibrated_expected = functional.calibrated_expected_entropy(*entropies, expected)
+            entropies = (
+                functional.uncertainty.entropy(calibrated.exp()),
+                functional.uncertainty.entropy(log_probs.exp()),
+            )
+            calibrated_expected = functional.uncertainty.calibrated_expected_entropy(*entropies, expected)
         return ClassPredictive(
             num_samples=self._count,
             seed=seed,
             samples=None if self._kept is None else torch.cat(self._kept),
             log_probs=calibrated.to(self._dtype),
             expected_entropy=calibrated_expected.to(self._dtype),
-            votes=functional.shares_of_counts(self._votes).to(self._dtype),
+            votes=functional.uncertainty.shares_of_counts(self._votes).to(self._dtype),
             class_variance=variance.to(self._dtype),
             energy=None if self._energies is None else (self._energies / self._count).to(self._dtype),
             uncalibrated_log_probs=None if afterwards is None else log_probs.to(self._dtype),
@@ -95,7 +98,7 @@ class ClassStatistics:
     def _energies_of(self, outputs: Tensor) -> Tensor | None:
         if not isinstance(self._likelihood, Categorical) or self._likelihood.output != "logits":
             return None
-        return functional.energy(self._likelihood.scores(outputs).double()) * len(outputs)
+        return functional.uncertainty.energy(self._likelihood.scores(outputs).double()) * len(outputs)
 
 
 class RealStatistics:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from dubio.conversion.shrinking import BATCH_NORMS, CONVOLUTIONS
+from dubio.conversion import BATCH_NORMS, CONVOLUTIONS
 from dubio.layers import InputMask, Noised, Source
 from dubio.pruning.tracing import Step, Trace, is_layer, trace
 from dubio.sampling import Inputs

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dubio.data.batches import batches_from
+from dubio.data import batches_from
 from dubio.models import sizes_of
 from dubio.pruning.values import By
 from dubio.pruning.weights import default_by

@@ -11,19 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from dubio.conversion import change_spec, drop_decisions, removed_from, spec
-from dubio.conversion.choice import Where, check_where
-from dubio.data.batches import batches_from
-from dubio.deciding.held_out import check_unjudged
-from dubio.persistence.files import file_content
+from dubio.conversion import Where, change_spec, check_where, drop_decisions, removed_from, spec
+from dubio.data import batches_from
+from dubio.deciding import check_unjudged
+from dubio.persistence import file_content
 from dubio.pruning.checks import check_budget, check_what, checked_by, example_for
 from dubio.pruning.measuring import BATCH_SIZE, judge, snr_density, step_seconds, with_threshold
 from dubio.pruning.trying import Cut, share_within
 from dubio.pruning.units import layer_sizes, removed_before, unit_counts
 from dubio.pruning.values import By, LayerPruning, Pruning, PruningPoint, Removal, SnrDensity, What
 from dubio.pruning.weights import prunable, scores_of, weight_counts
-from dubio.sampling import Inputs
-from dubio.sampling.settings import check_module, check_num_samples
+from dubio.sampling import Inputs, check_module, check_num_samples
 
 __all__ = ["prune"]
 

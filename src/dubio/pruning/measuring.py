@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.conversion.choice import Where
-from dubio.data.batches import batches_from
+from dubio.conversion import Where
+from dubio.data import batches_from
 from dubio.pruning.tracing import in_eval
 from dubio.pruning.values import By, PruningPoint, SnrDensity
 from dubio.pruning.weights import prunable, scores_of
-from dubio.sampling import Inputs, arguments
-from dubio.sampling.host_rng import Stream, Watch
-from dubio.training.validation import validate
+from dubio.sampling import Inputs, Stream, Watch, arguments
+from dubio.training import validate
 
 __all__ = ["judge", "snr_density", "step_seconds", "with_threshold"]
 
@@ -85,7 +84,7 @@ def with_threshold(density: SnrDensity, removed: Tensor) -> SnrDensity:
     """The density with the highest of the ratios that were removed."""
     if not len(removed):
         return density
-    highest = functional.decibels(removed.max()).item()
+    highest = functional.variational.decibels(removed.max()).item()
     return SnrDensity(density.edges, density.counts, min(max(highest, density.edges[0]), density.edges[-1]))
 
 
@@ -93,5 +92,5 @@ def with_threshold(density: SnrDensity, removed: Tensor) -> SnrDensity:
 def _levels(model: nn.Module, where: Where, biases: bool) -> Tensor:
     parts = prunable(model, "snr", where, biases)
     return torch.cat(
-        [functional.decibels(scores_of(part, "snr")[part.counted & ~part.removed]).cpu() for part in parts]
+        [functional.variational.decibels(scores_of(part, "snr")[part.counted & ~part.removed]).cpu() for part in parts]
     )

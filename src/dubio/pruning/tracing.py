@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dubio.conversion.shrinking import CONVOLUTIONS
+from dubio.conversion import CONVOLUTIONS
 from dubio.layers import Source
-from dubio.sampling import Inputs, Using, arguments
-from dubio.sampling.planning import unchanged
+from dubio.sampling import Inputs, Using, arguments, unchanged
 
 __all__ = ["Step", "Trace", "in_eval", "is_layer", "run_quietly", "trace"]
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio import functional
-from dubio.conversion import Removed, chooses, keep_units, spec
-from dubio.conversion.choice import Where
+from dubio.conversion import Removed, Where, chooses, keep_units, spec
 from dubio.layers import Members, gaussian_of
 from dubio.pruning.chains import Link, find_links, refusal
 from dubio.pruning.tracing import is_layer, run_quietly
@@ -83,7 +82,9 @@ def _staying(
         own = [part for part, _ in group]
         first = sum(count for _, count in group)
         gone = first - sum(map(len, own))
-        staying += functional.units_kept(own, max(functional.num_removed(first, fraction) - gone, 0))
+        staying += functional.variational.units_kept(
+            own, max(functional.variational.num_removed(first, fraction) - gone, 0)
+        )
     return staying
 
 
@@ -127,7 +128,7 @@ def _unit_scores(model: nn.Module, link: Link, by: By) -> Float[Tensor, " unit"]
             f"by must be 'magnitude' where weights have no Gaussian posterior, got 'snr' at {link.layer}; or leave it "
             "out with where=..."
         )
-    return functional.unit_scores(scores_of(Prunable(link.layer, layer, "weight"), by)).cpu()
+    return functional.variational.unit_scores(scores_of(Prunable(link.layer, layer, "weight"), by)).cpu()
 
 
 def _cut(model: nn.Module, link: Link, kept: Int[Tensor, " kept"]) -> None:

@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.conversion.choice import Where, chooses
-from dubio.conversion.copying import is_norm, visible_modules
+from dubio.conversion import Where, chooses, is_norm, visible_modules
 from dubio.layers import (
     GaussianPosterior,
     Members,
@@ -94,7 +93,7 @@ def scores_of(part: Prunable, by: By) -> Float[Tensor, "*shape"]:
         return part.weight.to(torch.promote_types(part.weight.dtype, torch.float32)).abs()
     posterior = gaussian_of(part.layer, part.parameter)
     assert posterior is not None
-    ratio = functional.signal_to_noise(posterior.location, posterior.std)
+    ratio = functional.variational.signal_to_noise(posterior.location, posterior.std)
     return ratio.masked_fill(part.removed, 0.0)
 
 
@@ -105,7 +104,7 @@ def prune_weights(model: nn.Module, fraction: float, by: By, where: Where, biase
     # What was removed before goes first, so that a share counts all weights and removed sets are nested.
     scores = [scores_of(part, by).masked_fill(part.removed, -1.0).flatten().cpu() for part in parts]
     joined = torch.cat([own[some] for own, some in zip(scores, counted, strict=True)])
-    gone = functional.lowest_scores(joined, functional.num_removed(len(joined), fraction))
+    gone = functional.variational.lowest_scores(joined, functional.variational.num_removed(len(joined), fraction))
     for part, some, lowest in zip(parts, counted, gone.split([int(some.sum()) for some in counted]), strict=True):
         mask = torch.zeros_like(some)
         mask[some] = lowest

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dubio.functional import small_image
+from dubio.functional.corruption import small_image
 from dubio.reporting.images import data_address, is_image
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.records import AttackRecord, AttackRow, Shares

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from dubio.evaluation import Evaluation, NotableExample
-from dubio.evaluation.words import METRICS
+from dubio.evaluation import METRICS, Evaluation, NotableExample
 from dubio.reporting.images import data_address, from_thumbnail
 from dubio.reporting.judged import judged_runs
 from dubio.reporting.reading import RunRecord

@@ -14,10 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from dubio.auditing.values import FEWEST_IMAGES
-from dubio.evaluation import Comparison
-from dubio.evaluation.comparison import PairedValues, compare_pairs, paired_detection, paired_shares, paired_values
-from dubio.evaluation.words import METRICS
+from dubio.auditing import FEWEST_IMAGES
+from dubio.evaluation import (
+    METRICS,
+    Comparison,
+    PairedValues,
+    compare_pairs,
+    paired_detection,
+    paired_shares,
+    paired_values,
+)
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.records import AttackRecord
 from dubio.reporting.strange import tells

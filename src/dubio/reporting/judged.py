@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from dubio.evaluation import Bins, Doubt, Evaluation
-from dubio.evaluation import Histogram as Counts
+from dubio.evaluation import Bins, Doubt, Evaluation, Histogram as Counts
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import Bars, Block, Lines, Note, Reliability, Section, Series, Stacks
 from dubio.reporting.wording import number, percent, points, thinned

@@ -16,9 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from dubio.auditing import Audit
 from dubio.codec import RecordError, check_fields, read_object, read_value
 from dubio.evaluation import Evaluation
-from dubio.persistence.command_log import Command, read_commands
-from dubio.persistence.files import Identity, identity_of
-from dubio.persistence.records import read_history
+from dubio.persistence import Command, Identity, identity_of, read_commands, read_history
 from dubio.reporting.records import AttackRecord, PruningRecord
 
 __all__ = ["RunRecord", "read_run", "read_runs"]

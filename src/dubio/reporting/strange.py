@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from dubio.evaluation import CorruptionPoint, DetectionScore, Estimate, Evaluation, UnseenSet, metric_curve
-from dubio.evaluation.words import SCORE_WORDS
+from dubio.evaluation import SCORE_WORDS, CorruptionPoint, DetectionScore, Estimate, Evaluation, UnseenSet, metric_curve
 from dubio.reporting.judged import shares
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import Bars, Block, Cell, Lines, Section, Series, Table

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from dubio.auditing import Audit
-from dubio.evaluation import Comparison, failures
-from dubio.evaluation.words import SCORE_WORDS
+from dubio.evaluation import SCORE_WORDS, Comparison, failures
 from dubio.reporting.headline import DETECTORS, SIGNIFICANT, judged_distance, with_shared_attacks
 from dubio.reporting.reading import RunRecord
 from dubio.reporting.values import Cell, Headline

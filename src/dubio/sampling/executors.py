@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio.sampling.ahead import Ahead, ahead_of
-from dubio.sampling.choosing import GIVEN_AWAY, Use
+from dubio.sampling.choosing import GIVEN_AWAY, DoesNotFitError, Plan, Use
 from dubio.sampling.drawing import (
     Call,
     Draws,
@@ -35,8 +35,6 @@ from dubio.sampling.drawing import (
 from dubio.sampling.memory import free_memory, is_out_of_memory
 from dubio.sampling.passes import is_plain, is_transformed, name_sources, warn_of_plain
 from dubio.sampling.planning import (
-    DoesNotFitError,
-    Plan,
     plan_for,
     remember_failure,
     remember_obstacle,

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.data.batches import Batch
+from dubio.data import Batch
 from dubio.likelihoods import match_shape
 from dubio.objectives import Loss, Objective
-from dubio.sampling import Precision, computing_in
-from dubio.sampling.capturing import as_it_is
+from dubio.sampling import Precision, as_it_is, computing_in
 
 if TYPE_CHECKING:
     from dubio.attacks import Attack
@@ -163,7 +162,7 @@ def compute(
     )
     values = [loss.total, loss.nll, *loss.terms.values()]
     if loss.log_probs is not None:
-        labels = functional.predictive_log_probs(loss.log_probs).argmax(dim=-1)
+        labels = functional.uncertainty.predictive_log_probs(loss.log_probs).argmax(dim=-1)
         values.append((labels == match_shape(targets, labels.shape)).float().mean())
     ones = torch.ones_like(values[0])
     metrics = torch.stack([ones, *values]).detach().double()

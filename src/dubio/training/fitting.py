@@ -17,17 +17,11 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dubio import functional
 from dubio.conversion import drop_decisions, warn_of_probabilities
-from dubio.data import Examples, Loader, scaled
-from dubio.data.batches import batches_from
-from dubio.data.fingerprints import DataFingerprint
-from dubio.data.sharing import shared_batches
+from dubio.data import DataFingerprint, Examples, Loader, batches_from, scaled, shared_batches
 from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
-from dubio.sampling import Precision
-from dubio.sampling.host_rng import Stream
-from dubio.sampling.passes import is_plain, warn_of_plain
-from dubio.sampling.settings import STATE, check_module
+from dubio.sampling import STATE, Precision, Stream, check_module, is_plain, warn_of_plain
 from dubio.training.computing import Attacking
 from dubio.training.keeping import Steps
 from dubio.training.optimising import MakeOptimizer, made_by, parameter_groups
@@ -259,8 +253,10 @@ def _start_observation_noise(model: nn.Module, train: Any) -> None:
     rho = observation_scale(model)
     if rho is None or not bool(spread > 0.0):
         return
-    if torch.equal(rho, functional.inverse_softplus(torch.tensor(likelihood.INITIAL_STD, device="cpu")).to(rho)):
-        rho.fill_(functional.inverse_softplus(spread))
+    if torch.equal(
+        rho, functional.variational.inverse_softplus(torch.tensor(likelihood.INITIAL_STD, device="cpu")).to(rho)
+    ):
+        rho.fill_(functional.variational.inverse_softplus(spread))
 
 
 def _targets_in_memory(train: Any) -> Tensor | None:

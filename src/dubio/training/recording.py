@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio.objectives import Loss
-from dubio.sampling.capturing import Buffers, Captured, signature
+from dubio.sampling import Buffers, Captured, signature
 from dubio.training.holding import Holding
 from dubio.training.shapes import OTHERS_TO_CHANGE
 

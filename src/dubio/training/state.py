@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dubio.codec import read_value
-from dubio.persistence.tensors import with_ties, without_ties
-from dubio.sampling.host_rng import generator_state, set_generator_state
+from dubio.persistence import with_ties, without_ties
+from dubio.sampling import generator_state, set_generator_state
 from dubio.training.optimising import load_keeping_the_way
 from dubio.training.processes import Processes
 

@@ -17,14 +17,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dubio.data.batches import Batch
+from dubio.data import Batch
 from dubio.objectives import Loss, Objective
-from dubio.sampling import Precision, check_precision, plan, rounding_products, shrink_chunks
-from dubio.sampling.capturing import as_it_is, signature
-from dubio.sampling.host_rng import TORCH, Watch, default_generator, notice
-from dubio.sampling.memory import free_memory, is_out_of_memory
-from dubio.sampling.restoring import Standing, statistics_of
-from dubio.sampling.settings import STATE
+from dubio.sampling import (
+    STATE,
+    TORCH,
+    Precision,
+    Standing,
+    Watch,
+    as_it_is,
+    check_precision,
+    default_generator,
+    free_memory,
+    is_out_of_memory,
+    notice,
+    plan,
+    rounding_products,
+    shrink_chunks,
+    signature,
+    statistics_of,
+)
 from dubio.training.computing import Attacking, BatchLoss, Learned, Place, first_line, without_graph
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import LOOK_EVERY, BrokenLossError, Health

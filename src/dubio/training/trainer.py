@@ -25,13 +25,10 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio.codec import dump_json, read_json_lines, read_object, read_value, remove_unfinished, write_atomically
-from dubio.data.batches import Batch, Batches
-from dubio.data.fingerprints import DataFingerprint
+from dubio.data import Batch, Batches, DataFingerprint
 from dubio.layers import num_trained
 from dubio.objectives import Objective
-from dubio.persistence import save
-from dubio.persistence.lock import locked
-from dubio.persistence.tensors import without_ties
+from dubio.persistence import locked, save, without_ties
 from dubio.training.checkpoints import (
     CheckpointError,
     checkpoints_in,
@@ -40,6 +37,7 @@ from dubio.training.checkpoints import (
     remove_checkpoints,
     write_checkpoint,
 )
+from dubio.training.computing import Place
 from dubio.training.diagnosis import warn_of_collapse, what_is_not_finite
 from dubio.training.health import LOOK_EVERY, BrokenLossError
 from dubio.training.optimising import set_learning_rates
@@ -47,7 +45,7 @@ from dubio.training.processes import LostProcessError, Processes
 from dubio.training.progress import Display
 from dubio.training.settings import Schedule, schedule_factor
 from dubio.training.state import Standing, own_state, pack, unpack
-from dubio.training.stepping import Place, Step
+from dubio.training.stepping import Step
 from dubio.training.validation import validate
 from dubio.training.values import Callback, Interrupted, Plan, Run
 from dubio.version import versions

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dubio import functional
-from dubio.data.batches import Batches
+from dubio.data import Batches
 from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_scale, without_weights
 from dubio.sampling import Using, run
 from dubio.training.processes import ALONE, Processes
@@ -41,7 +41,7 @@ def validate(
         sums["nll"] -= (torch.logsumexp(-nll.double(), dim=0) - math.log(len(nll))).sum().item()
         sums["examples"] += len(batch.targets)
         if not isinstance(likelihood, Gaussian):
-            labels = functional.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
+            labels = functional.uncertainty.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
             sums["right"] += (labels == match_shape(batch.targets, labels.shape)).float().mean().item() * len(
                 batch.targets
             )

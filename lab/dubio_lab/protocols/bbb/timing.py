@@ -20,8 +20,7 @@ from dubio.methods import Bayes
 from dubio.models import build
 from dubio.objectives import Elbo, Loss
 from dubio.priors import Normal
-from dubio.sampling import Inputs
-from dubio.sampling.executors import Executor
+from dubio.sampling import Executor, Inputs
 from dubio.training import fit
 from dubio_lab.protocols.images import load_images
 from dubio_lab.protocols.trial import Trial

@@ -41,7 +41,7 @@ def ood(trial: Trial) -> Findings:
     for doubt in DOUBTS:
         low, high = getattr(known, doubt).double(), getattr(unseen, doubt).double()
         metrics |= {f"{doubt}_known": mean_of(low), f"{doubt}_unseen": mean_of(high)}
-        metrics[f"auroc_{doubt}"] = Measured(functional.auroc(low, high).item(), n=len(low) + len(high))
+        metrics[f"auroc_{doubt}"] = Measured(functional.uncertainty.auroc(low, high).item(), n=len(low) + len(high))
     metrics |= claims(known, trained.test.targets, unseen, strange.targets, trial.settings)
     if trial.settings["pictures"]:
         _draw(trial, trained, known, strange, unseen)

@@ -6,6 +6,7 @@ table (``tests/auditing/test_table.py``).
 
 from dubio.auditing.checks import outside, randomness, sanity, strength
 from dubio.auditing.checks.check import Check, Finding
+from dubio.auditing.checks.randomness import known_draws_accuracy as known_draws_accuracy
 
 __all__ = ["CHECKS", "Check", "Finding"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dubio.auditing.bench import Attempt, Bench
 from dubio.auditing.values import CurvePoint, Verdict
-from dubio.functional import PairedDifference
+from dubio.functional.statistics import PairedDifference
 
 __all__ = ["NO_GRADIENT", "Check", "Finding", "curve", "fall_within", "points"]
 

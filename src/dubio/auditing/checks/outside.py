@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks import Pgd, score
-from dubio.attacks.victims import untouched
+from dubio.attacks import Pgd, score, untouched
 from dubio.auditing.bench import Attempt, Bench
 from dubio.auditing.checks.check import Finding
 from dubio.auditing.keeping import Kept
-from dubio.sampling.host_rng import seeded
+from dubio.sampling import seeded
 
 __all__ = ["REFERENCES", "Reference", "autoattack_agrees", "beats_twin", "plausible", "twin_falls"]
 
@@ -56,7 +55,7 @@ def beats_twin(bench: Bench) -> Finding:
         return Finding("skipped", f"The noise cannot be turned off: {error}.")
     other = attack(bench.twin, bench.inputs, bench.targets, progress=False)
     left, its = ~own.fooled.cpu(), ~other.fooled.cpu()
-    behind = functional.paired_difference(its, left)
+    behind = functional.statistics.paired_difference(its, left)
     words = f"With its noise off the network keeps {left.double().mean():.1%}, the other {its.double().mean():.1%}."
     return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", words, behind.value, TWIN_LIMIT)
 
@@ -71,7 +70,7 @@ def autoattack_agrees(bench: Bench) -> Finding:
         return Finding("skipped", f"AutoAttack takes images in [0, 1] of {FEWEST_CLASSES} classes or more.")
     own = bench.left_by(bench.attempts.values())
     found = _autoattack(bench, AutoAttack)
-    behind = functional.paired_difference(own, found.right)
+    behind = functional.statistics.paired_difference(own, found.right)
     words = f"AutoAttack leaves {found.accuracy:.1%}, our own attacks together {own.double().mean():.1%}."
     return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", words, behind.value, TWIN_LIMIT)
 
@@ -117,7 +116,7 @@ def _autoattack(bench: Bench, attacker: Callable[..., Any]) -> Attempt:
         began = time.perf_counter()
 
         def mean_log_probs(images: Tensor) -> Tensor:
-            return functional.predictive_log_probs(victim.log_probs(images))
+            return functional.uncertainty.predictive_log_probs(victim.log_probs(images))
 
         norm = {"linf": "Linf", "l2": "L2"}[bench.norm]
         seed = bench.seed_for(AUTOATTACK)
@@ -126,7 +125,9 @@ def _autoattack(bench: Bench, attacker: Callable[..., Any]) -> Attempt:
         # It seeds torch's global generators itself.
         with untouched(bench.model), seeded(seed, bench.inputs.device, lend=True):
             images, _ = made.run_standard_evaluation(bench.inputs, bench.targets)
-        images = functional.project_inputs(images, bench.inputs, bench.norm, bench.epsilon).clamp(*bench.bounds)
+        images = functional.adversarial.project_inputs(images, bench.inputs, bench.norm, bench.epsilon).clamp(
+            *bench.bounds
+        )
         kept = Kept(images, victim.forwards, 0, time.perf_counter() - began)
         bench.keeper.keep(AUTOATTACK, kept)
     return bench.add(AUTOATTACK, kept)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio.auditing.bench import Bench
 from dubio.auditing.checks.check import NO_GRADIENT, Finding, curve, fall_within, points
-from dubio.layers.sources import sources
+from dubio.layers import sources
 
 __all__ = ["FROZEN", "draws_enough", "eot_converged", "frozen_draws", "gradients_agree", "is_random"]
 
@@ -69,7 +69,7 @@ def eot_converged(bench: Bench) -> Finding:
     known = [attempt for attempt in found if attempt is not None]
     if len(known) < len(found):
         return Finding("fail", NO_GRADIENT)
-    fall = functional.paired_difference(known[-2].right, known[-1].right)
+    fall = functional.statistics.paired_difference(known[-2].right, known[-1].right)
     gap = known[0].accuracy - known[-1].accuracy
     words = f"An attack by one draw would leave {points(gap)} more than one by {counts[-1]}. "
     words += f"From {counts[-2]} to {counts[-1]} draws for each gradient the accuracy"

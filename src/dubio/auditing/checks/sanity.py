@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks import RandomNoise
-from dubio.attacks.victims import Victim, untouched
+from dubio.attacks import RandomNoise, Victim, untouched
 from dubio.auditing.bench import MAIN, Attempt, Bench
 from dubio.auditing.checks.check import NO_GRADIENT, Finding, points
 from dubio.auditing.checks.randomness import gradients
@@ -59,7 +58,9 @@ def grows_with_distance(bench: Bench) -> Finding:
     shown = tuple(
         CurvePoint(x, right.double().mean().item()) for x, right in zip([0.0, *distances], rights, strict=True)
     )
-    risen = max(functional.paired_difference(later, earlier).low for earlier, later in itertools.pairwise(rights))
+    risen = max(
+        functional.statistics.paired_difference(later, earlier).low for earlier, later in itertools.pairwise(rights)
+    )
     if risen > 0.0:
         words = "The accuracy rises as the attacker may go further: the attack is broken."
         return Finding("fail", words, risen, 0.0, shown)
@@ -84,7 +85,7 @@ def nothing_moves_at_zero(bench: Bench) -> Finding:
             return Finding("fail", f"{name} could not be run: {reason}.")
     for attempt in bench.attempts.values():
         moved = attempt.images.double() - bench.inputs.double()
-        size = functional.perturbation_norm(moved, bench.norm).max().item()
+        size = functional.adversarial.perturbation_norm(moved, bench.norm).max().item()
         inside = bool(((attempt.images >= bench.bounds[0]) & (attempt.images <= bench.bounds[1])).all())
         if not size <= bench.epsilon or not inside:
             words = f"{attempt.name} went out of bounds: it moved an image by {size:g}."
@@ -152,13 +153,13 @@ def _widest(bench: Bench) -> float:
 def _plateau(bench: Bench, distances: list[float], known: list[Attempt]) -> tuple[float, float] | None:
     """Two distances, one twice the other or more, between which accuracy that was falling stays above chance."""
     for place, attempt in enumerate(known):
-        begun = functional.paired_difference(bench.clean, attempt.right).low > FALLING
+        begun = functional.statistics.paired_difference(bench.clean, attempt.right).low > FALLING
         later = next((j for j, distance in enumerate(distances) if distance >= 2.0 * distances[place]), None)
         if not begun or later is None:
             continue
         right = known[later].right
-        low, _ = functional.clopper_pearson(int(right.sum()), len(right))
-        falls = functional.paired_difference(attempt.right, right)
+        low, _ = functional.statistics.clopper_pearson(int(right.sum()), len(right))
+        falls = functional.statistics.paired_difference(attempt.right, right)
         if low > 1.0 / bench.num_classes and falls.high <= bench.budget.resolution:
             return distances[place], distances[later]
     return None

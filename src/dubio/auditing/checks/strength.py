@@ -3,8 +3,7 @@
 import dataclasses
 
 from dubio import functional
-from dubio.attacks import Attack, Fgsm, RandomNoise, Square, Transfer
-from dubio.attacks.victims import Model
+from dubio.attacks import Attack, Fgsm, Model, RandomNoise, Square, Transfer
 from dubio.auditing.bench import MAIN, Attempt, Bench
 from dubio.auditing.checks.check import NO_GRADIENT, Finding, curve, fall_within, points
 
@@ -33,7 +32,7 @@ def steps_converged(bench: Bench) -> Finding:
     known = [attempt for attempt in found if attempt is not None]
     if len(known) < len(counts):
         return Finding("fail", NO_GRADIENT)
-    fall = functional.paired_difference(known[-2].right, known[-1].right)
+    fall = functional.statistics.paired_difference(known[-2].right, known[-1].right)
     words = f"From {counts[-2]} to {counts[-1]} steps the accuracy"
     more = "More steps might still leave less."
     return fall_within(fall, bench.budget.resolution, words, more, curve(counts, known))
@@ -57,7 +56,7 @@ def iterating_helps(bench: Bench) -> Finding:
     many = bench.attempt(MAIN, main)
     if one is None or many is None:
         return Finding("fail", NO_GRADIENT)
-    gain = functional.paired_difference(one.right, many.right)
+    gain = functional.statistics.paired_difference(one.right, many.right)
     words = f"One step leaves {one.accuracy:.1%}, {bench.budget.steps} steps leave {many.accuracy:.1%}."
     if gain.high < 0.0:
         return Finding("fail", f"{words} Iterating hurts the attack, which only masked gradients do.", gain.value, 0.0)
@@ -103,7 +102,7 @@ def objectives_agree(bench: Bench) -> Finding:
     left = {name: bench.left_by(attempts) for name, attempts in tried.items()}
     best = min(left, key=lambda name: int(left[name].sum()))
     union = bench.left_by(attempt for attempts in tried.values() for attempt in attempts)
-    gain = functional.paired_difference(left[best], union)
+    gain = functional.statistics.paired_difference(left[best], union)
     words = f"{best} leaves {left[best].double().mean().item():.1%}. When all {len(left)} objectives count, as in the "
     words += f"headline, it is {union.double().mean().item():.1%}: the accuracy"
     return fall_within(gain, bench.budget.resolution, words, "They differ so much that others might leave less.")
@@ -198,7 +197,7 @@ def _not_stronger(bench: Bench, found: list[Attempt], reason: str) -> Finding:
     if not direct:
         return Finding("fail", f"{best.name} leaves {best.accuracy:.1%}. {NO_GRADIENT}")
     own = bench.left_by(direct)
-    gain = functional.paired_difference(own, best.right)
+    gain = functional.statistics.paired_difference(own, best.right)
     words = f"{best.name} leaves {best.accuracy:.1%}, attacks by the network's own gradients together "
     words += f"{own.double().mean().item():.1%}."
     if gain.low > 0.0:

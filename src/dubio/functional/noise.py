@@ -9,14 +9,31 @@ over dimensions and left per example (T-58); the spread of a weight carries no g
 equal the formulas pair by pair.
 
 References: Yu et al. 2021 (SE-SNN); Alemi et al. 2017 (deep VIB); He et al. 2019 (PNI).
+
+Mixtures of factorised Gaussians with equal weights, the posterior of input noise.
+
+The divergence of a mixture from a Gaussian has no closed form. ``mixture_log_prob`` estimates it from draws; it is at
+most the mean of the components' divergences, since a divergence is convex; and the divergence of the one Gaussian that
+``averaged_gaussian`` gives is what the reference code computes, though it is not that of the mixture.
+
+Reference: Trinh, Kaski and Heinonen 2020, Scalable Bayesian neural networks by layer-wise input augmentation.
+
+Dropout as a function of uniform noise: what falls below the rate is dropped, the rest scaled so that means stay.
+
+With noise off the layer is the identity, so no factor is left over for evaluation: the reference code of Li and Gal
+2017 has one, which would scale twice.
+
+References: Srivastava et al. 2014; Klambauer et al. 2017 for the alpha form, which keeps the variance too.
 """
 
+import math
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from dubio.functional.bayesian import gaussian_kl, normal_entropy, softplus
-from dubio.functional.distances import at_least_float32, not_negative, squared_distances
+from dubio.functional.variational import gaussian_kl, normal_entropy, normal_log_prob, softplus
+from dubio.functional.wasserstein import at_least_float32, not_negative, squared_distances
 
 __all__ = [
     "activation_std",
@@ -28,9 +45,17 @@ __all__ = [
     "gaussian_wasserstein_matrix",
     "parametric_noise",
     "standard_normal_kl",
+    "averaged_gaussian",
+    "component_of",
+    "mixture_log_prob",
+    "alpha_dropout",
+    "dropout",
 ]
 
+
 SMALLEST_STD = 1e-6
+
+
 BOTTLENECK_SHIFT = 5.0
 
 
@@ -109,3 +134,43 @@ def gaussian_kl_matrix(
         squares = (std.square() + mean.square()) @ precision.mT - 2.0 * (mean @ (class_mean * precision).mT)
         own = (class_mean.square() * precision + 2.0 * class_std.log() - 1.0).sum(dim=-1)
         return not_negative(0.5 * (squares + own) - std.log().sum(dim=-1, keepdim=True))
+
+
+def component_of(uniform: Float[Tensor, "*rows"], num_components: int) -> Int[Tensor, "*rows"]:
+    """Which component a row is drawn from, from uniform noise in [0, 1)."""
+    return (uniform * num_components).long().clamp_max(num_components - 1)
+
+
+def mixture_log_prob(
+    value: Float[Tensor, "*rows channel"],
+    means: Float[Tensor, "component channel"],
+    stds: Float[Tensor, "component channel"],
+) -> Float[Tensor, "*rows"]:
+    """Log density of the mixture: channels are independent within a component, not across the mixture."""
+    per_component = normal_log_prob(value.unsqueeze(-2), means, stds).sum(dim=-1)
+    return torch.logsumexp(per_component, dim=-1) - math.log(len(means))
+
+
+def averaged_gaussian(
+    means: Float[Tensor, "component channel"], stds: Float[Tensor, "component channel"]
+) -> tuple[Float[Tensor, " channel"], Float[Tensor, " channel"]]:
+    """Mean and standard deviation of the mean of one draw from each component, ``sqrt(sum s_k^2) / K``."""
+    return means.mean(dim=0), stds.square().sum(dim=0).sqrt() / len(means)
+
+
+SELU_FLOOR = -1.7580993408473766
+"""What a SELU gives far below zero: minus its scale times its alpha."""
+
+
+def dropout(input: Float[Tensor, "*shape"], uniform: Float[Tensor, "*mask"], rate: float) -> Float[Tensor, "*shape"]:
+    """Inverted dropout: zero with probability ``rate``, else divided by ``1 - rate``."""
+    return torch.where(uniform < rate, 0.0, input * (1.0 / (1.0 - rate)))
+
+
+def alpha_dropout(
+    input: Float[Tensor, "*shape"], uniform: Float[Tensor, "*mask"], rate: float
+) -> Float[Tensor, "*shape"]:
+    """Dropout to the floor of a SELU, then shifted and scaled so that zero mean and unit variance stay."""
+    scale = 1.0 / math.sqrt((1.0 - rate) * (1.0 + rate * SELU_FLOOR**2))
+    shift = -scale * SELU_FLOOR * rate
+    return torch.where(uniform < rate, SELU_FLOOR, input) * scale + shift

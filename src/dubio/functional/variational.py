@@ -1,0 +1,347 @@
+"""Gaussian posteriors over weights, their priors, and the three ways to draw through a layer.
+
+A weight has mean ``mu`` and standard deviation ``sigma = softplus(rho)`` (E-6, E-15). The complexity cost is the
+divergence from a prior, in closed form where one exists (E-7), else by Monte Carlo from the noise itself (E-20).
+
+Invariants and the tests that hold them: the scale survives ``rho = -30`` in float32 (T-1, T-7); the closed form equals
+``torch.distributions`` (T-2); a mixture with equal widths is the Gaussian (T-5); a zero variance gives exact values and
+finite gradients (T-15).
+
+References: Blundell et al. 2015 (Bayes by Backprop); Kingma, Salimans and Welling 2015 (local reparameterisation);
+Wen et al. 2018 (flipout).
+
+The variational objective on minibatches: how much of the divergence each batch carries.
+
+The optimised scalar is the free energy of the batch divided by its number of examples (E-5), so that the sum over an
+epoch, each batch weighted by its size, is the free energy of the whole data (E-1). Held by T-8 and T-20.
+
+Reference: Blundell et al. 2015, section 3.4.
+
+Alpha-divergences: how the losses of several draws become one number per example.
+
+``alpha = 0`` is the mean of the losses (variational inference), ``alpha = 1`` the loss of the mean likelihood
+(expectation propagation), ``alpha = 0.5`` lies between (Hellinger). Likelihoods are averaged over draws, never summed:
+a sum would make the value depend on the number of draws and diverge as alpha goes to zero.
+
+Invariants: with one draw it is that draw's loss for every alpha (T-28); it does not rise with alpha and lies between
+the least and the mean loss (T-31).
+
+Reference: Li and Gal 2017, Dropout Inference in Bayesian Neural Networks with Alpha-divergences.
+
+Penalties on weights: sums of squares without a factor of one half, which ``weight_decay`` of an optimiser has.
+
+Which tensors are weights is the caller's choice; biases are left out of both penalties by the specification. Squares
+are added up in float32 at least.
+
+Invariants: a toy network's value by hand, with the units of each layer (T-21); the gradient is ``2 W`` (T-34).
+
+Bootstrapped cross-entropy: a label counts for ``beta``, the network's own opinion for the rest.
+
+Both forms take log-probabilities, so that nothing overflows for extreme logits, and leave one loss per example.
+
+Invariants: the numbers of the specification (T-69); with ``beta = 1`` both are the cross-entropy (T-70).
+
+Reference: Reed et al. 2015, Training Deep Neural Networks on Noisy Labels with Bootstrapping.
+
+Which weights matter least: signal-to-noise ratios, magnitudes, and the lowest of them (2.8).
+
+Invariants: exactly ``floor(r n)`` of ``n`` are removed, equal scores by index, and what a smaller share removes a
+larger one removes too; scaling means and scales by one constant changes no ranking (T-11).
+
+References: Graves 2011, Practical Variational Inference for Neural Networks; Blundell et al. 2015, section 5.1.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+__all__ = [
+    "flip",
+    "gaussian_kl",
+    "inverse_softplus",
+    "local_reparameterisation",
+    "monte_carlo_kl",
+    "normal_entropy",
+    "normal_log_prob",
+    "posterior_log_prob",
+    "safe_sqrt",
+    "scale_mixture_log_prob",
+    "softplus",
+    "KlWeighting",
+    "kl_share",
+    "minibatch_cost",
+    "warmup_share",
+    "weighted_divergence",
+    "alpha_energy",
+    "scaled_weight_penalty",
+    "weight_penalty",
+    "bootstrap_counts",
+    "hard_bootstrap",
+    "soft_bootstrap",
+    "decibels",
+    "lowest_scores",
+    "num_removed",
+    "signal_to_noise",
+    "unit_scores",
+    "units_kept",
+]
+
+
+HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def softplus(rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Positive scale of an unconstrained parameter, ``log(1 + exp(rho))`` (E-6), exact far below zero."""
+    return F.softplus(rho)
+
+
+def inverse_softplus(std: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The ``rho`` whose softplus is ``std`` (E-6), without overflow for a large ``std``."""
+    return std + torch.log(-torch.expm1(-std))
+
+
+def local_reparameterisation(
+    mean: Float[Tensor, "*shape"], variance: Float[Tensor, "*shape"], noise: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """One draw of a layer's outputs from their marginal moments, ``b = gamma + sqrt(delta) * zeta`` (E-25)."""
+    return mean + (safe_sqrt(variance) * noise).to(mean.dtype)
+
+
+def flip(
+    mean: Float[Tensor, "*shape"], perturbation: Float[Tensor, "*shape"], signs: Float[Tensor, "*signs"]
+) -> Float[Tensor, "*shape"]:
+    """Outputs under flipout: the shared perturbation, its sign drawn anew for every example and unit."""
+    return mean + perturbation * signs
+
+
+def safe_sqrt(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Square root with exact values and a zero gradient at zero, where the true gradient is infinite."""
+    positive = value > 0
+    return torch.where(positive, torch.where(positive, value, 1.0).sqrt(), 0.0)
+
+
+def gaussian_kl(
+    mean: Float[Tensor, "*shape"],
+    std: Float[Tensor, "*shape"],
+    prior_mean: Float[Tensor, "*shape"] | float,
+    prior_std: float,
+) -> Float[Tensor, "*shape"]:
+    """Divergence of one Gaussian from another, weight by weight (E-7)."""
+    ratio = std / prior_std
+    distance = (mean - prior_mean) / prior_std
+    return 0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()
+
+
+def normal_log_prob(
+    value: Float[Tensor, "..."], mean: Float[Tensor, "..."] | float, std: Float[Tensor, "..."] | float
+) -> Float[Tensor, "..."]:
+    """Log density of ``N(mean, std^2)``, element by element (E-17)."""
+    log_std = std.log() if isinstance(std, Tensor) else math.log(std)
+    return -0.5 * ((value - mean) / std).square() - log_std - HALF_LOG_TWO_PI
+
+
+def normal_entropy(std: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Entropy of ``N(., std^2)`` in nats, element by element, ``log std + (1 + log 2 pi) / 2`` (E-8)."""
+    return std.log() + (0.5 + HALF_LOG_TWO_PI)
+
+
+def scale_mixture_log_prob(
+    value: Float[Tensor, "*shape"], weight: float, wide_std: float, narrow_std: float
+) -> Float[Tensor, "*shape"]:
+    """Log density of ``weight * N(0, wide_std^2) + (1 - weight) * N(0, narrow_std^2)`` (E-18)."""
+    wide = normal_log_prob(value, 0.0, wide_std)
+    if weight == 1.0:
+        return wide
+    narrow = normal_log_prob(value, 0.0, narrow_std)
+    return torch.logaddexp(math.log(weight) + wide, math.log1p(-weight) + narrow)
+
+
+def posterior_log_prob(std: Float[Tensor, "*shape"], noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Log density of the drawn weight under its own posterior, from the noise and never from the weight (E-20).
+
+    ``(w - mu) / sigma`` loses every digit in float32 once sigma is small beside mu; the noise itself does not.
+    """
+    return -std.log() - 0.5 * noise.square() - HALF_LOG_TWO_PI
+
+
+def monte_carlo_kl(
+    std: Float[Tensor, "*shape"], noise: Float[Tensor, "*shape"], prior_log_prob: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """One draw's estimate of the divergence, ``log q - log p``, weight by weight (E-19)."""
+    return posterior_log_prob(std, noise) - prior_log_prob
+
+
+KlWeighting = Literal["uniform", "geometric", "none"]
+
+
+@overload
+def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_share: float | None = None) -> float: ...
+
+
+@overload
+def kl_share(
+    scheme: KlWeighting, batch_index: Tensor, num_batches: int, batch_share: float | None = None
+) -> float | Tensor: ...
+
+
+def kl_share(
+    scheme: KlWeighting, batch_index: int | Tensor, num_batches: int, batch_share: float | None = None
+) -> float | Tensor:
+    """The part ``pi_i`` of the divergence that batch ``batch_index`` (from 0) of an epoch carries; the parts sum to 1.
+
+    ``uniform`` gives each batch its share of the data, ``batch_share`` (default ``1 / num_batches``, E-3);
+    ``geometric`` halves from batch to batch (E-4); ``none`` leaves the divergence out. ``batch_index`` may be a tensor,
+    which is not looked at: a step that is captured once reads another number each time.
+    """
+    if not isinstance(batch_index, Tensor) and not 0 <= batch_index < num_batches:
+        raise ValueError(f"batch_index must be in [0, num_batches = {num_batches}), got {batch_index}")
+    if batch_share is not None and not 0.0 < batch_share <= 1.0:
+        raise ValueError(f"batch_share must be in (0, 1], got {batch_share}")
+    if scheme == "uniform":
+        return 1.0 / num_batches if batch_share is None else batch_share
+    if scheme == "geometric":
+        # 2^(M-i) / (2^M - 1) with i from 1, divided by 2^M above and below: the plain form overflows past M = 1023.
+        share: float | Tensor = 2.0 ** -(batch_index + 1) / (1.0 - 2.0**-num_batches)
+        return share
+    if scheme == "none":
+        return 0.0
+    raise ValueError(f"kl weighting must be 'uniform', 'geometric' or 'none', got {scheme!r}")
+
+
+def minibatch_cost(
+    nll_per_example: Float[Tensor, "sample batch"],
+    divergence: Float[Tensor, ""],
+    share: float | Tensor,
+    beta: float = 1.0,
+) -> Float[Tensor, ""]:
+    """The batch's cost per example: the mean over draws of each draw's own cost, plus the divergence's part (E-5)."""
+    batch_size = nll_per_example.shape[1]
+    return nll_per_example.mean() + beta * share / batch_size * divergence
+
+
+def warmup_share(epoch: float | Tensor, warmup: int) -> float | Tensor:
+    """How much of the divergence counts after so many epochs: it grows evenly from nothing over ``warmup`` of them."""
+    if warmup == 0:
+        return 1.0
+    return (epoch / warmup).clamp(max=1.0) if isinstance(epoch, Tensor) else min(1.0, epoch / warmup)
+
+
+def weighted_divergence(
+    divergence: Float[Tensor, ""], beta: float | Tensor, entropy: Float[Tensor, ""] | None = None, gamma: float = 0.0
+) -> Float[Tensor, ""]:
+    """``beta * KL - gamma * H``: the same as ``(beta + gamma) log q - beta log p`` in expectation (E-46, T-45)."""
+    return beta * divergence if entropy is None else beta * divergence - gamma * entropy
+
+
+SMALLEST_ALPHA = 1e-6
+"""Below it, the expansion in alpha is exact to the last digit and the logarithm is not."""
+
+
+def alpha_energy(losses: Float[Tensor, "sample *batch"], alpha: float) -> Float[Tensor, "*batch"]:
+    """``-(1/alpha) log mean_k exp(-alpha l_k)`` (E-30); for alpha near 0, its expansion (E-31, E-32)."""
+    if abs(alpha) < SMALLEST_ALPHA:
+        return losses.mean(dim=0) - 0.5 * alpha * losses.var(dim=0, correction=0)
+    # Measured from the draw that counts most, nothing overflows and nothing is lost to rounding where alpha is small.
+    anchor = (losses.amin(dim=0) if alpha > 0.0 else losses.amax(dim=0)).detach()
+    return anchor - torch.expm1(-alpha * (losses - anchor)).mean(dim=0).log1p() / alpha
+
+
+def weight_penalty(weights: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """``sum_i ||W_i||_F^2`` (in E-33)."""
+    return scaled_weight_penalty(weights, [1] * len(weights))
+
+
+def scaled_weight_penalty(weights: Sequence[Tensor], num_units: Sequence[int]) -> Float[Tensor, ""]:
+    """``sum_l (1 / |l|) sum_{w in l} w^2`` (in E-26), ``|l|`` the number of units (outputs) of the layer."""
+    if not weights:
+        raise ValueError("weights must hold at least one tensor, got none; leave out the penalty")
+    if len(num_units) != len(weights):
+        raise ValueError(f"num_units must have one number for each of {len(weights)} weights, got {len(num_units)}")
+
+    exact = [weight.to(torch.promote_types(weight.dtype, torch.float32)) for weight in weights]
+    return torch.stack([w.square().sum() / units for w, units in zip(exact, num_units, strict=True)]).sum()
+
+
+def bootstrap_counts(
+    num_examples: int, num_members: int, generator: torch.Generator
+) -> Float[Tensor, "example member"]:
+    """How often each member of a bagged ensemble sees each example: as many draws with replacement as examples."""
+    chosen = torch.randint(num_examples, (num_members, num_examples), generator=generator)
+    return torch.stack([row.bincount(minlength=num_examples) for row in chosen], dim=1).float()
+
+
+def soft_bootstrap(
+    log_probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"], beta: float = 0.95, detach: bool = False
+) -> Float[Tensor, "*batch"]:
+    """``-sum_k (beta t_k + (1 - beta) q_k) log q_k`` (E-68).
+
+    The gradient flows through the weight ``q_k`` too, which makes the second term a penalty on entropy; with ``detach``
+    that weight is a constant.
+    """
+    _check_share(beta)
+
+    probs = log_probs.exp()
+    finite = log_probs.clamp_min(torch.finfo(log_probs.dtype).min)  # a class ruled out has p log p = 0, not 0 * inf
+    own = -((probs.detach() if detach else probs) * finite).sum(dim=-1)
+    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * own
+
+
+def hard_bootstrap(
+    log_probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"], beta: float = 0.8
+) -> Float[Tensor, "*batch"]:
+    """``-sum_k (beta t_k + (1 - beta) [k = argmax q]) log q_k``, the most probable class a constant (E-69)."""
+    _check_share(beta)
+
+    own = -log_probs.max(dim=-1).values
+    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * own
+
+
+def _cross_entropy(log_probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    return -log_probs.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
+
+
+def _check_share(beta: float) -> None:
+    if not 0.0 <= beta <= 1.0:
+        raise ValueError(f"beta must be in [0, 1], got {beta}; 1 is the cross-entropy")
+
+
+def signal_to_noise(mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``|mu| / sigma`` (E-22), in float32 at least; zero for a weight that is always zero."""
+    dtype = torch.promote_types(mean.dtype, torch.float32)
+    return torch.where(mean == 0.0, 0.0, mean.to(dtype).abs() / std.to(dtype))
+
+
+def decibels(ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``10 log10(ratio)`` (E-22)."""
+    return 10.0 * torch.log10(ratio)
+
+
+def num_removed(count: int, fraction: float) -> int:
+    """``floor(r n)`` of the decimal number that was written: 0.29 of 100 is 29."""
+    from fractions import Fraction  # its import is slow, and nothing else needs it
+
+    return math.floor(Fraction(str(float(fraction))) * count)
+
+
+def lowest_scores(scores: Float[Tensor, " weight"], count: int) -> Bool[Tensor, " weight"]:
+    """Which ``count`` scores are lowest; of equal ones those with the lower index."""
+    chosen = torch.zeros_like(scores, dtype=torch.bool)
+    chosen[scores.argsort(stable=True)[:count]] = True
+    return chosen
+
+
+def units_kept(scores: Sequence[Float[Tensor, " _"]], count: int) -> list[Int[Tensor, " _"]]:
+    """Which units stay in each layer when the ``count`` lowest of all layers go, but the best of each layer stays."""
+    joined = torch.cat([layer.index_fill(0, layer.argmax(), math.inf) for layer in scores])
+    gone = lowest_scores(joined, min(count, len(joined) - len(scores)))
+    return [(~part).nonzero().flatten() for part in gone.split([len(layer) for layer in scores])]
+
+
+def unit_scores(scores: Float[Tensor, "unit *weights"]) -> Float[Tensor, " unit"]:
+    """The mean score of the weights of each unit."""
+    return scores.flatten(1).mean(dim=1)
