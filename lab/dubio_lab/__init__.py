@@ -5,7 +5,7 @@ Names are imported when they are first used, so that ``dubio reproduce --help`` 
 
 from typing import TYPE_CHECKING
 
-from dubio.later import import_later
+from dubio._lazy import import_later
 
 if TYPE_CHECKING:
     from dubio_lab.claims import CLAIMS, PAPERS, Claim, Outcome, Records

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Literal
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.codec import read_value
 
 __all__ = ["Cell", "Spec", "Variant", "load_spec", "spec_names"]

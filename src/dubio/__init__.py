@@ -7,17 +7,17 @@
 
 from typing import TYPE_CHECKING
 
-from dubio.later import import_later
+from dubio._lazy import import_later
 from dubio.version import VERSION
 
 if TYPE_CHECKING:
     from dubio import (
         attacks,
         auditing,
+        calibrators as calibrators,
         conversion,
         data,
         deciding,
-        decisions,
         evaluation,
         flows,
         functional,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         training,
     )
     from dubio.auditing import Audit, audit
+    from dubio.calibrators import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
     from dubio.conversion import (
         ConversionWarning,
         Description,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         to_mean,
     )
     from dubio.deciding import abstain, calibrate, conformal
-    from dubio.decisions import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
     from dubio.evaluation import Evaluation, evaluate
     from dubio.layers import divergence
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
@@ -92,7 +92,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "data": (),
     "deciding": ("abstain", "calibrate", "conformal"),
-    "decisions": ("DecisionWarning", "PredictionSets", "Temperature", "Threshold", "VectorScaling"),
+    "calibrators": ("DecisionWarning", "PredictionSets", "Temperature", "Threshold", "VectorScaling"),
     "evaluation": ("Evaluation", "evaluate"),
     "flows": (),
     "functional": (),

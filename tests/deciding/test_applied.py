@@ -11,7 +11,7 @@ from torch import nn
 
 import dubio
 from dubio import functional
-from dubio.decisions import Decisions, decisions_of
+from dubio.calibrators import Decisions, decisions_of
 from dubio.functional.uncertainty import entropy
 from dubio.persistence.values import from_json, to_json
 

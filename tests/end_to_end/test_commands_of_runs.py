@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from dubio.calibrators import DecisionWarning
 from dubio.cli.commands import app
-from dubio.decisions import DecisionWarning
 from dubio.evaluation.values import Evaluation
 from dubio.persistence.command_log import Command, write_commands
 from dubio.persistence.files import identity_of

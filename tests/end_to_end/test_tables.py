@@ -122,7 +122,7 @@ def test_commands_on_a_run_read_its_table_with_its_encoder(trained: tuple[Path, 
     )
 
 
-@pytest.mark.filterwarnings("ignore::dubio.decisions.DecisionWarning")  # 15 validation examples are few
+@pytest.mark.filterwarnings("ignore::dubio.calibrators.DecisionWarning")  # 15 validation examples are few
 def test_a_run_keeps_its_encoding_when_the_file_changes(tmp_path: Path) -> None:
     data = write(tmp_path / "shop.csv", customers(200))
     assert train("shop", data, tmp_path, "--epochs", 1).exit_code == 0

@@ -295,7 +295,7 @@ def test_what_is_random_or_meant_not_to_be_is_not_warned_of() -> None:
     dubio.to_mean(dubio.Bayes().convert(net, example=DATA[0]))
 
 
-@pytest.mark.filterwarnings("ignore::dubio.decisions.DecisionWarning")  # 30 examples are few to calibrate by
+@pytest.mark.filterwarnings("ignore::dubio.calibrators.DecisionWarning")  # 30 examples are few to calibrate by
 def test_another_default_device_changes_nothing(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = dubio.Bayes().convert(dubio.models.build("mlp:4-8-3"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.decisions import DecisionWarning
+from dubio.calibrators import DecisionWarning
 from dubio.layers.masked import masked_tensors
 from dubio.layers.posterior import GaussianPosterior, posteriors
 from networks import Tied, mlp

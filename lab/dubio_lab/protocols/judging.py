@@ -12,9 +12,9 @@ from torch import nn
 from dubio import functional
 from dubio.attacks import Pgd, score
 from dubio.auditing import audit
+from dubio.calibrators import Temperature
 from dubio.data import Examples, Splits
 from dubio.deciding import calibrate
-from dubio.decisions import Temperature
 from dubio.prediction import ClassPredictive
 from dubio.sampling import Using
 from dubio_lab.protocols.images import load_unseen

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from dubio._lazy import import_later
 from dubio.cli.answers import PartlyFailedError, say
 from dubio.cli.arguments import Device, Quiet, device_for
 from dubio.cli.commands import app, main
-from dubio.later import import_later
 
 if TYPE_CHECKING:
     from dubio.cli.terminal import PlainTable as PlainTable

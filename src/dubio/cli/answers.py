@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from dubio.choices import did_you_mean, listed
+from dubio.checks import did_you_mean, listed
 from dubio.cli.plugins import HOW_TO_INSTALL, PluginCommand, plugin_commands
 from dubio.codec import printable
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 
 __all__ = [
     "CORRUPTION_NAMES",

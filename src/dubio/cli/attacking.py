@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio.attacks import Apgd, Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Square, Transfer
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.cli.terminal import PlainTable
 from dubio.codec import dump_json, write_atomically
 from dubio.data import Examples

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dubio.choices import check_choice
+from dubio.checks import check_choice
 from dubio.cli.answers import INTERRUPTED, Answering, say
 from dubio.cli.arguments import (
     CORRUPTION_NAMES,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.cli.answers import say
 from dubio.cli.arguments import Precision, device_for
 from dubio.cli.folders import folder_of, load_model, network_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.codec import RecordError, check_fields, printable, read_object
 from dubio.persistence import Identity, identity_of, load as load_network, read_commands, read_history
 

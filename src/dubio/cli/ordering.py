@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.cli.fields import make_method
 from dubio.codec import MAX_BYTES, dump_json, read_file, read_object, read_value, write_atomically
 from dubio.data import (

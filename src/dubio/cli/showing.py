@@ -15,7 +15,7 @@ from torch import nn
 
 from dubio import attacks
 from dubio.auditing import Audit, audit
-from dubio.choices import did_you_mean, listed
+from dubio.checks import did_you_mean, listed
 from dubio.cli.answers import say
 from dubio.cli.attacking import assail, choose_images
 from dubio.cli.audit_command import FILE as AUDIT

@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from dubio.calibrators import decisions_of
 from dubio.conversion.choice import chooses
 from dubio.conversion.copying import is_norm, is_random, own_parameters, visible_modules
 from dubio.conversion.insertion import PLACES
 from dubio.conversion.replacement import why_unconvertible
 from dubio.conversion.shrinking import Removed
 from dubio.conversion.spec import Spec
-from dubio.decisions import decisions_of
 from dubio.layers import Drawn, Head, Masked, Members, Noised, RandomDropout, WeightSource, drawn_names, takes_noise
 from dubio.sampling import check_module, noticed, plans
 

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.conversion.choice import Where, chooses
 from dubio.conversion.copying import copy_of, exchange, is_norm, make_mappable, own_parameters, plain_copy
 from dubio.layers import (

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dubio import functional
-from dubio.decisions import Calibration, DecisionWarning, PredictionSets, Threshold, decisions_of, removal_message
+from dubio.calibrators import Calibration, DecisionWarning, PredictionSets, Threshold, decisions_of, removal_message
 from dubio.likelihoods import Gaussian, Likelihood
 
 __all__ = ["Spec", "attach_spec", "change_spec", "drop_decisions", "forget_decisions", "spec"]

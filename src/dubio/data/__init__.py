@@ -5,6 +5,7 @@ What reads and changes datasets is imported when it is first asked for; training
 
 from typing import TYPE_CHECKING
 
+from dubio._lazy import import_later
 from dubio.data.batches import (
     Batch as Batch,
     Batches as Batches,
@@ -26,7 +27,6 @@ from dubio.data.sharing import shared_batches as shared_batches
 from dubio.data.tables import TABLES as TABLES
 from dubio.data.targets import Target, Task
 from dubio.data.unlabelled import NewRows, read_new
-from dubio.later import import_later
 
 if TYPE_CHECKING:
     from dubio.data.columns import TableChunk, read_rows

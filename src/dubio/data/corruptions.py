@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.data.examples import Examples, scaled
 
 __all__ = ["Blur", "CORRUPTIONS", "Contrast", "Corruption", "GaussianNoise", "Inversion", "Rotation", "corrupt"]

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dubio import functional
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 
 __all__ = ["Flip", "LabelNoise", "MnistAsymmetric", "NoisyLabels", "Symmetric", "UniformMix", "parse_label_noise"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.data.cifar import CIFAR10, CIFAR100
 from dubio.data.downloads import download as download_file
 from dubio.data.encoding import TableEncoder

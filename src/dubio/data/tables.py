@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.codec import open_regular
 from dubio.data.archives import check_members, check_room
 from dubio.data.columns import TableChunk, joined, looks_like_data, read_rows

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.data.columns import TableChunk, finite_number
 from dubio.data.errors import DataError
 

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.calibrators import DecisionWarning, Surety, Threshold
 from dubio.conversion import change_spec
 from dubio.deciding.held_out import HeldOut, check_one_label_each, predict_held_out
-from dubio.decisions import DecisionWarning, Surety, Threshold
 
 __all__ = ["abstain"]
 

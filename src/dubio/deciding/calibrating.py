@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.calibrators import Calibration, DecisionWarning, Temperature, VectorScaling, removal_message
 from dubio.conversion import change_spec, spec
 from dubio.deciding.held_out import HeldOut, predict_held_out
-from dubio.decisions import Calibration, DecisionWarning, Temperature, VectorScaling, removal_message
 
 __all__ = ["calibrate"]
 

@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 
 from dubio import functional
+from dubio.calibrators import PredictionSets
 from dubio.conversion import change_spec
 from dubio.deciding.held_out import check_one_label_each, predict_held_out
-from dubio.decisions import PredictionSets
 
 __all__ = ["conformal"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubio.calibrators import DecisionWarning, decisions_of
 from dubio.conversion import change_spec
 from dubio.data import CORRUPTIONS, Examples, corrupt
-from dubio.decisions import DecisionWarning, decisions_of
 from dubio.evaluation.classification import in_rows
 from dubio.evaluation.describing import GROUPS, doubt_of
 from dubio.evaluation.gathering import Judged, gather, gather_inputs

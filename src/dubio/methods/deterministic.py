@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from dubio.checks import check_not_negative
 from dubio.conversion import finish, plain_copy
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.checks import check_not_negative
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.sampling import Inputs, attach

@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.checks import check_count, check_flag
 from dubio.conversion import finish, make_mappable, plain_copy
 from dubio.layers import Members
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.checks import check_count, check_flag
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.models import architecture_of
 from dubio.objectives import EnsembleLoss
@@ -119,10 +119,7 @@ def _settings(net: nn.Module) -> dict[str, str]:
 
 def _anew(net: nn.Module, strict: bool) -> nn.Module:
     """A copy of a network with new weights."""
-    from dubio.models import (
-        Standardise,
-        build,  # which imports all networks
-    )
+    from dubio.models import Standardise, build
 
     member = copy.deepcopy(net)
     architecture = architecture_of(net)

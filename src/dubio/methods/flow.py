@@ -14,11 +14,11 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from dubio.checks import check_flag, check_value as check_choice
 from dubio.conversion import Where, check_where, finish, insert_noise
 from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.layers import FlowNoise, InputSource, channels_of
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.checks import check_choice, check_flag
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.priors import Normal

@@ -8,6 +8,7 @@ from typing import ClassVar, get_args
 
 from torch import Tensor, nn
 
+from dubio.checks import check_finite, check_value as check_choice
 from dubio.conversion import (
     Where,
     check_where,
@@ -20,7 +21,6 @@ from dubio.conversion import (
 )
 from dubio.layers import NoisePer, ParametricNoise, takes_noise
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.checks import check_choice, check_finite
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.sampling import Inputs

@@ -5,7 +5,7 @@ They are imported when they are first asked for.
 
 from typing import TYPE_CHECKING
 
-from dubio.later import import_later
+from dubio._lazy import import_later
 from dubio.models.dense import init_truncated as init_truncated
 from dubio.models.naming import Sizes, architecture_of, sizes_of
 

@@ -30,7 +30,7 @@ from typing import cast, get_args
 
 from torch import nn
 
-from dubio.choices import did_you_mean
+from dubio.checks import did_you_mean
 from dubio.models.convolutional import dad_cnn, lenet, vgg16
 from dubio.models.dense import dad_mlp, fc, mlp, vib_mlp
 from dubio.models.external import timm_model, torchvision_model

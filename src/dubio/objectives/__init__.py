@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from dubio.later import import_later
+from dubio._lazy import import_later
 from dubio.objectives.alpha import Alpha
 from dubio.objectives.bootstrapping import BootstrapHard, BootstrapSoft
 from dubio.objectives.elbo import Elbo

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from dubio.calibrators import Calibration, PredictionSets, Threshold
 from dubio.codec import RecordError, check_regular, dump_json, fits, parse_json, read_value, write_atomically
 from dubio.conversion import Removed, change_spec, consists_of, is_norm, random_names, rebuild, spec
-from dubio.decisions import Calibration, PredictionSets, Threshold
 from dubio.likelihoods import Likelihood
 from dubio.methods import METHODS
 from dubio.models import architecture_of, build

@@ -6,7 +6,7 @@ A value is written as its class's name and its fields. Only the classes listed h
 import dataclasses
 from typing import Any, get_type_hints
 
-from dubio import decisions, flows
+from dubio import calibrators as decisions, flows
 from dubio.codec import RecordError, fits
 from dubio.conversion import Removed
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian

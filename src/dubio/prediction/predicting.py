@@ -12,7 +12,7 @@ from typing import get_args
 import torch
 from torch import nn
 
-from dubio.decisions import Decisions, decisions_of
+from dubio.calibrators import Decisions, decisions_of
 from dubio.layers import num_members
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
 from dubio.prediction.layout import forget_layout, with_images_laid_out

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dubio import functional
-from dubio.decisions import Calibration, PredictionSets, Threshold
+from dubio.calibrators import Calibration, PredictionSets, Threshold
 
 __all__ = ["ClassPredictive", "Predictive", "RealPredictive", "joined", "moved"]
 

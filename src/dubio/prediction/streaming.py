@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
-from dubio.decisions import Decisions
+from dubio.calibrators import Decisions
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.prediction.predictive import ClassPredictive, RealPredictive
 
