@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from dubio import flows
+from dubio._engine.passes import Pass
+from dubio._engine.settings import Settings
 from dubio.layers.flow_noise import FlowNoise
 from dubio.layers.flow_steps import ActnormStep, AffineCouplingStep, LuMixingStep
 from dubio.priors import Normal
-from dubio.sampling.passes import Pass
-from dubio.sampling.settings import Settings
 
 CHANNELS, DEPTH, BATCH, STEPS, SEEDS = 16, 4, 128, 1_000, 3
 

@@ -16,7 +16,7 @@ from peers.ours import Ours
 from timing import alternating_times_ms
 from torch.profiler import ProfilerActivity, profile
 
-from dubio.sampling.precision import Precision
+from dubio._engine.precision import Precision
 
 GROUPS = {
     "matrix products of the compiler": r"^triton_tem",

@@ -19,7 +19,6 @@ from typing import Any
 
 import attacking
 import audits
-import engine
 import families
 import fitting
 import glow
@@ -31,6 +30,7 @@ import recipes
 import torch
 
 import dubio
+import engine
 import methods
 from dubio.version import commit_here, hardware_of, versions
 

@@ -29,7 +29,7 @@ PACKAGES = (
     *("requests", "urllib3", "certifi", "idna", "charset-normalizer"),
     *("pyautoattack", "triton"),
 )
-KERNEL = "tests/sampling/test_noise_kernel.py"
+KERNEL = "tests/engine/test_noise_kernel.py"
 INSIDE = "DUBIO_INSIDE_ORACLES"
 TOLERANCE = 0.01
 AUDIT_RADIUS, AUDIT_IMAGES = 0.1, 300

@@ -28,7 +28,7 @@ class _Tape(TorchDispatchMode):
 
 
 class Replayed:
-    """In place of ``dubio.sampling.capturing.Captured``."""
+    """In place of ``dubio._engine.cuda_graphs.Captured``."""
 
     def __init__(self, work: Callable[[], Any], device: torch.device, warm_ups: int = 3) -> None:
         self._work, self._warm_ups = work, warm_ups

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling.precision import Precision, computing_in, rounding_products
+from dubio._engine.precision import Precision, computing_in, rounding_products
 from peers.nets import Net
 
 LEARNING_RATE = 1e-3

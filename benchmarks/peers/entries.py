@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dubio.sampling.precision import Precision
+from dubio._engine.precision import Precision
 from peers import of_bayesian_torch, of_blitz, of_torch_uncertainty, of_torchbayesian, references
 from peers.contestants import Contestant, Peer
 from peers.nets import Net

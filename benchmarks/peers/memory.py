@@ -13,8 +13,8 @@ from functools import cache
 
 import torch
 
-from dubio.sampling.capturing import WARM_UPS as RUNS_BEFORE_RECORDING
-from dubio.sampling.memory import Footprint
+from dubio._engine.cuda_graphs import WARM_UPS as RUNS_BEFORE_RECORDING
+from dubio._engine.memory import Footprint
 
 MEBIBYTE = 2.0**20
 RUNS = 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling.precision import Precision
+from dubio._engine.precision import Precision
 from dubio.training.stepping import Step
 from peers.contestants import Kind, adam
 from peers.nets import Net

@@ -32,8 +32,19 @@ if TYPE_CHECKING:
         priors,
         pruning,
         reporting,
-        sampling,
         training,
+    )
+    from dubio._engine import (
+        ExecutorWarning,
+        Plan,
+        antithetic,
+        checkpoint,
+        fresh,
+        frozen,
+        memory_limit,
+        noise_off,
+        plan,
+        sample,
     )
     from dubio.auditing import Audit, audit
     from dubio.calibrators import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
@@ -59,18 +70,6 @@ if TYPE_CHECKING:
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
     from dubio.pruning import Pruning, prune
-    from dubio.sampling import (
-        ExecutorWarning,
-        Plan,
-        antithetic,
-        checkpoint,
-        fresh,
-        frozen,
-        memory_limit,
-        noise_off,
-        plan,
-        sample,
-    )
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, Steps, TensorBoard, fit
 
 __version__ = VERSION
@@ -118,7 +117,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "priors": ("CentredNormal", "Normal", "ScaleMixture"),
     "pruning": ("Pruning", "prune"),
     "reporting": (),
-    "sampling": (
+    "_engine": (
         "ExecutorWarning",
         "Plan",
         "antithetic",
@@ -210,7 +209,6 @@ __all__ = [
     "prune",
     "pruning",
     "sample",
-    "sampling",
     "save",
     "spec",
     "to_mean",

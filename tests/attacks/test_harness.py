@@ -89,7 +89,7 @@ def test_draws_are_those_of_the_engine_and_do_not_depend_on_the_batch_size(
     table: TransferTable, networks: dict[str, nn.Module], data: tuple[Tensor, Tensor]
 ) -> None:
     seed = table.provenance["seeds"]["draws"]
-    with dubio.sampling.Using(estimator="weight"), torch.no_grad():
+    with dubio._engine.Using(estimator="weight"), torch.no_grad():
         logits = dubio.sample(networks["bayes"].eval(), table.adversarial[1], 8, seed=seed)
     expected = (logits.argmax(dim=-1) == data[1]).float().mean(dim=1)
     assert torch.allclose(table.accuracy[1, 2], expected)
@@ -102,7 +102,7 @@ def test_draws_are_those_of_the_engine_and_do_not_depend_on_the_batch_size(
 def test_draws_may_come_a_few_at_a_time(
     table: TransferTable, networks: dict[str, nn.Module], data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "stream", partial(dubio.sampling.stream, chunk=3))
+    monkeypatch.setattr(harness, "stream", partial(dubio._engine.stream, chunk=3))
     sources = {name: networks[name] for name in table.sources}
     again = transfer_table(sources, Pgd(epsilon=0.15), networks, *data, num_draws=8, seed=2, batch_size=100)
     assert torch.allclose(again.accuracy, table.accuracy)

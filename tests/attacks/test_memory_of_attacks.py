@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import attacks
+from dubio._engine import cuda_graphs as capturing
+from dubio._engine.memory import Footprint
 from dubio.attacks import fitting
 from dubio.attacks.recording import Recorder
 from dubio.attacks.victims import untouched
-from dubio.sampling import capturing
-from dubio.sampling.memory import Footprint
 
 MIB = 2**20
 

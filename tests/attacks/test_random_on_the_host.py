@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
-from dubio.sampling.host_rng import HostState, Stream, seeded
+from dubio._engine.host_rng import HostState, Stream, seeded
 
 DRAW: dict[str, Callable[[int], int]] = {
     "python": lambda most: random.randint(0, most),

@@ -76,7 +76,7 @@ def test_the_snapshot_sees_what_a_forward_in_training_mode_changes() -> None:
 
 @pytest.mark.parametrize("convert", [False, True])
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.filterwarnings("ignore::dubio.sampling.ExecutorWarning")  # the counter keeps a tensor on itself
+@pytest.mark.filterwarnings("ignore::dubio._engine.ExecutorWarning")  # the counter keeps a tensor on itself
 def test_t63_an_attack_leaves_the_network_as_it_was(name: str, convert: bool) -> None:
     net = training_net(convert)
     inputs, labels = examples(copy.deepcopy(net).eval())

@@ -99,7 +99,7 @@ def test_runs_before_a_recording_are_those_of_a_step() -> None:
     """The next run of a captured piece of work is the one that is recorded."""
     from peers.memory import RUNS_BEFORE_RECORDING
 
-    from dubio.sampling.capturing import Captured
+    from dubio._engine.cuda_graphs import Captured
 
     captured = Captured(lambda: None, torch.device("cuda"))
     assert captured._warm_ups == RUNS_BEFORE_RECORDING

@@ -24,14 +24,14 @@ from torch.utils import _pytree as pytree
 
 import dubio
 from contracts.modules import MODULES, TiedPair
+from dubio._engine.draws import arguments
+from dubio._engine.passes import current_pass
+from dubio._engine.planner import plans
+from dubio._engine.settings import Estimator, Using
 from dubio.conversion.copying import is_norm
 from dubio.layers.bayesian import BAYESIAN, BayesianLayer
 from dubio.layers.mappable import MAPPABLE
 from dubio.layers.posterior import posteriors
-from dubio.sampling.drawing import arguments
-from dubio.sampling.passes import current_pass
-from dubio.sampling.planning import plans
-from dubio.sampling.settings import Estimator, Using
 
 ESTIMATORS: tuple[Estimator, ...] = ("weight", "local", "flipout")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

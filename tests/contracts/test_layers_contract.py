@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine.settings import STATE, Estimator
 from dubio.layers.bayesian import BAYESIAN
 from dubio.layers.posterior import posteriors
-from dubio.sampling.settings import STATE, Estimator
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(4, 6),

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 import dubio
 from contracts.method_table import CLASSES, METHOD_TABLE, NETWORKS, Row
+from dubio._engine.planner import plans
+from dubio._engine.settings import Using
 from dubio.conversion.copying import random_names
 from dubio.layers.dropout import RandomDropout
 from dubio.layers.heads import GaussianHead, WassersteinHead
@@ -28,8 +30,6 @@ from dubio.layers.noised import Noised
 from dubio.layers.sources import noise_parameters, sources
 from dubio.methods import METHODS
 from dubio.persistence.values import from_json, to_json
-from dubio.sampling.planning import plans
-from dubio.sampling.settings import Using
 from networks import Filter
 
 ROWS = 6

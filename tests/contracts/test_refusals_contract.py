@@ -15,7 +15,7 @@ from torch.nn.utils import spectral_norm
 
 import dubio
 from dubio import layers
-from dubio.sampling.settings import STATE
+from dubio._engine.settings import STATE
 from networks import Filter, Tied, mlp
 
 NAN = float("nan")

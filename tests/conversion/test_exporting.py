@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import dubio
 from contracts.modules import Classifier, LanguageModel, ManyInputs, SeveralOutputs, StartingState
-from dubio.sampling.drawing import arguments
-from dubio.sampling.passes import current_pass
-from dubio.sampling.settings import Using
+from dubio._engine.draws import arguments
+from dubio._engine.passes import current_pass
+from dubio._engine.settings import Using
 from networks import Attention, Residual, mlp
 
 STD = 0.3

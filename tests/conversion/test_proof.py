@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine.passes import current_pass
 from dubio.conversion.choice import ConversionWarning
 from dubio.conversion.proof import find_functional_dropout, prove
-from dubio.sampling.passes import current_pass
 from networks import Residual, TwoInputs, mlp
 
 EXAMPLE = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import layers
+from dubio._engine.settings import Using
 from dubio.layers.bayesian import BAYESIAN, BayesianLayer
 from dubio.layers.drawn import Drawn
 from dubio.layers.mappable import MAPPABLE
 from dubio.layers.posterior import posteriors
-from dubio.sampling.settings import Using
 from networks import CASES, Filter, Recurrent, Residual, Tied, mlp
 
 ESTIMATORS = ("weight", "local", "flipout")
@@ -22,7 +22,7 @@ cases = pytest.mark.parametrize("case", CASES)
 
 
 def call(net: nn.Module, inputs: Any) -> Tensor:
-    args, kwargs = dubio.sampling.arguments(inputs)
+    args, kwargs = dubio._engine.arguments(inputs)
     return net(*args, **kwargs)  # type: ignore[no-any-return]
 
 
@@ -220,7 +220,7 @@ def test_a_module_used_twice_has_one_draw(estimator: Any, executor: Any) -> None
     outputs = dubio.sample(model, torch.cat([zero, eye]), 3, seed=1, executor=executor)
     for draw, output in enumerate(outputs):
         with dubio.frozen(seed=1):
-            running = dubio.sampling.Pass(dubio.sampling.settings.STATE.own.settings, torch.tensor(draw))
+            running = dubio._engine.Pass(dubio._engine.settings.STATE.own.settings, torch.tensor(draw))
             weight, bias = (p.mean + p.perturbation(running) for p in posteriors(model))
         torch.testing.assert_close(output[0], weight @ bias + bias, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(output[1:] - output[0], (weight @ weight).T, rtol=1e-5, atol=1e-5)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import dubio
 from contracts.modules import BidirectionalClassifier, LanguageModel, UNet, VisionTransformer, resnet18
+from dubio._engine.planner import plans
+from dubio._engine.settings import Using
 from dubio.layers.posterior import posteriors
-from dubio.sampling.planning import plans
-from dubio.sampling.settings import Using
 
 NUM_DATA = 10_000
 """As if the few rows at hand came from a larger data set: else the prior would have its way."""

@@ -11,14 +11,14 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
+from dubio._engine.precision import Precision
 from dubio.auditing.values import BudgetName
 from dubio.checks import check_choice, did_you_mean
 from dubio.cli import arguments
 from dubio.cli.commands import app
 from dubio.data.corruptions import CORRUPTIONS
-from dubio.sampling.precision import Precision
 
-HEAVY = ("torch", "numpy", "scipy", "sklearn", "dubio.data", "dubio.methods", "dubio.sampling")
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "dubio.data", "dubio.methods", "dubio._engine")
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]
 ANSWERED_AT_ONCE = {
     "--help": ("--help",),

@@ -104,7 +104,7 @@ def test_unseen_data_are_the_positives() -> None:
 
 def test_energy_is_that_of_the_logits_and_absent_without_them() -> None:
     model, (inputs, targets) = network(), data()
-    with dubio.sampling.Using(estimator="weight"):
+    with dubio._engine.Using(estimator="weight"):
         logits = dubio.sample(model, inputs, 8, seed=3)
     found = dubio.predict(model, inputs, 8, seed=3)
     assert isinstance(found, ClassPredictive)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import dubio
+from dubio._engine.execute import run
+from dubio._engine.passes import attach
 from dubio.layers.activation_noise import ActivationNoise, EntropicNoise, InformationNoise
 from dubio.layers.sources import noise_parameters
-from dubio.sampling.executors import run
-from dubio.sampling.passes import attach
 from networks import mlp
 
 NOISES = {"entropy_margin": lambda: EntropicNoise(5, 5, 0.0, 0.1), "information": lambda: InformationNoise(5, 5, 0.1)}

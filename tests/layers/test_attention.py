@@ -88,7 +88,7 @@ def test_behind_noise_alone_mapped_draws_equal_looped_ones(kind: str, grad: bool
 def test_with_noise_off_a_network_is_the_plain_one(kind: str, grad: bool) -> None:
     net, inputs = network_and_inputs(kind)
     model = dubio.Bayes().convert(net)
-    args, _ = dubio.sampling.arguments(inputs)
+    args, _ = dubio._engine.arguments(inputs)
     with torch.set_grad_enabled(grad), dubio.noise_off():
         torch.testing.assert_close(model(*args), net(*args), rtol=1e-12, atol=1e-12)  # fused or not
     if grad:

@@ -93,7 +93,7 @@ def test_one_estimator_for_the_whole_network_overrides_that_of_its_layers(estima
     other = dubio.Bayes(estimator="local" if estimator == "weight" else "weight").convert(nn.Linear(6, 4))
     other.load_state_dict(own.state_dict())
 
-    with dubio.sampling.Using(estimator=estimator):
+    with dubio._engine.Using(estimator=estimator):
         overridden = dubio.sample(other, inputs, 2, seed=1)
 
     torch.testing.assert_close(overridden, dubio.sample(own, inputs, 2, seed=1), rtol=0.0, atol=0.0)

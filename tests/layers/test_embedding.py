@@ -147,7 +147,7 @@ def test_the_padding_row_of_a_random_table_is_no_random_variable(make):
     model = dubio.Bayes(init_std=0.3, prior=dubio.Normal(0.0, 0.5)).convert(net)
     posterior = model.weight_posterior
 
-    with dubio.frozen(1), dubio.sampling.joined_pass():
+    with dubio.frozen(1), dubio._engine.joined_pass():
         drawn = model.weight.detach()
     others = [row for row in range(7) if row != 2]
     assert torch.equal(drawn[2], net.weight[2])

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine.passes import attach
 from dubio.layers.ensemble import Members
 from dubio.layers.sources import noise_parameters
-from dubio.sampling.passes import attach
 from networks import TwoInputs, mlp
 
 LEFT, RIGHT = torch.randn(6, 5), torch.randn(6, 3)
@@ -57,6 +57,6 @@ def test_members_are_ordinary_networks() -> None:
 
 def test_a_first_draw_beyond_the_members_goes_on_counting() -> None:
     model = members()
-    outputs = [dubio.sampling.run(model, (LEFT, RIGHT), 2, first_draw=first).outputs for first in (0, 2)]
+    outputs = [dubio._engine.run(model, (LEFT, RIGHT), 2, first_draw=first).outputs for first in (0, 2)]
     expected = torch.stack([model.members[place](LEFT, RIGHT) for place in (0, 1, 2, 0)])
     torch.testing.assert_close(torch.cat(outputs), expected)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.distributions import AffineTransform, Normal as TorchNormal, TransformedDistribution, kl_divergence
 
+from dubio._engine.passes import Pass
+from dubio._engine.settings import STATE, Settings
 from dubio.flows import Affine, Block, FlowBlock, GlowStep, InvertibleConv, NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.layers.flow_noise import FlowNoise
 from dubio.priors import Normal
-from dubio.sampling.passes import Pass
-from dubio.sampling.settings import STATE, Settings
 
 PRIOR = Normal(1.0, 0.5)
 AFFINE = NormalAffine()

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal as TorchNormal, kl_divergence
 
 import dubio
+from dubio._engine.passes import Pass
+from dubio._engine.settings import Settings
 from dubio.flows import NormalInvConv
 from dubio.layers.flow_noise import FlowNoise
 from dubio.layers.input_noise import GaussianInputNoise, InputPosterior, Kl
 from dubio.priors import Normal
-from dubio.sampling.passes import Pass
-from dubio.sampling.settings import Settings
 
 PRIOR = Normal(1.0, 0.3)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine.passes import current_pass, is_mapped
 from dubio.layers.leaf_loop import apart, loop_over_draws
-from dubio.sampling.passes import current_pass, is_mapped
 
 
 class Looped(nn.Module):
@@ -91,7 +91,7 @@ def test_collected_terms_of_a_looped_leaf_are_counted_once_a_draw() -> None:
     )
     inputs = torch.randn(3, 5)
     terms = [
-        dubio.sampling.run(model, inputs, 4, seed=1, executor=executor, collecting=("divergence",)).terms["divergence"]
+        dubio._engine.run(model, inputs, 4, seed=1, executor=executor, collecting=("divergence",)).terms["divergence"]
         for executor in ("vmap", "loop")
     ]
     torch.testing.assert_close(*terms)

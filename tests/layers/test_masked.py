@@ -75,7 +75,7 @@ def test_a_deterministic_bias_of_a_bayesian_layer_can_be_removed() -> None:
     model = dubio.Bayes(bayesian_bias=False, estimator="local").convert(nn.Linear(3, 2))
     remove_weights(model, "bias", torch.tensor([True, True]))
     for estimator in ("weight", "local", "flipout"):
-        with dubio.sampling.Using(estimator=estimator):
+        with dubio._engine.Using(estimator=estimator):
             assert not dubio.sample(model, torch.zeros(1, 3), 2).any()
     plain = dubio.to_mean(model)
     assert type(plain) is nn.Linear

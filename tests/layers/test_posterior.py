@@ -219,9 +219,9 @@ def partly_fixed(prior: dubio.Normal | dubio.CentredNormal | dubio.ScaleMixture)
 @pytest.mark.parametrize("prior", PRIORS)
 def test_fixed_weights_are_never_moved_by_a_draw(prior):
     posterior = partly_fixed(prior)
-    dubio.sampling.name_sources(posterior)
+    dubio._engine.name_sources(posterior)
 
-    with dubio.frozen(1), dubio.sampling.joined_pass() as run:
+    with dubio.frozen(1), dubio._engine.joined_pass() as run:
         drawn, perturbation = posterior.draw(), posterior.perturbation(run)
 
     others = [0, 2]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dubio
-from dubio import functional, sampling
+from dubio import _engine as sampling, functional
 from networks import Attention, Residual, Tied, mlp
 
 ESTIMATORS = ["weight", "local", "flipout"]

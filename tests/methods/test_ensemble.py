@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
+from dubio._engine import execute as executors
+from dubio._engine.draws import Call, Numbers, map_draws
+from dubio._engine.planner import plans
+from dubio._engine.settings import STATE
 from dubio.attacks.victims import Victim
 from dubio.layers.ensemble import num_members
 from dubio.objectives.ensemble import EnsembleLoss
-from dubio.sampling import executors
-from dubio.sampling.drawing import Call, Numbers, map_draws
-from dubio.sampling.planning import plans
-from dubio.sampling.settings import STATE
 from networks import mlp
 
 INPUTS = torch.randn(30, 5, generator=torch.Generator().manual_seed(1))

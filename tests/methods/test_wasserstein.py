@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
+from dubio._engine.passes import Pass, joined_pass
+from dubio._engine.settings import Settings, seed_tensor
 from dubio.layers.heads import WassersteinHead
-from dubio.sampling.passes import Pass, joined_pass
-from dubio.sampling.settings import Settings, seed_tensor
 from networks import mlp
 
 ROWS, CLASSES, WIDTH = 7, 3, 8

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling.settings import Using
+from dubio._engine.settings import Using
 from networks import mlp
 
 PRIORS = {"normal": dubio.Normal(0.0, 0.5), "mixture": dubio.ScaleMixture()}

@@ -153,7 +153,7 @@ def test_the_likelihood_of_the_conversion_is_used_by_default() -> None:
     converted = dubio.Bayes().convert(net, likelihood=dubio.Categorical(output="log_probs"))
     inputs = torch.randn(ROWS, 5)
     pred = dubio.predict(converted, inputs, 3, seed=0)
-    with torch.no_grad(), dubio.sampling.Using(estimator="weight"):
+    with torch.no_grad(), dubio._engine.Using(estimator="weight"):
         raw = dubio.sample(converted, inputs, 3, seed=0)
     close(pred.samples, raw.numpy())
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine import memory as devices
+from dubio._engine.passes import is_transformed
+from dubio._engine.probe import LoopOnlyError
 from dubio.prediction import layout
-from dubio.sampling import layout as devices
-from dubio.sampling.passes import is_transformed
-from dubio.sampling.trying import LoopOnlyError
 
 IMAGES = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(1))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.sampling.settings import STATE
+from dubio._engine.settings import STATE
 from networks import CASES, Attention, Residual, TwoInputs, mlp
 
 ESTIMATORS = ("weight", "local", "flipout")

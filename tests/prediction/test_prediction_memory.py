@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine.memory import Footprint
 from dubio.prediction import predicting
 from dubio.prediction.reading import Block
 from dubio.prediction.streaming import statistics_for
-from dubio.sampling.memory import Footprint
 from networks import mlp
 
 KIB, MIB = 2**10, 2**20

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine.planner import plans
 from dubio.prediction import sizing, soundness
 from dubio.prediction.reading import blocks_of
 from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
-from dubio.sampling.planning import plans
 from networks import mlp
 
 MANY = 1000

@@ -221,7 +221,7 @@ def test_noise_off_the_mean_network_and_exports_agree() -> None:
     assert torch.equal(plain[0].weight == 0.0, removed(model)["0.weight"])
     assert torch.equal(dubio.export(model, INPUTS).module()(INPUTS), off)
     program = dubio.export(model, INPUTS, noise="frozen", num_samples=3, seed=4)
-    with dubio.sampling.Using(estimator="weight"):
+    with dubio._engine.Using(estimator="weight"):
         expected = dubio.sample(model, INPUTS, 3, seed=4)
     torch.testing.assert_close(program.module()(INPUTS), expected)
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine.cuda_graphs import Captured
 from dubio.attacks.adaptive import Apgd
 from dubio.attacks.gradient import Pgd
-from dubio.sampling.capturing import Captured
 from dubio.training.stepping import Step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

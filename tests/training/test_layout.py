@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import dubio
+from dubio._engine import memory as layout
+from dubio._engine.passes import joined_pass
 from dubio.layers.sources import Source
-from dubio.sampling import layout
-from dubio.sampling.passes import joined_pass
 from dubio.training import computing
 from dubio.training.layout import Layout
 

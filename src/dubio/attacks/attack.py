@@ -15,12 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.attacks.fitting import Thrift
-from dubio.attacks.progress import Ticker
-from dubio.attacks.recording import Recorder
-from dubio.attacks.victims import Model, Noise, Victim, check_classifier, untouched
-from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
-from dubio.sampling import (
+from dubio._engine import (
     Through,
     as_it_is,
     check_num_samples,
@@ -30,6 +25,11 @@ from dubio.sampling import (
     seeded_run,
     seeded_step,
 )
+from dubio.attacks.fitting import Thrift
+from dubio.attacks.progress import Ticker
+from dubio.attacks.recording import Recorder
+from dubio.attacks.victims import Model, Noise, Victim, check_classifier, untouched
+from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 
 __all__ = ["Attack", "Attacked", "Perturbed", "check_count", "stronger"]
 

@@ -6,7 +6,7 @@ from typing import TypeVar, cast
 import torch
 from torch import nn
 
-from dubio.sampling import STATE, free_memory, is_out_of_memory, memory_budget, shrink_chunks
+from dubio._engine import STATE, free_memory, is_out_of_memory, memory_budget, shrink_chunks
 
 __all__ = ["Thrift", "rows_that_fit", "rows_to_try", "with_fewer_rows"]
 

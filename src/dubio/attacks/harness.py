@@ -23,12 +23,12 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Using, check_num_samples, seeded, stream
 from dubio.attacks.attack import Attack
 from dubio.attacks.scoring import score
 from dubio.attacks.victims import Model, untouched
 from dubio.codec import RecordError, dump_json, parse_json, read_value, write_atomically
 from dubio.likelihoods import Categorical, likelihood_of
-from dubio.sampling import Using, check_num_samples, seeded, stream
 from dubio.version import versions
 
 __all__ = ["TransferTable", "transfer_table"]

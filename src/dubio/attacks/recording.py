@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dubio.sampling import Buffers, Captured, free_memory, signature
+from dubio._engine import Buffers, Captured, free_memory, signature
 
 __all__ = ["Recorder"]
 

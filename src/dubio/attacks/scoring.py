@@ -13,10 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dubio import functional
+from dubio._engine import check_num_samples, noise_key, seeded_run
 from dubio.attacks.attack import Attacked, check_count
 from dubio.attacks.victims import Model, Victim, check_classifier, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective
-from dubio.sampling import check_num_samples, noise_key, seeded_run
 
 __all__ = ["Accuracy", "Score", "score", "strongest"]
 

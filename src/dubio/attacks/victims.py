@@ -18,12 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.attacks.fitting import rows_that_fit, rows_to_try, with_fewer_rows
-from dubio.attacks.recording import Recorder
-from dubio.functional.adversarial import AttackLoss, AttackObjective
-from dubio.layers import num_members
-from dubio.likelihoods import Categorical, likelihood_of
-from dubio.sampling import (
+from dubio._engine import (
     HOST,
     LOCK,
     STATE,
@@ -53,6 +48,11 @@ from dubio.sampling import (
     seeded,
     seeded_noise,
 )
+from dubio.attacks.fitting import rows_that_fit, rows_to_try, with_fewer_rows
+from dubio.attacks.recording import Recorder
+from dubio.functional.adversarial import AttackLoss, AttackObjective
+from dubio.layers import num_members
+from dubio.likelihoods import Categorical, likelihood_of
 
 __all__ = [
     "Model",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio import attacks
+from dubio._engine import device_of, seeded
 from dubio.attacks import Model, check_count
 from dubio.auditing.bench import Bench
 from dubio.auditing.budget import BUDGETS, Budget
@@ -26,7 +27,6 @@ from dubio.auditing.progress import Bar, progress_bar
 from dubio.auditing.values import AttackRecord, Audit, BudgetName, CheckRecord, Cost, Headline, Status, ThreatModel
 from dubio.evaluation import gather
 from dubio.functional.adversarial import Norm
-from dubio.sampling import device_of, seeded
 from dubio.version import VERSION, versions
 
 __all__ = ["audit"]

@@ -17,13 +17,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dubio import attacks
+from dubio._engine import noise_key, seeded, seeded_run
 from dubio.attacks import Attack, Model, Pgd, Victim, untouched
 from dubio.auditing.budget import Budget
 from dubio.auditing.keeping import Keeper, Kept
 from dubio.auditing.twins import ordinary_twin
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 from dubio.layers import num_members
-from dubio.sampling import noise_key, seeded, seeded_run
 
 __all__ = ["Attempt", "Bench"]
 

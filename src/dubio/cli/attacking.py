@@ -19,12 +19,12 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import attacks
+from dubio._engine import device_of
 from dubio.attacks import Apgd, Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Square, Transfer
 from dubio.checks import did_you_mean
 from dubio.cli.terminal import PlainTable
 from dubio.codec import dump_json, write_atomically
 from dubio.data import Examples
-from dubio.sampling import device_of
 from dubio.version import hardware_of, versions
 
 __all__ = [

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dubio._engine import Precision
 from dubio.checks import did_you_mean
 from dubio.cli.fields import make_method
 from dubio.codec import MAX_BYTES, dump_json, read_file, read_object, read_value, write_atomically
@@ -34,7 +35,6 @@ from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.models import build, standardised
 from dubio.objectives import Loss
 from dubio.persistence import forget_commands, locked, save
-from dubio.sampling import Precision
 from dubio.training import ALONE, Callback, Processes, Run, fit
 
 __all__ = [

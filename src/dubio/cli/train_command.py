@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dubio._engine import memory_limit
 from dubio.cli.answers import say
 from dubio.cli.evaluate_command import headline
 from dubio.cli.fields import make_method
@@ -19,7 +20,6 @@ from dubio.cli.telling import told_once
 from dubio.data import Splits
 from dubio.evaluation import evaluate, failures
 from dubio.layers import num_members
-from dubio.sampling import memory_limit
 from dubio.training import Interrupted, LostProcessError, Processes, Run
 
 __all__ = ["train_run"]

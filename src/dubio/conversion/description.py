@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from dubio._engine import check_module, noticed, plans
 from dubio.calibrators import decisions_of
 from dubio.conversion.choice import chooses
 from dubio.conversion.copying import is_norm, is_random, own_parameters, visible_modules
@@ -12,7 +13,6 @@ from dubio.conversion.replacement import why_unconvertible
 from dubio.conversion.shrinking import Removed
 from dubio.conversion.spec import Spec
 from dubio.layers import Drawn, Head, Masked, Members, Noised, RandomDropout, WeightSource, drawn_names, takes_noise
-from dubio.sampling import check_module, noticed, plans
 
 __all__ = ["Description", "LayerDescription", "describe"]
 

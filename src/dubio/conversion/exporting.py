@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dubio.conversion.replacement import to_mean
-from dubio.layers import GaussianHead, Members, WeightSource, posteriors, sources
-from dubio.sampling import (
+from dubio._engine import (
     Call,
     Inputs,
     Pass,
@@ -30,6 +28,8 @@ from dubio.sampling import (
     seed_tensor,
     unchanged,
 )
+from dubio.conversion.replacement import to_mean
+from dubio.layers import GaussianHead, Members, WeightSource, posteriors, sources
 
 __all__ = ["export"]
 

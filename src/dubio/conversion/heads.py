@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from dubio._engine import Inputs, arguments, attach, unchanged
 from dubio.conversion.choice import Where, chooses
 from dubio.conversion.copying import exchange, is_norm, make_mappable, own_parameters, plain_copy
 from dubio.conversion.replacement import refuse_unconvertible
 from dubio.layers import UNCALLED, ActivationNoise, Head, noise_input, noise_output, takes_noise
-from dubio.sampling import Inputs, arguments, attach, unchanged
 
 __all__ = ["classifier_of", "replace_head", "with_activation_noise"]
 

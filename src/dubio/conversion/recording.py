@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from dubio._engine import Inputs, run, unchanged
 from dubio.conversion.choice import ConversionWarning, consists_of
 from dubio.conversion.copying import random_names
 from dubio.conversion.proof import prove
 from dubio.conversion.spec import Spec, attach_spec
 from dubio.likelihoods import Bernoulli, Categorical, Likelihood
-from dubio.sampling import Inputs, run, unchanged
 
 __all__ = ["finish", "warn_of_probabilities"]
 

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from dubio._engine import Estimator, attach, attach_alone, detach
 from dubio.checks import did_you_mean
 from dubio.conversion.choice import Where, chooses
 from dubio.conversion.copying import copy_of, exchange, is_norm, make_mappable, own_parameters, plain_copy
@@ -34,7 +35,6 @@ from dubio.layers import (
     restore_masked,
     restore_parameters,
 )
-from dubio.sampling import Estimator, attach, attach_alone, detach
 
 __all__ = ["parameter_names", "randomise", "refuse_unconvertible", "share_draw", "to_mean", "why_unconvertible"]
 

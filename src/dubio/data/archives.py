@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dubio._engine import available_memory, memory_in_words
 from dubio.codec import open_regular
 from dubio.data.errors import DataError
-from dubio.sampling import available_memory, memory_in_words
 
 __all__ = ["LIMIT", "check_members", "check_room", "read_tar", "read_zip"]
 

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
+from dubio._engine import STATE, Stream, has_numbers_of_its_own, memory_budget, noise_key, redirected
 from dubio.data.examples import Examples
 from dubio.data.loading import CropAndFlip, Loader, epoch_order
-from dubio.sampling import STATE, Stream, has_numbers_of_its_own, memory_budget, noise_key, redirected
 
 __all__ = ["Batch", "Batches", "batch_of", "batches_from"]
 

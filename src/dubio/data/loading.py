@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from dubio._engine import noise_key
 from dubio.data.examples import Examples, scaled
-from dubio.sampling import noise_key
 
 __all__ = ["CropAndFlip", "Loader", "epoch_order"]
 

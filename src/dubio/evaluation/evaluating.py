@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubio._engine import Precision, check_num_samples, noise_key
 from dubio.calibrators import DecisionWarning, decisions_of
 from dubio.conversion import change_spec
 from dubio.data import CORRUPTIONS, Examples, corrupt
@@ -24,7 +25,6 @@ from dubio.evaluation.measures import class_measures
 from dubio.evaluation.unseen import judge_unseen
 from dubio.evaluation.values import CorruptionPoint, DataRecord, Evaluation
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
-from dubio.sampling import Precision, check_num_samples, noise_key
 from dubio.version import versions
 
 __all__ = ["evaluate"]

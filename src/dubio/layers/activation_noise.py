@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import joined_pass
 from dubio.layers.sources import InputSource
-from dubio.sampling import joined_pass
 
 __all__ = ["ActivationNoise", "EntropicNoise", "InformationNoise"]
 

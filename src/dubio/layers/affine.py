@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from dubio._engine import autocast_dtype, is_mapped, is_transformed, lowered
 from dubio.layers.leaf_loop import apart
-from dubio.sampling import autocast_dtype, is_mapped, is_transformed, lowered
 
 __all__ = ["affine"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubio.sampling import current_pass, is_mapped
+from dubio._engine import current_pass, is_mapped
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "standardise"]
 

@@ -22,10 +22,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Estimator, Pass, autocast_dtype, joined_pass
 from dubio.layers.affine import affine
 from dubio.layers.drawn import Drawn, drawn_property, gaussian_of, plain_value, posterior_of
 from dubio.layers.posterior import WeightSource
-from dubio.sampling import Estimator, Pass, autocast_dtype, joined_pass
 
 __all__ = [
     "BAYESIAN",

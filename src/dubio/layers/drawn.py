@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dubio._engine import Estimator, detach, outside_passes
 from dubio.layers.posterior import GaussianPosterior, WeightSource
-from dubio.sampling import Estimator, detach, outside_passes
 
 __all__ = [
     "Drawn",

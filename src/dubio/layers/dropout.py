@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import joined_pass
 from dubio.layers.sources import InputSource, Source
-from dubio.sampling import joined_pass
 
 __all__ = ["DROPOUTS", "InputMask", "RandomDropout"]
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dubio._engine import current_pass
 from dubio.layers.drawn import posterior_of
 from dubio.layers.leaf_loop import loop_over_draws
-from dubio.sampling import current_pass
 
 __all__ = ["Embedding", "EmbeddingBag"]
 

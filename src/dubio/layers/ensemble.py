@@ -14,8 +14,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dubio._engine import LoopOnlyError, Numbers, Pass, is_mapped, joined_pass
 from dubio.layers.sources import Source
-from dubio.sampling import LoopOnlyError, Numbers, Pass, is_mapped, joined_pass
 
 __all__ = ["Members", "num_members"]
 

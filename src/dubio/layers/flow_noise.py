@@ -16,11 +16,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Pass
 from dubio.flows import FlowBlock
 from dubio.layers.flow_steps import FlowStep, make_step, run_steps
 from dubio.layers.input_noise import Drawing, InputPosterior
 from dubio.priors import Normal
-from dubio.sampling import Pass
 
 __all__ = ["FlowNoise"]
 

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Pass, joined_pass
 from dubio.layers.sources import Source
-from dubio.sampling import Pass, joined_pass
 
 __all__ = ["CloudMaker", "Distance", "GaussianHead", "GaussianLogits", "Head", "PointHead", "WassersteinHead"]
 

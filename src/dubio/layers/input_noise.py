@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Pass, joined_pass
 from dubio.layers.sources import InputSource, Posterior
 from dubio.priors import Normal
-from dubio.sampling import Pass, joined_pass
 
 __all__ = ["Drawing", "GaussianInputNoise", "InputPosterior", "Kl"]
 

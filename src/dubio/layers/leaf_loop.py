@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dubio._engine import STATE, Pass, current_pass, is_mapped
 from dubio.layers.posterior import posteriors
-from dubio.sampling import STATE, Pass, current_pass, is_mapped
 
 __all__ = ["apart", "loop_over_draws"]
 

@@ -18,9 +18,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Pass, current_pass
 from dubio.layers.sources import Posterior, Source
 from dubio.priors import CentredNormal, Prior
-from dubio.sampling import Pass, current_pass
 
 __all__ = ["GaussianPosterior", "WeightSource", "posteriors"]
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dubio._engine import current_pass, is_mapped
 from dubio.layers.drawn import drawn_names
 from dubio.layers.leaf_loop import apart, loop_over_draws
-from dubio.sampling import current_pass, is_mapped
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 

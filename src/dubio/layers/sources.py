@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dubio.sampling import STATE, Inputs, Pass, check_num_samples, device_of, fresh, name_sources, run, settings_for_run
+from dubio._engine import STATE, Inputs, Pass, check_num_samples, device_of, fresh, name_sources, run, settings_for_run
 
 __all__ = [
     "InputSource",

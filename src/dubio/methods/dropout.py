@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from torch import nn
 
+from dubio._engine import Inputs
 from dubio.checks import check_not_negative
 from dubio.conversion import Where, check_where, finish, randomise_dropout
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Alpha
-from dubio.sampling import Inputs
 
 __all__ = ["Dropout"]
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Inputs, attach
 from dubio.checks import check_count, check_flag
 from dubio.conversion import finish, make_mappable, plain_copy
 from dubio.layers import Members
@@ -20,7 +21,6 @@ from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.models import architecture_of
 from dubio.objectives import EnsembleLoss
-from dubio.sampling import Inputs, attach
 
 __all__ = ["Ensemble"]
 

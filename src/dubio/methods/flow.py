@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from dubio._engine import Inputs
 from dubio.checks import check_flag, check_value as check_choice
 from dubio.conversion import Where, check_where, finish, insert_noise
 from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
@@ -22,7 +23,6 @@ from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.priors import Normal
-from dubio.sampling import Inputs
 
 __all__ = ["Flow"]
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import nn
 
+from dubio._engine import Inputs
 from dubio.checks import check_count, check_flag, check_not_negative, check_positive, check_value as check_choice
 from dubio.conversion import Where, check_where, finish, insert_noise
 from dubio.layers import GaussianInputNoise, InputSource, Kl, channels_of
@@ -16,7 +17,6 @@ from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
 from dubio.priors import Normal
-from dubio.sampling import Inputs
 
 __all__ = ["InputNoise"]
 

@@ -5,9 +5,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import nn
 
+from dubio._engine import Inputs
 from dubio.likelihoods import Likelihood
 from dubio.objectives import Objective
-from dubio.sampling import Inputs
 
 __all__ = ["Method", "NoiseOff", "Recipe"]
 

@@ -8,6 +8,7 @@ from typing import ClassVar, get_args
 
 from torch import Tensor, nn
 
+from dubio._engine import Inputs
 from dubio.checks import check_finite, check_value as check_choice
 from dubio.conversion import (
     Where,
@@ -23,7 +24,6 @@ from dubio.layers import NoisePer, ParametricNoise, takes_noise
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
-from dubio.sampling import Inputs
 
 __all__ = ["Pni"]
 

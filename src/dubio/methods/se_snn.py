@@ -8,13 +8,13 @@ from typing import ClassVar, Literal, get_args
 
 from torch import nn
 
+from dubio._engine import Inputs
 from dubio.checks import check_finite, check_not_negative, check_value as check_choice
 from dubio.conversion import Where, check_where, classifier_of, finish, replace_head, with_activation_noise
 from dubio.layers import EntropicNoise, GaussianHead
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo
-from dubio.sampling import Inputs
 
 __all__ = ["SeSnn"]
 

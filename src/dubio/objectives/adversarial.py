@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from dubio._engine import Executor, Inputs, Through, as_it_is
 from dubio.attacks import Attack, Pgd, untouched
 from dubio.objectives.elbo import Elbo
 from dubio.objectives.loss import Loss
-from dubio.sampling import Executor, Inputs, Through, as_it_is
 
 __all__ = ["Adversarial"]
 

@@ -5,9 +5,9 @@ from abc import ABC, abstractmethod
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from dubio._engine import Executor, Inputs
 from dubio.objectives.elbo import Elbo
 from dubio.objectives.loss import Loss
-from dubio.sampling import Executor, Inputs
 
 __all__ = ["Delegating"]
 

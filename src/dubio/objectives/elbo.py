@@ -18,11 +18,11 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Draws, Executor, Inputs, run
 from dubio.functional.variational import KlWeighting
 from dubio.layers import closed_divergence, closed_entropy, divergence, weight_matrices
 from dubio.likelihoods import Gaussian, Likelihood, likelihood_of, observation_scale
 from dubio.objectives.loss import Loss
-from dubio.sampling import Draws, Executor, Inputs, run
 
 __all__ = ["Elbo", "Losses"]
 

@@ -4,8 +4,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from dubio._engine import Inputs
 from dubio.objectives.loss import Loss
-from dubio.sampling import Inputs
 
 __all__ = ["Objective"]
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from dubio._engine import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
 from dubio.calibrators import Calibration, PredictionSets, Threshold
 from dubio.codec import RecordError, check_regular, dump_json, fits, parse_json, read_value, write_atomically
 from dubio.conversion import Removed, change_spec, consists_of, is_norm, random_names, rebuild, spec
@@ -26,7 +27,6 @@ from dubio.models import architecture_of, build
 from dubio.persistence.packing import packed, unpacked
 from dubio.persistence.tensors import with_ties, without_ties
 from dubio.persistence.values import from_json, to_json
-from dubio.sampling import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
 
 __all__ = ["Identity", "file_content", "identity_of", "load", "save"]
 

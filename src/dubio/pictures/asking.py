@@ -3,9 +3,9 @@
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dubio._engine import check_module
 from dubio.models import sizes_of
 from dubio.prediction import ClassPredictive, predict
-from dubio.sampling import check_module
 
 __all__ = ["check_labels", "check_rows", "classes_of"]
 

@@ -18,9 +18,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import check_module
 from dubio.pictures.figures import blank_figure, write
 from dubio.prediction import RealPredictive, predict
-from dubio.sampling import check_module
 
 __all__ = ["Bands", "bands_of", "draw_bands"]
 

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dubio._engine import check_module, frozen
 from dubio.layers import WassersteinHead
 from dubio.pictures.figures import blank_figure, class_colours, class_names, write
-from dubio.sampling import check_module, frozen
 
 __all__ = ["clouds_of", "draw_embedding"]
 

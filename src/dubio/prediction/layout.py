@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dubio.prediction.reading import Block
-from dubio.prediction.sizing import WORTH_A_TRIAL
-from dubio.sampling import (
+from dubio._engine import (
     STATE,
     Call,
     Executor,
@@ -32,6 +30,8 @@ from dubio.sampling import (
     signature,
     unchanged,
 )
+from dubio.prediction.reading import Block
+from dubio.prediction.sizing import WORTH_A_TRIAL
 
 __all__ = ["forget_layout", "with_images_laid_out"]
 

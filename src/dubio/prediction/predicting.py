@@ -12,16 +12,7 @@ from typing import get_args
 import torch
 from torch import nn
 
-from dubio.calibrators import Decisions, decisions_of
-from dubio.layers import num_members
-from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
-from dubio.prediction.layout import forget_layout, with_images_laid_out
-from dubio.prediction.predictive import ClassPredictive, Predictive, joined, moved
-from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
-from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
-from dubio.prediction.soundness import Soundness, UnsoundError
-from dubio.prediction.streaming import statistics_for
-from dubio.sampling import (
+from dubio._engine import (
     STATE,
     DoesNotFitError,
     Estimator,
@@ -43,6 +34,15 @@ from dubio.sampling import (
     stream,
     warn_of_plain,
 )
+from dubio.calibrators import Decisions, decisions_of
+from dubio.layers import num_members
+from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
+from dubio.prediction.layout import forget_layout, with_images_laid_out
+from dubio.prediction.predictive import ClassPredictive, Predictive, joined, moved
+from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
+from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
+from dubio.prediction.soundness import Soundness, UnsoundError
+from dubio.prediction.streaming import statistics_for
 
 __all__ = ["predict", "predict_batches"]
 

@@ -32,8 +32,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from dubio._engine import Inputs, arguments
 from dubio.data import Examples, Loader, batches_from, refuse_string_inputs, scaled
-from dubio.sampling import Inputs, arguments
 
 __all__ = ["Block", "Readable", "blocks_of", "is_in_memory"]
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dubio.prediction.reading import Block
-from dubio.sampling import (
+from dubio._engine import (
     ROWS,
     STATE,
     Call,
@@ -26,6 +25,7 @@ from dubio.sampling import (
     settings_for_run,
     unchanged,
 )
+from dubio.prediction.reading import Block
 
 __all__ = ["MODEST_ROWS", "WORTH_A_TRIAL", "rows_at_a_time"]
 

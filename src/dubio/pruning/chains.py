@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from dubio._engine import Inputs
 from dubio.conversion import BATCH_NORMS, CONVOLUTIONS
 from dubio.layers import InputMask, Noised, Source
 from dubio.pruning.tracing import Step, Trace, is_layer, trace
-from dubio.sampling import Inputs
 
 __all__ = ["Link", "find_links", "refusal"]
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from dubio._engine import Inputs
 from dubio.data import batches_from
 from dubio.models import sizes_of
 from dubio.pruning.values import By
 from dubio.pruning.weights import default_by
-from dubio.sampling import Inputs
 
 __all__ = ["check_amount", "check_budget", "check_choice", "check_what", "checked_by", "example_for"]
 

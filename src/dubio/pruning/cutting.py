@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dubio._engine import Inputs, check_module, check_num_samples
 from dubio.conversion import Where, change_spec, check_where, drop_decisions, removed_from, spec
 from dubio.data import batches_from
 from dubio.deciding import check_unjudged
@@ -21,7 +22,6 @@ from dubio.pruning.trying import Cut, share_within
 from dubio.pruning.units import layer_sizes, removed_before, unit_counts
 from dubio.pruning.values import By, LayerPruning, Pruning, PruningPoint, Removal, SnrDensity, What
 from dubio.pruning.weights import prunable, scores_of, weight_counts
-from dubio.sampling import Inputs, check_module, check_num_samples
 
 __all__ = ["prune"]
 

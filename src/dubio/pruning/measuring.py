@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Inputs, Stream, Watch, arguments
 from dubio.conversion import Where
 from dubio.data import batches_from
 from dubio.pruning.tracing import in_eval
 from dubio.pruning.values import By, PruningPoint, SnrDensity
 from dubio.pruning.weights import prunable, scores_of
-from dubio.sampling import Inputs, Stream, Watch, arguments
 from dubio.training import validate
 
 __all__ = ["judge", "snr_density", "step_seconds", "with_threshold"]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from dubio._engine import Inputs, Using, arguments, unchanged
 from dubio.conversion import CONVOLUTIONS
 from dubio.layers import Source
-from dubio.sampling import Inputs, Using, arguments, unchanged
 
 __all__ = ["Step", "Trace", "in_eval", "is_layer", "run_quietly", "trace"]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from dubio._engine import Inputs
 from dubio.conversion import Where
 from dubio.pruning.checks import check_amount, check_what, checked_by, example_for
 from dubio.pruning.measuring import judge
 from dubio.pruning.units import prune_units
 from dubio.pruning.values import By, PruningPoint, Removal, What
 from dubio.pruning.weights import default_by, prune_weights
-from dubio.sampling import Inputs
 
 __all__ = ["Cut", "curve", "share_within"]
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio import functional
+from dubio._engine import Inputs
 from dubio.conversion import Removed, Where, chooses, keep_units, spec
 from dubio.layers import Members, gaussian_of
 from dubio.pruning.chains import Link, find_links, refusal
 from dubio.pruning.tracing import is_layer, run_quietly
 from dubio.pruning.values import By, LayerPruning, Removal
 from dubio.pruning.weights import Prunable, scores_of
-from dubio.sampling import Inputs
 
 __all__ = ["layer_sizes", "prune_units", "removed_before", "unit_counts"]
 

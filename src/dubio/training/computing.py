@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio._engine import Precision, as_it_is, computing_in
 from dubio.data import Batch
 from dubio.likelihoods import match_shape
 from dubio.objectives import Loss, Objective
-from dubio.sampling import Precision, as_it_is, computing_in
 
 if TYPE_CHECKING:
     from dubio.attacks import Attack

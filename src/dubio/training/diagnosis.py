@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dubio._engine import Using, run
 from dubio.layers import GaussianPosterior, posteriors, sources
 from dubio.objectives import Loss
-from dubio.sampling import Using, run
 
 __all__ = ["CollapseWarning", "culprit_of", "warn_of_collapse", "what_is_not_finite"]
 

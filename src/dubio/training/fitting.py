@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from dubio import functional
+from dubio._engine import STATE, Precision, Stream, check_module, is_plain, warn_of_plain
 from dubio.conversion import drop_decisions, warn_of_probabilities
 from dubio.data import DataFingerprint, Examples, Loader, batches_from, scaled, shared_batches
 from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
-from dubio.sampling import STATE, Precision, Stream, check_module, is_plain, warn_of_plain
 from dubio.training.computing import Attacking
 from dubio.training.keeping import Steps
 from dubio.training.optimising import MakeOptimizer, made_by, parameter_groups

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from dubio.sampling import Inputs, arguments, channels_last, image_channels, is_faster_channels_last, unchanged
+from dubio._engine import Inputs, arguments, channels_last, image_channels, is_faster_channels_last, unchanged
 from dubio.training.optimising import match_layouts
 
 __all__ = ["Layout"]

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dubio.sampling import noise_key
+from dubio._engine import noise_key
 
 __all__ = ["ALONE", "LostProcessError", "Processes", "chosen_device", "is_raised_by_all"]
 

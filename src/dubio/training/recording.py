@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubio._engine import Buffers, Captured, signature
 from dubio.objectives import Loss
-from dubio.sampling import Buffers, Captured, signature
 from dubio.training.holding import Holding
 from dubio.training.shapes import OTHERS_TO_CHANGE
 

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dubio.data import Batch
-from dubio.objectives import Loss, Objective
-from dubio.sampling import (
+from dubio._engine import (
     STATE,
     TORCH,
     Precision,
@@ -37,6 +35,8 @@ from dubio.sampling import (
     signature,
     statistics_of,
 )
+from dubio.data import Batch
+from dubio.objectives import Loss, Objective
 from dubio.training.computing import Attacking, BatchLoss, Learned, Place, first_line, without_graph
 from dubio.training.diagnosis import culprit_of
 from dubio.training.health import LOOK_EVERY, BrokenLossError, Health

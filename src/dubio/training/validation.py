@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from dubio import functional
+from dubio._engine import Using, run
 from dubio.data import Batches
 from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_scale, without_weights
-from dubio.sampling import Using, run
 from dubio.training.processes import ALONE, Processes
 
 __all__ = ["validate"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from dubio._engine import check_precision
 from dubio.objectives import Loss
-from dubio.sampling import check_precision
 
 __all__ = ["Callback", "Interrupted", "Plan", "Run"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from dubio._engine import Using, noise_off
 from dubio.attacks import Fgsm
 from dubio.pictures import blank_figure, write
-from dubio.sampling import Using, noise_off
 from dubio_lab.protocols.bbb.networks import Trained, train_network
 from dubio_lab.protocols.measuring import predict_classes, share
 from dubio_lab.protocols.trial import Trial

@@ -5,10 +5,10 @@ References: Blundell et al. 2015, sections 3.4 and 5.1.
 
 from torch import nn
 
+from dubio._engine import noise_off
 from dubio.data import Examples
 from dubio.layers import divergence
 from dubio.pruning import prune, snr_density
-from dubio.sampling import noise_off
 from dubio_lab.protocols.bbb.networks import Trained, train_network
 from dubio_lab.protocols.judging import judge
 from dubio_lab.protocols.measuring import predict_classes, quality, share

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from dubio._engine import Executor, Inputs
 from dubio.data import Examples, curve
 from dubio.likelihoods import Categorical, Gaussian
 from dubio.methods import Bayes
 from dubio.models import build
 from dubio.objectives import Elbo, Loss
 from dubio.priors import Normal
-from dubio.sampling import Executor, Inputs
 from dubio.training import fit
 from dubio_lab.protocols.images import load_images
 from dubio_lab.protocols.trial import Trial

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from dubio import functional
+from dubio._engine import seeded
 from dubio.attacks import Pgd, score, untouched
 from dubio.auditing.bench import Attempt, Bench
 from dubio.auditing.checks.check import Finding
 from dubio.auditing.keeping import Kept
-from dubio.sampling import seeded
 
 __all__ = ["REFERENCES", "Reference", "autoattack_agrees", "beats_twin", "plausible", "twin_falls"]
 

@@ -1,0 +1,169 @@
+"""Memory: amounts in words and in bytes, what operators take of it, and whether it ran out.
+
+Invariant: a storage counts from the operator that makes it until nothing refers to it any more, views and what a graph
+keeps included, and what was there before does not count
+(``test_the_footprint_counts_what_a_graph_keeps_and_nothing_that_was_there``).
+
+How images lie in memory: a GPU convolves them fastest channels last.
+"""
+
+import gc
+import math
+import re
+import weakref
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "Footprint",
+    "available_memory",
+    "free_memory",
+    "is_out_of_memory",
+    "memory_in_words",
+    "parse_memory",
+    "tensor_bytes",
+    "channels_last",
+    "image_channels",
+    "is_faster_channels_last",
+]
+
+
+UNITS = {
+    **{unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
+    **{unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)},
+}
+
+
+RAN_OUT = ("can't allocate memory", "not enough memory", "ALLOC_FAILED", "out of memory")
+"""What allocators and libraries say that have no error of their own for it."""
+
+
+def parse_memory(text: str) -> int:
+    """Bytes that a text such as ``"512 MiB"``, ``"2 GiB"`` or ``"1.5 GB"`` stands for."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", text)
+    factors = {unit.lower(): factor for unit, factor in UNITS.items()}
+    if found is None or found[2].lower() not in factors:
+        raise ValueError(
+            f"an amount of memory must be a number with one of {', '.join(UNITS)}, such as '512 MiB', got {text!r}"
+        )
+    amount: int = math.floor(float(found[1]) * factors[found[2].lower()])
+    if amount < 1:
+        raise ValueError(f"an amount of memory must be at least 1 byte, got {text!r}")
+    return amount
+
+
+def memory_in_words(amount: int) -> str:
+    """Bytes as a person would say them: ``12.5 MiB``."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if amount >= UNITS[unit]:
+            return f"{amount / UNITS[unit]:.1f} {unit}"
+    return f"{amount} B"
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that programs may still take; None where the system does not say."""
+    try:
+        found = re.search(r"^MemAvailable:\s+([0-9]+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else 1024 * int(found[1])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there was no memory left, on whatever device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in RAN_OUT)
+
+
+def free_memory() -> None:
+    """Give back what nothing refers to any more."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def tensor_bytes(values: Any) -> int:
+    """Bytes of all tensors among some values."""
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+
+
+class Footprint(TorchDispatchMode):
+    """Counts the bytes that operators write, and the most that were alive at once. Works below vmap, on real shapes."""
+
+    def __init__(self, peak: int = 0) -> None:
+        super().__init__()
+        self.written = 0
+        self.peak = peak
+        self.operators: list[Any] = []
+        """What ran."""
+        self.course: list[int] = []
+        """How many bytes were alive after each operator."""
+        self.convolutions: list[tuple[int, int]] = []
+        """Groups of each convolution, and how many numbers it wrote."""
+        self._alive = 0
+        self._storages: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        before = {
+            leaf.untyped_storage().data_ptr() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
+        }
+        for leaf in pytree.tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._count(leaf, before)
+        if func is torch.ops.aten.convolution.default:
+            self.convolutions.append((args[-1], out.numel()))
+        self.operators.append(func)
+        self.course.append(self._alive)
+        return out
+
+    def _count(self, tensor: Tensor, before: set[int]) -> None:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address == 0 or address in self._storages:
+            return
+        size = storage.nbytes()
+        self.written += size
+        if address in before:  # a view of what was there before
+            return
+        self._alive += size
+        self.peak = max(self.peak, self._alive)
+        self._storages.add(address)
+        weakref.finalize(storage, self._release, address, size)
+
+    def _release(self, address: int, size: int) -> None:
+        self._storages.discard(address)
+        self._alive -= size
+
+
+DEVICES = ("cuda",)
+"""Where it is faster."""
+
+
+def is_faster_channels_last(device: torch.device) -> bool:
+    """Whether images should lie channels last there."""
+    return device.type in DEVICES
+
+
+def image_channels(model: nn.Module) -> set[int]:
+    """Numbers of channels that the convolutions of a network take."""
+    return {module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)}
+
+
+def channels_last(values: Any, channels: Collection[int]) -> Any:
+    """Values, of which those that are images, by their number of channels, lie channels last."""
+
+    def laid_out(leaf: Tensor) -> Tensor:
+        is_image = leaf.dim() == 4 and leaf.layout is torch.strided and leaf.shape[1] in channels
+        return leaf.to(memory_format=torch.channels_last) if is_image else leaf
+
+    return pytree.tree_map_only(Tensor, laid_out, values) if channels else values

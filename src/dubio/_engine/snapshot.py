@@ -1,0 +1,204 @@
+"""What a run changes on a network, put back afterwards, or set to what it was when the run began.
+
+A forward may move buffers (running statistics, the vectors of a spectral norm), keep tensors as attributes, rescale
+rows of an embedding and use generators. ``unchanged`` gives it copies of torch's generators to draw from, undoes all
+else and tells which tensors moved; ``Beginning`` remembers these few, so that a run can be done again from where it
+began without moving anything a second time. ``Standing`` puts them back after a run that failed.
+"""
+
+import threading
+import weakref
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubio._engine.host_rng import LOCK, HostState, Stream, generator_state, may_draw_on_host, redirected
+
+__all__ = ["Beginning", "Standing", "eval_mode", "same_numbers", "statistics_of", "unchanged"]
+
+MOST_STATISTICS = 2**20
+"""Bytes of a buffer up to which it is taken for a statistic that training moves."""
+
+_MODES = threading.Lock()
+_IN_EVAL: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def unchanged(model: nn.Module, host: bool = True) -> Iterator[list[tuple[str, str]]]:
+    """Put back what a run may change: buffers, tensors kept as attributes, rows that an embedding rescales, generators.
+
+    What is drawn in the block comes from copies of torch's generators, which other threads may use meanwhile. Those of
+    NumPy and Python have no copies: they are put back where the network has code that may draw from them, under the
+    lock; not at all without ``host``.
+
+    Gives a list that names, in the end, module and name of every tensor that the run has changed. Raises where a module
+    keeps a mapped tensor, which would be dead once the map is over.
+    """
+    before = [(path, module, _tensors_on(module)) for path, module in model.named_modules()]
+    values = [
+        {name: tensor.clone() for name, tensor in module._buffers.items() if tensor is not None}
+        for _, module, _ in before
+    ]
+    rescaled = [
+        (parameter, parameter.detach().clone())
+        for module in model.modules()
+        if getattr(module, "max_norm", None) is not None
+        for parameter in module.parameters()
+    ]
+    keeper, moved = None, list[tuple[str, str]]()
+    host = host and may_draw_on_host(model)
+    with LOCK if host else nullcontext(), redirected(Stream(states=_states(model))):
+        generators = HostState(model)
+        try:
+            yield moved
+        finally:
+            generators.put_back(process=host)
+            for (path, module, tensors), saved in zip(before, values, strict=True):
+                if any(torch._C._functorch.is_batchedtensor(tensor) for _, tensor in _tensors_on(module).values()):
+                    keeper = keeper or module
+                moved += [(path, name) for name in _put_back(module, tensors, saved)]
+            with torch.no_grad():
+                for parameter, value in rescaled:
+                    parameter.copy_(value)
+    if keeper is not None:
+        raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
+
+
+@contextmanager
+def same_numbers(model: nn.Module) -> Iterator[None]:
+    """A block in which all ``unchanged`` runs of a network draw the same numbers, whatever other threads draw."""
+    with Stream(states=_states(model)).in_use():
+        yield
+
+
+class Standing:
+    """What some tensors on a network hold, such as running statistics; ``moving`` names module and tensor of each.
+
+    It does not refer to the network, so that it may be kept beside it.
+    """
+
+    def __init__(self, model: nn.Module, moving: Collection[tuple[str, str]]) -> None:
+        places = [(path, name, _holder(model.get_submodule(path), name)) for path, name in moving]
+        self._tensors = [(path, name, holder[name]) for path, name, holder in places if holder is not None]
+        self._values = [tensor.detach().clone() for _, _, tensor in self._tensors]
+
+    def put_back(self, model: nn.Module) -> None:
+        """Undo what a run has moved since."""
+        for (path, name, tensor), value in zip(self._tensors, self._values, strict=True):
+            tensor.data.copy_(value)  # graphs of other runs may keep it, and need not mind
+            holder = _holder(model.get_submodule(path), name)
+            if holder is not None:
+                holder[name] = tensor
+
+
+class Beginning:
+    """What a run of a network begins with: modes, generators, and the tensors that it moves.
+
+    ``draws_itself`` says whether the network may draw from torch's global generator.
+    """
+
+    def __init__(self, model: nn.Module, moving: Collection[tuple[str, str]], draws_itself: bool = True) -> None:
+        self._model, self._draws_itself = model, draws_itself
+        self._training = [module.training for module in model.modules()]
+        self._generators, self._host = _states(model), HostState(model)
+        places = [(_holder(model.get_submodule(path), name), name) for path, name in moving]
+        self._tensors = [(holder, name) for holder, name in places if holder is not None]
+        self._values = [holder[name].detach().clone() for holder, name in self._tensors]
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """The network as it was, for a run that leaves no trace."""
+        modules = list(self._model.modules())
+        training = [module.training for module in modules]
+        now, draws_on_host = [holder[name] for holder, name in self._tensors], may_draw_on_host(self._model)
+        stream = Stream(states=self._generators)
+        numbers = redirected(stream) if self._draws_itself else stream.in_use()
+        with LOCK if draws_on_host else nullcontext(), numbers:
+            host = HostState(self._model)
+            self._host.put_back(process=draws_on_host)
+            self._set(self._training, [value.clone() for value in self._values])
+            try:
+                yield
+            finally:
+                self._set(training, now)
+                host.put_back(process=draws_on_host)
+
+    def _set(self, training: Collection[bool], tensors: Collection[Tensor]) -> None:
+        for module, mode in zip(self._model.modules(), training, strict=True):
+            module.training = mode
+        for (holder, name), tensor in zip(self._tensors, tensors, strict=True):
+            holder[name] = tensor
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode while a run of this network asks for it, in whatever thread; the last one to leave puts its mode back.
+
+    The mode belongs to the network, so that other threads see ``model.training`` as false meanwhile.
+    """
+    with _MODES:
+        count, training = _IN_EVAL.get(model, (0, []))
+        training = training or [module for module in model.modules() if module.training]
+        for module in training:
+            module.training = False
+        _IN_EVAL[model] = (count + 1, training)
+    try:
+        yield
+    finally:
+        with _MODES:
+            count, training = _IN_EVAL.pop(model)
+            if count > 1:
+                _IN_EVAL[model] = (count - 1, training)
+            else:
+                for module in training:
+                    module.training = True
+
+
+def statistics_of(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Buffers that a forward may move, where no trial tells: small dense ones, of modules in training mode."""
+    return tuple(
+        (path, name)
+        for path, module in model.named_modules()
+        if module.training
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.layout == torch.strided and buffer.nbytes <= MOST_STATISTICS
+    )
+
+
+def _holder(module: nn.Module, name: str) -> dict[str, Any] | None:
+    """Where a module keeps a tensor of this name, if it does; one that a map has left there is dead."""
+    holders: tuple[dict[str, Any], ...] = (module._buffers, module.__dict__)
+    found = next((holder for holder in holders if isinstance(holder.get(name), Tensor)), None)
+    return None if found is None or torch._C._functorch.is_batchedtensor(found[name]) else found
+
+
+def _states(model: nn.Module) -> dict[torch.device, Tensor]:
+    """Where the generators stand that a run of the network may draw from."""
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    return {device: generator_state(device) for device in {torch.device("cpu"), *devices}}
+
+
+def _tensors_on(module: nn.Module) -> dict[str, tuple[dict[str, Any], Tensor]]:
+    """Buffers of a module and tensors among its attributes, with what holds each."""
+    holders: tuple[dict[str, Any], ...] = (module.__dict__, module._buffers)
+    return {name: (holder, value) for holder in holders for name, value in holder.items() if isinstance(value, Tensor)}
+
+
+def _put_back(
+    module: nn.Module, tensors: dict[str, tuple[dict[str, Any], Tensor]], values: dict[str, Tensor]
+) -> list[str]:
+    """The names of what had changed."""
+    moved = [name for name, (holder, tensor) in tensors.items() if holder.get(name) is not tensor]
+    for name, (holder, tensor) in tensors.items():
+        holder[name] = tensor
+    with torch.no_grad():
+        for name, value in values.items():
+            buffer = module._buffers[name]
+            assert buffer is not None
+            if name not in moved and not buffer.is_meta and not torch.equal(buffer, value):
+                moved.append(name)
+            buffer.copy_(value)
+    return moved
