@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from dubio import flows
 from dubio._engine.passes import Pass
 from dubio._engine.settings import Settings
-from dubio.layers.flow_noise import FlowNoise
-from dubio.layers.flow_steps import ActnormStep, AffineCouplingStep, LuMixingStep
+from dubio.nn.flow import ActnormStep, AffineCouplingStep, FlowNoise, LuMixingStep
 from dubio.priors import Normal
 
 CHANNELS, DEPTH, BATCH, STEPS, SEEDS = 16, 4, 128, 1_000, 3

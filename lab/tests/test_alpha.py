@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.data.toy import diabetes_table
-from dubio.layers.dropout import RandomDropout
+from dubio.nn.noise_layers import RandomDropout
 from dubio.objectives.alpha import Alpha
 from dubio.prediction.predictive import ClassPredictive, RealPredictive
 from dubio_lab import load_spec

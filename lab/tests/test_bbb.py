@@ -14,8 +14,8 @@ from dubio import functional
 from dubio.auditing.budget import BUDGETS
 from dubio.data.examples import Examples, Splits
 from dubio.data.ood import OOD_PAIRS
-from dubio.layers.posterior import GaussianPosterior
 from dubio.models.normalising import Normalise
+from dubio.nn.sources import GaussianPosterior
 from dubio.prediction.predictive import ClassPredictive
 from dubio_lab import Curve, load_spec, reproduce
 from dubio_lab.protocols import Trial

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import dubio
 from dubio import functional
 from dubio.data.registry import load
-from dubio.layers.posterior import GaussianPosterior
+from dubio.nn.sources import GaussianPosterior
 from dubio.objectives.elbo import Elbo
 from dubio_lab import Measured, Spec, load_spec, spec_names
 from dubio_lab.protocols import Trial, bws, bws_networks

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
         evaluation,
         flows,
         functional,
-        layers,
         likelihoods,
         methods,
         models,
+        nn as nn,
         objectives,
         persistence,
         pictures,
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     )
     from dubio.deciding import abstain, calibrate, conformal
     from dubio.evaluation import Evaluation, evaluate
-    from dubio.layers import divergence
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
     from dubio.methods import Bayes, Deterministic, Dropout, Ensemble, Flow, InputNoise, Pni, SeSnn, Vib, Wasserstein
+    from dubio.nn import divergence
     from dubio.objectives import Adversarial, Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
     from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
@@ -95,7 +95,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "evaluation": ("Evaluation", "evaluate"),
     "flows": (),
     "functional": (),
-    "layers": ("divergence",),
+    "nn": ("divergence",),
     "likelihoods": ("Bernoulli", "Categorical", "Gaussian"),
     "methods": (
         "Bayes",

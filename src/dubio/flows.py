@@ -1,7 +1,7 @@
 """Normalizing flows as values: the steps that exist, and blocks of them.
 
 A flow takes a draw from a base density through steps that can be undone and whose volume change is known. A step is a
-frozen value; the parameters belong to the layers that are made of it (``dubio.layers.make_step``). A block is the flow
+frozen value; the parameters belong to the layers that are made of it (``dubio.nn.make_step``). A block is the flow
 of one layer: ``block.steps`` are its steps in order, a ``GlowStep`` already taken apart into its three.
 
 >>> Block((Affine(), Planar(shifted=True), GlowStep())).steps

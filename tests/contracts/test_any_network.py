@@ -29,9 +29,9 @@ from dubio._engine.passes import current_pass
 from dubio._engine.planner import plans
 from dubio._engine.settings import Estimator, Using
 from dubio.conversion.copying import is_norm
-from dubio.layers.bayesian import BAYESIAN, BayesianLayer
-from dubio.layers.mappable import MAPPABLE
-from dubio.layers.posterior import posteriors
+from dubio.nn.bayesian import BAYESIAN, BayesianLayer
+from dubio.nn.sources import posteriors
+from dubio.nn.vmappable import MAPPABLE
 
 ESTIMATORS: tuple[Estimator, ...] = ("weight", "local", "flipout")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import dubio
 from dubio._engine.settings import STATE, Estimator
-from dubio.layers.bayesian import BAYESIAN
-from dubio.layers.posterior import posteriors
+from dubio.nn.bayesian import BAYESIAN
+from dubio.nn.sources import posteriors
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(4, 6),

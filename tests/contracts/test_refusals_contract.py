@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import spectral_norm
 
 import dubio
-from dubio import layers
+from dubio import nn as layers
 from dubio._engine.settings import STATE
 from networks import Filter, Tied, mlp
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import dubio
 from dubio.conversion.choice import chooses
-from dubio.layers.bayesian import BayesianLayer
+from dubio.nn.bayesian import BayesianLayer
 from networks import Residual
 
 

@@ -323,7 +323,7 @@ def test_modes_flags_statistics_and_random_state_are_put_back() -> None:
     example = torch.randn(2, 3, 8, 8)
     with left_as_they_were(net):
         model = convert(net, example)
-    assert [m.training for _, m in model.named_modules() if not isinstance(m, dubio.layers.GaussianPosterior)] == [
+    assert [m.training for _, m in model.named_modules() if not isinstance(m, dubio.nn.GaussianPosterior)] == [
         module.training for module in net.modules()
     ]
     modes(model)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio import layers
+from dubio import nn as layers
 from dubio._engine.settings import Using
-from dubio.layers.bayesian import BAYESIAN, BayesianLayer
-from dubio.layers.drawn import Drawn
-from dubio.layers.mappable import MAPPABLE
-from dubio.layers.posterior import posteriors
+from dubio.nn.bayesian import BAYESIAN, BayesianLayer
+from dubio.nn.rewrite import Drawn
+from dubio.nn.sources import posteriors
+from dubio.nn.vmappable import MAPPABLE
 from networks import CASES, Filter, Recurrent, Residual, Tied, mlp
 
 ESTIMATORS = ("weight", "local", "flipout")
@@ -287,7 +287,7 @@ def test_users_hooks_and_attributes_move_along() -> None:
     model = dubio.Bayes().convert(net)
     assert model[0].nickname == "first"
     model(torch.randn(2, 5))
-    assert calls == ["dubio.layers.bayesian"]
+    assert calls == ["dubio.nn.bayesian"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

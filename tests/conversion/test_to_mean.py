@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 
 import dubio
 from contracts.modules import MODULES, BidirectionalClassifier, LanguageModel, TiedPair, Twice
-from dubio.layers.posterior import GaussianPosterior, posteriors
+from dubio.nn.sources import GaussianPosterior, posteriors
 from networks import Residual, mlp
 
 every_network = pytest.mark.parametrize("name", MODULES)

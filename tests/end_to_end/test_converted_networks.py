@@ -19,7 +19,7 @@ import dubio
 from contracts.modules import BidirectionalClassifier, LanguageModel, UNet, VisionTransformer, resnet18
 from dubio._engine.planner import plans
 from dubio._engine.settings import Using
-from dubio.layers.posterior import posteriors
+from dubio.nn.sources import posteriors
 
 NUM_DATA = 10_000
 """As if the few rows at hand came from a larger data set: else the prior would have its way."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.layers.posterior import posteriors
+from dubio.nn.sources import posteriors
 from networks import mlp
 
 METHODS = (

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.conversion.copying import random_names
-from dubio.layers.dropout import InputMask, RandomDropout
-from dubio.layers.sources import weight_matrices
+from dubio.nn.noise_layers import InputMask, RandomDropout
+from dubio.nn.sources import weight_matrices
 from networks import mlp
 
 

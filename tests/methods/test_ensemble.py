@@ -19,7 +19,7 @@ from dubio._engine.draws import Call, Numbers, map_draws
 from dubio._engine.planner import plans
 from dubio._engine.settings import STATE
 from dubio.attacks.victims import Victim
-from dubio.layers.ensemble import num_members
+from dubio.nn.ensemble import num_members
 from dubio.objectives.ensemble import EnsembleLoss
 from networks import mlp
 

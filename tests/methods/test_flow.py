@@ -10,7 +10,7 @@ from torch.distributions import Normal as TorchNormal
 
 import dubio
 from dubio.flows import Block, GlowStep, NormalAffine, NormalInvConv, NormalPlanar1d
-from dubio.layers.flow_noise import FlowNoise
+from dubio.nn.flow import FlowNoise
 from dubio.priors import Normal
 from networks import mlp
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers.input_noise import GaussianInputNoise
-from dubio.layers.sources import closed_entropy, noise_parameters
+from dubio.nn.noise_layers import GaussianInputNoise
+from dubio.nn.sources import closed_entropy, noise_parameters
 from dubio.priors import Normal
 from networks import Residual, mlp
 

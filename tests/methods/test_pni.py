@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.layers.parametric_noise import ParametricNoise
+from dubio.nn.sources import ParametricNoise
 from networks import mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))

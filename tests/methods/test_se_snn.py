@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 import dubio
-from dubio.layers.activation_noise import EntropicNoise
+from dubio.nn.noise_layers import EntropicNoise
 from networks import mlp
 
 ROWS = 7

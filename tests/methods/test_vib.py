@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import dubio
-from dubio.layers.activation_noise import InformationNoise
+from dubio.nn.noise_layers import InformationNoise
 from networks import mlp
 
 ROWS = 6

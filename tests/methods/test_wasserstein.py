@@ -13,7 +13,7 @@ import dubio
 from dubio import functional
 from dubio._engine.passes import Pass, joined_pass
 from dubio._engine.settings import Settings, seed_tensor
-from dubio.layers.heads import WassersteinHead
+from dubio.nn.heads import WassersteinHead
 from networks import mlp
 
 ROWS, CLASSES, WIDTH = 7, 3, 8

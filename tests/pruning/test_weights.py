@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.calibrators import DecisionWarning
-from dubio.layers.masked import masked_tensors
-from dubio.layers.posterior import GaussianPosterior, posteriors
+from dubio.nn.rewrite import masked_tensors
+from dubio.nn.sources import GaussianPosterior, posteriors
 from networks import Tied, mlp
 
 INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import dubio
 from dubio._engine import memory as layout
 from dubio._engine.passes import joined_pass
-from dubio.layers.sources import Source
+from dubio.nn.sources import Source
 from dubio.training import computing
 from dubio.training.layout import Layout
 

@@ -51,8 +51,8 @@ from dubio._engine import (
 from dubio.attacks.fitting import rows_that_fit, rows_to_try, with_fewer_rows
 from dubio.attacks.recording import Recorder
 from dubio.functional.adversarial import AttackLoss, AttackObjective
-from dubio.layers import num_members
 from dubio.likelihoods import Categorical, likelihood_of
+from dubio.nn import num_members
 
 __all__ = [
     "Model",

@@ -23,7 +23,7 @@ from dubio.auditing.budget import Budget
 from dubio.auditing.keeping import Keeper, Kept
 from dubio.auditing.twins import ordinary_twin
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
-from dubio.layers import num_members
+from dubio.nn import num_members
 
 __all__ = ["Attempt", "Bench"]
 

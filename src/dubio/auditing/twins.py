@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from dubio._engine import Stream, redirected, seeded_run
 from dubio.attacks import Model, Victim, score, untouched
 from dubio.conversion import to_mean
-from dubio.layers import Members
 from dubio.methods import Deterministic
+from dubio.nn import Members
 from dubio.training import fit
 
 __all__ = ["ordinary_twin"]

@@ -19,7 +19,7 @@ from dubio.cli.terminal import PlainTable
 from dubio.codec import UNFINISHED, dump_json, flush, read_object, remove_unfinished, write_atomically
 from dubio.data import Examples
 from dubio.evaluation import figure
-from dubio.layers import num_trained
+from dubio.nn import num_trained
 from dubio.persistence import Command, Identity, read_commands, save, write_commands
 from dubio.pruning import Pruning, PruningPoint
 

@@ -19,7 +19,7 @@ from dubio.cli.ordering import Order, load_splits, parse_likelihood, parse_resiz
 from dubio.cli.telling import told_once
 from dubio.data import Splits
 from dubio.evaluation import evaluate, failures
-from dubio.layers import num_members
+from dubio.nn import num_members
 from dubio.training import Interrupted, LostProcessError, Processes, Run
 
 __all__ = ["train_run"]

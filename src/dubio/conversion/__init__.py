@@ -27,15 +27,15 @@ from dubio.conversion.replacement import (
     refuse_unconvertible as refuse_unconvertible,
     to_mean,
 )
-from dubio.conversion.shrinking import (
+from dubio.conversion.spec import Spec, change_spec, drop_decisions, forget_decisions, spec
+from dubio.nn import (
     BATCH_NORMS as BATCH_NORMS,
-    CONVOLUTIONS as CONVOLUTIONS,
+    RESIZABLE_CONVOLUTIONS as CONVOLUTIONS,
     Removed,
     keep_units,
     rebuild,
     removed_from,
 )
-from dubio.conversion.spec import Spec, change_spec, drop_decisions, forget_decisions, spec
 
 __all__ = [
     "ConversionWarning",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dubio.layers import MAPPABLE, Drawn, Head, Masked, Members, Noised, RandomDropout, Source
+from dubio.nn import MAPPABLE, Drawn, Head, Masked, Members, Noised, RandomDropout, Source
 
 __all__ = [
     "copy_of",

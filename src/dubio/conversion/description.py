@@ -10,9 +10,19 @@ from dubio.conversion.choice import chooses
 from dubio.conversion.copying import is_norm, is_random, own_parameters, visible_modules
 from dubio.conversion.insertion import PLACES
 from dubio.conversion.replacement import why_unconvertible
-from dubio.conversion.shrinking import Removed
 from dubio.conversion.spec import Spec
-from dubio.layers import Drawn, Head, Masked, Members, Noised, RandomDropout, WeightSource, drawn_names, takes_noise
+from dubio.nn import (
+    Drawn,
+    Head,
+    Masked,
+    Members,
+    Noised,
+    RandomDropout,
+    Removed,
+    WeightSource,
+    drawn_names,
+    takes_noise,
+)
 
 __all__ = ["Description", "LayerDescription", "describe"]
 

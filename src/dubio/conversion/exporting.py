@@ -29,7 +29,7 @@ from dubio._engine import (
     unchanged,
 )
 from dubio.conversion.replacement import to_mean
-from dubio.layers import GaussianHead, Members, WeightSource, posteriors, sources
+from dubio.nn import GaussianHead, Members, WeightSource, posteriors, sources
 
 __all__ = ["export"]
 

@@ -9,7 +9,7 @@ from dubio._engine import Inputs, arguments, attach, unchanged
 from dubio.conversion.choice import Where, chooses
 from dubio.conversion.copying import exchange, is_norm, make_mappable, own_parameters, plain_copy
 from dubio.conversion.replacement import refuse_unconvertible
-from dubio.layers import UNCALLED, ActivationNoise, Head, noise_input, noise_output, takes_noise
+from dubio.nn import UNCALLED, ActivationNoise, Head, noise_input, noise_output, takes_noise
 
 __all__ = ["classifier_of", "replace_head", "with_activation_noise"]
 

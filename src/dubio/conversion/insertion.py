@@ -12,7 +12,7 @@ from dubio._engine import attach
 from dubio.conversion.choice import ConversionWarning, Where, chooses
 from dubio.conversion.copying import is_norm, make_mappable, own_parameters, plain_copy
 from dubio.conversion.replacement import refuse_unconvertible
-from dubio.layers import DROPOUTS, UNCALLED, InputMask, InputSource, noise_input, takes_noise
+from dubio.nn import DROPOUTS, UNCALLED, InputMask, InputSource, noise_input, takes_noise
 
 __all__ = ["insert_noise", "randomise_dropout"]
 

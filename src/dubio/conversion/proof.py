@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from dubio._engine import STATE, Inputs, Pass, Settings, arguments, same_numbers, unchanged
 from dubio.conversion.choice import ConversionWarning
 from dubio.conversion.replacement import share_draw
-from dubio.layers import Drawn, Source, WeightSource
+from dubio.nn import Drawn, Source, WeightSource
 
 __all__ = ["FunctionCall", "find_functional_dropout", "prove"]
 

@@ -16,7 +16,7 @@ from dubio._engine import Estimator, attach, attach_alone, detach
 from dubio.checks import did_you_mean
 from dubio.conversion.choice import Where, chooses
 from dubio.conversion.copying import copy_of, exchange, is_norm, make_mappable, own_parameters, plain_copy
-from dubio.layers import (
+from dubio.nn import (
     BAYESIAN,
     PLAIN,
     Drawn,

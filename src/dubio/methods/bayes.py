@@ -11,9 +11,9 @@ from torch import nn
 
 from dubio._engine import Estimator, Inputs
 from dubio.conversion import Where, check_where, finish, randomise
-from dubio.layers import GaussianPosterior
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
+from dubio.nn import GaussianPosterior
 from dubio.objectives import Elbo
 from dubio.priors import Normal, Prior
 

@@ -16,10 +16,10 @@ from dubio import functional
 from dubio._engine import Inputs, attach
 from dubio.checks import check_count, check_flag
 from dubio.conversion import finish, make_mappable, plain_copy
-from dubio.layers import Members
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.models import architecture_of
+from dubio.nn import Members
 from dubio.objectives import EnsembleLoss
 
 __all__ = ["Ensemble"]

@@ -18,9 +18,9 @@ from dubio._engine import Inputs
 from dubio.checks import check_flag, check_value as check_choice
 from dubio.conversion import Where, check_where, finish, insert_noise
 from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
-from dubio.layers import FlowNoise, InputSource, channels_of
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
+from dubio.nn import FlowNoise, InputSource, channels_of
 from dubio.objectives import Elbo
 from dubio.priors import Normal
 

@@ -20,9 +20,9 @@ from dubio.conversion import (
     randomise,
     refuse_unconvertible,
 )
-from dubio.layers import NoisePer, ParametricNoise, takes_noise
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
+from dubio.nn import NoisePer, ParametricNoise, takes_noise
 from dubio.objectives import Elbo
 
 __all__ = ["Pni"]

@@ -14,9 +14,9 @@ from torch import nn
 from dubio._engine import Inputs
 from dubio.checks import check_count, check_flag, check_not_negative, check_positive, check_value as check_choice
 from dubio.conversion import Where, check_where, classifier_of, finish, replace_head
-from dubio.layers import Distance, WassersteinHead
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
+from dubio.nn import Distance, WassersteinHead
 from dubio.objectives import Elbo
 
 __all__ = ["Wasserstein"]

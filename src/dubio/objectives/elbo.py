@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio._engine import Draws, Executor, Inputs, run
 from dubio.functional.variational import KlWeighting
-from dubio.layers import closed_divergence, closed_entropy, divergence, weight_matrices
 from dubio.likelihoods import Gaussian, Likelihood, likelihood_of, observation_scale
+from dubio.nn import closed_divergence, closed_entropy, divergence, weight_matrices
 from dubio.objectives.loss import Loss
 
 __all__ = ["Elbo", "Losses"]

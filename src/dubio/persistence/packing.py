@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dubio.layers import masked_tensors
+from dubio.nn import masked_tensors
 
 __all__ = ["packed", "unpacked"]
 

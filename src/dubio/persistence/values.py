@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 
 from dubio import calibrators as decisions, flows
 from dubio.codec import RecordError, fits
-from dubio.conversion import Removed
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian
 from dubio.methods import METHODS
+from dubio.nn import Removed
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 
 __all__ = ["from_json", "to_json"]

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dubio._engine import check_module, frozen
-from dubio.layers import WassersteinHead
+from dubio.nn import WassersteinHead
 from dubio.pictures.figures import blank_figure, class_colours, class_names, write
 
 __all__ = ["clouds_of", "draw_embedding"]

@@ -35,8 +35,8 @@ from dubio._engine import (
     warn_of_plain,
 )
 from dubio.calibrators import Decisions, decisions_of
-from dubio.layers import num_members
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
+from dubio.nn import num_members
 from dubio.prediction.layout import forget_layout, with_images_laid_out
 from dubio.prediction.predictive import ClassPredictive, Predictive, joined, moved
 from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory

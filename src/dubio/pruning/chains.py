@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from dubio._engine import Inputs
-from dubio.conversion import BATCH_NORMS, CONVOLUTIONS
-from dubio.layers import InputMask, Noised, Source
+from dubio.nn import BATCH_NORMS, RESIZABLE_CONVOLUTIONS as CONVOLUTIONS, InputMask, Noised, Source
 from dubio.pruning.tracing import Step, Trace, is_layer, trace
 
 __all__ = ["Link", "find_links", "refusal"]

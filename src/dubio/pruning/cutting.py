@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from dubio._engine import Inputs, check_module, check_num_samples
-from dubio.conversion import Where, change_spec, check_where, drop_decisions, removed_from, spec
+from dubio.conversion import Where, change_spec, check_where, drop_decisions, spec
 from dubio.data import batches_from
 from dubio.deciding import check_unjudged
+from dubio.nn import removed_from
 from dubio.persistence import file_content
 from dubio.pruning.checks import check_budget, check_what, checked_by, example_for
 from dubio.pruning.measuring import BATCH_SIZE, judge, snr_density, step_seconds, with_threshold

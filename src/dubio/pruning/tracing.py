@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dubio._engine import Inputs, Using, arguments, unchanged
-from dubio.conversion import CONVOLUTIONS
-from dubio.layers import Source
+from dubio.nn import RESIZABLE_CONVOLUTIONS as CONVOLUTIONS, Source
 
 __all__ = ["Step", "Trace", "in_eval", "is_layer", "run_quietly", "trace"]
 

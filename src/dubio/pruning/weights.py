@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.conversion import Where, chooses, is_norm, visible_modules
-from dubio.layers import (
+from dubio.nn import (
     GaussianPosterior,
     Members,
     drawn_names,

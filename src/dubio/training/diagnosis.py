@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio._engine import Using, run
-from dubio.layers import GaussianPosterior, posteriors, sources
+from dubio.nn import GaussianPosterior, posteriors, sources
 from dubio.objectives import Loss
 
 __all__ = ["CollapseWarning", "culprit_of", "warn_of_collapse", "what_is_not_finite"]

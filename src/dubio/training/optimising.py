@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubio.layers import noise_parameters
+from dubio.nn import noise_parameters
 
 __all__ = [
     "MakeOptimizer",

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from dubio.codec import dump_json, read_json_lines, read_object, read_value, remove_unfinished, write_atomically
 from dubio.data import Batch, Batches, DataFingerprint
-from dubio.layers import num_trained
+from dubio.nn import num_trained
 from dubio.objectives import Objective
 from dubio.persistence import locked, save, without_ties
 from dubio.training.checkpoints import (

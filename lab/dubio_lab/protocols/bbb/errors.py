@@ -7,7 +7,7 @@ from torch import nn
 
 from dubio._engine import noise_off
 from dubio.data import Examples
-from dubio.layers import divergence
+from dubio.nn import divergence
 from dubio.pruning import prune, snr_density
 from dubio_lab.protocols.bbb.networks import Trained, train_network
 from dubio_lab.protocols.judging import judge

@@ -1,0 +1,321 @@
+"""Linear and convolution layers whose weights are drawn: weight sampling, local reparameterisation, flipout.
+
+A layer is made by conversion of its deterministic counterpart and stays an instance of it: same attributes, same
+``forward`` signature, ``layer.weight`` is the weight of the running pass. The three estimators give the same marginal
+mean and variance of every output (T-13, T-17, ``test_estimators.py``):
+
+- ``weight`` draws the weights; every row of the batch sees the same draw;
+- ``local`` draws the outputs from their moments (E-23 to E-25); each row and output has noise of its own, so it is the
+  choice for training and must not be used where one consistent function is needed;
+- ``flipout`` draws one perturbation of the weights and flips its sign per row, input and output unit.
+
+With noise off, each runs its counterpart's own forward on the means.
+
+``F.linear`` for a mapped pass: products of many draws with their biases.
+
+Torch maps ``F.linear`` to a batched product and an addition of the biases, which reads and writes all outputs once more
+in a kernel that does not vectorise: on a GPU nearly as long as the product. A product of one draw adds its bias on the
+way out. So, where products are large and nothing is to be differentiated, draws are multiplied one after another,
+outside the map, into one tensor; what is launched is small beside the products.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from dubio import functional
+from dubio._engine import Estimator, Pass, autocast_dtype, is_mapped, is_transformed, joined_pass, lowered
+from dubio.nn.rewrite import Drawn, drawn_property, gaussian_of, plain_value, posterior_of
+from dubio.nn.sources import WeightSource
+from dubio.nn.vmappable import apart
+
+__all__ = [
+    "BAYESIAN",
+    "BayesianLayer",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "Linear",
+    "affine",
+]
+
+
+ALIGNED_UNITS = 8
+"""Products of a GPU are fast where widths are a multiple of this: ten classes are compiled as sixteen."""
+
+
+class BayesianLayer(Drawn, ABC):
+    """What the Bayesian layers share: the estimators."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        name = self.dubio_plain_class.__name__
+        raise TypeError(f"a Bayesian {name} is made from a plain one: dubio.Bayes().convert(torch.nn.{name}(...))")
+
+    weight = drawn_property("weight")
+    bias = drawn_property("bias")
+
+    @property
+    def estimator(self) -> Estimator:
+        """How the layer's outputs are drawn."""
+        return self.dubio_estimator
+
+    def forward(self, input: Float[Tensor, "*shape"]) -> Float[Tensor, "*outputs"]:
+        """The layer's output for the running pass, or for a fresh draw where there is none."""
+        return self._forward(input)
+
+    def _forward(self, input: Tensor, *options: Any) -> Tensor:
+        self._check_input(input)
+        with joined_pass() as run:
+            estimator = run.settings.estimator or self.dubio_estimator
+            if run.off or self.dubio_shares_draw or estimator == "weight":
+                return self._apply_to(input, self.weight, self.bias, *options)
+            if estimator == "local":
+                return self._local(input, run, *options)
+            return self._flipout(input, run, *options)
+
+    def extra_repr(self) -> str:
+        """What the plain layer prints, and the estimator."""
+        return f"{super().extra_repr()}, estimator={self.estimator!r}"
+
+    def _local(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
+        self._collect_divergence(run)  # no weight is drawn here, but a divergence without closed form needs one
+        mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
+        dtype = torch.promote_types(input.dtype, torch.float32)
+        factors = _factors_dtype(input.device, dtype)
+        # Squares under- and overflow in float16: they and roots are computed in float32 at least, and their products in
+        # nothing that has a smaller range.
+        with torch.autocast(input.device.type, enabled=False):
+            square = input.to(dtype).square().to(factors)
+            weight, bias = (self._variance(name, dtype, factors) for name in ("weight", "bias"))
+            variance = self._apply_to(square, weight, bias, *options).to(dtype)
+            noise = run.noise_for_activations(self, mean.shape, dtype, mean.device)
+            return functional.variational.local_reparameterisation(mean, variance, noise)
+
+    def _collect_divergence(self, run: Pass) -> None:
+        for name in ("weight", "bias"):
+            posterior = gaussian_of(self, name)
+            if posterior is not None and posterior.wants(run)[0]:
+                posterior.perturbation(run)
+
+    def _flipout(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
+        mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
+        in_shape, out_shape = self._sign_shapes(input, mean)
+        in_signs = run.noise_for_activations(self, in_shape, input.dtype, input.device, kind="sign")
+        out_signs = run.noise_for_activations(self, out_shape, mean.dtype, mean.device, kind="sign")
+        weight, bias = self._perturbation("weight", run), self._perturbation("bias", run)
+        perturbation = self._apply_to(input * in_signs, weight, bias, *options)
+        return functional.variational.flip(mean, perturbation, out_signs)
+
+    def _mean(self, name: str) -> Tensor | None:
+        posterior = posterior_of(self, name)
+        return plain_value(self, name) if posterior is None else posterior.location
+
+    def _variance(self, name: str, dtype: torch.dtype, factors: torch.dtype) -> Tensor | None:
+        posterior = gaussian_of(self, name)
+        return None if posterior is None else posterior.variance(dtype).to(factors)
+
+    def _perturbation(self, name: str, run: Pass) -> Tensor | None:
+        posterior = posterior_of(self, name)
+        return None if posterior is None else posterior.perturbation(run)
+
+    @abstractmethod
+    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any) -> Tensor:
+        """The plain layer as a function."""
+
+    @abstractmethod
+    def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
+        """Shapes of flipout's signs for inputs and outputs."""
+
+    @abstractmethod
+    def _check_input(self, input: Tensor) -> None:
+        """Refuse inputs of the wrong shape."""
+
+
+def _factors_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The type in which variances are multiplied: under autocast to bfloat16, which has the range of float32, that."""
+    return torch.bfloat16 if autocast_dtype(device) == torch.bfloat16 else dtype
+
+
+class Linear(BayesianLayer, nn.Linear):
+    """``nn.Linear`` with drawn weights."""
+
+    dubio_plain_class = nn.Linear
+
+    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        weight = cast(Tensor, weight)
+        units = weight.shape[-2]
+        missing = -units % ALIGNED_UNITS
+        if not (missing and input.is_cuda and torch.compiler.is_compiling()):
+            return affine(input, weight, bias)
+        weight = F.pad(weight, (0, 0, 0, missing))
+        bias = None if bias is None else F.pad(bias, (0, missing))
+        return affine(input, weight, bias)[..., :units]
+
+    def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
+        return input.shape, output.shape
+
+    def _check_input(self, input: Tensor) -> None:
+        if input.dim() == 0 or input.shape[-1] != self.in_features:
+            raise ValueError(
+                f"input of a Linear must have {self.in_features} features on its last axis, "
+                f"got shape {tuple(input.shape)}"
+            )
+
+
+class _Convolution(BayesianLayer):
+    in_channels: int
+    weight_posterior: WeightSource
+
+    def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
+        # One sign per row and channel: the perturbation must stay one filter over all positions.
+        positions = (1,) * self._num_positions
+        channels = input.dim() - self._num_positions
+        return torch.Size((*input.shape[:channels], *positions)), torch.Size((*output.shape[:channels], *positions))
+
+    def _check_input(self, input: Tensor) -> None:
+        axes = self._num_positions
+        if input.dim() not in (axes + 1, axes + 2) or input.shape[-axes - 1] != self.in_channels:
+            names = ", ".join(("batch", f"{self.in_channels} channels", *("depth", "height", "width")[3 - axes :]))
+            raise ValueError(
+                f"input of a {self.dubio_plain_class.__name__} must be ({names}), got shape {tuple(input.shape)}"
+            )
+
+    @property
+    def _num_positions(self) -> int:
+        return self.weight_posterior.mean.dim() - 2
+
+
+class _Correlation(_Convolution):
+    _conv_forward: Any
+
+    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return cast(Tensor, self._conv_forward(input, weight, bias))
+
+
+class Conv1d(_Correlation, nn.Conv1d):
+    """``nn.Conv1d`` with drawn weights."""
+
+    dubio_plain_class = nn.Conv1d
+
+
+class Conv2d(_Correlation, nn.Conv2d):
+    """``nn.Conv2d`` with drawn weights."""
+
+    dubio_plain_class = nn.Conv2d
+
+
+class Conv3d(_Correlation, nn.Conv3d):
+    """``nn.Conv3d`` with drawn weights."""
+
+    dubio_plain_class = nn.Conv3d
+
+
+class _Transposed(_Convolution):
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    groups: int
+    _output_padding: Any
+    _function: ClassVar[Callable[..., Tensor]]
+
+    def forward(
+        self, input: Float[Tensor, "*shape"], output_size: Sequence[int] | None = None
+    ) -> Float[Tensor, "*outputs"]:
+        """The layer's output for the running pass, or for a fresh draw where there is none."""
+        return self._forward(input, output_size)
+
+    def _apply_to(
+        self, input: Tensor, weight: Tensor | None, bias: Tensor | None, output_size: Sequence[int] | None = None
+    ) -> Tensor:
+        size = None if output_size is None else list(output_size)
+        output_padding = self._output_padding(
+            input, size, self.stride, self.padding, self.kernel_size, self._num_positions, self.dilation
+        )
+        return type(self)._function(
+            input, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation
+        )
+
+
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
+    """``nn.ConvTranspose1d`` with drawn weights."""
+
+    dubio_plain_class = nn.ConvTranspose1d
+    _function = staticmethod(F.conv_transpose1d)
+
+
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+    """``nn.ConvTranspose2d`` with drawn weights."""
+
+    dubio_plain_class = nn.ConvTranspose2d
+    _function = staticmethod(F.conv_transpose2d)
+
+
+class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
+    """``nn.ConvTranspose3d`` with drawn weights."""
+
+    dubio_plain_class = nn.ConvTranspose3d
+    _function = staticmethod(F.conv_transpose3d)
+
+
+BAYESIAN: dict[type[nn.Module], type[BayesianLayer]] = {
+    layer.dubio_plain_class: layer
+    for layer in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
+}
+"""The layer with all three estimators for each plain one; any other module draws its weights."""
+
+
+DEVICES = ("cuda",)
+"""Where the addition of mapped biases costs that much."""
+
+
+LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
+"""Multiplications and outputs of a draw from which it is worth a launch of its own, and fills a large GPU alone."""
+
+
+def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear(input, weight, bias)``."""
+    if bias is not None and _is_worth_a_launch(input, weight):
+        lower = autocast_dtype(input.device)
+        factors = [lowered(value, lower) for value in (input, weight, bias)]
+        if all(value.dtype == (lower or bias.dtype) for value in factors):
+            return apart(_one_by_one, factors)[0]
+    return F.linear(input, weight, bias)
+
+
+def _is_worth_a_launch(input: Tensor, weight: Tensor) -> bool:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or input.device.type not in DEVICES:
+        return False
+    rows = input.shape[:-1].numel()
+    return is_mapped(weight) and rows * weight.numel() >= LARGE_PRODUCT and rows * len(weight) >= MANY_OUTPUTS
+
+
+def _one_by_one(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor]:
+    """Each draw's product, written to its place."""
+    inputs, weights, biases = (
+        # What draws share is contiguous, so that rows are counted on one axis without a copy for each draw.
+        tensor.contiguous().expand(num_samples, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+        for tensor, axis in zip(tensors, axes, strict=True)
+    )
+    rows = inputs.reshape(num_samples, inputs.shape[1:-1].numel(), inputs.shape[-1])
+    shape = (*inputs.shape[:-1], weights.shape[1])
+    if _is_watched():
+        return ((torch.bmm(rows, weights.mT) + biases.unsqueeze(1)).reshape(shape),)
+    outputs = rows.new_empty(*rows.shape[:2], weights.shape[1])
+    for output, own_rows, weight, bias in zip(outputs, rows, weights, biases, strict=True):
+        torch.addmm(bias, own_rows, weight.t(), out=output)
+    return (outputs.reshape(shape),)
+
+
+def _is_watched() -> bool:
+    """Whether somebody maps or differentiates around us, which writing into a tensor would escape."""
+    return is_transformed() or forward_ad._current_level >= 0

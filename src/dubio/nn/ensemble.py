@@ -1,0 +1,119 @@
+"""An ensemble as draws: several networks of one kind, of which draw ``i`` is member ``i``, counted round and round.
+
+Members are ordinary networks, each with parameters and buffers of its own. Mapped over draws they run as one network
+whose parameters are stacked, which is what makes training them together fast; a loop runs one after another. Batch
+statistics are those of a member in both, and in training every member keeps what the run has made of its buffers.
+Called by itself the network is a member by chance or, with frozen noise, the first.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dubio._engine import LoopOnlyError, Numbers, Pass, is_mapped, joined_pass
+from dubio.nn.sources import Source
+
+__all__ = ["Members", "num_members"]
+
+
+class Members(Source):
+    """Networks of one kind, one for each draw."""
+
+    random = ("member",)
+    """What is random about it."""
+
+    def __init__(self, members: list[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.training = self.members.training = members[0].training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the member of this pass gives."""
+        with joined_pass() as run:
+            if run.off:
+                raise ValueError("noise cannot be off: an ensemble has no mean network; take one of its .members")
+            place = self._place(run)
+            if not is_mapped(place) and not torch.compiler.is_compiling():
+                return self.members[int(place)](*args, **kwargs)
+            return self._stacked(run, place, args, kwargs)
+
+    def turns(self) -> list[str]:
+        """The names of its members."""
+        return [f"members.{place}" for place in range(len(self.members))]
+
+    @torch.no_grad()
+    def take_back(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
+        """Give every member the buffers that its draw has moved."""
+        for row in range(draws.how_many):
+            buffers = dict(self.members[(draws.first + row) % len(self.members)].named_buffers())
+            for name, tensor in moved.items():
+                buffers[name].copy_(tensor[row])
+
+    def is_noise(self, name: str) -> bool:
+        """None of its parameters: they are ordinary networks'."""
+        return False
+
+    def describe(self) -> str:
+        """What is random, in a few words."""
+        return f"{len(self.members)} members"
+
+    def _place(self, run: Pass) -> Int[Tensor, ""]:
+        if run.draw is not None:
+            return run.draw % len(self.members)
+        if run.settings.seed is not None:  # a frozen call is draw 0
+            return torch.zeros((), dtype=torch.int64)
+        uniform = run.noise_for_weights(self, torch.empty(()), kind="uniform")
+        return (uniform * len(self.members)).long().clamp_max(len(self.members) - 1)
+
+    def _stacked(self, run: Pass, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        modes = [[module.training for module in member.modules()] for member in self.members]
+        if any(own != modes[0] for own in modes):
+            raise LoopOnlyError("some members are in training mode and others not")
+        states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
+        chosen = {name: _one_of([state[name] for state in states], place) for name in states[0]}
+        chosen |= run.moved.get(id(self), {})  # of an earlier call in this pass
+        run.drawn[id(self)] = place
+        former, run.alone = run.alone, True
+        try:
+            outputs = functional_call(self.members[0], chosen, args, kwargs)
+        finally:
+            run.alone = former
+        moved = {name: chosen[name] for name, _ in self.members[0].named_buffers()} if any(modes[0]) else {}
+        if moved and run.mapped:
+            run.moved[id(self)] = moved
+        elif moved:
+            self._keep(place, moved)
+        return outputs
+
+    @torch.no_grad()
+    def _keep(self, place: Tensor, moved: Mapping[str, Tensor]) -> None:
+        """Give the member at a place the buffers that it has moved, where the compiler does not know which it is."""
+        if is_mapped(place):
+            if any(isinstance(module, nn.modules.batchnorm._NormBase) for module in self.members[0].modules()):
+                raise RuntimeError("members of an ensemble cannot keep batch statistics under a vmap around it")
+            return
+        for number, member in enumerate(self.members):
+            for name, buffer in member.named_buffers():
+                buffer.copy_(torch.where(place.to(buffer.device) == number, moved[name], buffer))
+
+
+def num_members(model: nn.Module) -> int | None:
+    """How many members an ensemble has; None for any other network."""
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    return len(model.members) if isinstance(model, Members) else None
+
+
+def _one_of(tensors: list[Tensor], place: Int[Tensor, ""]) -> Tensor:
+    """The tensor at ``place``, which is mapped unless the network is compiled: a stack of those of all draws."""
+    if not torch.compiler.is_compiling():
+        # What indexing would give, without the gathers and scatters of single numbers that a map makes of it.
+        places = torch._C._functorch.get_unwrapped(place)
+        if not is_mapped(places):
+            level = torch._C._functorch.maybe_get_level(place)
+            return torch._C._functorch._add_batch_dim(torch.stack([tensors[i] for i in places.tolist()]), 0, level)
+    place = place.to(tensors[0].device).reshape(1)
+    return torch.stack(tensors).index_select(0, place).squeeze(0)

@@ -1,0 +1,328 @@
+"""Input noise whose distribution is a normalizing flow: ``z_0`` from a fixed Gaussian, then one step after another.
+
+The divergence of a draw is ``log q_0(z_0) - sum log|det J| - log p(z_k)`` (E-39, E-41): the prior judges what the flow
+gives, not what it began with. Every position of a convolution's input is a draw of its own, a vector of channels.
+Averaged over positions, the divergence is smaller than that of the whole map by their number, and the bound is not one
+for the joint latent; ``sum_positions`` restores it (8.2).
+
+Reference: Rezende and Mohamed 2015, Variational Inference with Normalizing Flows.
+
+Steps of a normalizing flow with their parameters: one layer for each step value of ``dubio.flows``.
+
+``forward`` gives ``(z', logdet)`` and ``inverse`` the way back; the channel is the last axis of ``z`` and there is one
+``logdet`` per row (``dubio.functional.flows``). Nothing is drawn and nothing remembered, so that steps can be mapped
+and compiled. Every parameter has elements and gets a gradient, whatever the number of channels. Steps compute in the
+type of ``z``, whatever that of their parameters: a network in half precision keeps its densities in single precision.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dubio import flows, functional
+from dubio._engine import Pass
+from dubio.flows import FlowBlock
+from dubio.nn.noise_layers import Drawing, InputPosterior
+from dubio.priors import Normal
+
+__all__ = [
+    "FlowNoise",
+    "ActnormStep",
+    "AffineCouplingStep",
+    "AffineStep",
+    "FlowStep",
+    "FullMixingStep",
+    "LuMixingStep",
+    "MixingStep",
+    "PlanarStep",
+    "make_step",
+    "run_steps",
+]
+
+
+class FlowNoise(InputPosterior):
+    """Factors that a flow makes of Gaussian noise."""
+
+    def __init__(
+        self, channels: int, axis: int, prior: Normal, *, block: FlowBlock, base: Normal, sum_positions: bool
+    ) -> None:
+        super().__init__(channels, axis, prior, per_position=True, sum_positions=sum_positions)
+        self.block, self.base = block, base
+        self.steps = nn.ModuleList(make_step(step, channels) for step in block.steps)
+
+    @property
+    def has_closed_divergence(self) -> bool:
+        """No: it is estimated from draws."""
+        return False
+
+    @property
+    def has_closed_entropy(self) -> bool:
+        """No: it is estimated from draws."""
+        return False
+
+    def closed_divergence(self) -> Float[Tensor, ""]:
+        """There is none."""
+        raise ValueError("the divergence of a flow has no closed form; it is estimated from draws")
+
+    def closed_entropy(self) -> Float[Tensor, ""]:
+        """There is none."""
+        raise ValueError("the entropy of a flow has no closed form; it is estimated from draws")
+
+    def draw_rows(
+        self, run: Pass, shape: Sequence[int], dtype: torch.dtype, device: torch.device, wants: tuple[bool, bool]
+    ) -> Drawing:
+        """Factors of this shape, the channel on the last axis, with the densities that are wanted."""
+        value = self.base.mean + self.base.std * run.noise_for_activations(self, shape, dtype, device)
+        base_log_prob = self.base.log_prob(value, None).sum(dim=-1) if any(wants) else None
+        value, log_dets = run_steps(cast(Iterable[FlowStep], self.steps), value)
+        if base_log_prob is None:
+            return value, None, None
+        log_prob = functional.flows.flow_log_prob(base_log_prob, log_dets)
+        log_ratio = log_prob - self.prior.log_prob(value, None).sum(dim=-1)
+        return value, log_ratio if wants[0] else None, log_prob if wants[1] else None
+
+    def describe(self) -> str:
+        """What kind of noise this is, in a few words."""
+        return f"flow {self.block}, prior {self.prior}"
+
+
+class FlowStep(nn.Module):
+    """A map of rows that can be undone."""
+
+    @abstractmethod
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and the logarithm of the Jacobian determinant of every row."""
+
+    @abstractmethod
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+
+
+def run_steps(
+    steps: Iterable[FlowStep], z: Float[Tensor, "*rows channel"]
+) -> tuple[Float[Tensor, "*rows channel"], list[Float[Tensor, "*rows"]]]:
+    """One step after another: what becomes of ``z``, and the log-determinants.
+
+    Neighbouring matrices are multiplied with each other before they meet the rows, of which there are many more.
+    """
+    logdets: list[Tensor] = []
+    waiting: tuple[Tensor, Tensor] | None = None
+    for step in steps:
+        if isinstance(step, MixingStep):
+            weight, logdet = step.matrix(z.dtype)
+            waiting = (weight, logdet) if waiting is None else (weight @ waiting[0], logdet + waiting[1])
+            continue
+        if waiting is not None:
+            z, per_row = functional.flows.mixing_step(z, *waiting)
+            logdets.append(per_row)
+            waiting = None
+        z, per_row = step(z)
+        logdets.append(per_row)
+    if waiting is not None:
+        z, per_row = functional.flows.mixing_step(z, *waiting)
+        logdets.append(per_row)
+    return z, logdets
+
+
+def make_step(step: flows.Step, channels: int) -> FlowStep:
+    """The layer of a step value, for rows of ``channels`` channels."""
+    make = _MAKERS.get(type(step))
+    if make is None:
+        names = ", ".join(sorted(kind.__name__ for kind in _MAKERS))
+        raise TypeError(f"step must be a value of dubio.flows, got {step!r}; the steps are {names}")
+    if channels < 1:
+        raise ValueError(f"channels must be at least 1, got {channels}")
+    return make(step, channels)
+
+
+class AffineStep(FlowStep):
+    """``functional.flows.affine_step``, the identity at first."""
+
+    def __init__(self, step: flows.Affine, channels: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(channels))
+        self.log_scale = nn.Parameter(torch.zeros(channels))
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.flows.affine_step(z, *_like(z, self.shift, self.log_scale))
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.flows.affine_inverse(z, *_like(z, self.shift, self.log_scale))
+
+
+class PlanarStep(FlowStep):
+    """``functional.flows.planar_step``."""
+
+    def __init__(self, step: flows.Planar, channels: int) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(nn.init.normal_(torch.empty(channels), std=step.init_std))
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(channels), std=step.init_std))
+        self.bias = nn.Parameter(torch.zeros(()))
+        self.shifted = step.shifted
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
+        return functional.flows.planar_step(z, direction, weight, bias, self.shifted)
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
+        return functional.flows.planar_inverse(z, direction, weight, bias, self.shifted)
+
+
+class AffineCouplingStep(FlowStep):
+    """``functional.flows.coupling_step``: a small network sees the first half of the channels and moves the second.
+
+    Its last layer begins at zero, so that the step begins as the identity.
+    """
+
+    def __init__(self, step: flows.AffineCoupling, channels: int) -> None:
+        super().__init__()
+        if channels < 2:
+            raise ValueError(
+                f"AffineCoupling needs at least 2 channels, got {channels}; "
+                "leave it out of this layer's block, or use Affine or Planar"
+            )
+        self.num_kept = channels // 2
+        last = nn.Linear(step.hidden, 2 * (channels - self.num_kept))
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.conditioner = nn.Sequential(nn.Linear(self.num_kept, step.hidden), nn.ReLU(), last)
+        self.bound = step.bound
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.flows.coupling_step(z, *self._scale_and_shift(z), self.bound)
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.flows.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
+
+    def _scale_and_shift(self, z: Float[Tensor, "*rows channel"]) -> tuple[Tensor, Tensor]:
+        first, first_bias, last, last_bias = _like(z, *self.conditioner.parameters())
+        hidden = F.relu(F.linear(z[..., : self.num_kept], first, first_bias))
+        raw_log_scale, shift = F.linear(hidden, last, last_bias).chunk(2, dim=-1)
+        return raw_log_scale, shift
+
+
+class MixingStep(FlowStep):
+    """``functional.flows.mixing_step``, a random orthogonal matrix at first."""
+
+    @abstractmethod
+    def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+        """The matrix that mixes channels, and its log-determinant, in this type."""
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.flows.mixing_step(z, *self.matrix(z.dtype))
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.flows.mixing_inverse(z, self.matrix(z.dtype)[0])
+
+
+class FullMixingStep(MixingStep):
+    """Keeps the matrix itself."""
+
+    def __init__(self, step: flows.InvertibleConv, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(_orthogonal(channels).to(torch.get_default_dtype()))
+
+    def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+        """The matrix that mixes channels, and its log-determinant, in this type."""
+        weight = self.weight.to(dtype)
+        return weight, functional.flows.log_abs_det(weight)
+
+
+class LuMixingStep(MixingStep):
+    """Keeps the triangles of the matrix, all in one square (``functional.flows.lu_weight``).
+
+    The permutation and the signs are buffers: they fix the sign of the determinant for good, and a permutation that is
+    trained is none, which is how the Glow step fails (``benchmarks/glow.py``).
+    """
+
+    permutation: Tensor
+    sign: Tensor
+
+    def __init__(self, step: flows.InvertibleConv, channels: int) -> None:
+        super().__init__()
+        permutation, lower, upper = torch.linalg.lu(_orthogonal(channels))
+        diagonal = upper.diagonal()
+        dtype = torch.get_default_dtype()
+        self.register_buffer("permutation", permutation.argmax(dim=-1))
+        self.register_buffer("sign", diagonal.sign().to(dtype))
+        factors = lower.tril(-1) + upper.triu(1) + torch.diag(diagonal.abs().log())
+        self.factors = nn.Parameter(factors.to(dtype))
+
+    def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+        """The matrix that mixes channels, and its log-determinant, in this type."""
+        return functional.flows.lu_weight(self.permutation, self.sign.to(dtype), self.factors.to(dtype))
+
+
+class ActnormStep(FlowStep):
+    """``functional.flows.actnorm_step``, the identity at first.
+
+    The first batch does not set it, as it would in Glow: the noise that flows through has known moments, and a first
+    call that changes parameters would make the result depend on which call came first.
+    """
+
+    def __init__(self, step: flows.Actnorm, channels: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.log_scale = nn.Parameter(torch.zeros(channels))
+
+    def forward(
+        self, z: Float[Tensor, "*rows channel"]
+    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+        """The image of ``z``, and its log-determinants."""
+        return functional.flows.actnorm_step(z, *_like(z, self.bias, self.log_scale))
+
+    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
+        """What the step maps to ``z``."""
+        return functional.flows.actnorm_inverse(z, *_like(z, self.bias, self.log_scale))
+
+
+_MIXING: dict[flows.Parametrisation, Callable[[flows.InvertibleConv, int], FlowStep]] = {
+    "full": FullMixingStep,
+    "lu": LuMixingStep,
+}
+
+
+def _make_mixing(step: flows.InvertibleConv, channels: int) -> FlowStep:
+    return _MIXING[step.parametrisation](step, channels)
+
+
+_MAKERS: dict[type, Callable[..., FlowStep]] = {
+    flows.Actnorm: ActnormStep,
+    flows.Affine: AffineStep,
+    flows.AffineCoupling: AffineCouplingStep,
+    flows.InvertibleConv: _make_mixing,
+    flows.Planar: PlanarStep,
+}
+
+
+def _like(z: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    return tuple(parameter.to(z.dtype) for parameter in parameters)
+
+
+def _orthogonal(channels: int) -> Float[Tensor, "channel channel"]:
+    # In double precision: its triangles are rounded once, and the log-determinant is zero to the last digit.
+    return nn.init.orthogonal_(torch.empty(channels, channels, dtype=torch.float64))

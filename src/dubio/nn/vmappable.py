@@ -1,0 +1,580 @@
+"""Layers that torch cannot map over draws, or maps wrongly, and what conversion puts in their place.
+
+Each is a subclass of its plain layer with the same parameters, buffers and names, and does the same outside a mapped
+pass.
+
+Attention and transformer layers that can be mapped over draws.
+
+Torch's fused inference path has no derivative under ``vmap``. It is taken in eval mode when it may; each class here
+makes it decline where a pass runs, by torch's own conditions. Attention whose weights nobody asks for is computed for
+all draws together (``sampling.attending``); everything else is left to the plain forward.
+
+Batch norm whose training mode can be mapped over draws: statistics are taken over draws and batch together.
+
+The running statistics move once a pass; members of an ensemble, each a network of its own, take and move their own.
+Torch's own functions compute it, which the compiler fuses with what stands around them. Mapped in eval mode it is one
+scale and one shift per channel, in float32 at least, as torch's kernel for a CPU has it: torch's own rule refuses
+inputs of another type than the statistics, and on a GPU channels-last ones. Outside a mapped pass these are torch's own
+layers; parameters, buffers and names stay the same throughout.
+
+Embeddings: a padding row, which torch maps with a wrong gradient, and sparse gradients of drawn weights.
+
+On mapped indices, torch's rule gives the padding row a gradient for every draw but the first. Here the gradient is cut
+where the index is the padding. A sparse gradient can reach a parameter only, and a drawn weight is computed from two:
+its gradient is dense.
+
+``nn.PReLU`` that maps under autocast: ``vmap`` takes the function apart before autocast sees it.
+
+Recurrent layers, which torch can map over nothing: folded where weights are shared, looped where they are drawn.
+
+Outside a mapped pass they are torch's own. Drawn recurrent layers read their weights anew in every forward and keep no
+flat copy of them, so nothing of a draw stays behind.
+
+A module that torch cannot map, run draw by draw inside a mapped network.
+
+Under ``vmap`` nothing can be looped over, since the draws are one tensor. An ``autograd.Function`` with a vmap rule is
+the way out: its rule sees the draws apart, outside the map, and what it computes there is differentiated as usual. The
+network around the module stays mapped.
+
+Works in eager mode; the compiler traces past the rule.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dubio._engine import STATE, Pass, attention, current_pass, is_mapped
+from dubio.nn.rewrite import drawn_names, posterior_of
+from dubio.nn.sources import posteriors
+
+__all__ = [
+    "MAPPABLE",
+    "PLAIN",
+    "MultiheadAttention",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "standardise",
+    "Embedding",
+    "EmbeddingBag",
+    "PReLU",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "GRUCell",
+    "LSTMCell",
+    "RNNCell",
+    "apart",
+    "loop_over_draws",
+]
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """``nn.MultiheadAttention`` that can be mapped over draws."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention outputs and, where asked for, weights."""
+        run = current_pass()
+        mapped = run is not None and run.mapped
+        if mapped and not need_weights:
+            return self._attend_mapped(query, key, value, key_padding_mask, attn_mask, is_causal), None
+        if mapped and value is query:
+            value = value.view_as(value)  # another object: only attention of a tensor to itself is fused
+        return super().forward(
+            query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+        )
+
+    def _attend_mapped(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        mask: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor:
+        """What the plain forward computes, with attention that can be mapped."""
+        _check_factors(query, key, value, row_axis=0 if self.batch_first else 1)
+        if is_causal and mask is None:
+            raise ValueError(
+                "attn_mask must be given where is_causal is True, got None; "
+                "nn.Transformer.generate_square_subsequent_mask makes one"
+            )
+        is_batched = query.dim() == 3
+        query, key, value = self._projected(query, key, value)
+        if not is_batched:
+            query, key, value = (factor.unsqueeze(0) for factor in (query, key, value))
+            padding = None if padding is None else padding.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (factor.transpose(0, 1) for factor in (query, key, value))
+        bias = self._bias(mask, padding, query, key)
+        if self.bias_k is not None and self.bias_v is not None:
+            biases = (each.expand(len(query), -1, -1) for each in (self.bias_k, self.bias_v))
+            key, value = (torch.cat(pair, dim=1) for pair in zip((key, value), biases, strict=True))
+        query, key, value = (self._heads(factor) for factor in (query, key, value))
+        if self.add_zero_attn:
+            key, value = (F.pad(factor, (0, 0, 0, 1)) for factor in (key, value))
+        is_causal = is_causal and padding is None  # the mask says the same, and padding must be added to it
+        bias = None if is_causal else _for_all_keys(bias, key.shape[-2])
+        output = attention(query, key, value, bias, self.dropout if self.training else 0.0, is_causal)
+        output = F.linear(output.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
+        if not is_batched:
+            return output.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1)
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        if query is key and key is value and self.in_proj_weight is not None:
+            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+        packed = self.in_proj_weight
+        weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if packed is None else packed.chunk(3)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return tuple(F.linear(*parts) for parts in zip((query, key, value), weights, biases, strict=True))
+
+    def _heads(self, factor: Tensor) -> Tensor:
+        """`(row, position, feature)` to `(row, head, position, feature)`."""
+        return factor.reshape(*factor.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _bias(self, mask: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+        """Both masks in one: what is added to scores or, where both are boolean, which keys are seen."""
+        (rows, num_queries), num_keys, heads = query.shape[:2], key.shape[1], self.num_heads
+        parts = []
+        if mask is not None:
+            _check_mask("attn_mask", mask, (num_queries, num_keys), (rows * heads, num_queries, num_keys))
+            parts.append(mask if mask.dim() == 2 else mask.reshape(rows, heads, num_queries, num_keys))
+        if padding is not None:
+            _check_mask("key_padding_mask", padding, (rows, num_keys))
+            parts.append(padding[:, None, None, :])
+        if not parts:
+            return None
+        if all(part.dtype == torch.bool for part in parts):
+            return (parts[0] if len(parts) == 1 else parts[0] | parts[1]).logical_not()
+        biases = [
+            part if part.is_floating_point() else query.new_zeros(part.shape).masked_fill(part, -torch.inf)
+            for part in parts
+        ]
+        return sum(biases[1:], biases[0])
+
+
+class TransformerEncoderLayer(nn.TransformerEncoderLayer):
+    """``nn.TransformerEncoderLayer`` that can be mapped over draws."""
+
+    @property
+    def activation_relu_or_gelu(self) -> Any:
+        """Which activation the fused path would use: none while a pass runs."""
+        return 0 if current_pass() is not None else self.__dict__["activation_relu_or_gelu"]
+
+    @activation_relu_or_gelu.setter
+    def activation_relu_or_gelu(self, value: int) -> None:
+        self.__dict__["activation_relu_or_gelu"] = value
+
+
+class TransformerEncoder(nn.TransformerEncoder):
+    """``nn.TransformerEncoder`` that packs no padding away while a pass runs: its layers could not read the rest."""
+
+    @property
+    def use_nested_tensor(self) -> Any:
+        """Whether padded inputs become nested tensors on the fused path."""
+        return current_pass() is None and self.__dict__["use_nested_tensor"]
+
+    @use_nested_tensor.setter
+    def use_nested_tensor(self, value: bool) -> None:
+        self.__dict__["use_nested_tensor"] = value
+
+
+class _BatchNorm(nn.modules.batchnorm._BatchNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        """Batch norm; in training under many draws, over draws and batch together."""
+        run = current_pass()
+        if run is None or not run.mapped:
+            return super().forward(input)
+        self._check_input_dim(input)
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected {self.num_features} channels, got {input.shape[1]}")
+        channels = (-1, *(1 for _ in input.shape[2:]))
+        output: Tensor
+        if self.training:
+            found = standardise(input, self.eps, not run.alone) if is_mapped(input) else _standardised(input, self.eps)
+            output, mean, variance = found
+            self._move_running_statistics(mean, variance)
+            scale, shift = self.weight, self.bias
+            output = output if scale is None else output * scale.view(channels)
+            output = output if shift is None else output + shift.view(channels)
+        elif self.running_mean is None or self.running_var is None:
+            return super().forward(input)
+        else:
+            output = self._with(self.running_mean, self.running_var, input, channels)
+        return output.to(input.dtype)
+
+    def _with(self, mean: Tensor, variance: Tensor, input: Tensor, channels: tuple[int, ...]) -> Tensor:
+        """Batch norm with these statistics."""
+        exact = torch.promote_types(mean.dtype, torch.float32)
+        scale = (variance.to(exact) + self.eps).rsqrt()
+        scale = scale if self.weight is None else scale * self.weight.to(exact)
+        shift = -mean.to(exact) * scale
+        shift = shift if self.bias is None else shift + self.bias.to(exact)
+        return torch.addcmul(shift.view(channels), input, scale.view(channels))
+
+    @torch.no_grad()
+    def _move_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        dtype = self.running_mean.dtype
+        step = 1.0 / self.num_batches_tracked.to(dtype) if self.momentum is None else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, variance)):
+            running.add_((new.to(dtype) - running) * step)  # lerp_ cannot be mapped
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """``nn.BatchNorm1d`` that can be mapped over draws in training."""
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """``nn.BatchNorm2d`` that can be mapped over draws in training."""
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """``nn.BatchNorm3d`` that can be mapped over draws in training."""
+
+
+class Embedding(nn.Embedding):
+    """``nn.Embedding`` whose padding row gets no gradient from any draw."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Look the indices up."""
+        run = current_pass()
+        if run is None or not run.mapped:
+            return self._look_up(input)
+        if (
+            self.max_norm is not None
+            or self.scale_grad_by_freq
+            or (self.sparse and posterior_of(self, "weight") is None)
+        ):
+            return loop_over_draws(self, self._look_up, input)  # type: ignore[no-any-return]
+        if self.padding_idx is None:
+            return F.embedding(input, self.weight)
+        vectors = F.embedding(input, self.weight)
+        return torch.where((input == self.padding_idx).unsqueeze(-1), vectors.detach(), vectors)
+
+    def _look_up(self, input: Tensor) -> Tensor:
+        return F.embedding(
+            input,
+            self.weight,
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            _gives_sparse_gradients(self),
+        )
+
+
+class EmbeddingBag(nn.EmbeddingBag):
+    """``nn.EmbeddingBag`` whose drawn weights have dense gradients."""
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Look the indices up and put those of each bag together."""
+        return F.embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            _gives_sparse_gradients(self),
+            per_sample_weights,
+            self.include_last_offset,
+            self.padding_idx,
+        )
+
+
+class PReLU(nn.PReLU):
+    """``nn.PReLU`` whose slope has the type of the input, as autocast would have it."""
+
+    def forward(self, input: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The activation."""
+        return F.prelu(input, self.weight.to(input.dtype))
+
+
+class _Recurrent(nn.RNNBase):
+    @property
+    def _flat_weights(self) -> list[Any]:
+        if not drawn_names(self):
+            return list(self.__dict__["_flat_weights"])
+        return [getattr(self, name, None) for name in self._flat_weights_names]
+
+    @_flat_weights.setter
+    def _flat_weights(self, value: list[Any]) -> None:
+        if not drawn_names(self):
+            self.__dict__["_flat_weights"] = value
+
+    def _weights_have_changed(self) -> bool:
+        return not drawn_names(self) and super()._weights_have_changed()
+
+    def flatten_parameters(self) -> None:
+        """Make plain weights one piece for cuDNN; drawn ones are put together by torch in every forward."""
+        if not drawn_names(self):
+            super().flatten_parameters()
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """The layer's outputs and last states."""
+        run = current_pass()
+        if run is None or not run.mapped:
+            return super().forward(input, hx)
+        if not drawn_names(self) and isinstance(input, Tensor) and input.dim() == 3 and is_mapped(input, hx):
+            return self._fold(input, hx)
+        return loop_over_draws(self, super().forward, input, hx)
+
+    def _fold(self, input: Tensor, hx: Any) -> Any:
+        """Shared weights: draws are more rows. Rows are on axis 0 or 1 of the inputs, and on axis 1 of the states."""
+        states, states_spec = pytree.tree_flatten(hx)
+        states = [state for state in states if isinstance(state, Tensor)]
+        input_rows = 0 if self.batch_first else 1
+        output_spec: list[pytree.TreeSpec] = []
+
+        def rule(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor, ...]:
+            folded = [
+                _join(tensor, axis, num_samples, input_rows if place == 0 else 1)
+                for place, (tensor, axis) in enumerate(zip(tensors, axes, strict=True))
+            ]
+            own = pytree.tree_unflatten(folded[1:], states_spec) if states else None
+            outputs, spec = pytree.tree_flatten(super(_Recurrent, self).forward(folded[0], own))
+            output_spec[:] = [spec]
+            return tuple(
+                _part(output, num_samples, input_rows if place == 0 else 1) for place, output in enumerate(outputs)
+            )
+
+        outputs = apart(rule, [input, *states])
+        return pytree.tree_unflatten(list(outputs), output_spec[0])
+
+
+class LSTM(_Recurrent, nn.LSTM):
+    """``nn.LSTM`` that can be mapped over draws."""
+
+
+class GRU(_Recurrent, nn.GRU):
+    """``nn.GRU`` that can be mapped over draws."""
+
+
+class RNN(_Recurrent, nn.RNN):
+    """``nn.RNN`` that can be mapped over draws."""
+
+
+class _Cell(nn.RNNCellBase):
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """One step of the cell."""
+        run = current_pass()
+        if run is None or not run.mapped:
+            return super().forward(input, hx)
+        return loop_over_draws(self, super().forward, input, hx)
+
+
+class LSTMCell(_Cell, nn.LSTMCell):
+    """``nn.LSTMCell`` that can be mapped over draws."""
+
+
+class GRUCell(_Cell, nn.GRUCell):
+    """``nn.GRUCell`` that can be mapped over draws."""
+
+
+class RNNCell(_Cell, nn.RNNCell):
+    """``nn.RNNCell`` that can be mapped over draws."""
+
+
+MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.BatchNorm3d: BatchNorm3d,
+    nn.Embedding: Embedding,
+    nn.EmbeddingBag: EmbeddingBag,
+    nn.GRU: GRU,
+    nn.GRUCell: GRUCell,
+    nn.LSTM: LSTM,
+    nn.LSTMCell: LSTMCell,
+    nn.MultiheadAttention: MultiheadAttention,
+    nn.PReLU: PReLU,
+    nn.RNN: RNN,
+    nn.RNNCell: RNNCell,
+    nn.TransformerEncoder: TransformerEncoder,
+    nn.TransformerEncoderLayer: TransformerEncoderLayer,
+}
+"""The mappable layer for each plain one."""
+
+
+def _for_all_keys(bias: Tensor | None, num_keys: int) -> Tensor | None:
+    """The same for keys that were added: they are seen."""
+    if bias is None or bias.shape[-1] == num_keys:
+        return bias
+    return F.pad(bias, (0, num_keys - bias.shape[-1]), value=float(bias.dtype == torch.bool))
+
+
+def _check_factors(query: Tensor, key: Tensor, value: Tensor, row_axis: int) -> None:
+    """Refuse what could be spread over rows, or be read beyond its end."""
+    alike = query.dim() in (2, 3) and query.dim() == key.dim() == value.dim() and key.shape[:-1] == value.shape[:-1]
+    if not alike or (query.dim() == 3 and query.shape[row_axis] != key.shape[row_axis]):
+        shapes = ", ".join(str(tuple(factor.shape)) for factor in (query, key, value))
+        raise ValueError(
+            "query, key and value must have two axes, or three with as many rows each, and as many keys as values; "
+            f"got shapes {shapes}"
+        )
+
+
+def _check_mask(name: str, mask: Tensor, *allowed: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"{name} must be boolean or of real numbers, got {mask.dtype}")
+    if tuple(mask.shape) not in allowed:
+        raise ValueError(f"{name} must have shape {' or '.join(map(str, allowed))}, got {tuple(mask.shape)}")
+
+
+@torch.library.custom_op("dubio::standardise", mutates_args=())
+def standardise(input: Tensor, eps: float, pooled: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """``_standardised`` of a mapped input, over all draws together where they are ``pooled``, else over each alone.
+
+    A custom operator because its vmap rule can be written for nothing less: ``torch.compile`` traces an
+    ``autograd.Function`` into its forward, past its vmap rule. The rule puts torch's own functions in its place, for
+    autograd and the compiler to see.
+    """
+    return _standardised(input, eps)
+
+
+def _standardised(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Zero mean and unit variance per channel over all other axes, the mean, and the unbiased variance."""
+    count = input.numel() // input.shape[1]
+    if count < 2:
+        raise ValueError(
+            f"batch norm in training needs more than one value per channel, got shape {tuple(input.shape)}"
+        )
+    # Statistics in float32 at least: without weights to tell it, torch would keep them in the type of the input.
+    exact = torch.promote_types(input.dtype, torch.float32)
+    one, zero = (fill(input.shape[1], dtype=exact) for fill in (input.new_ones, input.new_zeros))
+    output, mean, inverse_std = torch.native_batch_norm(input, one, zero, None, None, True, 0.0, eps)
+    variance = (inverse_std.square().reciprocal() - eps).clamp_min(0.0)
+    return output, mean, variance * (count / (count - 1))
+
+
+@standardise.register_fake
+def _(input: Tensor, eps: float, pooled: bool) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.promote_types(input.dtype, torch.float32)
+    mean, variance = (input.new_empty(input.shape[1], dtype=dtype) for _ in range(2))
+    return torch.empty_like(input), mean, variance
+
+
+def _gives_sparse_gradients(table: nn.Embedding | nn.EmbeddingBag) -> bool:
+    return table.sparse and posterior_of(table, "weight") is None
+
+
+def _join(tensor: Tensor, axis: int | None, num_samples: int, rows: int) -> Tensor:
+    tensor = tensor.expand(num_samples, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+    return tensor.movedim(0, rows).flatten(rows, rows + 1)
+
+
+def _part(tensor: Tensor, num_samples: int, rows: int) -> Tensor:
+    parts: Tensor = tensor.unflatten(rows, (num_samples, -1))
+    return parts.movedim(rows, 0)
+
+
+Rule = Callable[[int, Sequence[Tensor], Sequence[int | None]], tuple[Tensor, ...]]
+"""Number of draws, tensors and the axis of each that counts draws (None: shared) to outputs with draws on axis 0."""
+
+
+def apart(rule: Rule, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Apply a rule to mapped tensors outside the map; at least one of them must be mapped."""
+    return _Apart.apply(rule, *tensors)  # type: ignore[no-any-return]
+
+
+def loop_over_draws(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``forward(*args, **kwargs)`` of a module in a mapped pass, one draw after another where anything is mapped."""
+    run = current_pass()
+    assert run is not None
+    own = posteriors(module)
+    perturbations = [] if run.off else [posterior.perturbation(run) for posterior in own]
+    leaves, arguments_spec = pytree.tree_flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    if not is_mapped(perturbations, leaves):
+        return forward(*args, **kwargs)
+    draw = [] if run.draw is None else [run.draw]
+    output_leaves: list[Any] = []
+    output_spec: list[pytree.TreeSpec] = []
+
+    def one(tensors: Sequence[Tensor]) -> list[Tensor]:
+        drawn = (
+            {id(posterior.mean): tensor for posterior, tensor in zip(own, tensors, strict=False)}
+            if perturbations
+            else {}
+        )
+        values = list(leaves)
+        for place, tensor in zip(places, tensors[len(perturbations) + len(draw) :], strict=True):
+            values[place] = tensor
+        own_args, own_kwargs = pytree.tree_unflatten(values, arguments_spec)
+        former = STATE.own.current
+        STATE.own.current = Pass(run.settings, tensors[len(perturbations)] if draw else None, drawn)
+        try:
+            outputs = forward(*own_args, **own_kwargs)
+        finally:
+            STATE.own.current = former
+        output_leaves[:], spec = pytree.tree_flatten(outputs)
+        output_spec[:] = [spec]
+        return [leaf for leaf in output_leaves if isinstance(leaf, Tensor)]
+
+    def rule(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor, ...]:
+        draws = [
+            one(
+                [tensor if axis is None else tensor.select(axis, i) for tensor, axis in zip(tensors, axes, strict=True)]
+            )
+            for i in range(num_samples)
+        ]
+        return tuple(torch.stack(column) for column in zip(*draws, strict=True))
+
+    stacked = iter(apart(rule, [*perturbations, *draw, *(leaves[place] for place in places)]))
+    values = [next(stacked) if isinstance(leaf, Tensor) else leaf for leaf in output_leaves]
+    return pytree.tree_unflatten(values, output_spec[0])
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(rule: Rule, *tensors: Tensor) -> tuple[Tensor, ...]:
+        raise RuntimeError("nothing is mapped here")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep: the rule's own operations are differentiated."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], rule: Rule, *tensors: Tensor) -> tuple[Any, Any]:
+        outputs = rule(info.batch_size, tensors, in_dims[1:])
+        return outputs, (0,) * len(outputs)
+
+
+PLAIN = {mappable: plain for plain, mappable in MAPPABLE.items()}
+"""The way back."""
+
+
+@standardise.register_vmap
+def _(
+    info: Any, in_dims: tuple[Any, ...], input: Tensor, eps: float, pooled: bool
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    if pooled:
+        input = input.movedim(in_dims[0], 0)
+        output, *statistics = _standardised(input.flatten(0, 1), eps)
+        return (output.unflatten(0, input.shape[:2]), *statistics), (0, None, None)
+    input = input.movedim(in_dims[0], 1)  # channels of their own: torch's rule would keep statistics in bf16
+    output, *statistics = _standardised(input.flatten(1, 2), eps)
+    mean, variance = (each.unflatten(0, input.shape[1:3]) for each in statistics)
+    return (output.unflatten(1, input.shape[1:3]), mean, variance), (1, 0, 0)
