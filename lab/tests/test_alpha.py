@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import dubio
 from dubio.data.toy import diabetes_table
 from dubio.nn.noise_layers import RandomDropout
-from dubio.objectives.alpha import Alpha
+from dubio.objectives import Alpha
 from dubio.prediction.predictive import ClassPredictive, RealPredictive
 from dubio_lab import load_spec
 from dubio_lab.protocols import PROTOCOLS, Trial, alpha_attacks, alpha_networks

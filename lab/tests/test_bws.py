@@ -12,7 +12,7 @@ import dubio
 from dubio import functional
 from dubio.data.registry import load
 from dubio.nn.sources import GaussianPosterior
-from dubio.objectives.elbo import Elbo
+from dubio.objectives import Elbo
 from dubio_lab import Measured, Spec, load_spec, spec_names
 from dubio_lab.protocols import Trial, bws, bws_networks
 from dubio_lab.protocols.bws import bws_clean, bws_pruning, bws_sources, bws_transfer, over_ensembles

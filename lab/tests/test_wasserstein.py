@@ -15,7 +15,7 @@ from dubio.data.examples import Examples, Splits
 from dubio.methods.deterministic import Deterministic
 from dubio.methods.se_snn import SeSnn
 from dubio.methods.wasserstein import Wasserstein
-from dubio.objectives.bootstrapping import BootstrapHard, BootstrapSoft
+from dubio.objectives import BootstrapHard, BootstrapSoft
 from dubio.persistence.values import from_json
 from dubio_lab import load_spec
 from dubio_lab.protocols import Trial, embeddings, noised_networks, wrong_labels

@@ -20,7 +20,7 @@ from dubio._engine.planner import plans
 from dubio._engine.settings import STATE
 from dubio.attacks.victims import Victim
 from dubio.nn.ensemble import num_members
-from dubio.objectives.ensemble import EnsembleLoss
+from dubio.objectives import EnsembleLoss
 from networks import mlp
 
 INPUTS = torch.randn(30, 5, generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.objectives.ensemble import EnsembleLoss
+from dubio.objectives import EnsembleLoss
 from networks import mlp
 
 INPUTS = torch.rand(20, 5, generator=torch.Generator().manual_seed(1))

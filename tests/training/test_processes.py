@@ -24,7 +24,7 @@ from dubio.data.batches import Batch, batches_from
 from dubio.data.examples import Examples
 from dubio.data.loading import CropAndFlip, Loader
 from dubio.data.sharing import shared_batches
-from dubio.objectives.adversarial import Adversarial
+from dubio.objectives import Adversarial
 from dubio.training import checkpoints, processes, trainer
 from dubio.training.computing import Place
 from dubio.training.processes import ALONE, LostProcessError, Processes, chosen_device

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.data.batches import Batch
-from dubio.objectives.loss import Loss
+from dubio.objectives import Loss
 from dubio.training import recording
 from dubio.training.computing import Place
 from dubio.training.recording import Recording
