@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         attacks,
         auditing,
         calibrators as calibrators,
-        conversion,
+        convert as convert,
         data,
         deciding,
         evaluation,
@@ -48,18 +48,10 @@ if TYPE_CHECKING:
     )
     from dubio.auditing import Audit, audit
     from dubio.calibrators import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
-    from dubio.conversion import (
-        ConversionWarning,
-        Description,
-        Spec,
-        Where,
-        describe,
-        export,
-        forget_decisions,
-        parameter_names,
-        spec,
-        to_mean,
-    )
+    from dubio.convert import ConversionWarning, Description, Spec, Where, forget_decisions, parameter_names, to_mean
+    from dubio.convert.describe import describe
+    from dubio.convert.export import export
+    from dubio.convert.spec import spec
     from dubio.deciding import abstain, calibrate, conformal
     from dubio.evaluation import Evaluation, evaluate
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
@@ -77,7 +69,7 @@ __version__ = VERSION
 PLACES: dict[str, tuple[str, ...]] = {
     "attacks": (),
     "auditing": ("Audit", "audit"),
-    "conversion": (
+    "convert": (
         "ConversionWarning",
         "Description",
         "Spec",

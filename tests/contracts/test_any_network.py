@@ -28,7 +28,7 @@ from dubio._engine.draws import arguments
 from dubio._engine.passes import current_pass
 from dubio._engine.planner import plans
 from dubio._engine.settings import Estimator, Using
-from dubio.conversion.copying import is_norm
+from dubio.convert.randomise import is_norm
 from dubio.nn.bayesian import BAYESIAN, BayesianLayer
 from dubio.nn.sources import posteriors
 from dubio.nn.vmappable import MAPPABLE

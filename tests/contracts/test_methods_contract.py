@@ -23,7 +23,7 @@ import dubio
 from contracts.method_table import CLASSES, METHOD_TABLE, NETWORKS, Row
 from dubio._engine.planner import plans
 from dubio._engine.settings import Using
-from dubio.conversion.copying import random_names
+from dubio.convert.randomise import random_names
 from dubio.methods import METHODS
 from dubio.nn.heads import GaussianHead, WassersteinHead
 from dubio.nn.noise_layers import RandomDropout

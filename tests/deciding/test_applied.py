@@ -34,7 +34,7 @@ def inputs() -> torch.Tensor:
 
 def decided(model: nn.Module, **changes: object) -> nn.Module:
     changed = copy.deepcopy(model)
-    dubio.conversion.change_spec(changed, **changes)
+    dubio.convert.change_spec(changed, **changes)
     return changed
 
 

@@ -58,7 +58,7 @@ def test_t67_the_temperature_is_the_best_there_is(noisy, honest):
     best = dubio.calibrate(noisy, validation).temperature
     found = {}
     for factor in (0.97, 1.0, 1.03):
-        dubio.conversion.change_spec(noisy, calibration=dubio.Temperature(factor * best))
+        dubio.convert.change_spec(noisy, calibration=dubio.Temperature(factor * best))
         found[factor] = nll(noisy, validation)
 
     assert found[1.0] < min(found[0.97], found[1.03])
@@ -198,7 +198,7 @@ def test_segmentation_is_calibrated_over_all_pixels():
 @pytest.mark.feature("Data that a network was judged on are refused when something is decided about it")
 def test_data_that_the_network_was_judged_on_are_refused_in_any_order(noisy, honest, decide):
     logits, labels = honest(300)
-    dubio.conversion.change_spec(noisy, evaluated=("another", fingerprint_of(logits, labels)))
+    dubio.convert.change_spec(noisy, evaluated=("another", fingerprint_of(logits, labels)))
     order = torch.randperm(300)
     with pytest.raises(ValueError, match=r"must be data that this network was not judged on, .* use validation data"):
         decide(noisy, (logits[order], labels[order]))

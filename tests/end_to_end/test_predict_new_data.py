@@ -84,7 +84,7 @@ def test_every_format_holds_the_same(runs: Path, tmp_path: Path) -> None:
 
 def test_what_was_decided_stands_beside_each_prediction(runs: Path, tmp_path: Path) -> None:
     model = load(runs / "churn" / "model.safetensors")
-    dubio.conversion.change_spec(
+    dubio.convert.change_spec(
         model, threshold=dubio.Threshold("confidence", 0.5), sets=dubio.PredictionSets("lac", 0.9, 0.9)
     )
     save(model, tmp_path / "decided.safetensors")

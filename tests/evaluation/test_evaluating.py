@@ -304,7 +304,7 @@ def test_intervals_of_shares_stay_shares() -> None:
 
 def test_among_none_accepted_there_is_no_error() -> None:
     model, both = network(), data()
-    dubio.conversion.change_spec(model, threshold=dubio.Threshold("confidence", 2.0))
+    dubio.convert.change_spec(model, threshold=dubio.Threshold("confidence", 2.0))
     metrics = dubio.evaluate(model, both, num_samples=2, num_resamples=0).metrics
     assert metrics["accepted_share"].value == 0.0
     assert "accepted_error" not in metrics

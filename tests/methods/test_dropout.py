@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.conversion.copying import random_names
+from dubio.convert.randomise import random_names
 from dubio.nn.noise_layers import InputMask, RandomDropout
 from dubio.nn.sources import weight_matrices
 from networks import mlp

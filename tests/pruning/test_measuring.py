@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.conversion.spec import change_spec
+from dubio.convert.spec import change_spec
 from dubio.data.fingerprints import fingerprint_of
 from dubio.pruning.measuring import snr_density
 from dubio.pruning.trying import curve

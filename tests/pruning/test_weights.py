@@ -307,7 +307,7 @@ def test_a_pruned_network_is_not_converted_again() -> None:
 
 
 def test_what_was_decided_for_the_whole_network_is_dropped_with_a_warning_once_anything_goes() -> None:
-    from dubio.conversion.spec import change_spec
+    from dubio.convert.spec import change_spec
 
     model = bayes()
     made = dubio.Temperature(2.0), dubio.Threshold("confidence", 0.5), dubio.PredictionSets("lac", 0.5, 0.9)

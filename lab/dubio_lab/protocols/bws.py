@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.conversion import spec
+from dubio.convert import spec
 from dubio.data import Examples, Splits
 from dubio.methods import Deterministic
 from dubio.pruning import prune

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.attacks import MinimumNorm
-from dubio.conversion import spec
+from dubio.convert import spec
 from dubio.data import Splits
 from dubio.methods import Bayes, Deterministic
 from dubio.models import build, init_truncated

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dubio.conversion import to_mean
+from dubio.convert import to_mean
 from dubio.data import Splits
 from dubio.flows import NormalAffine
 from dubio.methods import Deterministic, Dropout, Flow, Method

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dubio.conversion import spec
+from dubio.convert import spec
 from dubio.data import Examples
 from dubio.methods import Method
 from dubio.models import build

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dubio._engine import Stream, redirected, seeded_run
 from dubio.attacks import Model, Victim, score, untouched
-from dubio.conversion import to_mean
+from dubio.convert import to_mean
 from dubio.methods import Deterministic
 from dubio.nn import Members
 from dubio.training import fit

@@ -329,7 +329,7 @@ def describe(named: Named, quiet: Quiet = False, runs: Runs = Path("runs")) -> N
     Example:  dubio describe first
     """
     from dubio.cli.folders import load_model
-    from dubio.conversion import describe
+    from dubio.convert import describe
 
     say(str(describe(load_model(named, runs))))
 
@@ -768,7 +768,7 @@ def export(
     import torch
 
     from dubio.cli.folders import load_model
-    from dubio.conversion import export
+    from dubio.convert import export
     from dubio.likelihoods import Gaussian, likelihood_of
     from dubio.models import sizes_of
 

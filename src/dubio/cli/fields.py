@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from torch import nn
 
 from dubio.checks import check_choice, did_you_mean, listed
-from dubio.conversion import Where
+from dubio.convert import Where
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import METHODS, Method
 from dubio.priors import CentredNormal, Normal, ScaleMixture

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.calibrators import DecisionWarning, Surety, Threshold
-from dubio.conversion import change_spec
+from dubio.convert import change_spec
 from dubio.deciding.held_out import HeldOut, check_one_label_each, predict_held_out
 
 __all__ = ["abstain"]

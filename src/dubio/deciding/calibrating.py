@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.calibrators import Calibration, DecisionWarning, Temperature, VectorScaling, removal_message
-from dubio.conversion import change_spec, spec
+from dubio.convert import change_spec, spec
 from dubio.deciding.held_out import HeldOut, predict_held_out
 
 __all__ = ["calibrate"]

@@ -7,7 +7,7 @@ from torch import nn
 
 from dubio import functional
 from dubio.calibrators import PredictionSets
-from dubio.conversion import change_spec
+from dubio.convert import change_spec
 from dubio.deciding.held_out import check_one_label_each, predict_held_out
 
 __all__ = ["conformal"]

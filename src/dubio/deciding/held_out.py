@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from dubio.conversion import spec
+from dubio.convert import spec
 from dubio.data import Batch, Batches, batches_from, fingerprint_of_batches
 from dubio.likelihoods import Categorical
 from dubio.prediction import ClassPredictive, joined, predict

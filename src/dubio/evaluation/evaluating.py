@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dubio._engine import Precision, check_num_samples, noise_key
 from dubio.calibrators import DecisionWarning, decisions_of
-from dubio.conversion import change_spec
+from dubio.convert import change_spec
 from dubio.data import CORRUPTIONS, Examples, corrupt
 from dubio.evaluation.classification import in_rows
 from dubio.evaluation.describing import GROUPS, doubt_of

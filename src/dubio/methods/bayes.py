@@ -10,7 +10,7 @@ from typing import ClassVar, get_args
 from torch import nn
 
 from dubio._engine import Estimator, Inputs
-from dubio.conversion import Where, check_where, finish, randomise
+from dubio.convert import Where, check_where, finish, randomise
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import GaussianPosterior

@@ -7,7 +7,7 @@ from torch import nn
 
 from dubio._engine import Inputs, attach
 from dubio.checks import check_not_negative
-from dubio.conversion import finish, plain_copy
+from dubio.convert import finish, plain_copy
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Elbo

@@ -11,7 +11,7 @@ from torch import nn
 
 from dubio._engine import Inputs
 from dubio.checks import check_not_negative
-from dubio.conversion import Where, check_where, finish, randomise_dropout
+from dubio.convert import Where, check_where, finish, randomise_dropout
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Alpha

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio._engine import Inputs, attach
 from dubio.checks import check_count, check_flag
-from dubio.conversion import finish, make_mappable, plain_copy
+from dubio.convert import finish, make_mappable, plain_copy
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.models import architecture_of

@@ -16,7 +16,7 @@ from torch import nn
 
 from dubio._engine import Inputs
 from dubio.checks import check_flag, check_value as check_choice
-from dubio.conversion import Where, check_where, finish, insert_noise
+from dubio.convert import Where, check_where, finish, insert_noise
 from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe

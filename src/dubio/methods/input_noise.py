@@ -11,7 +11,7 @@ from torch import nn
 
 from dubio._engine import Inputs
 from dubio.checks import check_count, check_flag, check_not_negative, check_positive, check_value as check_choice
-from dubio.conversion import Where, check_where, finish, insert_noise
+from dubio.convert import Where, check_where, finish, insert_noise
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import GaussianInputNoise, InputSource, Kl, channels_of

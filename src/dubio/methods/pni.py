@@ -10,16 +10,7 @@ from torch import Tensor, nn
 
 from dubio._engine import Inputs
 from dubio.checks import check_finite, check_value as check_choice
-from dubio.conversion import (
-    Where,
-    check_where,
-    chooses,
-    finish,
-    is_norm,
-    own_parameters,
-    randomise,
-    refuse_unconvertible,
-)
+from dubio.convert import Where, check_where, chooses, finish, is_norm, own_parameters, randomise, refuse_unconvertible
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import NoisePer, ParametricNoise, takes_noise

@@ -10,7 +10,7 @@ from torch import nn
 
 from dubio._engine import Inputs
 from dubio.checks import check_not_negative, check_value as check_choice
-from dubio.conversion import Where, check_where, classifier_of, finish, with_activation_noise
+from dubio.convert import Where, check_where, classifier_of, finish, with_activation_noise
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import InformationNoise

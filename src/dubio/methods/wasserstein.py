@@ -13,7 +13,7 @@ from torch import nn
 
 from dubio._engine import Inputs
 from dubio.checks import check_count, check_flag, check_not_negative, check_positive, check_value as check_choice
-from dubio.conversion import Where, check_where, classifier_of, finish, replace_head
+from dubio.convert import Where, check_where, classifier_of, finish, replace_head
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import Distance, WassersteinHead

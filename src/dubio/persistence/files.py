@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dubio._engine import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
 from dubio.calibrators import Calibration, PredictionSets, Threshold
 from dubio.codec import RecordError, check_regular, dump_json, fits, parse_json, read_value, write_atomically
-from dubio.conversion import change_spec, consists_of, is_norm, random_names, spec
+from dubio.convert import change_spec, consists_of, is_norm, random_names, spec
 from dubio.likelihoods import Likelihood
 from dubio.methods import METHODS
 from dubio.models import architecture_of, build

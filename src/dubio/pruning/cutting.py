@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dubio._engine import Inputs, check_module, check_num_samples
-from dubio.conversion import Where, change_spec, check_where, drop_decisions, spec
+from dubio.convert import Where, change_spec, check_where, drop_decisions, spec
 from dubio.data import batches_from
 from dubio.deciding import check_unjudged
 from dubio.nn import removed_from

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import Inputs, Stream, Watch, arguments
-from dubio.conversion import Where
+from dubio.convert import Where
 from dubio.data import batches_from
 from dubio.pruning.tracing import in_eval
 from dubio.pruning.values import By, PruningPoint, SnrDensity

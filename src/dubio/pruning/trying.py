@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from dubio._engine import Inputs
-from dubio.conversion import Where
+from dubio.convert import Where
 from dubio.pruning.checks import check_amount, check_what, checked_by, example_for
 from dubio.pruning.measuring import judge
 from dubio.pruning.units import prune_units

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from dubio import functional
 from dubio._engine import Inputs
-from dubio.conversion import Where, chooses, spec
+from dubio.convert import Where, chooses, spec
 from dubio.nn import Members, Removed, gaussian_of, keep_units
 from dubio.pruning.chains import Link, find_links, refusal
 from dubio.pruning.tracing import is_layer, run_quietly

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.conversion import Where, chooses, is_norm, visible_modules
+from dubio.convert import Where, chooses, is_norm, visible_modules
 from dubio.nn import (
     GaussianPosterior,
     Members,

@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dubio import functional
 from dubio._engine import STATE, Precision, Stream, check_module, is_plain, warn_of_plain
-from dubio.conversion import drop_decisions, warn_of_probabilities
+from dubio.convert import drop_decisions, warn_of_probabilities
 from dubio.data import DataFingerprint, Examples, Loader, batches_from, scaled, shared_batches
 from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.methods import Ensemble, Method, Recipe

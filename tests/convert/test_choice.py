@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import dubio
-from dubio.conversion.choice import chooses
+from dubio.convert.randomise import chooses
 from dubio.nn.bayesian import BayesianLayer
 from networks import Residual
 

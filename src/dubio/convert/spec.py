@@ -1,4 +1,8 @@
-"""Prove a conversion on an example: noise off equals the original, and every random parameter is really read.
+"""The record a converted network carries: which method made it, what its outputs mean, and what was decided since.
+
+The end of every conversion: the record that the network carries, and the proof on an example.
+
+Prove a conversion on an example: noise off equals the original, and every random parameter is really read.
 
 A module that reads its parameters in some other way than as attributes - from a list it made when it was built, say -
 would convert and then quietly compute with its means. Running the network once shows it.
@@ -10,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,17 +23,129 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dubio._engine import STATE, Inputs, Pass, Settings, arguments, same_numbers, unchanged
-from dubio.conversion.choice import ConversionWarning
-from dubio.conversion.replacement import share_draw
+from dubio import functional
+from dubio._engine import STATE, Inputs, Pass, Settings, arguments, run, same_numbers, unchanged
+from dubio.calibrators import Calibration, DecisionWarning, PredictionSets, Threshold, decisions_of, removal_message
+from dubio.convert.randomise import ConversionWarning, consists_of, random_names, share_draw
+from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.nn import Drawn, Source, WeightSource
 
-__all__ = ["FunctionCall", "find_functional_dropout", "prove"]
+__all__ = [
+    "Spec",
+    "attach_spec",
+    "change_spec",
+    "drop_decisions",
+    "forget_decisions",
+    "spec",
+    "finish",
+    "warn_of_probabilities",
+    "FunctionCall",
+    "find_functional_dropout",
+    "prove",
+]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that is known of a converted network. Immutable; kept by deepcopy, pickle and ``save``."""
+
+    method: Any
+    likelihood: Likelihood
+    calibration: Calibration | None = None
+    """What ``dubio.calibrate`` found: a ``Temperature`` or a ``VectorScaling``."""
+    threshold: Threshold | None = None
+    """What ``dubio.abstain`` found: when a prediction is accepted."""
+    sets: PredictionSets | None = None
+    """What ``dubio.conformal`` found: which classes go into a set."""
+    pruning: Any = None
+    """What ``dubio.prune`` removed."""
+    evaluated: tuple[str, ...] = ()
+    """Fingerprints of the data that the network was judged on, which must not decide anything about it any more."""
+
+
+def spec(model: nn.Module) -> Spec:
+    """The record of a converted network."""
+    found = getattr(model, "dubio_spec", None)
+    if not isinstance(found, Spec):
+        raise ValueError(f"this {type(model).__name__} was not converted by a dubio method, so it carries no spec")
+    return found
+
+
+def attach_spec(model: nn.Module, record: Spec) -> None:
+    """Give a network its record, and the parameter that its likelihood learns."""
+    likelihood = record.likelihood
+    if isinstance(likelihood, Gaussian) and likelihood.std == "learned":
+        start = functional.variational.inverse_softplus(torch.tensor(likelihood.INITIAL_STD))
+        first = next(model.parameters())
+        model.register_parameter("observation_rho", nn.Parameter(start.to(first)))
+    model.dubio_spec = record  # type: ignore[assignment]
+
+
+def change_spec(model: nn.Module, **changes: Any) -> None:
+    """Give a network a record that differs in some fields."""
+    model.dubio_spec = replace(spec(model), **changes)  # type: ignore[assignment]
+
+
+def forget_decisions(model: nn.Module) -> None:
+    """Take back what ``calibrate``, ``abstain`` and ``conformal`` decided: ``predict`` gives what the network says."""
+    change_spec(model, calibration=None, threshold=None, sets=None)
+
+
+def drop_decisions(model: nn.Module, cause: str) -> None:
+    """Take decisions back because ``cause`` changes predictions; warns, where there are any, at the caller's caller."""
+    removed = list(decisions_of(model).made)
+    if not removed:
+        return
+    forget_decisions(model)
+    warnings.warn(removal_message(cause, removed), DecisionWarning, stacklevel=3)
+
+
+def warn_of_probabilities(model: nn.Module, likelihood: Likelihood) -> None:
+    """Warn of a network that ends in probabilities where the likelihood makes them itself, from logits."""
+    *_, last = model.modules()
+    if isinstance(last, nn.Softmax) and isinstance(likelihood, Categorical):
+        remedy = "leave it out, or end in nn.LogSoftmax with likelihood=dubio.Categorical(output='log_probs')"
+    elif isinstance(last, nn.Sigmoid) and isinstance(likelihood, Bernoulli):
+        remedy = "leave it out"
+    else:
+        return
+    warnings.warn(
+        f"this network ends in {type(last).__name__}, and {likelihood!r} expects "
+        f"{'log-probabilities' if getattr(likelihood, 'output', '') == 'log_probs' else 'logits'}; {remedy}",
+        ConversionWarning,
+        stacklevel=4,
+    )
+
+
+def finish(
+    model: nn.Module, net: nn.Module | None, method: Any, likelihood: Likelihood, example: Inputs | None
+) -> nn.Module:
+    """Give a converted network its record; with an example, prove the conversion on it.
+
+    Without ``net`` there is nothing that noise off could equal, and the network is only run.
+
+    A function in the method's ``where`` is kept as the names that it chose.
+    """
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
+    if not consists_of(getattr(method, "where", None), str, type):
+        method = replace(method, where=random_names(model))
+    attach_spec(model, Spec(method, likelihood))
+    warn_of_probabilities(model, likelihood)
+    if example is not None and net is not None:
+        prove(model, net, example)
+    elif example is not None:
+        with torch.no_grad(), unchanged(model):
+            run(model, example)
+    return model
+
 
 DROPOUTS = (
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
 )
+
+
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 

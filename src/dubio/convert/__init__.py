@@ -1,33 +1,39 @@
 """Whole networks: choosing layers, replacing them, and saying what became of each."""
 
-from dubio.conversion.choice import (
+from dubio.convert.describe import Description, describe
+from dubio.convert.export import export
+from dubio.convert.randomise import (
     ConversionWarning,
     Where,
     check_where as check_where,
     chooses,
+    classifier_of,
     consists_of as consists_of,
-)
-from dubio.conversion.copying import (
+    insert_noise,
     is_norm as is_norm,
     make_mappable,
     own_parameters as own_parameters,
+    parameter_names,
     plain_copy,
     random_names as random_names,
-    visible_modules as visible_modules,
-)
-from dubio.conversion.description import Description, describe
-from dubio.conversion.exporting import export
-from dubio.conversion.heads import classifier_of, replace_head, with_activation_noise
-from dubio.conversion.insertion import insert_noise, randomise_dropout
-from dubio.conversion.proof import prove
-from dubio.conversion.recording import finish, warn_of_probabilities
-from dubio.conversion.replacement import (
-    parameter_names,
     randomise,
+    randomise_dropout,
     refuse_unconvertible as refuse_unconvertible,
+    replace_head,
     to_mean,
+    visible_modules as visible_modules,
+    with_activation_noise,
 )
-from dubio.conversion.spec import Spec, change_spec, drop_decisions, forget_decisions, spec
+from dubio.convert.spec import (
+    Spec,
+    change_spec,
+    drop_decisions,
+    finish,
+    forget_decisions,
+    prove,
+    spec,
+    warn_of_probabilities,
+)
 from dubio.nn import (
     BATCH_NORMS as BATCH_NORMS,
     RESIZABLE_CONVOLUTIONS as CONVOLUTIONS,

@@ -6,11 +6,16 @@ from torch import nn
 
 from dubio._engine import check_module, noticed, plans
 from dubio.calibrators import decisions_of
-from dubio.conversion.choice import chooses
-from dubio.conversion.copying import is_norm, is_random, own_parameters, visible_modules
-from dubio.conversion.insertion import PLACES
-from dubio.conversion.replacement import why_unconvertible
-from dubio.conversion.spec import Spec
+from dubio.convert.randomise import (
+    PLACES,
+    chooses,
+    is_norm,
+    is_random,
+    own_parameters,
+    visible_modules,
+    why_unconvertible,
+)
+from dubio.convert.spec import Spec
 from dubio.nn import (
     Drawn,
     Head,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import dubio
 from dubio._engine.passes import current_pass
-from dubio.conversion.choice import ConversionWarning
-from dubio.conversion.proof import find_functional_dropout, prove
+from dubio.convert.randomise import ConversionWarning
+from dubio.convert.spec import find_functional_dropout, prove
 from networks import Residual, TwoInputs, mlp
 
 EXAMPLE = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))

@@ -28,7 +28,7 @@ from dubio._engine import (
     seed_tensor,
     unchanged,
 )
-from dubio.conversion.replacement import to_mean
+from dubio.convert.randomise import to_mean
 from dubio.nn import GaussianHead, Members, WeightSource, posteriors, sources
 
 __all__ = ["export"]
