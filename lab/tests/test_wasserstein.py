@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.data.examples import Examples, Splits
-from dubio.methods.deterministic import Deterministic
+from dubio.methods.method import Deterministic
 from dubio.methods.se_snn import SeSnn
 from dubio.methods.wasserstein import Wasserstein
 from dubio.objectives import BootstrapHard, BootstrapSoft

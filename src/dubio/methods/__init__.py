@@ -1,12 +1,11 @@
 """Methods: frozen values, each a family of stochastic networks with its layers and defaults."""
 
 from dubio.methods.bayes import Bayes
-from dubio.methods.deterministic import Deterministic
 from dubio.methods.dropout import Dropout
 from dubio.methods.ensemble import Ensemble
 from dubio.methods.flow import Flow
 from dubio.methods.input_noise import InputNoise
-from dubio.methods.method import Method, NoiseOff, Recipe
+from dubio.methods.method import Deterministic, Method, NoiseOff, Recipe
 from dubio.methods.pni import Pni
 from dubio.methods.se_snn import SeSnn
 from dubio.methods.vib import Vib
