@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 
 import dubio
-from dubio.attacks import victims
+from dubio.attacks import target as victims
 from dubio.attacks.gradient import Pgd
 
 STEPS, DRAWS = 20, 20

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.attacks.attack import Attack
+from dubio.attacks.black_box import RandomNoise, Transfer
 from dubio.attacks.gradient import Fgsm, Pgd
-from dubio.attacks.noise import RandomNoise
-from dubio.attacks.scoring import score
-from dubio.attacks.transferring import Transfer
+from dubio.attacks.score import score
 
 TINY = bool(os.environ.get("DUBIO_TINY"))
 EPOCHS, NUM_IMAGES, NUM_DRAWS, NUM_SEEDS = (1, 20, 10, 1) if TINY else (30, 449, 200, 3)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dubio import attacks, functional
-from dubio.attacks import victims
+from dubio.attacks import target as victims
 from reference import attacks as reference
 
 Look = Callable[[NDArray[Any]], tuple[float, NDArray[Any], bool]]

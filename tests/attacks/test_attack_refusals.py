@@ -13,14 +13,10 @@ from torch import Tensor, nn
 import dubio
 from attack_table import bayesian_net, examples, logits_function, plain_net
 from dubio import attacks
-from dubio.attacks.adaptive import Apgd
 from dubio.attacks.attack import Attack, Attacked
-from dubio.attacks.gradient import Fgsm, Pgd, TargetedFgsm
-from dubio.attacks.minimal_distance import Ddn, Fmn
-from dubio.attacks.noise import RandomNoise
-from dubio.attacks.penalised import MinimumNorm
-from dubio.attacks.random_search import Square
-from dubio.attacks.transferring import Transfer
+from dubio.attacks.black_box import RandomNoise, Square, Transfer
+from dubio.attacks.gradient import Apgd, Fgsm, Pgd, TargetedFgsm
+from dubio.attacks.minimum_norm import Ddn, Fmn, MinimumNorm
 
 
 @pytest.fixture(autouse=True)

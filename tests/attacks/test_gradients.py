@@ -10,7 +10,7 @@ import dubio
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
 from dubio._engine.execute import run
-from dubio.attacks import fitting, victims
+from dubio.attacks import target as fitting, target as victims
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5, 0.0, 3.0], [0.5, 1.0, -1.5, 2.0, 3.0]])
 SIGNS = (WEIGHT[1] - WEIGHT[0]).sign()  # of the step away from class 0; the last weight is in both classes

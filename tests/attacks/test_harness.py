@@ -1,5 +1,6 @@
 """Transfer tables: whose images, whose draws, what is counted, and what a file keeps."""
 
+import importlib
 import math
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.attacks import harness
 from dubio.attacks.gradient import Pgd
-from dubio.attacks.harness import TransferTable, transfer_table
+from dubio.attacks.score import TransferTable, transfer_table
+
+harness = importlib.import_module("dubio.attacks.score")
 
 NUM_CLASSES, NUM_PIXELS = 3, 6
 

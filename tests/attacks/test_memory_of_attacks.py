@@ -10,9 +10,8 @@ import dubio
 from dubio import attacks
 from dubio._engine import cuda_graphs as capturing
 from dubio._engine.memory import Footprint
-from dubio.attacks import fitting
-from dubio.attacks.recording import Recorder
-from dubio.attacks.victims import untouched
+from dubio.attacks import target as fitting
+from dubio.attacks.target import Recorder, untouched
 
 MIB = 2**20
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
 from dubio.attacks.attack import Attacked
-from dubio.attacks.scoring import Score
+from dubio.attacks.score import Score
 
 ROWS = 400
 

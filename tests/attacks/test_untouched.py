@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import dubio
 from attack_table import ALL, examples
 from dubio import attacks
-from dubio.attacks.victims import untouched
+from dubio.attacks.target import untouched
 
 
 class Counter(nn.Module):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import dubio
-from dubio.attacks.noise import RandomNoise
-from dubio.attacks.scoring import score
+from dubio.attacks.black_box import RandomNoise
+from dubio.attacks.score import score
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")

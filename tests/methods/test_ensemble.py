@@ -18,7 +18,7 @@ from dubio._engine import execute as executors
 from dubio._engine.draws import Call, Numbers, map_draws
 from dubio._engine.planner import plans
 from dubio._engine.settings import STATE
-from dubio.attacks.victims import Victim
+from dubio.attacks.target import Victim
 from dubio.nn.ensemble import num_members
 from dubio.objectives import EnsembleLoss
 from networks import mlp

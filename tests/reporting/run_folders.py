@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import save as to_bytes
 
-from dubio.attacks.scoring import Accuracy
+from dubio.attacks.score import Accuracy
 from dubio.auditing.values import Audit, CheckRecord, Cost, CurvePoint, Headline, ThreatModel
 from dubio.evaluation.comparison import class_values, detection_values, real_values
 from dubio.evaluation.values import (

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.attacks.adaptive import Apgd
-from dubio.attacks.gradient import Pgd
+from dubio.attacks.gradient import Apgd, Pgd
 from dubio.data.batches import Batch
 from dubio.training import computing, stepping
 from dubio.training.computing import Place

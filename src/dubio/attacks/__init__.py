@@ -5,18 +5,12 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. What an attack leaves of a
 ``score``, on draws that had no part in it.
 """
 
-from dubio.attacks.adaptive import Apgd
-from dubio.attacks.attack import Attack, Attacked, check_count as check_count
-from dubio.attacks.gradient import Fgsm, Pgd, TargetedFgsm
-from dubio.attacks.harness import TransferTable, transfer_table
-from dubio.attacks.minimal_distance import Ddn, Fmn
-from dubio.attacks.noise import RandomNoise
-from dubio.attacks.penalised import MinimumNorm
-from dubio.attacks.random_search import Square
-from dubio.attacks.scoring import Accuracy, Score, score, strongest
-from dubio.attacks.short_forms import short_form
-from dubio.attacks.transferring import Transfer
-from dubio.attacks.victims import Model as Model, Victim as Victim, untouched as untouched
+from dubio.attacks.attack import Attack, Attacked, check_count as check_count, short_form
+from dubio.attacks.black_box import RandomNoise, Square, Transfer
+from dubio.attacks.gradient import Apgd, Fgsm, Pgd, TargetedFgsm
+from dubio.attacks.minimum_norm import Ddn, Fmn, MinimumNorm
+from dubio.attacks.score import Accuracy, Score, TransferTable, score, strongest, transfer_table
+from dubio.attacks.target import Model as Model, Victim as Victim, untouched as untouched
 
 __all__ = [
     "Accuracy",

@@ -2,13 +2,21 @@
 
 An attack is a frozen value; calling it with a network, inputs and labels gives adversarial inputs. A new attack says
 in ``_perturb`` how it moves the inputs; everything else, the contract test included, it gets from here.
+
+``pgd(model, inputs, targets, epsilon=8/255)`` for ``Pgd(epsilon=8/255)(model, inputs, targets).inputs``.
+
+A bar for attacks that take long: shown after some seconds, on a terminal only.
 """
 
+import dataclasses
+import inspect
 import math
+import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,13 +33,20 @@ from dubio._engine import (
     seeded_run,
     seeded_step,
 )
-from dubio.attacks.fitting import Thrift
-from dubio.attacks.progress import Ticker
-from dubio.attacks.recording import Recorder
-from dubio.attacks.victims import Model, Noise, Victim, check_classifier, untouched
+from dubio.attacks.target import Model, Noise, Recorder, Thrift, Victim, check_classifier, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 
-__all__ = ["Attack", "Attacked", "Perturbed", "check_count", "stronger"]
+__all__ = [
+    "Attack",
+    "Attacked",
+    "Perturbed",
+    "check_count",
+    "stronger",
+    "ShortForm",
+    "short_form",
+    "Ticker",
+]
+
 
 STEPS_TO_RECORD = 10
 """Steps from which on recording a look pays for itself."""
@@ -75,6 +90,49 @@ class Attacked:
     seconds: float
     c: Float[Tensor, " batch"] | None = None
     """Weight of the distance (E-64), where the attack searches for it; NaN where it found no perturbation."""
+
+
+class Ticker:
+    """Counts steps, and shows them once the attack has taken longer than ``PATIENCE`` seconds, until it is over."""
+
+    def __init__(self, total: int, name: str, wanted: bool = True) -> None:
+        self._total, self._name, self._done = total, name, 0
+        self._wanted = wanted and sys.stderr.isatty()
+        self._began = time.perf_counter()
+        self._bar: Any = None
+
+    def tick(self) -> None:
+        """One step is over."""
+        self._done += 1
+        if not self._wanted:
+            return
+        if self._bar is None and time.perf_counter() - self._began > PATIENCE:
+            self._open()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, total=self._total)
+
+    def expect(self, more: int) -> None:
+        """There will be more steps than thought."""
+        self._total += more
+
+    def __enter__(self) -> "Ticker":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _open(self) -> None:
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        except ImportError:
+            self._wanted = False
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task(self._name, total=self._total)
 
 
 @dataclass(frozen=True)
@@ -332,3 +390,30 @@ def check_count(name: str, count: int) -> None:
     """Refuse what does not count."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
+
+
+@runtime_checkable
+class ShortForm(Protocol):
+    """A function of a network, inputs, labels and the fields of an attack, that gives adversarial inputs."""
+
+    def __call__(self, model: Model, inputs: Tensor, targets: Tensor, **fields: Any) -> Tensor:
+        """Adversarial inputs."""
+
+
+def short_form(attack: type[Attack]) -> ShortForm:
+    """The short form of an attack; ``help`` shows its fields as keyword arguments."""
+
+    def attack_inputs(model: Model, inputs: Tensor, targets: Tensor, **fields: Any) -> Tensor:
+        return attack(**fields)(model, inputs, targets).inputs
+
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", attack.__name__).lower()
+    kinds = inspect.Parameter
+    wanted = [kinds(argument, kinds.POSITIONAL_OR_KEYWORD) for argument in ("model", "inputs", "targets")]
+    wanted += [kinds(field.name, kinds.KEYWORD_ONLY, default=field.default) for field in dataclasses.fields(attack)]
+    attack_inputs.__name__ = attack_inputs.__qualname__ = name
+    attack_inputs.__doc__ = f"``{attack.__name__}(...)(model, inputs, targets).inputs``.\n\n    {attack.__doc__}"
+    attack_inputs.__signature__ = inspect.Signature(wanted)  # type: ignore[attr-defined]
+    return attack_inputs
+
+
+PATIENCE = 2.0

@@ -6,12 +6,16 @@ noise is *fresh* at every step, *frozen* to the same draws throughout, or *off*.
 
 Random numbers of the attack itself come from here too. They belong to rows, so that cutting the data into batches
 changes no attack on a network without noise (``test_the_batch_size_does_not_matter``).
+
+Looks of an attacker, recorded as a CUDA graph: an attack of many steps looks at the same shapes again and again.
+
+How many rows fit into memory at a time, found by trying a few.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,7 +27,9 @@ from dubio._engine import (
     LOCK,
     STATE,
     TORCH,
+    Buffers,
     Call,
+    Captured,
     DrawsItselfError,
     Executor,
     Footprint,
@@ -36,9 +42,12 @@ from dubio._engine import (
     as_it_is,
     eval_mode,
     follows_host,
+    free_memory,
     fresh_noise,
     has_numbers_of_its_own,
+    is_out_of_memory,
     may_draw_on_host,
+    memory_budget,
     noise_key,
     notice,
     plan_for,
@@ -47,9 +56,9 @@ from dubio._engine import (
     seed_tensor,
     seeded,
     seeded_noise,
+    shrink_chunks,
+    signature,
 )
-from dubio.attacks.fitting import rows_that_fit, rows_to_try, with_fewer_rows
-from dubio.attacks.recording import Recorder
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.nn import num_members
@@ -61,10 +70,19 @@ __all__ = [
     "View",
     "check_classifier",
     "untouched",
+    "Recorder",
+    "Thrift",
+    "rows_that_fit",
+    "rows_to_try",
+    "with_fewer_rows",
 ]
 
+
 Model = nn.Module | Callable[[Tensor], Tensor]
+
+
 Noise = Literal["fresh", "frozen", "off"]
+
 
 KEY = noise_key("attacks")
 
@@ -77,6 +95,50 @@ class View(NamedTuple):
     fooled: Bool[Tensor, " batch"]
     """Whether the mean over the draws is another class (when targeted: the wanted one)."""
     gradient: Float[Tensor, "batch ..."]
+
+
+Look = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+
+
+class Recorder:
+    """Replays a look at inputs and labels of one shape; where it cannot be recorded, it says so once and for all."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: Buffers | None = None
+        self._captured: Captured[tuple[Tensor, ...]] | None = None
+        self._failed = False
+
+    def __call__(self, look: Look, inputs: Tensor, labels: Tensor) -> tuple[Tensor, ...] | None:
+        """What the look gives, from its recording; None where there is none, and it must be taken."""
+        if self._failed or not self._fits(inputs, labels):
+            return None
+        if self._captured is None:
+            own = self._own
+            self._captured = Captured(lambda: look(*own.values), self._device, WARM_UPS)
+        self._own.copy((inputs, labels))
+        try:
+            return tuple(part.clone() for part in self._captured())
+        except (RuntimeError, MemoryError):  # a network that asks for values while it runs, or no memory left
+            self._failed = True
+        # Outside of the handler, where nothing refers to the failed recording any more.
+        self.close()
+        free_memory()
+        return None
+
+    def close(self) -> None:
+        """Let go of the recording, which holds whoever looks, who holds this."""
+        self._captured = None
+
+    @property
+    def _own(self) -> Buffers:
+        assert self._buffers is not None
+        return self._buffers
+
+    def _fits(self, inputs: Tensor, labels: Tensor) -> bool:
+        if self._buffers is None:
+            self._buffers = Buffers((inputs, labels))
+        return signature((inputs, labels)) == self._buffers.signature
 
 
 @dataclass
@@ -415,3 +477,70 @@ def untouched(model: Model) -> Iterator[None]:
                 module._buffers[name] = buffer
                 if buffer._version != version:  # writing into one that is as it was would spoil a graph of the caller
                     buffer.copy_(value)
+
+
+WARM_UPS = 2
+
+
+ROWS_TO_TRY = 8
+
+
+T = TypeVar("T")
+
+
+class Thrift:
+    """How an attack goes on when memory has run out: with half as many draws at a time, then half as many rows."""
+
+    def __init__(self, model: object, rows: int, num_samples: int) -> None:
+        self.rows = rows
+        self._model, self._num_samples = model, num_samples
+        self._halvings = 0
+
+    def take_less(self) -> None:
+        """Draws at a time first, as that changes nothing else; raises where one draw of one row is too much."""
+        # Halved no more often than there are draws to halve: it may be another's memory that ran out.
+        may_halve = isinstance(self._model, nn.Module) and self._halvings < self._num_samples.bit_length()
+        if may_halve and shrink_chunks(cast(nn.Module, self._model)):
+            self._halvings += 1
+        elif self.rows > 1:
+            self.rows, self._halvings = -(-self.rows // 2), 0
+        else:
+            raise torch.OutOfMemoryError(
+                "the attack ran out of memory with one draw of one input at a time; it needs more memory, or smaller "
+                "inputs"
+            )
+        free_memory()
+
+
+def rows_to_try() -> int:
+    """A few rows, to see what a network does with them; under a limit one, since nobody knows yet what it takes."""
+    return ROWS_TO_TRY if STATE.own.settings.memory is None else 1
+
+
+def with_fewer_rows(look: Callable[[int], T], rows: int) -> T:
+    """What a look at so many rows gives; at half as many, and half of these, where memory or its limit is too small."""
+    while True:
+        try:
+            return look(rows)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            refused = isinstance(error, ValueError) and STATE.own.settings.memory is not None
+            if rows == 1 or not (refused or is_out_of_memory(error)):
+                raise
+        # Outside of the handler, where nothing refers to the failed look any more.
+        free_memory()
+        rows = -(-rows // 2)
+
+
+def rows_that_fit(peak_of: Callable[[int], int], most: int, num_samples: int, device: torch.device) -> int:
+    """Rows whose own part of ``num_samples`` draws fits into the budget; ``peak_of`` tells what rows take in one draw.
+
+    What a draw takes whatever its rows, such as drawn weights, is the same in every batch: fewer rows would only make
+    more of it.
+    """
+    budget = memory_budget(device)
+    one = peak_of(1)
+    more = min(ROWS_TO_TRY, most, most if STATE.own.settings.memory is None else budget // max(one, 1))
+    if more < 2:
+        return 1
+    per_row = max(1, (peak_of(more) - one) // (more - 1))
+    return max(1, min(most, budget // (per_row * num_samples)))

@@ -2,12 +2,18 @@
 
 It changes one window of the image at a time, keeps the change if the loss averaged over the draws has grown, and makes
 the windows smaller as it goes. It asks for logits alone, so whatever gives them can be attacked.
+
+Random noise: the floor that every attack must beat.
+
+Transfer: perturbations made on one network, tried on another.
 """
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +21,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks.attack import Attack, Perturbed
-from dubio.attacks.gradient import check_steps
-from dubio.attacks.progress import Ticker
-from dubio.attacks.victims import Victim
+from dubio.attacks.attack import Attack, Perturbed, Ticker, check_count, stronger
+from dubio.attacks.gradient import Pgd, check_steps
+from dubio.attacks.target import Victim
 from dubio.functional.adversarial import AttackLoss
 
-__all__ = ["Square"]
+__all__ = [
+    "Square",
+    "RandomNoise",
+    "Transfer",
+]
+
 
 SMALLEST_BUMP = 3
 """Side of the smallest window in L2, as in the authors' code: a bump in one pixel would cancel what stands there."""
@@ -176,3 +186,75 @@ def _signs(uniform: Float[Tensor, "batch channel"]) -> Float[Tensor, "batch chan
 def _unit(windows: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
     """Each channel of each window, of norm one."""
     return F.normalize(windows.flatten(2), dim=2).view_as(windows)
+
+
+@dataclass(frozen=True)
+class RandomNoise(Attack):
+    """The worst of several random perturbations: evenly spread in the ball, or signs at its corners."""
+
+    epsilon: float = 8 / 255
+    tries: int = 10
+    kind: Literal["uniform", "sign"] = "uniform"
+
+    _uses_gradients: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("tries", self.tries)
+        if self.kind not in ("uniform", "sign"):
+            raise ValueError(f"kind must be 'uniform' or 'sign', got {self.kind!r}")
+
+    def _num_steps(self) -> int:
+        return self.tries
+
+    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+        def tries() -> Iterator[Perturbed]:
+            for _ in range(self.tries):
+                yield self._select(victim, self._candidate(victim, inputs), targets)
+                ticker.tick()
+
+        return reduce(stronger, tries())
+
+    def _candidate(self, victim: Victim, inputs: Tensor) -> Tensor:
+        if self.kind == "uniform":
+            return self._random_start(victim, inputs)
+        signs = victim.random(inputs.shape, "sign", inputs)
+        reach = 1.0 if self.norm == "linf" else inputs[0].numel() ** -0.5
+        return self._inside(inputs + self.epsilon * reach * signs, inputs)
+
+
+@dataclass(frozen=True)
+class Transfer(Attack):
+    """Attack another network, or this one with its noise off, and see what that does here.
+
+    Args:
+        attack: what is done to the source; its own fields say how far and with which noise.
+        source: the network attacked; by default the victim itself with its noise off.
+    """
+
+    attack: Attack = Pgd()
+    source: Any = None
+
+    _uses_gradients: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attack, Attack):
+            raise TypeError(f"attack must be an attack such as attacks.Pgd(), got {self.attack!r}")
+        if self.epsilon is not None:
+            raise ValueError(f"epsilon belongs to the attack, as in Transfer(attack=Pgd(epsilon={self.epsilon}))")
+        for name in ("norm", "bounds", "targeted"):
+            if getattr(self, name) != (its := getattr(self.attack, name)):
+                raise ValueError(f"{name} must be that of the attack, {its!r}, got {getattr(self, name)!r}")
+        super().__post_init__()
+
+    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+        attack, source = self.attack, self.source
+        if source is None:
+            attack, source = replace(attack, noise="off"), victim.model
+        if attack.seed is None:
+            attack = replace(attack, seed=victim.seed)
+        moved = attack._run(source, inputs, targets, victim.first_row)
+        victim.forwards += moved.forwards
+        victim.backwards += moved.backwards
+        ticker.tick()
+        return self._select(victim, moved.inputs, targets)
