@@ -108,7 +108,7 @@ class _Bench:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
         from dubio.attacks.gradient import Pgd
-        from dubio.models.dense import mlp
+        from dubio.models.networks import mlp
 
         torch.manual_seed(0)
         torch.set_num_threads(1)

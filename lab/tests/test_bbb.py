@@ -14,7 +14,7 @@ from dubio import functional
 from dubio.auditing.budget import BUDGETS
 from dubio.data.examples import Examples, Splits
 from dubio.data.ood import OOD_PAIRS
-from dubio.models.normalising import Normalise
+from dubio.models.networks import Normalise
 from dubio.nn.sources import GaussianPosterior
 from dubio.prediction.predictive import ClassPredictive
 from dubio_lab import Curve, load_spec, reproduce

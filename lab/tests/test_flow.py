@@ -13,7 +13,7 @@ from torch import nn
 import dubio
 from dubio.data.examples import Examples
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
-from dubio.models.building import build
+from dubio.models.by_name import build
 from dubio.nn.flow import FlowNoise
 from dubio_lab import load_spec
 from dubio_lab.protocols import PROTOCOLS, Trial, flow_networks, flow_on_images, flow_on_plane

@@ -12,7 +12,7 @@ import dubio
 from dubio.cli.commands import app
 from dubio.cli.ordering import Order, build_for, load_splits, read_encoder, read_order
 from dubio.data.examples import Examples
-from dubio.models.normalising import Standardise
+from dubio.models.networks import Standardise
 
 HEADER = "name,age,income,city,since,member,country,bought"
 

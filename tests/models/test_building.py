@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.models.building import build
-from dubio.models.naming import architecture_of, sizes_of
+from dubio.models.by_name import build
+from dubio.models.networks import architecture_of, sizes_of
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 

@@ -9,10 +9,20 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.models.building import build
-from dubio.models.convolutional import dad_cnn, lenet, vgg16
-from dubio.models.dense import dad_mlp, fc, init_truncated, mlp, vib_mlp
-from dubio.models.residual import preresnet18, resnet18, resnet50
+from dubio.models.by_name import build
+from dubio.models.networks import (
+    dad_cnn,
+    dad_mlp,
+    fc,
+    init_truncated,
+    lenet,
+    mlp,
+    preresnet18,
+    resnet18,
+    resnet50,
+    vgg16,
+    vib_mlp,
+)
 
 GREY, COLOUR, LARGE = (1, 28, 28), (3, 32, 32), (3, 224, 224)
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.models.building import build
-from dubio.models.normalising import NORMALISATIONS, Normalise, Standardise, standardised
+from dubio.models.by_name import build
+from dubio.models.networks import NORMALISATIONS, Normalise, Standardise, standardised
 
 
 def test_normalised_images_are_minus_mean_over_std_by_channel() -> None:

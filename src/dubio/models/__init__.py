@@ -6,23 +6,63 @@ They are imported when they are first asked for.
 from typing import TYPE_CHECKING
 
 from dubio._lazy import import_later
-from dubio.models.dense import init_truncated as init_truncated
-from dubio.models.naming import Sizes, architecture_of, sizes_of
+from dubio.models.networks import Sizes, architecture_of, init_truncated as init_truncated, sizes_of
 
 if TYPE_CHECKING:
-    from dubio.models.building import build
-    from dubio.models.convolutional import DadCnn, LeNet, Vgg16, dad_cnn, lenet, vgg16
-    from dubio.models.dense import VibMlp, dad_mlp, fc, mlp, vib_mlp
-    from dubio.models.normalising import NORMALISATIONS, Normalise, Standardise, normalised, standardised
-    from dubio.models.residual import PreActResNet, ResNet, Stem, preresnet18, resnet18, resnet50, resnext101_32x8d
+    from dubio.models.by_name import build
+    from dubio.models.networks import (
+        NORMALISATIONS,
+        DadCnn,
+        LeNet,
+        Normalise,
+        PreActResNet,
+        ResNet,
+        Standardise,
+        Stem,
+        Vgg16,
+        VibMlp,
+        dad_cnn,
+        dad_mlp,
+        fc,
+        lenet,
+        mlp,
+        normalised,
+        preresnet18,
+        resnet18,
+        resnet50,
+        resnext101_32x8d,
+        standardised,
+        vgg16,
+        vib_mlp,
+    )
 
 LATER = {
-    "building": ("build",),
-    "convolutional": ("DadCnn", "LeNet", "Vgg16", "dad_cnn", "lenet", "vgg16"),
-    "dense": ("VibMlp", "dad_mlp", "fc", "mlp", "vib_mlp"),
-    "external": (),
-    "normalising": ("NORMALISATIONS", "Normalise", "Standardise", "normalised", "standardised"),
-    "residual": ("PreActResNet", "ResNet", "Stem", "preresnet18", "resnet18", "resnet50", "resnext101_32x8d"),
+    "by_name": ("build",),
+    "networks": (
+        "DadCnn",
+        "LeNet",
+        "NORMALISATIONS",
+        "Normalise",
+        "PreActResNet",
+        "ResNet",
+        "Standardise",
+        "Stem",
+        "Vgg16",
+        "VibMlp",
+        "dad_cnn",
+        "dad_mlp",
+        "fc",
+        "lenet",
+        "mlp",
+        "normalised",
+        "preresnet18",
+        "resnet18",
+        "resnet50",
+        "resnext101_32x8d",
+        "standardised",
+        "vgg16",
+        "vib_mlp",
+    ),
 }
 
 __all__ = [

@@ -21,28 +21,59 @@ table; ``dubio.models.standardised`` gives it the means and standard deviations 
 
 The network that ``build`` gives carries its full name (``architecture_of``), from which ``build`` alone gives the same
 network again, whatever it was asked by (``test_a_network_is_rebuilt_from_its_name_alone``).
+
+Networks of torchvision and timm by name, where these are installed; nothing here imports them before it is asked.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from torch import nn
 
 from dubio.checks import did_you_mean
-from dubio.models.convolutional import dad_cnn, lenet, vgg16
-from dubio.models.dense import dad_mlp, fc, mlp, vib_mlp
-from dubio.models.external import timm_model, torchvision_model
-from dubio.models.naming import Sizes, read_sizes, read_widths, sizes_of
-from dubio.models.normalising import NORMALISATIONS, normalised, standardising
-from dubio.models.residual import Stem, preresnet18, resnet18, resnet50, resnext101_32x8d
+from dubio.models.networks import (
+    NORMALISATIONS,
+    Sizes,
+    Stem,
+    check_sizes,
+    dad_cnn,
+    dad_mlp,
+    fc,
+    lenet,
+    mlp,
+    named,
+    normalised,
+    preresnet18,
+    read_sizes,
+    read_widths,
+    resnet18,
+    resnet50,
+    resnext101_32x8d,
+    sizes_of,
+    standardising,
+    vgg16,
+    vib_mlp,
+    write_sizes,
+)
 
-__all__ = ["build"]
+__all__ = [
+    "build",
+    "timm_model",
+    "torchvision_model",
+]
+
 
 STANDARDISED = ",standardise=features"
+
+
 MakeSized = Callable[[Sequence[int], int], nn.Module]
+
+
 MakeStemmed = Callable[[Sequence[int], int, Stem], nn.Module]
+
+
 MakeExternal = Callable[[str, Sequence[int] | None, int], nn.Module]
 
 
@@ -184,6 +215,41 @@ def _external(make: MakeExternal, example: str) -> Callable[[_Reading], nn.Modul
     return read
 
 
+def torchvision_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
+    """A classifier of torchvision, untrained; all of them read three channels."""
+    try:
+        from torchvision import models  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except (ImportError, RuntimeError) as error:  # a build for another torch fails with the latter
+        raise ImportError(
+            f"torchvision:{model} needs torchvision, which does not import here ({error}): pip install 'dubio[vision]'"
+        ) from error
+    if model not in models.list_models(module=models):
+        raise ValueError(
+            f"model after torchvision: must be one of torchvision's classifiers, such as resnet34, got {model!r}"
+        )
+    _check(f"torchvision:{model}", inputs, num_classes)
+    if inputs is not None and inputs[0] != 3:
+        raise ValueError(f"inputs of torchvision:{model} must have 3 channels, got {tuple(inputs)}")
+    net: nn.Module = models.get_model(model, weights=None, num_classes=num_classes)
+    return named(net, _name("torchvision", model, inputs, num_classes))
+
+
+def timm_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
+    """A model of timm, untrained, for as many channels as the inputs have, three where they are not known."""
+    try:
+        import timm  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except (ImportError, RuntimeError) as error:  # timm imports torchvision
+        raise ImportError(
+            f"timm:{model} needs timm, which does not import here ({error}): pip install 'dubio[vision]'"
+        ) from error
+    if not timm.is_model(model):
+        raise ValueError(f"model after timm: must be one of timm.list_models(), got {model!r}")
+    _check(f"timm:{model}", inputs, num_classes)
+    channels: dict[str, Any] = {} if inputs is None else {"in_chans": inputs[0]}
+    net: nn.Module = timm.create_model(model, pretrained=False, num_classes=num_classes, **channels)
+    return named(net, _name("timm", model, inputs, num_classes))
+
+
 READERS: dict[str, Callable[[_Reading], nn.Module]] = {
     "mlp": _read_mlp,
     "fc": _read_fc,
@@ -221,3 +287,12 @@ def _check_channels(constants: str, inputs: tuple[int, ...] | None) -> None:
     num_channels = len(NORMALISATIONS[constants][0])
     if inputs is not None and num_channels > 1 and (len(inputs) != 3 or inputs[0] != num_channels):
         raise ValueError(f"normalise {constants} needs images of {num_channels} channels, got inputs {inputs}")
+
+
+def _check(name: str, inputs: Sequence[int] | None, num_classes: int) -> None:
+    check_sizes(name, (3, 1, 1) if inputs is None else inputs, num_classes, 1)
+
+
+def _name(library: str, model: str, inputs: Sequence[int] | None, num_classes: int) -> str:
+    sizes = str(num_classes) if inputs is None else write_sizes(inputs, num_classes)
+    return f"{library}:{model}:{sizes}"

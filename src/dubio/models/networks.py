@@ -1,0 +1,674 @@
+"""Dense networks: FC-* of the papers, the DAD networks (methods, section 7.6) and the VIB network (section 10.2).
+
+All of them flatten their inputs first, so images go in as they are.
+
+Convolutional networks without shortcuts: LeNet and VGG16 as NFI has them, and the CNN of DAD (section 7.6).
+
+Residual networks: ResNet-18, ResNet-50, ResNeXt-101 32x8d, and ResNet-18 with pre-activation.
+
+Two stems: ``cifar`` is one 3x3 convolution, ``imagenet`` a 7x7 convolution of stride 2 and max-pooling, as torchvision
+has it. Parameters have torchvision's names and shapes, so its weights load into the networks with the ImageNet stem;
+where a bottleneck shrinks the image, its 3x3 convolution does, as there. Convolutions start Kaiming-normal by fan-out
+(He et al. 2016).
+
+Where size changes, the shortcut is a strided 1x1 convolution with batch norm (ResNet-18 V2 in the words of IWE). The
+pre-activated network is V2 in the sense of He et al. 2016, Identity Mappings in Deep Residual Networks: norm and ReLU
+before each convolution, shortcuts of a bare 1x1 convolution, and a norm and ReLU at the end.
+
+Normalisation as the first layer of a network, so that inputs stay as they are for everything else.
+
+Images stay in [0, 1]: ``Normalise`` has the constants that the papers use (methods, section 1.6). Tables stay in their
+own units: ``Standardise`` has the mean and standard deviation of every feature of the training data, as buffers, so
+that a saved, exported or pruned network needs nothing else.
+
+What a network is called, and the sizes that stand in its name.
+
+A network that dubio built carries its name as ``dubio_architecture``; conversion and copying keep it, ``dubio.save``
+writes it down, and ``build`` makes the same network from it alone. The last part of a name is its sizes,
+``1x28x28-10`` or ``784-100-10``: the shape of one input first, the number of classes last.
+"""
+
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeVar, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = [
+    "VibMlp",
+    "dad_mlp",
+    "fc",
+    "init_glorot",
+    "init_truncated",
+    "mlp",
+    "vib_mlp",
+    "DadCnn",
+    "LeNet",
+    "Vgg16",
+    "dad_cnn",
+    "lenet",
+    "vgg16",
+    "PreActResNet",
+    "ResNet",
+    "Stem",
+    "preresnet18",
+    "resnet18",
+    "resnet50",
+    "resnext101_32x8d",
+    "NORMALISATIONS",
+    "Normalise",
+    "Standardise",
+    "normalised",
+    "standardised",
+    "Sizes",
+    "architecture_of",
+    "check_sizes",
+    "named",
+    "read_sizes",
+    "read_widths",
+    "sizes_of",
+    "write_sizes",
+]
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    """Linear layers of these widths, inputs first, with ReLU between."""
+    _check_widths("mlp", widths)
+    layers = [layer for inputs, outputs in pairwise(widths) for layer in (nn.Linear(inputs, outputs), nn.ReLU())]
+    return named(nn.Sequential(nn.Flatten(), *layers[:-1]), f"mlp:{'-'.join(map(str, widths))}")
+
+
+def fc(*hidden: int, inputs: Sequence[int], num_classes: int) -> nn.Sequential:
+    """FC-* of the papers: FC-100-100-10 is ``fc(100, 100, inputs=(1, 28, 28), num_classes=10)``.
+
+    Without hidden layers it is softmax regression.
+    """
+    check_sizes("fc", inputs, num_classes, None)
+    return mlp(math.prod(inputs), *hidden, num_classes)
+
+
+def dad_mlp(*widths: int) -> nn.Sequential:
+    """Like ``mlp``, with dropout 0.5 before every linear layer, the first included; Glorot weights, zero biases."""
+    _check_widths("dad_mlp", widths)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Dropout(0.5), nn.Linear(inputs, outputs), nn.ReLU()]
+    net = nn.Sequential(*layers[:-1])
+    init_glorot(net)
+    return named(net, f"dad_mlp:{'-'.join(map(str, widths))}")
+
+
+class VibMlp(nn.Module):
+    """The network of Deep VIB with its noise off.
+
+    Two hidden layers of 1024, a bottleneck of 256 means, a linear decoder. Nothing stands between bottleneck and
+    decoder but, once the network is stochastic, the noise.
+    """
+
+    def __init__(self, num_inputs: int, num_classes: int) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Flatten(), nn.Linear(num_inputs, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()
+        )
+        self.bottleneck = nn.Linear(1024, 256)
+        self.decoder = nn.Linear(256, num_classes)
+
+    def forward(self, inputs: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch class"]:
+        """Logits."""
+        code = self.bottleneck(self.encoder(inputs))
+        return self.decoder(code)  # type: ignore[no-any-return]
+
+
+def vib_mlp(inputs: Sequence[int], num_classes: int) -> VibMlp:
+    """The VIB network for these inputs; the paper's reads 784 pixels in [-1, 1]: normalise by ``signed``."""
+    check_sizes("vib_mlp", inputs, num_classes, None)
+    num_inputs = math.prod(inputs)
+    return named(VibMlp(num_inputs, num_classes), f"vib_mlp:{num_inputs}-{num_classes}")
+
+
+def init_glorot(net: nn.Module) -> None:
+    """Glorot-uniform weights and zero biases in every layer (DAD)."""
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight)
+            assert module.bias is not None
+            nn.init.zeros_(module.bias)
+
+
+def init_truncated(net: nn.Module, std: float) -> None:
+    """Weights and biases of every layer from N(0, std^2), cut off at two standard deviations and not rescaled (BWS)."""
+    if not 0.0 < std < math.inf:
+        raise ValueError(f"std must be positive and finite, got {std}")
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            for parameter in module.parameters(recurse=False):
+                nn.init.trunc_normal_(parameter, std=std, a=-2.0 * std, b=2.0 * std)
+
+
+def _check_widths(kind: str, widths: Sequence[int]) -> None:
+    if len(widths) < 2 or any(width < 1 for width in widths):
+        article = "an" if kind == "mlp" else "a"
+        raise ValueError(f"{article} {kind} needs at least two widths of at least 1, inputs and outputs, got {widths}")
+
+
+VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+class LeNet(nn.Module):
+    """Two convolutions and three linear layers; averaging to 4x4 makes the linear part the same for every size."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(in_channels, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, num_classes)
+        )
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
+        """Logits."""
+        return self.classifier(self.features(images))  # type: ignore[no-any-return]
+
+
+class DadCnn(nn.Module):
+    """Two convolutions without padding, one hidden layer, dropout 0.5 before both linear layers and nowhere else."""
+
+    def __init__(self, inputs: Sequence[int], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = inputs
+        num_features = 32 * ((height - 4) // 2) * ((width - 4) // 2)
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        )
+        self.classifier = nn.Sequential(
+            nn.Dropout(0.5), nn.Linear(num_features, 100), nn.ReLU(), nn.Dropout(0.5), nn.Linear(100, num_classes)
+        )
+        init_glorot(self)
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
+        """Logits."""
+        return self.classifier(self.features(images))  # type: ignore[no-any-return]
+
+
+class Vgg16(nn.Module):
+    """Thirteen 3x3 convolutions with batch norm in five stages, each ending in max-pooling, and three linear layers.
+
+    At 32x32 one position is left at the end; of larger images the rest is averaged.
+    """
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for stage in VGG16_STAGES:
+            for out_channels in stage:
+                layers += [nn.Conv2d(in_channels, out_channels, 3, padding=1), nn.BatchNorm2d(out_channels), nn.ReLU()]
+                in_channels = out_channels
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.classifier = nn.Sequential(
+            nn.Linear(512, 1024),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(1024, 512),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(512, num_classes),
+        )
+        self._init_weights()
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
+        """Logits."""
+        return self.classifier(self.pool(self.features(images)))  # type: ignore[no-any-return]
+
+    def _init_weights(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.01)
+            if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def lenet(inputs: Sequence[int], num_classes: int) -> LeNet:
+    """LeNet for images of this shape."""
+    check_sizes("lenet", inputs, num_classes, 14)
+    return named(LeNet(inputs[0], num_classes), f"lenet:{write_sizes(inputs, num_classes)}")
+
+
+def dad_cnn(inputs: Sequence[int], num_classes: int) -> DadCnn:
+    """The CNN of DAD for images of this shape."""
+    check_sizes("dad_cnn", inputs, num_classes, 6)
+    return named(DadCnn(inputs, num_classes), f"dad_cnn:{write_sizes(inputs, num_classes)}")
+
+
+def vgg16(inputs: Sequence[int], num_classes: int) -> Vgg16:
+    """VGG16 with batch norm for images of this shape."""
+    check_sizes("vgg16", inputs, num_classes, 32)
+    return named(Vgg16(inputs[0], num_classes), f"vgg16:{write_sizes(inputs, num_classes)}")
+
+
+Stem = Literal["cifar", "imagenet"]
+
+
+STAGE_WIDTHS = (64, 128, 256, 512)
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """Sizes of one residual branch: channels that enter, the stage's width, stride, and how filters are split."""
+
+    in_channels: int
+    width: int
+    stride: int
+    groups: int
+    width_per_group: int
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around which the input goes."""
+
+    expansion = 1
+
+    def __init__(self, branch: _Branch) -> None:
+        super().__init__()
+        self.conv1 = _conv(branch.in_channels, branch.width, 3, branch.stride)
+        self.bn1 = nn.BatchNorm2d(branch.width)
+        self.conv2 = _conv(branch.width, branch.width, 3)
+        self.bn2 = nn.BatchNorm2d(branch.width)
+        self.relu = nn.ReLU()
+        self.downsample = _shortcut(branch, branch.width)
+
+    def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
+        """The input, or what its shortcut makes of it, plus the branch."""
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return self.relu(y + (x if self.downsample is None else self.downsample(x)))  # type: ignore[no-any-return]
+
+
+class Bottleneck(nn.Module):
+    """A 1x1 convolution to fewer channels, a 3x3 convolution in groups, and a 1x1 convolution to four times as many."""
+
+    expansion = 4
+
+    def __init__(self, branch: _Branch) -> None:
+        super().__init__()
+        inner = branch.width * branch.width_per_group // 64 * branch.groups
+        outer = branch.width * self.expansion
+        self.conv1 = _conv(branch.in_channels, inner, 1)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = _conv(inner, inner, 3, branch.stride, branch.groups)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = _conv(inner, outer, 1)
+        self.bn3 = nn.BatchNorm2d(outer)
+        self.relu = nn.ReLU()
+        self.downsample = _shortcut(branch, outer)
+
+    def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
+        """The input, or what its shortcut makes of it, plus the branch."""
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return self.relu(y + (x if self.downsample is None else self.downsample(x)))  # type: ignore[no-any-return]
+
+
+class PreActBlock(nn.Module):
+    """Two 3x3 convolutions, each after its norm and ReLU; nothing is done to the sum."""
+
+    expansion = 1
+
+    def __init__(self, branch: _Branch) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(branch.in_channels)
+        self.conv1 = _conv(branch.in_channels, branch.width, 3, branch.stride)
+        self.bn2 = nn.BatchNorm2d(branch.width)
+        self.conv2 = _conv(branch.width, branch.width, 3)
+        self.relu = nn.ReLU()
+        resized = branch.stride != 1 or branch.in_channels != branch.width
+        self.downsample = _conv(branch.in_channels, branch.width, 1, branch.stride) if resized else None
+
+    def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
+        """The input, or what its shortcut makes of the activated input, plus the branch."""
+        active = self.relu(self.bn1(x))
+        y = self.conv1(active)
+        y = self.conv2(self.relu(self.bn2(y)))
+        return y + (x if self.downsample is None else self.downsample(active))  # type: ignore[no-any-return]
+
+
+class ResNet(nn.Module):
+    """Stem, four stages of blocks, global average, one linear layer."""
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: Sequence[int],
+        in_channels: int,
+        num_classes: int,
+        stem: Stem,
+        groups: int = 1,
+        width_per_group: int = 64,
+    ) -> None:
+        super().__init__()
+        self.conv1 = _stem_conv(in_channels, stem)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU()
+        self.maxpool = _stem_pool(stem)
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(block, depths, groups, width_per_group)
+        self.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.fc = nn.Linear(STAGE_WIDTHS[-1] * block.expansion, num_classes)
+        _init_convolutions(self)
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
+        """Logits."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x))  # type: ignore[no-any-return]
+
+
+class PreActResNet(nn.Module):
+    """Stem without norm, four stages of pre-activated blocks, norm and ReLU, global average, one linear layer."""
+
+    def __init__(self, depths: Sequence[int], in_channels: int, num_classes: int, stem: Stem) -> None:
+        super().__init__()
+        self.conv1 = _stem_conv(in_channels, stem)
+        self.maxpool = _stem_pool(stem)
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(PreActBlock, depths, 1, 64)
+        self.bn = nn.BatchNorm2d(STAGE_WIDTHS[-1])
+        self.relu = nn.ReLU()
+        self.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.fc = nn.Linear(STAGE_WIDTHS[-1], num_classes)
+        _init_convolutions(self)
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
+        """Logits."""
+        x = self.maxpool(self.conv1(images))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(self.relu(self.bn(x))))  # type: ignore[no-any-return]
+
+
+def resnet18(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> ResNet:
+    """ResNet-18 for images of this shape: 2-2-2-2 basic blocks."""
+    name = _checked_name("resnet18", inputs, num_classes, stem)
+    return named(ResNet(BasicBlock, (2, 2, 2, 2), inputs[0], num_classes, stem), name)
+
+
+def resnet50(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> ResNet:
+    """ResNet-50 for images of this shape: 3-4-6-3 bottlenecks."""
+    name = _checked_name("resnet50", inputs, num_classes, stem)
+    return named(ResNet(Bottleneck, (3, 4, 6, 3), inputs[0], num_classes, stem), name)
+
+
+def resnext101_32x8d(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> ResNet:
+    """ResNeXt-101 for images of this shape: 3-4-23-3 bottlenecks of 32 groups, 8 wide in the first stage."""
+    name = _checked_name("resnext101_32x8d", inputs, num_classes, stem)
+    net = ResNet(Bottleneck, (3, 4, 23, 3), inputs[0], num_classes, stem, groups=32, width_per_group=8)
+    return named(net, name)
+
+
+def preresnet18(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> PreActResNet:
+    """ResNet-18 with pre-activation for images of this shape."""
+    name = _checked_name("preresnet18", inputs, num_classes, stem)
+    return named(PreActResNet((2, 2, 2, 2), inputs[0], num_classes, stem), name)
+
+
+def _checked_name(kind: str, inputs: Sequence[int], num_classes: int, stem: Stem) -> str:
+    if stem not in get_args(Stem):
+        raise ValueError(f"stem of {kind} must be 'cifar' or 'imagenet', got {stem!r}")
+    check_sizes(kind, inputs, num_classes, 1)
+    return f"{kind}:{stem}:{write_sizes(inputs, num_classes)}"
+
+
+def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False)
+
+
+def _stem_conv(in_channels: int, stem: Stem) -> nn.Conv2d:
+    return _conv(in_channels, 64, 7, stride=2) if stem == "imagenet" else _conv(in_channels, 64, 3)
+
+
+def _stem_pool(stem: Stem) -> nn.Module:
+    return nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
+
+
+def _shortcut(branch: _Branch, out_channels: int) -> nn.Sequential | None:
+    if branch.stride == 1 and branch.in_channels == out_channels:
+        return None
+    return nn.Sequential(
+        _conv(branch.in_channels, out_channels, 1, branch.stride),
+        nn.BatchNorm2d(out_channels),
+    )
+
+
+def _stages(
+    block: type[BasicBlock] | type[Bottleneck] | type[PreActBlock],
+    depths: Sequence[int],
+    groups: int,
+    width_per_group: int,
+) -> list[nn.Sequential]:
+    """Blocks stage by stage; each stage but the first halves the image in its first block."""
+    stages, channels = [], STAGE_WIDTHS[0]
+    for stage, (depth, width) in enumerate(zip(depths, STAGE_WIDTHS, strict=True)):
+        blocks = []
+        for index in range(depth):
+            stride = 2 if stage > 0 and index == 0 else 1
+            blocks.append(block(_Branch(channels, width, stride, groups, width_per_group)))
+            channels = width * block.expansion
+        stages.append(nn.Sequential(*blocks))
+    return stages
+
+
+def _init_convolutions(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),  # NFI
+    "cifar10_pni": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
+    "cifar100": ((129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255)),
+    "signed": ((0.5,), (0.5,)),  # to [-1, 1]: NFI on FashionMNIST, VIB
+    "double": ((0.0,), (0.5,)),  # to [0, 2]: BWS
+    "over126": ((0.0,), (126 / 255,)),  # raw / 126: Weight Uncertainty
+}
+"""Means and standard deviations by name: one of each for every channel, or one for all."""
+
+
+class Normalise(nn.Module):
+    """Subtracts a mean and divides by a standard deviation, channel by channel.
+
+    Args:
+        mean: one for every channel, or a single one for all inputs of whatever shape.
+        std: as many, each positive.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        if not mean or len(mean) != len(std):
+            raise ValueError(f"std must hold one number for each of mean, got {len(mean)} means and {len(std)} stds")
+        if not all(0.0 < value < float("inf") for value in std):
+            raise ValueError(f"std must be positive and finite, got {tuple(std)}")
+        shape = (len(mean), 1, 1) if len(mean) > 1 else ()
+        self.register_buffer("mean", torch.tensor(tuple(mean)).reshape(shape))
+        self.register_buffer("std", torch.tensor(tuple(std)).reshape(shape))
+
+    def forward(self, inputs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The inputs, normalised."""
+        if not inputs.dtype.is_floating_point:
+            raise TypeError(f"inputs must be numbers in [0, 1], got {inputs.dtype}; dubio.data.scaled makes them so")
+        if self.mean.dim() and (inputs.dim() < 3 or inputs.shape[-3] != len(self.mean)):
+            raise ValueError(
+                f"inputs must be images of {len(self.mean)} channels, as the constants are, "
+                f"got shape {tuple(inputs.shape)}"
+            )
+        return (inputs - self.mean) / self.std
+
+
+class Standardise(nn.Module):
+    """Subtracts the mean of each feature and divides by its standard deviation.
+
+    It begins with means of 0 and standard deviations of 1; ``measure`` sets them.
+
+    Args:
+        num_features: size of the last axis of the inputs.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        if num_features < 1:
+            raise ValueError(f"num_features must be at least 1, got {num_features}")
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("std", torch.ones(num_features))
+
+    @torch.no_grad()
+    def measure(self, inputs: Float[Tensor, "*rows feature"]) -> None:
+        """Take mean and standard deviation from inputs; a feature that is constant keeps a standard deviation of 1."""
+        if inputs.shape[-1] != len(self.mean) or inputs.numel() == 0:
+            raise ValueError(f"inputs must have {len(self.mean)} features, got shape {tuple(inputs.shape)}")
+        rows = inputs.detach().reshape(-1, inputs.shape[-1]).double().cpu()  # 1e30 squared is past float32
+        std, mean = torch.std_mean(rows, dim=0, correction=0)
+        limits = torch.finfo(torch.float32)
+        if not (std.isfinite() & (rows.abs().amax(dim=0) < limits.max / 4)).all():
+            feature = int((~std.isfinite() | (rows.abs().amax(dim=0) >= limits.max / 4)).nonzero()[0])
+            raise ValueError(
+                f"inputs must be finite and smaller than {limits.max / 4:.0e} to be standardised, got "
+                f"{rows[:, feature].abs().max():g} in feature {feature}; scale it, or take its logarithm"
+            )
+        constant = (std <= limits.eps * mean.abs()) | (std < limits.tiny)
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(constant, 1.0, std))
+
+    def forward(self, inputs: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
+        """The inputs, standardised."""
+        if inputs.shape[-1] != len(self.mean):
+            raise ValueError(f"inputs must have {len(self.mean)} features, got shape {tuple(inputs.shape)}")
+        return (inputs - self.mean) / self.std
+
+
+def standardised(net: nn.Module, inputs: Float[Tensor, "row *rows feature"]) -> nn.Sequential:
+    """The network behind a layer that standardises its inputs, feature by feature.
+
+    Args:
+        net: a network that reads standardised inputs; it becomes a part of the new one.
+        inputs: the training inputs, rows first and features last, from which mean and standard deviation are taken.
+    """
+    behind = standardising(net, inputs.shape[-1])
+    first = behind[0]
+    assert isinstance(first, Standardise)
+    first.measure(inputs)
+    return behind
+
+
+def standardising(net: nn.Module, num_features: int) -> nn.Sequential:
+    """The network behind a layer that standardises and has not been given means and standard deviations yet."""
+    name, sizes = architecture_of(net), sizes_of(net)
+    if name is not None and (sizes is None or sizes.inputs != (num_features,) or "," in name):
+        raise ValueError(f"standardised inputs are for networks of {num_features} features, got {name!r}")
+    behind = nn.Sequential(OrderedDict(standardise=Standardise(num_features), net=net))
+    return behind if name is None else named(behind, f"{name},standardise=features")
+
+
+def normalised(net: nn.Module, constants: str) -> nn.Sequential:
+    """The network behind a normalisation by name, see ``NORMALISATIONS``."""
+    if constants not in NORMALISATIONS:
+        raise ValueError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {constants!r}")
+    behind = nn.Sequential(OrderedDict(normalise=Normalise(*NORMALISATIONS[constants]), net=net))
+    name = architecture_of(net)
+    return behind if name is None else named(behind, f"{name},normalise={constants}")
+
+
+Net = TypeVar("Net", bound=nn.Module)
+
+
+NUMBER = "[1-9][0-9]*"
+
+
+WIDTHS = re.compile(rf"{NUMBER}(-{NUMBER})*")
+
+
+SIZES = re.compile(rf"(?:(?P<inputs>{NUMBER}(?:x{NUMBER}x{NUMBER})?)-)?(?P<num_classes>{NUMBER})")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Shape of one input, where it is known, and number of outputs, where it is known."""
+
+    inputs: tuple[int, ...] | None
+    num_classes: int | None
+
+
+def named(net: Net, name: str) -> Net:
+    """The network, carrying its name."""
+    net.dubio_architecture = name  # type: ignore[assignment]
+    return net
+
+
+def architecture_of(net: nn.Module) -> str | None:
+    """The name a network was built by, where it was."""
+    name = getattr(net, "dubio_architecture", None)
+    return name if isinstance(name, str) else None
+
+
+def sizes_of(net: nn.Module) -> Sizes | None:
+    """The sizes in a network's name; None for a network that dubio did not build."""
+    name = architecture_of(net)
+    if name is None:
+        return None
+    text = name.partition(",")[0].rpartition(":")[2]
+    if not WIDTHS.fullmatch(text):
+        return read_sizes(text) or Sizes(None, None)
+    *widths, num_classes = read_widths(text) or ()
+    return Sizes(tuple(widths[:1]) or None, num_classes)
+
+
+def read_widths(text: str) -> tuple[int, ...] | None:
+    """Whole numbers of at least 1 from ``784-100-10``; None where the text is anything else."""
+    return tuple(map(int, text.split("-"))) if WIDTHS.fullmatch(text) else None
+
+
+def read_sizes(text: str) -> Sizes | None:
+    """Sizes from ``1x28x28-10``, ``784-10`` or ``10``; None where the text is anything else."""
+    found = SIZES.fullmatch(text)
+    if found is None:
+        return None
+    inputs = found["inputs"]
+    return Sizes(None if inputs is None else tuple(map(int, inputs.split("x"))), int(found["num_classes"]))
+
+
+def write_sizes(inputs: Sequence[int], num_classes: int) -> str:
+    """``1x28x28-10`` of the inputs (1, 28, 28) and 10 classes."""
+    return f"{'x'.join(map(str, inputs))}-{num_classes}"
+
+
+def check_sizes(kind: str, inputs: Sequence[int], num_classes: int, smallest_side: int | None) -> None:
+    """Refuse inputs that a network cannot take: images with sides that are too small, or, with None, any shape."""
+    if num_classes < 1:
+        raise ValueError(f"num_classes of {kind} must be at least 1, got {num_classes}")
+    if smallest_side is None:
+        if not inputs or min(inputs) < 1:
+            raise ValueError(f"inputs of {kind} must be sizes of at least 1, got {tuple(inputs)}")
+    elif len(inputs) != 3 or inputs[0] < 1 or min(inputs[1:]) < smallest_side:
+        raise ValueError(
+            f"inputs of {kind} must be (channels, height, width) with sides of at least {smallest_side}, "
+            f"got {tuple(inputs)}"
+        )
