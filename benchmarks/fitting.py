@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import dubio
+from dubio.data.batches import CropAndFlip, Loader
 from dubio.data.examples import Examples
-from dubio.data.loading import CropAndFlip, Loader
 
 SIZES = {"mnist": (60_000, 1, 28), "cifar10": (50_000, 3, 32)}
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}

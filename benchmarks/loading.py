@@ -8,8 +8,8 @@ from timing import median_ms
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from dubio.data.batches import Loader
 from dubio.data.examples import Examples
-from dubio.data.loading import Loader
 
 COUNT, BATCH = 60_000, 128
 

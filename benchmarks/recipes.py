@@ -22,8 +22,7 @@ import torch
 
 import dubio
 from dubio.cli.fields import make_method
-from dubio.data.examples import Examples, Splits
-from dubio.data.splitting import with_validation
+from dubio.data.examples import Examples, Splits, with_validation
 from dubio.likelihoods import Categorical, Gaussian
 
 NUM_DRAWS = 30

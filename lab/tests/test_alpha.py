@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.data.toy import diabetes_table
+from dubio.data.registry import diabetes_table
 from dubio.nn.noise_layers import RandomDropout
 from dubio.objectives import Alpha
 from dubio.prediction.predictive import ClassPredictive, RealPredictive

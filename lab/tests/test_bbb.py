@@ -13,7 +13,7 @@ import dubio
 from dubio import functional
 from dubio.auditing.budget import BUDGETS
 from dubio.data.examples import Examples, Splits
-from dubio.data.ood import OOD_PAIRS
+from dubio.data.registry import OOD_PAIRS
 from dubio.models.networks import Normalise
 from dubio.nn.sources import GaussianPosterior
 from dubio.prediction.predictive import ClassPredictive

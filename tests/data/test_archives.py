@@ -14,13 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dubio.data.archives import read_tar, read_zip
-from dubio.data.errors import DataError
-from dubio.data.idx import parse_idx, read_idx
-from dubio.data.image_folder import read_image_folder
-from dubio.data.mnist import OFFICIAL
+from dubio.data.files import DataError, read_tar, read_zip
+from dubio.data.image_files import decode_image, read_image_folder
+from dubio.data.image_sets import OFFICIAL, parse_idx, read_idx
 from dubio.data.pickles import parse_pickle
-from dubio.data.pixels import decode_image
 from dubio.data.tables import read_table
 
 MEBIBYTE = 2**20
@@ -28,7 +25,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture(autouse=True)
 def _small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubio.data.archives.LIMIT", MEBIBYTE)
+    monkeypatch.setattr("dubio.data.files.LIMIT", MEBIBYTE)
 
 
 def tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
@@ -98,7 +95,7 @@ def test_an_idx_file_larger_than_its_dataset_is_refused_before_it_is_inflated(tm
 def test_an_idx_file_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     content = gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 8 * MEBIBYTE) + bytes(8 * MEBIBYTE))
     assert len(parse_idx(content, "f")) == 8 * MEBIBYTE
-    monkeypatch.setattr("dubio.data.archives.available_memory", lambda: MEBIBYTE)
+    monkeypatch.setattr("dubio.data.files.available_memory", lambda: MEBIBYTE)
     with pytest.raises(DataError, match=r"f holds 8\.0 MiB when unpacked, which must fit into memory twice, and 1\.0"):
         parse_idx(content, "f")
 
@@ -106,7 +103,7 @@ def test_an_idx_file_that_does_not_fit_into_memory_is_refused(monkeypatch: pytes
 def test_an_npz_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros((1000, 4000), np.uint8), y=np.arange(1000) % 2)
     assert (tmp_path / "zeros.npz").stat().st_size < MEBIBYTE
-    monkeypatch.setattr("dubio.data.archives.available_memory", lambda: MEBIBYTE)
+    monkeypatch.setattr("dubio.data.files.available_memory", lambda: MEBIBYTE)
     with pytest.raises(DataError, match=r"zeros\.npz holds 3\.8 MiB when unpacked, which must fit into memory twice"):
         read_table(tmp_path / "zeros.npz")
 

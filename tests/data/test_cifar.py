@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from dubio.data.checksums import md5_of
-from dubio.data.cifar import CifarSet, Form, parse_cifar_binary, parse_cifar_pickle
-from dubio.data.errors import DataError
+from dubio.data.files import DataError
+from dubio.data.image_sets import CifarSet, Form, parse_cifar_binary, parse_cifar_pickle
+from dubio.data.stored import md5_of
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
 LABELS = [3, 0, 9, 3]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dubio.data.downloads import DownloadError, download
-from dubio.data.stored import Remote
+from dubio.data.stored import DownloadError, Remote, download
 
 CONTENT = bytes(range(256)) * 4000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -148,7 +147,7 @@ def test_a_key_pressed_in_the_middle_leaves_nothing(
     def interrupted(*unused: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dubio.data.downloads._copy", interrupted)
+    monkeypatch.setattr("dubio.data.stored._copy", interrupted)
     with pytest.raises(KeyboardInterrupt):
         download(Remote("file", (f"{server}/whole",), MD5), tmp_path)
     assert files(tmp_path) == []

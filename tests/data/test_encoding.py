@@ -15,13 +15,12 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
 
-from dubio.data.columns import TableChunk, joined, read_rows
-from dubio.data.encoding import TableEncoder, fit_encoder
-from dubio.data.errors import DataError, TableWarning
+from dubio.data.columns import TableChunk, Target, joined, read_rows
+from dubio.data.encoder import TableEncoder, fit_encoder
 from dubio.data.examples import Examples
+from dubio.data.files import DataError, TableWarning
 from dubio.data.registry import load, load_test
 from dubio.data.tables import read_table
-from dubio.data.targets import Target
 
 TARGET = Target("kind", "classification", ("a", "b"))
 

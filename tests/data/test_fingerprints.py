@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from dubio.data.batches import Loader
 from dubio.data.examples import Examples, scaled
 from dubio.data.fingerprints import DataFingerprint, fingerprint_of, fingerprint_of_batches
-from dubio.data.loading import Loader
 
 
 def examples(count: int = 20) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dubio.data.checksums import md5_of
-from dubio.data.errors import DataError
-from dubio.data.idx import parse_idx, read_idx
-from dubio.data.mnist import read_labelled_images
+from dubio.data.files import DataError
+from dubio.data.image_sets import parse_idx, read_idx, read_labelled_images
+from dubio.data.stored import md5_of
 
 CLASSES = tuple("0123456789")
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
@@ -144,7 +143,7 @@ def test_a_file_that_inflates_beyond_a_limit_of_the_process_is_refused(
                 raise MemoryError
             return bytes([0, 0, 8, 1, 0x40, 0, 0, 0])
 
-    monkeypatch.setattr("dubio.data.idx.zlib.decompressobj", lambda wbits: Inflater())
+    monkeypatch.setattr("dubio.data.image_sets.zlib.decompressobj", lambda wbits: Inflater())
     (tmp_path / "a").write_bytes(b"\x1f\x8b")
     with pytest.raises(DataError, match="a does not fit into memory"):
         read_idx(tmp_path / "a")

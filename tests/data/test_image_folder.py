@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dubio.data.errors import DataError, DataWarning
-from dubio.data.image_folder import read_image_folder
+from dubio.data.files import DataError, DataWarning
+from dubio.data.image_files import read_image_folder
 from dubio.data.registry import load
 
 ENDINGS = (".png", ".PNG", ".bmp", ".pgm")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dubio.data.label_noise import Flip, LabelNoise, MnistAsymmetric, Symmetric, UniformMix, parse_label_noise
+from dubio.data.corruptions import Flip, LabelNoise, MnistAsymmetric, Symmetric, UniformMix, parse_label_noise
 
 NUM_CLASSES = 10
 LABELS = torch.randint(NUM_CLASSES, (100_000,), generator=torch.Generator().manual_seed(1))

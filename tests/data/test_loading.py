@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dubio._engine.noise import noise_key
-from dubio.data.batches import batches_from
+from dubio.data.batches import CropAndFlip, Loader, batches_from
 from dubio.data.examples import Examples, Splits, scaled
-from dubio.data.loading import CropAndFlip, Loader
 
 IMAGES = torch.arange(10 * 3 * 4 * 5, dtype=torch.int64).remainder(256).to(torch.uint8).view(10, 3, 4, 5)
 EXAMPLES = Examples(IMAGES, torch.arange(10), tuple("abcdefghij"), "letters")

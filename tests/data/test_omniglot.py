@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dubio.data.checksums import md5_of
-from dubio.data.errors import DataError
-from dubio.data.omniglot import OMNIGLOT, read_drawings
+from dubio.data.files import DataError
+from dubio.data.image_sets import OMNIGLOT, read_drawings
+from dubio.data.stored import md5_of
 
 CHARACTERS = ("Greek/character01", "Greek/character02", "Braille/character01")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dubio.data.errors import DataError
+from dubio.data.files import DataError
 from dubio.data.pickles import parse_pickle
 
 NESTED = {

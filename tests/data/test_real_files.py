@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from dubio import data
-from dubio.data.cifar import CIFAR10
-from dubio.data.errors import DataError
 from dubio.data.examples import Examples, Splits
-from dubio.data.idx import read_idx
-from dubio.data.omniglot import read_drawings
+from dubio.data.files import DataError
+from dubio.data.image_sets import CIFAR10, read_drawings, read_idx
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

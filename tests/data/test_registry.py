@@ -16,10 +16,9 @@ from PIL import Image
 
 from dubio import data
 from dubio.data import registry
-from dubio.data.checksums import md5_of
-from dubio.data.downloads import DownloadError
-from dubio.data.errors import DataError
-from dubio.data.mnist import KMNIST, MNIST, IdxSet
+from dubio.data.files import DataError
+from dubio.data.image_sets import KMNIST, MNIST, IdxSet
+from dubio.data.stored import DownloadError, md5_of
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

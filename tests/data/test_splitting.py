@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dubio.data.examples import Examples
-from dubio.data.splitting import split_three_ways, with_validation
+from dubio.data.examples import Examples, split_three_ways, with_validation
 
 EXAMPLES = Examples(torch.arange(50.0)[:, None], torch.arange(50) % 5, tuple("abcde"), "fifty")
 

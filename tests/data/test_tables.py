@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, strategies as st
 from pyarrow import parquet
 
-from dubio.data.errors import DataError
 from dubio.data.examples import Examples, Splits
+from dubio.data.files import DataError
 from dubio.data.tables import read_table
 
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dubio.data.columns import TableChunk
-from dubio.data.errors import DataError
-from dubio.data.targets import Target, choose_target, encode_targets, parse_targets, read_target
+from dubio.data.columns import TableChunk, Target, choose_target, encode_targets, parse_targets, read_target
+from dubio.data.files import DataError
 
 
 def table(cells: list[str] | np.ndarray) -> TableChunk:

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from dubio import data
 from dubio.data.examples import Examples, Splits
-from dubio.data.toy import CLUSTER_CENTRES, CLUSTER_STD
+from dubio.data.registry import CLUSTER_CENTRES, CLUSTER_STD
 
 
 def parts(splits: Splits) -> tuple[Examples, Examples, Examples]:

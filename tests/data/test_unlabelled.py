@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from dubio.data import unlabelled as module
-from dubio.data.encoding import TableEncoder
-from dubio.data.errors import DataError
+from dubio.data import tables as module
+from dubio.data.encoder import TableEncoder
+from dubio.data.files import DataError
 from dubio.data.registry import load
-from dubio.data.unlabelled import read_new
+from dubio.data.tables import read_new
 
 ROWS = "age,city,grade\n" + "".join(f"{20 + n % 7},{['Ulm', 'Bonn'][n % 2]},{'ab'[n % 2]}\n" for n in range(40))
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from dubio import data
 from dubio.cli.commands import app
 from dubio.data import registry
-from dubio.data.cifar import CIFAR10
+from dubio.data.image_sets import CIFAR10
 
 
 def invoke(*args: object) -> Result:

@@ -95,7 +95,7 @@ def test_without_the_layer_the_same_network_learns_less(trained: tuple[Path, Pat
     assert accuracy_and_nll(raw.output)[1] > accuracy_and_nll(trained[2].output)[1] + 0.1
 
 
-@pytest.mark.filterwarnings("default::dubio.data.errors.TableWarning")
+@pytest.mark.filterwarnings("default::dubio.data.files.TableWarning")
 def test_commands_on_a_run_read_its_table_with_its_encoder(trained: tuple[Path, Path, Result], tmp_path: Path) -> None:
     folder = trained[0]
     other = [",".join([cells[7], cells[3].replace("Nice", "Oslo"), *cells[1:3], *cells[4:6], "x"])

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.attacks.gradient import Fgsm, Pgd
+from dubio.data.batches import Loader
 from dubio.data.examples import Examples
-from dubio.data.loading import Loader
 from networks import mlp
 
 INPUTS = torch.rand(40, 5, generator=torch.Generator().manual_seed(1))

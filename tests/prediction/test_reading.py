@@ -24,8 +24,8 @@ from torch.utils.data import (
 )
 
 import dubio
+from dubio.data.batches import Loader
 from dubio.data.examples import Examples
-from dubio.data.loading import Loader
 from dubio.prediction import predicting
 from dubio.prediction.reading import Block, blocks_of
 from networks import Attention, TwoInputs, mlp

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import dubio
-from dubio.data.batches import batches_from
+from dubio.data.batches import Loader, batches_from, shared_batches
 from dubio.data.examples import Examples
-from dubio.data.loading import Loader
-from dubio.data.sharing import shared_batches
 from networks import Tied, TwoInputs, mlp
 
 TRUTH = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))

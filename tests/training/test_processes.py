@@ -20,10 +20,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 import dubio
 from dubio.attacks.gradient import Fgsm
-from dubio.data.batches import Batch, batches_from
+from dubio.data.batches import Batch, CropAndFlip, Loader, batches_from, shared_batches
 from dubio.data.examples import Examples
-from dubio.data.loading import CropAndFlip, Loader
-from dubio.data.sharing import shared_batches
 from dubio.objectives import Adversarial
 from dubio.training import checkpoints, processes, trainer
 from dubio.training.computing import Place

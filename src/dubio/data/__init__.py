@@ -9,24 +9,25 @@ from dubio._lazy import import_later
 from dubio.data.batches import (
     Batch as Batch,
     Batches as Batches,
+    CropAndFlip,
+    Loader,
     batches_from as batches_from,
+    epoch_order,
     refuse_string_inputs as refuse_string_inputs,
+    shared_batches as shared_batches,
 )
-from dubio.data.encoding import TableColumn, TableEncoder, fit_encoder, remarks_as_text as remarks_as_text
-from dubio.data.errors import DataError, DataWarning, TableWarning
+from dubio.data.columns import Target, Task
+from dubio.data.encoder import TableColumn, TableEncoder, fit_encoder, remarks_as_text as remarks_as_text
 from dubio.data.examples import Examples, Splits, scaled
+from dubio.data.files import DataError, DataWarning, TableWarning
 from dubio.data.fingerprints import (
     DataFingerprint as DataFingerprint,
     fingerprint_of,
     fingerprint_of_batches,
     order_of as order_of,
 )
-from dubio.data.loading import CropAndFlip, Loader, epoch_order
 from dubio.data.registry import find_name as find_name
-from dubio.data.sharing import shared_batches as shared_batches
-from dubio.data.tables import TABLES as TABLES
-from dubio.data.targets import Target, Task
-from dubio.data.unlabelled import NewRows, read_new
+from dubio.data.tables import TABLES as TABLES, NewRows, read_new
 
 if TYPE_CHECKING:
     from dubio.data.columns import TableChunk, read_rows
@@ -35,41 +36,85 @@ if TYPE_CHECKING:
         Blur,
         Contrast,
         Corruption,
+        Flip,
         GaussianNoise,
         Inversion,
-        Rotation,
-        corrupt,
-    )
-    from dubio.data.downloads import DownloadError
-    from dubio.data.image_folder import read_image_folder
-    from dubio.data.label_noise import (
-        Flip,
         LabelNoise,
         MnistAsymmetric,
         NoisyLabels,
+        Rotation,
         Symmetric,
         UniformMix,
+        corrupt,
         parse_label_noise,
     )
-    from dubio.data.ood import OOD_PAIRS, held_out_classes, ood_sets
-    from dubio.data.registry import NAMES, Status, data_folder, fetch, load, load_test, load_unseen, status
+    from dubio.data.image_files import read_image_folder
+    from dubio.data.registry import (
+        NAMES,
+        OOD_PAIRS,
+        Status,
+        clusters,
+        curve,
+        data_folder,
+        diabetes,
+        diabetes_table,
+        digits,
+        fetch,
+        held_out_classes,
+        load,
+        load_test,
+        load_unseen,
+        ood_sets,
+        standardised,
+        status,
+    )
+    from dubio.data.stored import DownloadError
     from dubio.data.tables import read_table
-    from dubio.data.toy import clusters, curve, diabetes, diabetes_table, digits, standardised
 
 LATER = {
-    "columns": ("TableChunk", "read_rows"),
+    "columns": (
+        "TableChunk",
+        "read_rows",
+    ),
     "corruptions": (
-        *("CORRUPTIONS", "Blur", "Contrast", "Corruption", "GaussianNoise", "Inversion", "Rotation", "corrupt"),
+        "Blur",
+        "CORRUPTIONS",
+        "Contrast",
+        "Corruption",
+        "Flip",
+        "GaussianNoise",
+        "Inversion",
+        "LabelNoise",
+        "MnistAsymmetric",
+        "NoisyLabels",
+        "Rotation",
+        "Symmetric",
+        "UniformMix",
+        "corrupt",
+        "parse_label_noise",
     ),
-    "downloads": ("DownloadError",),
-    "image_folder": ("read_image_folder",),
-    "label_noise": (
-        *("Flip", "LabelNoise", "MnistAsymmetric", "NoisyLabels", "Symmetric", "UniformMix", "parse_label_noise"),
+    "image_files": ("read_image_folder",),
+    "registry": (
+        "NAMES",
+        "OOD_PAIRS",
+        "Status",
+        "clusters",
+        "curve",
+        "data_folder",
+        "diabetes",
+        "diabetes_table",
+        "digits",
+        "fetch",
+        "held_out_classes",
+        "load",
+        "load_test",
+        "load_unseen",
+        "ood_sets",
+        "standardised",
+        "status",
     ),
-    "ood": ("OOD_PAIRS", "held_out_classes", "ood_sets"),
-    "registry": ("NAMES", "Status", "data_folder", "fetch", "load", "load_test", "load_unseen", "status"),
+    "stored": ("DownloadError",),
     "tables": ("read_table",),
-    "toy": ("clusters", "curve", "diabetes", "diabetes_table", "digits", "standardised"),
 }
 
 __all__ = [

@@ -2,27 +2,48 @@
 
 What is held in memory or can be indexed is shuffled by a generator made from (seed, epoch), so that an epoch can be
 taken up again at any batch. A loader or iterable keeps its own order, and is run through to the batch wanted.
+
+Batches of examples held in memory, cut, cropped, flipped and scaled on the device where they live.
+
+An epoch is a function of (seed, number): its shuffle and its augmentation can be had again, from any batch on, so a
+run that was interrupted goes on with the very same data. Several processes take turns at the rows of each joint batch:
+together they see what one process with their joint batch size sees, but for a remainder smaller than their number.
+
+Batches that several processes share: each takes its part of the rows, dealt out one by one.
+
+Together the parts are the batches that one process has, in the same order and with the same augmentation. No row is
+left out: where a batch has too few rows to give each process two, fewer share it, and the others have a part without
+rows. So nobody is left with a single row, of which batch normalisation could learn nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
 from dubio._engine import STATE, Stream, has_numbers_of_its_own, memory_budget, noise_key, redirected
-from dubio.data.examples import Examples
-from dubio.data.loading import CropAndFlip, Loader, epoch_order
+from dubio.data.examples import Examples, scaled
 
-__all__ = ["Batch", "Batches", "batch_of", "batches_from"]
+__all__ = [
+    "Batch",
+    "Batches",
+    "batch_of",
+    "batches_from",
+    "CropAndFlip",
+    "Loader",
+    "epoch_order",
+    "shared_batches",
+]
 
 
 @dataclass(frozen=True)
@@ -305,3 +326,259 @@ def _inputs(item: Any) -> Any:
 def _arguments(inputs: Any) -> Any:
     """Several inputs as a tuple, which a network is called with; torch's collating makes a list of it."""
     return tuple(inputs) if isinstance(inputs, list) else inputs
+
+
+@dataclass(frozen=True)
+class CropAndFlip:
+    """Shift images by up to ``pad`` pixels, filling with black, and mirror half of them: usual for CIFAR."""
+
+    pad: int = 4
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pad < 0:
+            raise ValueError(f"pad must be at least 0 pixels, got {self.pad}")
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Augmented images `(batch, channel, height, width)`; every image has a shift and a mirror of its own."""
+        return self.apply(images, self.draw(len(images), generator).to(images.device))
+
+    def draw(self, count: int, generator: torch.Generator) -> Int[Tensor, "number image"]:
+        """What is random about so many images: shifts down and across, and whether each is mirrored."""
+        shifts = torch.randint(2 * self.pad + 1, (2, count), generator=generator)
+        if not self.flip:
+            return shifts
+        return torch.cat([shifts, torch.randint(2, (1, count), generator=generator, dtype=torch.bool).long()])
+
+    def apply(self, images: Tensor, numbers: Int[Tensor, "number image"]) -> Tensor:
+        """Images augmented by what was drawn for them."""
+        if images.dim() != 4:
+            raise ValueError(f"CropAndFlip needs images (batch, channel, height, width), got {tuple(images.shape)}")
+        count, channels, height, width = images.shape
+        rows = numbers[0, :, None] + torch.arange(height, device=images.device)
+        columns = numbers[1, :, None] + torch.arange(width, device=images.device)
+        if self.flip:
+            columns = torch.where(numbers[2, :, None].bool(), columns.flip(1), columns)
+        pixels = rows[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]
+        padded = torch.nn.functional.pad(images, (self.pad,) * 4).flatten(2)
+        return padded.gather(2, pixels.reshape(count, 1, -1).expand(-1, channels, -1)).view_as(images)
+
+
+class Loader:
+    """Shuffled batches of examples: ``for inputs, targets in loader``, inputs as numbers (images in [0, 1]).
+
+    Each time it is iterated it gives the next epoch; ``epoch(number)`` gives any.
+
+    Args:
+        examples: what to cut; moved to ``device`` once, as bytes.
+        batch_size: examples in a batch, in each process.
+        shuffle: whether every epoch has an order of its own.
+        seed: which orders, and which augmentation.
+        augment: a function of images and a generator, such as ``CropAndFlip()``.
+        sample_weight: one weight per example; batches are then ``(inputs, targets, weights)``.
+        device: where batches are made; by default where the examples are.
+        rank: which of the processes this is.
+        num_ranks: how many there are.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        batch_size: int = 128,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        augment: Any = None,
+        sample_weight: Tensor | None = None,
+        device: torch.device | str | None = None,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        if not isinstance(examples, Examples):
+            raise TypeError(f"examples must be dubio.data.Examples, got {type(examples).__name__}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not 0 <= rank < num_ranks:
+            raise ValueError(f"rank must be from 0 to {num_ranks - 1}, got {rank}")
+        if num_ranks > len(examples):
+            raise ValueError(f"num_ranks must be at most the number of examples, {len(examples)}, got {num_ranks}")
+        if sample_weight is not None and sample_weight.shape[:1] != examples.targets.shape[:1]:
+            shape = tuple(sample_weight.shape)
+            raise ValueError(f"sample_weight must have one weight per example, {len(examples)}, got shape {shape}")
+        self.examples = examples if device is None else examples.to(device)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.augment = augment
+        self.sample_weight = None if sample_weight is None else sample_weight.to(self.examples.targets.device)
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self._next_epoch = 0
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same in every process."""
+        whole, rest = divmod(len(self.examples), self.batch_size * self.num_ranks)
+        return whole + (rest >= self.num_ranks)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        self._next_epoch += 1
+        return self.epoch(self._next_epoch - 1)
+
+    def epoch(self, number: int, first: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        """The batches of epoch ``number``, from batch ``first`` on.
+
+        Their rows and what augments them are brought to the device at once: every transfer would wait for it.
+        """
+        order = epoch_order(len(self.examples), number, self.seed if self.shuffle else None)
+        batches = [self._own(rows) for rows in order.split(self.batch_size * self.num_ranks)[first : len(self)]]
+        augment = self._augmentation([len(rows) for rows in batches], number, first)
+        for place, rows in enumerate(_moved(batches, self.examples.targets.device)):
+            inputs = augment(place, self.examples.inputs.index_select(0, rows))
+            batch = scaled(inputs), self.examples.targets.index_select(0, rows)
+            yield batch if self.sample_weight is None else (*batch, self.sample_weight.index_select(0, rows))
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """The rows of a joint batch that this process takes."""
+        return rows[: len(rows) - len(rows) % self.num_ranks][self.rank :: self.num_ranks]
+
+    def _augmentation(self, sizes: list[int], number: int, first: int) -> Callable[[int, Tensor], Tensor]:
+        """A function of the place of a batch, counted from ``first``, and its images."""
+        if self.augment is None:
+            return lambda place, images: images
+
+        def generator(place: int) -> torch.Generator:
+            name = f"batch {first + place} of epoch {number}, rank {self.rank}, seed {self.seed}"
+            return torch.Generator().manual_seed(noise_key(name))
+
+        if type(self.augment) is not CropAndFlip:
+            return lambda place, images: self.augment(images, generator(place))
+        drawn = [self.augment.draw(size, generator(place)) for place, size in enumerate(sizes)]
+        numbers = _moved(drawn, self.examples.inputs.device)
+        return lambda place, images: self.augment.apply(images, numbers[place])
+
+
+def _moved(parts: list[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    """Tensors that differ in their last axis, brought to a device at once."""
+    return torch.cat(parts, dim=-1).to(device).split([part.shape[-1] for part in parts], dim=-1) if parts else ()
+
+
+def epoch_order(num_data: int, epoch: int, seed: int | None) -> Tensor:
+    """Row numbers in the order of an epoch; without a seed, as they are."""
+    if seed is None:
+        return torch.arange(num_data, device="cpu")
+    generator = torch.Generator().manual_seed(noise_key(f"epoch {epoch} of seed {seed}"))
+    return torch.randperm(num_data, generator=generator, device="cpu")
+
+
+def shared_batches(
+    data: Any,
+    batch_size: int,
+    *,
+    name: str,
+    rank: int,
+    num_ranks: int,
+    seed: int | None = None,
+    sample_weight: Tensor | None = None,
+    device: torch.device | None = None,
+) -> Batches:
+    """The part that process ``rank`` of ``num_ranks`` has of each batch of ``batch_size`` rows.
+
+    Other arguments are those of ``batches_from``. A loader that deals out rows itself is used as it is.
+    """
+    if num_ranks > 1:
+        _check_shareable(data, batch_size, name, rank, num_ranks)
+    whole = batches_from(data, batch_size, name=name, seed=seed, sample_weight=sample_weight, device=device)
+    if num_ranks == 1:
+        return whole
+    if isinstance(data, DataLoader):
+        return _sampled(data, whole, num_ranks)
+    if isinstance(data, Loader) and data.num_ranks > 1:
+        return _changed(whole, lambda batch: replace(batch, num_parts=num_ranks))
+    if isinstance(data, Dataset):
+        return _fetched(data, whole, batch_size, seed, rank, num_ranks)
+    return _changed(whole, lambda batch: _part(batch, rank, num_ranks))
+
+
+def _check_shareable(data: Any, batch_size: int, name: str, rank: int, num_ranks: int) -> None:
+    if isinstance(data, Loader):
+        if data.num_ranks > 1 and (data.rank, data.num_ranks) != (rank, num_ranks):
+            raise ValueError(
+                f"the Loader of {name} must have rank={rank} and num_ranks={num_ranks} in this process, or neither, "
+                f"got rank={data.rank} and num_ranks={data.num_ranks}"
+            )
+    elif isinstance(data, DataLoader) and isinstance(data.sampler, DistributedSampler):
+        if (data.sampler.rank, data.sampler.num_replicas) != (rank, num_ranks):
+            raise ValueError(
+                f"the DistributedSampler of {name} must have rank={rank} and num_replicas={num_ranks} in this "
+                f"process, got rank={data.sampler.rank} and num_replicas={data.sampler.num_replicas}"
+            )
+    elif not _has_rows(data):
+        raise TypeError(
+            f"{name} must be dubio.data.Examples, (inputs, targets), a Dataset or a DataLoader with a "
+            f"DistributedSampler for several processes, which share every batch, got {type(data).__name__}"
+        )
+    elif batch_size < num_ranks:
+        raise ValueError(
+            f"batch_size must be at least the number of processes that share a batch, {num_ranks}, got {batch_size}"
+        )
+
+
+def _has_rows(data: Any) -> bool:
+    if isinstance(data, tuple | list):
+        return len(data) in (2, 3) and hasattr(data[1], "shape")
+    return isinstance(data, Examples | Dataset) and not isinstance(data, IterableDataset)
+
+
+def _changed(whole: Batches, change: Callable[[Batch], Batch]) -> Batches:
+    def items(number: int, first: int) -> Iterator[Batch]:
+        return map(change, whole.epoch(number, first))
+
+    return Batches(whole.num_data, whole.num_batches, items, may_draw=False)  # the whole sees to that
+
+
+def _num_parts(num_rows: int, num_ranks: int) -> int:
+    """How many processes share a batch: each has at least two of its rows, or one has them all."""
+    return max(1, min(num_ranks, num_rows // 2))
+
+
+def _own(rows: Tensor, rank: int, num_parts: int) -> Tensor:
+    """The rows of one process: every so many, or none for a process that has no part."""
+    return rows[rank::num_parts] if rank < num_parts else rows[:0]
+
+
+def _part(batch: Batch, rank: int, num_ranks: int) -> Batch:
+    """A process's rows of a batch."""
+    num_parts = _num_parts(len(batch.targets), num_ranks)
+    inputs, targets, weight = pytree.tree_map_only(
+        Tensor, lambda leaf: _own(leaf, rank, num_parts), (batch.inputs, batch.targets, batch.weight)
+    )
+    return Batch(inputs, targets, weight, num_parts)
+
+
+def _fetched(data: Any, whole: Batches, batch_size: int, seed: int | None, rank: int, num_ranks: int) -> Batches:
+    """Parts of batches of a dataset, of which nothing is fetched but the rows that are wanted."""
+    assert whole.num_data is not None
+    num_data = whole.num_data
+
+    def part(rows: Tensor) -> Batch:
+        num_parts = _num_parts(len(rows), num_ranks)
+        own = _own(rows, rank, num_parts)
+        batch = batch_of(default_collate([data[row] for row in own.tolist()])) if len(own) else Batch(None, own)
+        return replace(batch, num_parts=num_parts)
+
+    def items(number: int, first: int) -> Iterator[Batch]:
+        return map(part, epoch_order(num_data, number, seed).split(batch_size)[first:])
+
+    return Batches(num_data, whole.num_batches, items)
+
+
+def _sampled(loader: DataLoader[Any], whole: Batches, num_ranks: int) -> Batches:
+    """Batches of torch's loader, whose sampler gives each process rows of its own."""
+    sampler: Any = loader.sampler
+
+    def items(number: int, first: int) -> Iterator[Batch]:
+        sampler.set_epoch(number)
+        return (replace(batch, num_parts=num_ranks) for batch in whole.epoch(number, first))
+
+    rows = min(len(sampler.dataset), (whole.num_data or sampler.num_samples) * num_ranks)  # it may repeat some
+    return Batches(rows, whole.num_batches, items, may_draw=False)

@@ -24,9 +24,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, TensorDataset
 
-from dubio.data.batches import Batch
+from dubio.data.batches import Batch, Loader
 from dubio.data.examples import Examples, scaled
-from dubio.data.loading import Loader
 
 __all__ = ["DataFingerprint", "fingerprint_of", "fingerprint_of_batches", "order_of"]
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from dubio.data.errors import DataError
+from dubio.data.files import DataError
 
 __all__ = ["parse_pickle"]
 

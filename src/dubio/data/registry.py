@@ -2,42 +2,120 @@
 
 Datasets in files live in torchvision's layout under one folder: the one given, else the one that ``DUBIO_DATA`` names,
 else ``data``. A path may stand wherever a name may: a folder of images by class, or a table.
+
+Unseen data: classes that were kept from training, and the datasets that the papers hold against each other.
+
+Small datasets that need no files: digits and diabetes, which come with scikit-learn, a curve and a plane to draw.
+
+Every call gives the same data; a generator of one's own gives others.
 """
 
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dubio.checks import did_you_mean
-from dubio.data.cifar import CIFAR10, CIFAR100
-from dubio.data.downloads import download as download_file
-from dubio.data.encoding import TableEncoder
-from dubio.data.errors import DataError
-from dubio.data.examples import Examples, Splits
-from dubio.data.image_folder import read_image_folder
-from dubio.data.mnist import FASHIONMNIST, KMNIST, MNIST
-from dubio.data.omniglot import OMNIGLOT
-from dubio.data.splitting import TENTH, with_validation
-from dubio.data.stored import Part, StoredSet
-from dubio.data.tables import NAMED_COLUMNS, TABLES, read_table, read_unseen_table
-from dubio.data.targets import Task
-from dubio.data.toy import clusters, curve, diabetes, digits
+import torch
+from torch import Tensor
 
-__all__ = ["NAMES", "Status", "data_folder", "fetch", "find_name", "load", "load_test", "load_unseen", "status"]
+from dubio import functional
+from dubio.checks import did_you_mean
+from dubio.data.columns import Task
+from dubio.data.encoder import TableEncoder
+from dubio.data.examples import TENTH, Examples, Splits, split_three_ways, with_validation
+from dubio.data.files import DataError
+from dubio.data.image_files import read_image_folder
+from dubio.data.image_sets import CIFAR10, CIFAR100, FASHIONMNIST, KMNIST, MNIST, OMNIGLOT
+from dubio.data.stored import Part, StoredSet, download as download_file
+from dubio.data.tables import NAMED_COLUMNS, TABLES, read_table, read_unseen_table
+
+__all__ = [
+    "NAMES",
+    "Status",
+    "data_folder",
+    "fetch",
+    "find_name",
+    "load",
+    "load_test",
+    "load_unseen",
+    "status",
+    "OOD_PAIRS",
+    "held_out_classes",
+    "ood_sets",
+    "CLUSTER_CENTRES",
+    "CLUSTER_STD",
+    "clusters",
+    "curve",
+    "diabetes",
+    "diabetes_table",
+    "digits",
+    "standardised",
+]
+
 
 STORED: dict[str, StoredSet] = {
     dataset.name: dataset for dataset in (MNIST, FASHIONMNIST, KMNIST, OMNIGLOT, CIFAR10, CIFAR100)
 }
+
+
+def digits(validation: int | float = TENTH) -> Splits:
+    """The 1797 handwritten digits of scikit-learn, grey 8x8, pixels in [0, 1]; a quarter is for testing."""
+    images, labels = _scikit_learn("digits")
+    inputs = torch.tensor(images / 16.0, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    return split_three_ways(Examples(inputs, torch.tensor(labels).long(), tuple("0123456789"), "digits"), validation)
+
+
+def diabetes(validation: int | float = TENTH) -> Splits:
+    """How far the disease of 442 patients went in a year, from ten measurements; a quarter is for testing.
+
+    Inputs and targets are standardised, by the mean and standard deviation of all that is not for testing.
+    """
+    table = diabetes_table()
+    seen = split_three_ways(table, validation=0).train
+    assert seen is not None
+    return split_three_ways(standardised(table, seen), validation)
+
+
+def curve(
+    validation: int | float = TENTH, *, num_points: int = 1000, generator: torch.Generator | None = None
+) -> Splits:
+    """Points of the regression curve (E-29): inputs uniform in [0, 0.5], noise of standard deviation 0.02.
+
+    The test part is the curve without noise on a grid over [-0.2, 1.2], most of which training never sees.
+    """
+    generator = generator or torch.Generator().manual_seed(0)
+    x = 0.5 * torch.rand(num_points, 1, generator=generator)
+    noise = NOISE_STD * torch.randn(num_points, 1, generator=generator)
+    grid = torch.linspace(-0.2, 1.2, 281)[:, None]
+    train = Examples(x, functional.uncertainty.regression_curve(x, noise), name="curve")
+    test = Examples(grid, functional.uncertainty.regression_curve(grid, torch.zeros_like(grid)), name="curve")
+    return with_validation(train, test, validation)
+
+
+def clusters(
+    validation: int | float = TENTH, *, num_points: int = 1000, generator: torch.Generator | None = None
+) -> Splits:
+    """Points of the plane in two classes: a purple cluster, and four red ones around it that overlap it.
+
+    Both classes are equally likely, and so are the four clusters. The test part is as large as the training part.
+    """
+    generator = generator or torch.Generator().manual_seed(0)
+    train, test = (_plane(num_points, generator) for _ in range(2))
+    return with_validation(train, test, validation)
+
+
 EMBEDDED: dict[str, tuple[Callable[[int | float], Splits], str]] = {
     "digits": (digits, "1,797 digits, 8x8 grey"),
     "diabetes": (diabetes, "442 patients, regression"),
     "curve": (curve, "1,000 points, regression"),
     "clusters": (clusters, "1,000 points of 2 classes"),
 }
+
+
 NAMES = (*STORED, *EMBEDDED)
+
 
 Source = str | os.PathLike[str]
 
@@ -237,3 +315,99 @@ def _status(dataset: StoredSet, where: Path) -> Status:
     state: Literal["present", "incomplete", "missing"]
     state = "present" if not missing else "missing" if len(missing) >= len(files) else "incomplete"
     return Status(dataset.name, dataset.what, state, dataset.place, missing)
+
+
+OOD_PAIRS: dict[str, tuple[str, ...]] = {
+    "mnist": ("fashionmnist", "kmnist", "omniglot"),
+    "fashionmnist": ("mnist",),
+    "cifar10": ("cifar100",),
+    "cifar100": ("cifar10",),
+}
+"""What a network that was trained on a dataset has never seen, in images of the same shape."""
+
+
+def held_out_classes(examples: Examples, classes: Sequence[int | str]) -> tuple[Examples, Examples]:
+    """Split off the examples of some classes, given by label or name: the known ones, then the unseen ones.
+
+    In each of the two, labels are counted from 0 anew, in the old order, and classes keep their names.
+    """
+    if not examples.classes:
+        raise ValueError(f"{examples.name} must have classes to hold some out, got a regression")
+    unseen = {_label(examples, wanted) for wanted in classes}
+    known = [label for label in range(len(examples.classes)) if label not in unseen]
+    if not unseen or not known:
+        raise ValueError(
+            f"classes must be some of the {len(examples.classes)} classes of {examples.name}, but not all, "
+            f"got {list(classes)}"
+        )
+    return _only(examples, known), _only(examples, sorted(unseen))
+
+
+def ood_sets(name: str, *, folder: str | os.PathLike[str] | None = None, download: bool = False) -> dict[str, Examples]:
+    """The test parts of the datasets that a network trained on ``name`` has never seen, by their names."""
+    found = find_name(name)
+    if found not in OOD_PAIRS:
+        raise ValueError(f"unseen data are known for {', '.join(OOD_PAIRS)}, got {name!r}; load others by name or path")
+    return {other: load_test(other, folder=folder, download=download) for other in OOD_PAIRS[found]}
+
+
+def _label(examples: Examples, wanted: int | str) -> int:
+    if isinstance(wanted, str) and wanted in examples.classes:
+        return examples.classes.index(wanted)
+    if not isinstance(wanted, str) and 0 <= wanted < len(examples.classes):
+        return wanted
+    raise ValueError(
+        f"classes must be names, or labels from 0 to {len(examples.classes) - 1}, of {examples.name}, got {wanted!r}"
+    )
+
+
+def _only(examples: Examples, labels: list[int]) -> Examples:
+    """The examples with these labels, renumbered."""
+    number = torch.full((len(examples.classes),), -1, device=examples.targets.device)
+    number[labels] = torch.arange(len(labels), device=number.device)
+    renumbered = number[examples.targets]
+    kept = renumbered >= 0
+    classes = tuple(examples.classes[label] for label in labels)
+    return replace(examples, inputs=examples.inputs[kept], targets=renumbered[kept], classes=classes)
+
+
+CLUSTER_CENTRES = ((0.0, 0.0), (2.0, 0.0), (0.0, 2.0), (-2.0, 0.0), (0.0, -2.0))
+"""The purple cluster, then the four red ones around it."""
+
+
+CLUSTER_STD = 0.52
+"""At this width the best possible classifier is right in 95 % of cases (tested by numerical integration)."""
+
+
+NOISE_STD = 0.02
+
+
+def diabetes_table() -> Examples:
+    """All patients of ``diabetes``, with measurements and targets in the units that they were taken in."""
+    inputs, targets = (torch.tensor(values, dtype=torch.float32) for values in _scikit_learn("diabetes", scaled=False))
+    return Examples(inputs, targets[:, None], name="diabetes")
+
+
+def standardised(table: Examples, seen: Examples) -> Examples:
+    """Inputs and targets in standard deviations from the mean, both of those examples that may be seen."""
+    inputs, targets = _standardised(table.inputs, seen.inputs), _standardised(table.targets, seen.targets)
+    return replace(table, inputs=inputs, targets=targets)
+
+
+def _standardised(values: Tensor, seen: Tensor) -> Tensor:
+    return (values - seen.mean(dim=0)) / seen.std(dim=0)
+
+
+def _plane(num_points: int, generator: torch.Generator) -> Examples:
+    labels = torch.randint(2, (num_points,), generator=generator)
+    which = labels * torch.randint(1, 5, (num_points,), generator=generator)
+    noise = CLUSTER_STD * torch.randn(num_points, 2, generator=generator)
+    return Examples(torch.tensor(CLUSTER_CENTRES)[which] + noise, labels, ("purple", "red"), "clusters")
+
+
+def _scikit_learn(name: str, **options: Any) -> Any:
+    try:
+        from sklearn import datasets  # type: ignore[import-untyped, unused-ignore]
+    except ImportError as error:
+        raise ImportError(f"{name} comes with scikit-learn, which is missing: pip install scikit-learn") from error
+    return getattr(datasets, f"load_{name}")(return_X_y=True, **options)

@@ -30,9 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dubio.codec import RecordError, parse_json, read_value
-from dubio.data.columns import TableChunk, finite_number, is_missing
-from dubio.data.errors import DataError
-from dubio.data.targets import TYPING_ERRORS, Target, encode_targets
+from dubio.data.columns import TYPING_ERRORS, TableChunk, Target, encode_targets, finite_number, is_missing
+from dubio.data.files import DataError
 
 __all__ = ["Encoded", "TableColumn", "TableEncoder", "fit_encoder", "remarks_as_text"]
 

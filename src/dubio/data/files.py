@@ -2,9 +2,12 @@
 
 What an archive claims to hold is compared with a limit before it is inflated, and what comes out while it is: neither a
 size in a header nor the ratio of a compression is believed (``tests/data/test_archives.py``).
+
+What the readers raise when a file does not hold what it should, and what they warn of.
 """
 
 import gzip
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -13,12 +16,23 @@ from typing import Any
 
 from dubio._engine import available_memory, memory_in_words
 from dubio.codec import open_regular
-from dubio.data.errors import DataError
 
-__all__ = ["LIMIT", "check_members", "check_room", "read_tar", "read_zip"]
+__all__ = [
+    "LIMIT",
+    "check_members",
+    "check_room",
+    "read_tar",
+    "read_zip",
+    "DataError",
+    "DataWarning",
+    "TableWarning",
+]
+
 
 LIMIT = 256 * 2**20
 """No archive of the datasets here holds more, and no file of them is larger; what claims to be is not inflated."""
+
+
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """The two ways of a zip archive that are inflated a part at a time."""
 
@@ -108,3 +122,41 @@ def _inflated(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 def _check_size(size: int, file: str) -> None:
     if size > LIMIT:
         raise DataError(f"{file} must hold at most {LIMIT} bytes, got {size} or more; this is not the official file")
+
+
+OPTION = re.compile(r"\{(target|task|drop|delimiter)(?:=([^{}]*))?\}")
+
+
+class DataError(ValueError):
+    """A file that is damaged, foreign or not what its name says; the message names it and what is wrong.
+
+    Args:
+        problem: what is wrong.
+        advice: what to do. An option is written ``{task=regression}`` or ``{target}``: the message has it as an
+            argument, ``task='regression'``, and ``on_command_line`` as an option, ``--task regression``.
+    """
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        texts = [OPTION.sub(spell, advice) for spell in (_as_argument, _as_option)]
+        self.on_command_line = f"{problem}; {texts[1]}" if advice else problem
+        super().__init__(f"{problem}; {texts[0]}" if advice else problem)
+
+
+class DataWarning(UserWarning):
+    """Data that were changed while they were read; the message says what and how."""
+
+
+class TableWarning(UserWarning):
+    """Rows of a table hold what the rows that its encoder was fitted on did not."""
+
+
+def _as_argument(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    if value is None:
+        return name
+    return f"{name}={[value]!r}" if name == "drop" else f"{name}={value!r}"
+
+
+def _as_option(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    return f"--{name}" if value is None else f"--{name} {value}"
