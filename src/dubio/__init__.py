@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from dubio.nn import divergence
     from dubio.objectives import Adversarial, Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
     from dubio.persistence import load, save
-    from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
+    from dubio.prediction import ClassPredictive, Predictive, RealPredictive
+    from dubio.prediction.predict import predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
     from dubio.pruning import Pruning, prune
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, Steps, TensorBoard, fit

@@ -1,5 +1,6 @@
 """Images of a prediction channels last: where a device is faster so, and a network gives the same."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ import dubio
 from dubio._engine import memory as devices
 from dubio._engine.passes import is_transformed
 from dubio._engine.probe import LoopOnlyError
-from dubio.prediction import layout
+
+layout = importlib.import_module("dubio.prediction.predict")
 
 IMAGES = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(1))
 
@@ -215,8 +217,8 @@ def test_a_network_that_changes_its_inputs_changes_each_once(gpu: None, monkeypa
         def forward(self, images: Tensor, shift: Tensor | None = None) -> Tensor:
             return super().forward(images.sub_(1.0), None if shift is None else shift.add_(1.0))
 
-    monkeypatch.setattr("dubio.prediction.sizing.WORTH_A_TRIAL", 1)
-    monkeypatch.setattr("dubio.prediction.sizing.MODEST_ROWS", 4)
+    monkeypatch.setattr("dubio.prediction.inputs.WORTH_A_TRIAL", 1)
+    monkeypatch.setattr("dubio.prediction.inputs.MODEST_ROWS", 4)
     model = dubio.Bayes().convert(Shifting(flattened))
     with dubio.noise_off():
         found = predicted(model, IMAGES.clone())

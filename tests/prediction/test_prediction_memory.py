@@ -1,5 +1,6 @@
 """Predictions within a memory limit: rows that were chosen fit, draws that are kept count, and rows give way."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from torch import Tensor, nn
 
 import dubio
 from dubio._engine.memory import Footprint
-from dubio.prediction import predicting
-from dubio.prediction.reading import Block
-from dubio.prediction.streaming import statistics_for
+from dubio.prediction.inputs import Block
+from dubio.prediction.predictive import statistics_for
 from networks import mlp
+
+predicting = importlib.import_module("dubio.prediction.predict")
 
 KIB, MIB = 2**10, 2**20
 

@@ -1,5 +1,6 @@
 """Data that ``predict`` reads as it goes: the same prediction as from one tensor, and never all of it in memory."""
 
+import importlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,9 +27,10 @@ from torch.utils.data import (
 import dubio
 from dubio.data.batches import Loader
 from dubio.data.examples import Examples
-from dubio.prediction import predicting
-from dubio.prediction.reading import Block, blocks_of
+from dubio.prediction.inputs import Block, blocks_of
 from networks import Attention, TwoInputs, mlp
+
+predicting = importlib.import_module("dubio.prediction.predict")
 
 ROWS = 75  # two blocks of noise and a part of one
 BYTES_OF_A_ROW = 4 * 5

@@ -1,5 +1,6 @@
 """Precision and batch size: what they may change, and what they must not."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from torch import Tensor, nn
 
 import dubio
 from dubio._engine.planner import plans
-from dubio.prediction import sizing, soundness
-from dubio.prediction.reading import blocks_of
-from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
+from dubio.prediction import inputs as sizing
+from dubio.prediction.inputs import MODEST_ROWS, blocks_of, rows_at_a_time
 from networks import mlp
+
+soundness = importlib.import_module("dubio.prediction.predict")
 
 MANY = 1000
 

@@ -2,56 +2,91 @@
 
 Every prediction has a seed, drawn where none is given, so that one draw is one function over all inputs and the
 prediction can be repeated. Draws run in eval mode; the network's mode is put back afterwards.
+
+Images of a prediction channels last, where a GPU convolves them faster and the network takes it.
+
+A network may not: ``x.view(len(x), -1)`` wants its rows in one piece, and some operators cannot be mapped so. It is
+tried on a few rows in either layout, once, and must give the same in the same way; else images stay as they are. The
+network itself is not touched: filters are small, and a convolution lays them out as its images lie.
+
+Whether a network gave numbers: outputs are looked at as they come, and asked about as seldom as possible.
+
+On a CPU a NaN is told at once. On other devices each question would wait for all work sent there, so the rows that went
+wrong are marked there and asked about once, when the draws are done.
 """
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
-from typing import get_args
+from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dubio._engine import (
     STATE,
+    Call,
     DoesNotFitError,
     Estimator,
     Executor,
     Inputs,
+    Numbers,
     Precision,
     Use,
     Using,
+    channels_last,
     check_num_samples,
     check_precision,
     computing_in,
     device_of,
     eval_mode,
     free_memory,
+    image_channels,
+    is_faster_channels_last,
     is_out_of_memory,
     is_plain,
+    map_draws,
     memory_budget,
     new_seed,
+    one_draw,
+    same_numbers,
+    settings_for_run,
+    signature,
     stream,
+    unchanged,
     warn_of_plain,
 )
 from dubio.calibrators import Decisions, decisions_of
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
 from dubio.nn import num_members
-from dubio.prediction.layout import forget_layout, with_images_laid_out
-from dubio.prediction.predictive import ClassPredictive, Predictive, joined, moved
-from dubio.prediction.reading import Block, Readable, blocks_of, is_in_memory
-from dubio.prediction.sizing import MODEST_ROWS, rows_at_a_time
-from dubio.prediction.soundness import Soundness, UnsoundError
-from dubio.prediction.streaming import statistics_for
+from dubio.prediction.inputs import MODEST_ROWS, WORTH_A_TRIAL, Block, Readable, blocks_of, is_in_memory, rows_at_a_time
+from dubio.prediction.predictive import ClassPredictive, Predictive, joined, moved, statistics_for
 
-__all__ = ["predict", "predict_batches"]
+__all__ = [
+    "predict",
+    "predict_batches",
+    "forget_layout",
+    "with_images_laid_out",
+    "Soundness",
+    "UnsoundError",
+]
+
 
 SHARE_OF_INPUTS = 4
 """Inputs may take a quarter of what a chunk of draws may."""
+
+
 MOST_READ = 2**30
 """Bytes that are read ahead at most."""
+
+
 TIMES_CONSUMED = 12
 """Bytes that statistics take for a moment, in float64, for each byte of outputs in float32."""
+
+
 COPIES_OF_CLASSES, COPIES_OF_REAL = 2, 4
 """Draws that are kept are there as they come and joined; of real targets, means and deviations of the noise."""
 
@@ -338,3 +373,179 @@ def _seed(seed: int | None) -> int:
     if STATE.own.settings.seed is not None:
         return int(STATE.own.settings.seed)
     return int(new_seed(2**62))
+
+
+ROWS_TRIED = 2
+
+
+SHARE_OF_COPIES = 2
+"""A copy of the images may take one part in so many of what a chunk of draws may."""
+
+
+TOLERANCE = 0.05
+"""Of the largest output: algorithms for either layout round in other ways, and in tf32 not all of them do."""
+
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+"""Types of arguments beside tensors that say all about themselves."""
+
+
+_TAKEN: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def with_images_laid_out(
+    model: nn.Module, block: Block, num_samples: int, seed: int | None, executor: Executor = "auto"
+) -> Block:
+    """The same rows; images among them channels last, where that is faster and there is room for a copy."""
+    settings, tensors = STATE.own.settings, block.tensors()
+    device = tensors[0].device
+    worthwhile = is_faster_channels_last(device) and block.num_rows * num_samples >= WORTH_A_TRIAL
+    limited = settings.memory is not None  # for a run, with nothing beside it
+    if not worthwhile or limited or sum(leaf.nbytes for leaf in tensors) > memory_budget(device) // SHARE_OF_COPIES:
+        return block
+    lay_out = partial(channels_last, channels=image_channels(model))
+    few = block.first(ROWS_TRIED)
+    laid_out = few.changed(lay_out)
+    form = _form(few)
+    if form is None or _strides(laid_out) == _strides(few):
+        return block
+    looped = executor == "loop" or settings.mode == "off"
+    modules = tuple(type(module) for module in model.modules())
+    key = (form, modules, looped, settings.estimator, torch.is_autocast_enabled(device.type))
+    known = _TAKEN.setdefault(model, {})
+    taken = known.get(key)
+    if taken is None:
+        with same_numbers(model):
+            taken = _gives_the_same(model, few, laid_out, seed, looped)
+    if taken is not None:
+        known[key] = taken
+    return block.changed(lay_out) if taken else block
+
+
+def forget_layout(model: nn.Module) -> None:
+    """Lay out no images for a network any more: what a trial promised did not come true."""
+    _TAKEN[model] = dict.fromkeys(_TAKEN.get(model, {}), False)
+
+
+def _form(block: Block) -> tuple[Any, ...] | None:
+    """What a forward may go by beside numbers: structure, shapes and types of its arguments, and what is no tensor.
+
+    None where there are other things among them, which may change from call to call.
+    """
+    values = (block.args, block.kwargs)
+    is_plain = all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in pytree.tree_leaves(values))
+    return signature(values) if is_plain else None
+
+
+def _gives_the_same(model: nn.Module, block: Block, laid_out: Block, seed: int | None, looped: bool) -> bool | None:
+    """None where the network fails as it is: the run itself tells what is wrong, or that nothing is."""
+    try:
+        expected = _tried(model, block, seed, looped)
+    except Exception:
+        return None
+    try:
+        return _are_close(_tried(model, laid_out, seed, looped), expected)
+    except Exception as error:
+        return None if is_out_of_memory(error) else False
+
+
+def _tried(model: nn.Module, block: Block, seed: int | None, looped: bool) -> Any:
+    """Two mapped draws, or one where they are looped or cannot be mapped."""
+    if not looped:
+        try:
+            with unchanged(model):
+                return map_draws(_call(model, block, seed), Numbers(0, 2)).outputs
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+    with unchanged(model):
+        return one_draw(_call(model, block, seed), torch.zeros((), dtype=torch.int64, device="cpu"))[0]
+
+
+def _call(model: nn.Module, block: Block, seed: int | None) -> Call:
+    copied = block.copied()  # a network may change its inputs
+    return Call(model, copied.args, copied.kwargs, settings_for_run(seed))
+
+
+def _are_close(found: Any, expected: Any) -> bool:
+    """Whether all tensors agree in shape, mapped draws with mapped ones, and within ``TOLERANCE``."""
+    mine, others = _tensors(found), _tensors(expected)
+    return len(mine) == len(others) and all(_is_close(*pair) for pair in zip(mine, others, strict=True))
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    scale = torch.where(other.isfinite(), other.abs(), 0.0).amax()
+    return bool(((one == other) | ((one - other).abs() <= TOLERANCE * scale)).all())
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    leaves = pytree.tree_leaves(values)
+    return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel()]
+
+
+def _strides(block: Block) -> list[tuple[int, ...]]:
+    return [leaf.stride() for leaf in block.tensors()]
+
+
+TOLD_AT_ONCE = ("cpu",)
+"""Devices that asking costs nothing."""
+
+
+class UnsoundError(ValueError):
+    """A network gave no numbers."""
+
+
+class Soundness:
+    """Looks at the outputs for some batches, draw by draw; ``first_rows`` tells where each batch begins.
+
+    Minus infinity is a logit of probability zero, but no probability is left where all classes have it: ``class_axis``
+    says where classes lie in the output of one draw, of a network that tells any apart.
+    """
+
+    def __init__(self, first_rows: list[int], class_axis: int | None = None) -> None:
+        self._first_rows, self._class_axis = first_rows, class_axis
+        self._bad: dict[int, Tensor] = {}
+
+    def checked(self, number: int, outputs: Any) -> Tensor:
+        """The outputs of batch ``number``, in float32 at least.
+
+        Raises:
+            TypeError: these are no tensor of floating point numbers.
+            UnsoundError: there are NaN or positive infinities among them, or rows without any class that is possible,
+                and they are on a CPU.
+        """
+        if not isinstance(outputs, Tensor):
+            raise TypeError(
+                f"the network must return a tensor, or an object with .logits, to predict with, "
+                f"got {type(outputs).__name__}"
+            )
+        if not outputs.is_floating_point():
+            raise TypeError(f"the network must return floating point outputs, got {outputs.dtype}")
+        bad = outputs.isnan() | outputs.isposinf()
+        if self._class_axis is not None and 1 - outputs.dim() < self._class_axis < outputs.dim() - 1:
+            axis = self._class_axis + 1 if self._class_axis > 0 else self._class_axis
+            bad = bad | outputs.isneginf().all(dim=axis, keepdim=True)
+        bad = bad.any(dim=0)
+        rows = bad.flatten(1).any(dim=1) if bad.dim() > 1 else bad.reshape(-1)
+        self._bad[number] = rows | self._bad[number] if number in self._bad else rows
+        if outputs.device.type in TOLD_AT_ONCE:
+            self.check()
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+    def check(self) -> None:
+        """Raise where any row went wrong since the last time.
+
+        Raises:
+            UnsoundError: it did.
+        """
+        found, self._bad = self._bad, {}
+        if not found or not bool(torch.cat(list(found.values())).any()):
+            return
+        bad = [
+            row + self._first_rows[number]
+            for number, rows in found.items()
+            for row in rows.nonzero().flatten().tolist()
+        ]
+        raise UnsoundError(f"the network gave NaN or infinity for inputs without NaN, rows {bad[:5]}")
