@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dubio import version
-from dubio.persistence import Record
+from dubio.codec import Record
 from dubio_lab.spec import Variant
 
 __all__ = ["Curve", "Findings", "Measured", "Result", "commit_here"]

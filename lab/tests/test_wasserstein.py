@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.data.examples import Examples, Splits
+from dubio.io import from_json
 from dubio.methods.method import Deterministic
 from dubio.methods.se_snn import SeSnn
 from dubio.methods.wasserstein import Wasserstein
 from dubio.objectives import BootstrapHard, BootstrapSoft
-from dubio.persistence.values import from_json
 from dubio_lab import load_spec
 from dubio_lab.protocols import Trial, embeddings, noised_networks, wrong_labels
 from dubio_lab.protocols.noised_networks import train_network

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
         evaluation,
         flows,
         functional,
+        io as io,
         likelihoods,
         methods,
         models,
         nn as nn,
         objectives,
-        persistence,
         pictures,
         prediction,
         priors,
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from dubio.convert.spec import spec
     from dubio.deciding import abstain, calibrate, conformal
     from dubio.evaluation import Evaluation, evaluate
+    from dubio.io import load, save
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
     from dubio.methods import Bayes, Deterministic, Dropout, Ensemble, Flow, InputNoise, Pni, SeSnn, Vib, Wasserstein
     from dubio.nn import divergence
     from dubio.objectives import Adversarial, Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
-    from dubio.persistence import load, save
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive
     from dubio.prediction.predict import predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
@@ -104,7 +104,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "models": (),
     "objectives": ("Adversarial", "Alpha", "BootstrapHard", "BootstrapSoft", "Elbo", "Loss"),
-    "persistence": ("load", "save"),
+    "io": ("load", "save"),
     "pictures": (),
     "prediction": ("ClassPredictive", "Predictive", "RealPredictive", "predict"),
     "priors": ("CentredNormal", "Normal", "ScaleMixture"),

@@ -4,6 +4,13 @@ Every record of a run is read by ``parse_json``, which is stricter than ``json.l
 numbers that a float or a 64-bit integer cannot hold, duplicate keys, deep nesting and huge files. ``read_value`` turns
 the result into a frozen value and checks the type of each field. Whatever a file holds, the error is a ``RecordError``
 that names it (``tests/test_codec.py``).
+
+Records: frozen values that go to a JSON file and back, with a format that says which kind they are; and metrics.
+
+Commands that made a run's network what it is, beside training: they stand in ``commands.jsonl``, oldest first.
+
+``dubio calibrate``, ``abstain`` and ``conformal`` add a line to their run. ``dubio prune`` gives the new run those that
+pruned its source, and its own. Training anew forgets them, since it begins with the network as it was trained.
 """
 
 import contextlib
@@ -13,12 +20,14 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import stat
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, ClassVar, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
     "UNFINISHED",
@@ -39,16 +48,34 @@ __all__ = [
     "remove_unfinished",
     "unfinished_file",
     "write_atomically",
+    "Record",
+    "read_history",
+    "Command",
+    "forget_commands",
+    "read_commands",
+    "write_commands",
 ]
+
 
 T = TypeVar("T")
 
+
 MAX_DEPTH = 64
+
+
 MAX_BYTES = 128 * 2**20
+
+
 MAX_SHOWN = 200
 """Characters of a wrong value that a message repeats."""
+
+
 INTEGERS = range(-(2**63), 2**64)
+
+
 UNFINISHED = ".unfinished-"
+
+
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -56,6 +83,8 @@ KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
+
+
 UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and newline, marks that change the direction of text, and surrogates."""
 
@@ -429,3 +458,91 @@ def _short(text: str) -> str:
 def _check_mode(path: Path, mode: int, error: type[ValueError]) -> None:
     if not stat.S_ISREG(mode):
         raise error(f"{path} must be a regular file, got {KINDS.get(stat.S_IFMT(mode), 'something else')}")
+
+
+R = TypeVar("R", bound="Record")
+
+
+class Record:
+    """What all records share; each is a frozen dataclass of plain values."""
+
+    format: ClassVar[str]
+    """The first field of the file."""
+    called: ClassVar[str]
+    """What messages call it: ``an evaluation``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"format": self.format, **asdict(self)}  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls: type[R], data: Any) -> R:
+        """Back from JSON."""
+        if not isinstance(data, dict) or data.get("format") != cls.format:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise RecordError(f"{cls.called} must have format {cls.format!r}, got {found!r}")
+        return read_value(cls, {name: value for name, value in data.items() if name != "format"})
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file, whole or not at all."""
+        write_atomically(Path(path), f"{dump_json(self.to_json(), indent=1)}\n".encode())
+
+    @classmethod
+    def load(cls: type[R], path: str | Path) -> R:
+        """Read it from a file."""
+        content = read_file(Path(path), MAX_BYTES)
+        try:
+            return cls.from_json(parse_json(content, "it"))
+        except ValueError as error:
+            raise RecordError(f"{path} does not hold {cls.called}: {error}") from error
+
+
+def read_history(file: Path) -> tuple[dict[str, Any], ...]:
+    """The metrics of all epochs in ``metrics.jsonl``; none where there is no file."""
+    history = tuple(read_json_lines(file, nan_is_null=True)) if file.exists() else ()
+    for number, metrics in enumerate(history, start=1):
+        if not fits(int, metrics.get("epoch")):
+            raise RecordError(f"{file} must have an epoch in every line; was it written by dubio train?")
+        check_fields(metrics, dict.fromkeys(metrics, float | None), f"line {number} of {file}")
+    return history
+
+
+FILE = "commands.jsonl"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, and the run whose network it began with."""
+
+    line: str
+    run: str
+
+    @property
+    def kind(self) -> str:
+        """The command's own name: ``calibrate``, ``prune``."""
+        return shlex.split(self.line)[1]
+
+
+def read_commands(folder: Path) -> tuple[Command, ...]:
+    """The commands of a run; none where it has no such file."""
+    file = folder / FILE
+    if not file.exists():
+        return ()
+    try:
+        found = tuple(read_value(Command, line) for line in read_json_lines(file, whole=True))
+        if not all(shlex.split(command.line)[:1] == ["dubio"] and command.kind for command in found):
+            raise ValueError("every line must hold a command of dubio")
+    except (ValueError, IndexError) as error:
+        reason = str(error).removeprefix(f"{file} cannot be read: ")
+        raise RecordError(f"{file} cannot be read: {reason}; without it, reports leave these commands out") from error
+    return found
+
+
+def write_commands(folder: Path, commands: tuple[Command, ...]) -> None:
+    """Keep the commands of a run, in the place of those that are there."""
+    write_atomically(folder / FILE, "".join(f"{dump_json(asdict(command))}\n" for command in commands).encode())
+
+
+def forget_commands(folder: Path) -> None:
+    """Remove the file of a run whose network is another now."""
+    (folder / FILE).unlink(missing_ok=True)

@@ -24,12 +24,12 @@ from contracts.method_table import CLASSES, METHOD_TABLE, NETWORKS, Row
 from dubio._engine.planner import plans
 from dubio._engine.settings import Using
 from dubio.convert.randomise import random_names
+from dubio.io import from_json, to_json
 from dubio.methods import METHODS
 from dubio.nn.heads import GaussianHead, WassersteinHead
 from dubio.nn.noise_layers import RandomDropout
 from dubio.nn.rewrite import Noised
 from dubio.nn.sources import noise_parameters, sources
-from dubio.persistence.values import from_json, to_json
 from networks import Filter
 
 ROWS = 6

@@ -13,7 +13,7 @@ import dubio
 from dubio import functional
 from dubio.calibrators import Decisions, decisions_of
 from dubio.functional.uncertainty import entropy
-from dubio.persistence.values import from_json, to_json
+from dubio.io import from_json, to_json
 
 SCALING = dubio.VectorScaling((1.5, 0.5, 1.0, 2.0), (0.3, -0.2, 0.0, 0.1), "a")
 THRESHOLD = dubio.Threshold(

@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 from dubio.calibrators import DecisionWarning
 from dubio.cli.commands import app
+from dubio.codec import Command, write_commands
 from dubio.evaluation.values import Evaluation
-from dubio.persistence.command_log import Command, write_commands
-from dubio.persistence.files import identity_of
+from dubio.io import identity_of
 from dubio.reporting.reading import read_run
 from dubio.reporting.reproducing import reproduction
 

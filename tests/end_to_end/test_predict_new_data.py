@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.persistence.files import load, save
+from dubio.io import load, save
 
 
 def invoke(*arguments: object) -> Result:

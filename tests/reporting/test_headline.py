@@ -10,7 +10,7 @@ import torch
 
 from dubio.evaluation.comparison import pack
 from dubio.evaluation.values import DataRecord, Estimate
-from dubio.persistence.files import Identity
+from dubio.io import Identity
 from dubio.reporting.headline import headlines
 from dubio.reporting.reading import read_runs
 from dubio.reporting.summarising import summarise, unpaired

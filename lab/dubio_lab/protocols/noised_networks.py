@@ -12,10 +12,10 @@ from torch import nn
 
 from dubio.convert import spec
 from dubio.data import Examples
+from dubio.io import from_json
 from dubio.methods import Method
 from dubio.models import build
 from dubio.objectives import BootstrapHard, BootstrapSoft, Objective
-from dubio.persistence import from_json
 from dubio.training import Steps, fit
 from dubio_lab.protocols.trial import Trial
 

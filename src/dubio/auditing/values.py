@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from dubio.attacks import Accuracy
-from dubio.persistence import Record
+from dubio.codec import Record
 
 __all__ = [
     "BudgetName",

@@ -14,10 +14,11 @@ from dubio.cli.answers import say
 from dubio.cli.command_lines import command_line
 from dubio.cli.folders import MODEL, find_run, load_model
 from dubio.cli.ordering import load_splits, read_encoder, read_order
+from dubio.codec import Command, read_commands, write_commands
 from dubio.convert import change_spec
 from dubio.data import Examples
 from dubio.evaluation import Evaluation
-from dubio.persistence import Command, locked, read_commands, write_commands
+from dubio.io import locked
 from dubio.prediction import ClassPredictive
 
 __all__ = ["abstain", "calibrate", "conformal"]

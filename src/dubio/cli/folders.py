@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from dubio.checks import did_you_mean
-from dubio.codec import RecordError, check_fields, printable, read_object
-from dubio.persistence import Identity, identity_of, load as load_network, read_commands, read_history
+from dubio.codec import RecordError, check_fields, printable, read_commands, read_history, read_object
+from dubio.io import Identity, identity_of, load as load_network
 
 __all__ = [
     "Summary",

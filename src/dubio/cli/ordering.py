@@ -17,7 +17,7 @@ from torch import nn
 from dubio._engine import Precision
 from dubio.checks import did_you_mean
 from dubio.cli.fields import make_method
-from dubio.codec import MAX_BYTES, dump_json, read_file, read_object, read_value, write_atomically
+from dubio.codec import MAX_BYTES, dump_json, forget_commands, read_file, read_object, read_value, write_atomically
 from dubio.data import (
     CropAndFlip,
     DataError,
@@ -31,10 +31,10 @@ from dubio.data import (
     load,
     parse_label_noise,
 )
+from dubio.io import locked, save
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.models import build, standardised
 from dubio.objectives import Loss
-from dubio.persistence import forget_commands, locked, save
 from dubio.training import ALONE, Callback, Processes, Run, fit
 
 __all__ = [

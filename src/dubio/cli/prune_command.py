@@ -16,11 +16,21 @@ from dubio.cli.command_lines import command_line
 from dubio.cli.folders import CONFIG, METRICS, MODEL, check_name, find_run, load_model, network_of
 from dubio.cli.ordering import ENCODER, FILE, in_rows, load_splits, read_encoder, read_order
 from dubio.cli.terminal import PlainTable
-from dubio.codec import UNFINISHED, dump_json, flush, read_object, remove_unfinished, write_atomically
+from dubio.codec import (
+    UNFINISHED,
+    Command,
+    dump_json,
+    flush,
+    read_commands,
+    read_object,
+    remove_unfinished,
+    write_atomically,
+    write_commands,
+)
 from dubio.data import Examples
 from dubio.evaluation import figure
+from dubio.io import Identity, save
 from dubio.nn import num_trained
-from dubio.persistence import Command, Identity, read_commands, save, write_commands
 from dubio.pruning import Pruning, PruningPoint
 
 __all__ = ["RECORD", "measure", "prune", "told_of"]

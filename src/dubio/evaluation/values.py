@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import Any, ClassVar, Literal
 
+from dubio.codec import Record
 from dubio.evaluation.failures import failures
 from dubio.evaluation.words import METRICS, SCORE_WORDS, figure
-from dubio.persistence import Record
 
 __all__ = [
     "Bins",

@@ -15,8 +15,8 @@ from dubio._engine import Inputs, check_module, check_num_samples
 from dubio.convert import Where, change_spec, check_where, drop_decisions, spec
 from dubio.data import batches_from
 from dubio.deciding import check_unjudged
+from dubio.io import file_content
 from dubio.nn import removed_from
-from dubio.persistence import file_content
 from dubio.pruning.checks import check_budget, check_what, checked_by, example_for
 from dubio.pruning.measuring import BATCH_SIZE, judge, snr_density, step_seconds, with_threshold
 from dubio.pruning.trying import Cut, share_within

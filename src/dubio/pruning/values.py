@@ -6,7 +6,7 @@ Invariant: ``Pruning.from_json(pruning.to_json())`` equals the record (``tests/p
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from dubio.persistence import Record
+from dubio.codec import Record
 
 __all__ = ["By", "LayerPruning", "Pruning", "PruningPoint", "Removal", "SnrDensity", "What"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dubio.auditing import Audit
-from dubio.codec import RecordError, check_fields, read_object, read_value
+from dubio.codec import Command, RecordError, check_fields, read_commands, read_history, read_object, read_value
 from dubio.evaluation import Evaluation
-from dubio.persistence import Command, Identity, identity_of, read_commands, read_history
+from dubio.io import Identity, identity_of
 from dubio.reporting.records import AttackRecord, PruningRecord
 
 __all__ = ["RunRecord", "read_run", "read_runs"]

@@ -78,7 +78,7 @@ class AttackRecord:
     when: str = ""
     sha256_of_images: str = ""
     network: str | None = None
-    """The tensors that were attacked; see ``dubio.persistence.files.Identity``."""
+    """The tensors that were attacked; see ``dubio.io.Identity``."""
     file_name: str = "attack"
     """Of the record and of its images, without ending."""
 

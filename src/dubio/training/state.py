@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dubio._engine import generator_state, set_generator_state
 from dubio.codec import read_value
-from dubio.persistence import with_ties, without_ties
+from dubio.io import with_ties, without_ties
 from dubio.training.optimising import load_keeping_the_way
 from dubio.training.processes import Processes
 

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from dubio.codec import dump_json, read_json_lines, read_object, read_value, remove_unfinished, write_atomically
 from dubio.data import Batch, Batches, DataFingerprint
+from dubio.io import locked, save, without_ties
 from dubio.nn import num_trained
 from dubio.objectives import Objective
-from dubio.persistence import locked, save, without_ties
 from dubio.training.checkpoints import (
     CheckpointError,
     checkpoints_in,

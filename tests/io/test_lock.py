@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dubio.persistence import lock
-from dubio.persistence.lock import LOCK, locked
+from dubio import io as lock
+from dubio.io import LOCK, locked
 
 HOLD = """
 import sys
 from pathlib import Path
-from dubio.persistence.lock import locked
+from dubio.io import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -92,7 +92,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> 
 FORK = """
 import os, sys, time
 from pathlib import Path
-from dubio.persistence.lock import locked
+from dubio.io import locked
 with locked(Path(sys.argv[1])):
     child = os.fork()
     if not child:

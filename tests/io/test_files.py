@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dubio
-from dubio.persistence.files import HASHES, _hashes, identity_of
-from dubio.persistence.values import from_json, to_json
+from dubio.io import HASHES, _hashes, from_json, identity_of, to_json
 from networks import Residual, Tied
 
 INPUTS = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
@@ -283,7 +282,7 @@ def test_tensors_of_other_types_or_without_numbers_are_refused(path: Path, tenso
 
 
 def test_a_network_that_does_not_fit_into_memory_is_not_built(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubio.persistence.files.available_memory", lambda: 100)
+    monkeypatch.setattr("dubio.io.available_memory", lambda: 100)
     with pytest.raises(ValueError, match=r"takes 5\d\d B of memory to build, and 100 B are there"):
         dubio.load(path)
 

@@ -4,34 +4,82 @@ The metadata say how the network was made (method, likelihood, which layers), wh
 built it, and hashes: one of everything, and one of the tensors alone. Hashes find damage, not forgery: whoever can
 change the tensors can change the hash. No code runs on loading. The hashes also tell which network a file holds, before
 its tensors are read: ``identity_of``.
+
+Methods, priors, likelihoods and what was decided since as JSON, and back.
+
+A value is written as its class's name and its fields. Only the classes listed here are ever made from a file.
+
+Pruned tensors as a file holds them: the weights that are left, and one bit for every weight that there was.
+
+One mask serves all tensors of a parameter: mean, scale, centre. Tensors that were not pruned stay as they are.
+
+Invariant: what was packed comes back bit for bit, zero where weights were removed (``tests/io``).
+
+Tensors as a file can hold them: each once, on the CPU, sharing no memory.
+
+A lock on a run folder, so that two processes never write the same run.
+
+The lock is an ``flock`` on the file ``.lock`` in the folder. The operating system releases it when its process ends,
+however it ends, so a stale lock file blocks nothing. The file holds the number of the process and its host, for the
+message that another process gets. It is removed when the lock is released.
+
+Where the system has no ``flock`` (Windows), nothing is locked; a file system without locks gives a warning.
+
+Invariants: ``tests/io/test_lock.py``.
 """
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
+import os
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from dubio import calibrators as decisions, flows
 from dubio._engine import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
 from dubio.calibrators import Calibration, PredictionSets, Threshold
 from dubio.codec import RecordError, check_regular, dump_json, fits, parse_json, read_value, write_atomically
 from dubio.convert import change_spec, consists_of, is_norm, random_names, spec
-from dubio.likelihoods import Likelihood
+from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods import METHODS
 from dubio.models import architecture_of, build
-from dubio.nn import Removed, rebuild
-from dubio.persistence.packing import packed, unpacked
-from dubio.persistence.tensors import with_ties, without_ties
-from dubio.persistence.values import from_json, to_json
+from dubio.nn import Removed, masked_tensors, rebuild
+from dubio.priors import CentredNormal, Normal, ScaleMixture
 
-__all__ = ["Identity", "file_content", "identity_of", "load", "save"]
+__all__ = [
+    "Identity",
+    "file_content",
+    "identity_of",
+    "load",
+    "save",
+    "from_json",
+    "to_json",
+    "packed",
+    "unpacked",
+    "with_ties",
+    "without_ties",
+    "LOCK",
+    "locked",
+]
+
 
 FORMAT = "dubio-1"
+
+
 LATER: dict[str, Any] = {
     "calibration": Calibration | None,
     "threshold": Threshold | None,
@@ -40,9 +88,15 @@ LATER: dict[str, Any] = {
     "evaluated": tuple[str, ...],
 }
 """Fields of the record that come after conversion, with their types."""
+
+
 COUNTED = ("members", "num_planar", "num_mixing")
 """Fields of methods and of their parts that say how many modules there are, each with tensors of its own."""
+
+
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
 HASHES = ("sha256", "sha256_of_tensors")
 
 
@@ -288,3 +342,246 @@ def _hashes(described: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[str,
         whole.update(content)
         alone.update(content)
     return whole.hexdigest(), alone.hexdigest()
+
+
+LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
+
+
+PRIORS = (CentredNormal, Normal, ScaleMixture)
+
+
+SINCE = (*decisions.VALUES, Removed)
+"""What comes after conversion."""
+
+
+VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES, *SINCE)}
+
+
+BEFORE: dict[str, dict[str, Any]] = {"Bayes": {"beta": 1.0}}
+"""What stood for fields that files of earlier versions do not have, where the default is another now."""
+
+
+def to_json(value: Any) -> Any:
+    """A value as JSON."""
+    if dataclasses.is_dataclass(value) and type(value).__name__ in VALUES:
+        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"value": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [to_json(part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"cannot write {value!r} to a file")
+
+
+def from_json(data: Any) -> Any:
+    """The value that JSON stands for."""
+    if isinstance(data, list):
+        return tuple(from_json(part) for part in data)
+    if not isinstance(data, dict):
+        return data
+    name = data.get("value")
+    kind = VALUES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise RecordError(f"unknown value {name!r}; was the file written by a newer version?")
+    known = {field.name for field in dataclasses.fields(kind)}
+    unknown = set(data) - known - {"value"}
+    if unknown:
+        raise RecordError(f"unknown fields {sorted(unknown)} of {name}; was the file written by a newer version?")
+    hints = get_type_hints(kind)
+    values = {field: from_json(part) for field, part in data.items() if field != "value"}
+    for field, value in values.items():
+        if not fits(hints[field], value):
+            raise RecordError(f"{field} of {name} has a value of the wrong kind, {value!r}")
+    return kind(**BEFORE.get(kind.__name__, {}) | values)
+
+
+def packed(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a network, those that have a mask without what was removed."""
+    small = dict(tensors)
+    for _, mask, names in masked_tensors(model):
+        removed = tensors[mask].numpy()
+        small[mask] = torch.from_numpy(np.packbits(removed))
+        small |= {name: tensors[name][~tensors[mask]] for name in names}
+    return small
+
+
+def unpacked(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors in the shapes that the network wants; refuses masks that do not fit it or what is left."""
+    wanted = model.state_dict()
+    whole = dict(tensors)
+    for parameter, mask, names in masked_tensors(model):
+        removed = _unpacked_mask(parameter, tensors.get(mask), wanted[mask].shape)
+        whole[mask] = removed
+        for name in names:
+            whole[name] = _filled(name, tensors.get(name), removed)
+    return whole
+
+
+def _unpacked_mask(parameter: str, bits: Tensor | None, shape: torch.Size) -> Tensor:
+    count = shape.numel()
+    if bits is None or bits.dtype != torch.uint8 or tuple(bits.shape) != (-(-count // 8),):
+        found = "none" if bits is None else f"{bits.dtype} of shape {tuple(bits.shape)}"
+        raise ValueError(f"the mask of {parameter} must have one bit for each of {count} weights, got {found}")
+    flat = np.unpackbits(bits.numpy())
+    if flat[count:].any():
+        raise ValueError(f"the mask of {parameter} must have one bit for each of {count} weights, got more")
+    return torch.from_numpy(flat[:count].astype(bool)).reshape(shape)
+
+
+def _filled(name: str, left: Tensor | None, removed: Tensor) -> Tensor:
+    count = removed.numel() - int(removed.sum())
+    if left is None or tuple(left.shape) != (count,):
+        found = "none" if left is None else f"shape {tuple(left.shape)}"
+        raise ValueError(f"{name} must hold the {count} weights that its mask leaves, got {found}")
+    whole = torch.zeros(removed.shape, dtype=left.dtype)
+    whole[~removed] = left
+    return whole
+
+
+def without_ties(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor once, and for tied names the one it is kept under."""
+    first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
+    kept: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and key in first:
+            tied[name] = first[key]
+            continue
+        first[key] = name
+        alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        own = tensor.detach().cpu().contiguous()
+        kept[name] = own if alone else own.clone()  # a view of another tensor, or of a part of one
+    return kept, tied
+
+
+def with_ties(tensors: dict[str, Tensor], tied: dict[str, str]) -> dict[str, Tensor]:
+    """All names again."""
+    return tensors | {name: tensors[original] for name, original in tied.items()}
+
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+LOCK = ".lock"
+
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+@dataclass
+class _Held:
+    """A lock that a thread of this process holds."""
+
+    descriptor: int
+    thread: int
+    depth: int = 1
+    """How many blocks of the thread are inside it."""
+
+
+_HELD: dict[Path, _Held] = {}
+
+
+_GUARD = threading.Lock()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run folder; refuse a folder that another process or thread holds.
+
+    A thread that holds the lock may take it again. The folder is created where it is missing, and removed again if it
+    is still empty at the end.
+    """
+    if fcntl is None:  # pragma: no cover - Windows
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+        return
+    key = Path(os.path.realpath(folder))
+    with _GUARD:
+        held = _HELD.get(key)
+        if held is not None and held.thread != threading.get_ident():
+            raise BlockingIOError(f"{folder} is in use by another thread of this process; wait until it has finished")
+        is_new = held is None and not folder.exists()
+        if held is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            _HELD[key] = _Held(_acquire(folder), threading.get_ident())
+        else:
+            held.depth += 1
+    try:
+        yield
+    finally:
+        with _GUARD:
+            _leave(key)
+        if is_new:
+            with contextlib.suppress(OSError):  # it holds a run now
+                folder.rmdir()
+
+
+def _acquire(folder: Path) -> int:
+    """The descriptor of the locked file."""
+    file = folder / LOCK
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, file):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+                return descriptor
+        except BlockingIOError:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            raise BlockingIOError(f"{folder} is in use by {holder}; wait until it has finished, or stop it") from None
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                warnings.warn(f"{folder} is not locked, {error}: do not train this run twice at once", stacklevel=4)
+                return descriptor
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the process that held it has removed the file meanwhile: lock the new one
+
+
+def _leave(key: Path) -> None:
+    held = _HELD.get(key)
+    if held is None:  # a forked child, which has forgotten its parent's locks
+        return
+    held.depth -= 1
+    if held.depth:
+        return
+    del _HELD[key]
+    if _is_at(held.descriptor, key / LOCK):  # removed first: once it is unlocked, it may be another's
+        with contextlib.suppress(OSError):
+            (key / LOCK).unlink()
+    os.close(held.descriptor)
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    """Whether an open file is the one that stands under its name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds the lock, as the file says."""
+    number, _, host = os.pread(descriptor, 200, 0).decode(errors="replace").strip().partition(" ")
+    if not number.isdigit():
+        return "another process"
+    return f"process {number}" + (f" on {host}" if host and host != socket.gethostname() else "")
+
+
+def _forget_locks() -> None:
+    """Close a parent's locks in a forked child, such as the worker of a loader, which may outlive the parent."""
+    global _GUARD
+    _GUARD = threading.Lock()  # another thread may have held it
+    for held in _HELD.values():
+        os.close(held.descriptor)
+    _HELD.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
