@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio._engine.precision import Precision
-from dubio.training.stepping import Step
+from dubio.training.steps import Step
 from peers.contestants import Kind, adam
 from peers.nets import Net
 

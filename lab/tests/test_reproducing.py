@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from dubio.cli.commands import app
-from dubio.training.health import BrokenLossError
+from dubio.training.diagnosis import BrokenLossError
 from dubio.version import hardware_of
 from dubio_lab import (
     Cell,

@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from dubio.prediction.predict import predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
     from dubio.pruning import Pruning, prune
-    from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, Steps, TensorBoard, fit
+    from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, Steps, TensorBoard
+    from dubio.training.fit import fit
 
 __version__ = VERSION
 

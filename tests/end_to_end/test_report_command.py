@@ -160,7 +160,7 @@ def test_another_distance_does_not_change_what_is_compared(runs: Path, tmp_path:
 def test_the_commands_of_a_report_tell_precision_speed_and_memory(
     speed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dubio.training.computing.BACKEND", "eager")
+    monkeypatch.setattr("dubio.training.batch_loss.BACKEND", "eager")
     options = ["--precision", "bf16", speed, "--memory", "1 GiB"]
     small = ["--model", "mlp:64-8-10", "--epochs", "1", "--runs", tmp_path]
     assert invoke("train", "one", *options, *small).exit_code == 0

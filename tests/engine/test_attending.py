@@ -14,7 +14,7 @@ import dubio
 from dubio._engine import vmap_rules as attending, vmap_rules as products
 from dubio._engine.planner import plans
 from dubio._engine.vmap_rules import attention
-from dubio.training.stepping import Step
+from dubio.training.steps import Step
 
 DRAWS, ROWS, HEADS, QUERIES, KEYS, WIDTH = 3, 4, 2, 5, 6, 8
 SHAPES = {2: (), 3: (ROWS,), 4: (ROWS, HEADS)}

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 
 import dubio
 from dubio._engine.planner import plans
-from dubio.training import computing
+from dubio.training import batch_loss as computing
 
 KINDS = {
     "1d": (nn.Conv1d, nn.ConvTranspose1d, (4, 2, 7)),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import dubio
 from dubio._engine.cuda_graphs import Captured
 from dubio.attacks.gradient import Apgd, Pgd
-from dubio.training.stepping import Step
+from dubio.training.steps import Step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.training import computing
+from dubio.training import batch_loss as computing
 from networks import mlp
 
 INPUTS = torch.rand(40, 6, generator=torch.Generator().manual_seed(1))

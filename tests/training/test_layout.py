@@ -12,8 +12,8 @@ import dubio
 from dubio._engine import memory as layout
 from dubio._engine.passes import joined_pass
 from dubio.nn.sources import Source
-from dubio.training import computing
-from dubio.training.layout import Layout
+from dubio.training import batch_loss as computing
+from dubio.training.batch_loss import Layout
 
 LABELS = torch.randint(3, (6,))
 

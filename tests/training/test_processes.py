@@ -24,10 +24,10 @@ from dubio.data.batches import Batch, CropAndFlip, Loader, batches_from, shared_
 from dubio.data.examples import Examples
 from dubio.objectives import Adversarial
 from dubio.training import checkpoints, processes, trainer
-from dubio.training.computing import Place
+from dubio.training.batch_loss import Place
 from dubio.training.processes import ALONE, LostProcessError, Processes, chosen_device
-from dubio.training.stepping import Step
-from dubio.training.validation import validate
+from dubio.training.steps import Step
+from dubio.training.trainer import validate
 from networks import Residual, mlp
 from several_processes import in_interpreters, in_processes, values
 from stopping import StopAfter

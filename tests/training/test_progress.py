@@ -2,7 +2,7 @@
 
 import pytest
 
-from dubio.training import progress
+from dubio.training import callbacks as progress
 
 METRICS = {"loss": 0.5, "divergence": 0.0, "seconds": 3.0}
 

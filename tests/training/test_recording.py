@@ -13,10 +13,9 @@ from torch import Tensor, nn
 import dubio
 from dubio.data.batches import Batch
 from dubio.objectives import Loss
-from dubio.training import recording
-from dubio.training.computing import Place
-from dubio.training.recording import Recording
-from dubio.training.stepping import Step
+from dubio.training import batch_loss as recording
+from dubio.training.batch_loss import Place, Recording
+from dubio.training.steps import Step
 
 
 class Called:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.training import recording
-from dubio.training.stepping import Step
+from dubio.training import batch_loss as recording
+from dubio.training.steps import Step
 from replayed_on_a_cpu import Replayed
 
 INPUTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))

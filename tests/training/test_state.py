@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dubio.training.checkpoints import Standing, own_state, pack, unpack
 from dubio.training.processes import Processes
-from dubio.training.state import Standing, own_state, pack, unpack
 
 NUM_GPUS = 4
 

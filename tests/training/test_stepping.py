@@ -13,13 +13,11 @@ from torch import Tensor, nn
 import dubio
 from dubio.attacks.gradient import Apgd, Pgd
 from dubio.data.batches import Batch
-from dubio.training import computing, stepping
-from dubio.training.computing import Place
-from dubio.training.health import BrokenLossError
-from dubio.training.optimising import load_keeping_the_way, make_capturable, match_layouts, set_learning_rates
-from dubio.training.shapes import MOST_CHANGES, OTHERS_TO_CHANGE, Shapes
-from dubio.training.stepping import Step
-from dubio.training.trial import TRIALS, Trial
+from dubio.training import batch_loss as computing, steps as stepping
+from dubio.training.batch_loss import MOST_CHANGES, OTHERS_TO_CHANGE, Place, Shapes
+from dubio.training.diagnosis import BrokenLossError
+from dubio.training.optimizers import load_keeping_the_way, make_capturable, match_layouts, set_learning_rates
+from dubio.training.steps import TRIALS, Step, Trial
 from networks import mlp
 
 INPUTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))
@@ -329,7 +327,7 @@ def test_a_compiled_step_that_fails_is_taken_eagerly_and_moves_statistics_once(t
 
 
 def test_a_trial_whose_compiled_steps_fail_ends_with_eager_ones(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubio.training.trial.LONG", 0.0)
+    monkeypatch.setattr("dubio.training.steps.LONG", 0.0)
     model = dubio.Deterministic().convert(OnlyForward()).train()
     step = Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters(), lr=0.1), num_steps=100)
     for _ in range(3 * TRIALS):
@@ -484,7 +482,7 @@ def test_the_trial_takes_turns_and_leaves_out_what_warms_up() -> None:
 
 
 def test_a_step_on_trial_learns_from_every_batch_and_settles(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubio.training.trial.LONG", 0.0)
+    monkeypatch.setattr("dubio.training.steps.LONG", 0.0)
     models = [make() for _ in range(2)]
     _, known = train(models[0], dubio.Elbo(40), False, num_steps=20)
     step = Step(

@@ -1,14 +1,11 @@
 """Training: data in, a trained network and a record out."""
 
+from dubio.training.callbacks import Callback, Interrupted, Run, TensorBoard
 from dubio.training.diagnosis import CollapseWarning
-from dubio.training.fitting import fit
-from dubio.training.keeping import Steps
+from dubio.training.fit import fit
 from dubio.training.processes import ALONE, LostProcessError, Processes, is_raised_by_all
-from dubio.training.settings import Schedule as Schedule
-from dubio.training.stepping import Fast, Step
-from dubio.training.tensorboard import TensorBoard
-from dubio.training.validation import validate as validate
-from dubio.training.values import Callback, Interrupted, Run
+from dubio.training.steps import Fast, Step, Steps
+from dubio.training.trainer import Schedule as Schedule, validate as validate
 
 __all__ = [
     "ALONE",

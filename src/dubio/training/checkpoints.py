@@ -5,21 +5,30 @@ all at once. Whatever ends the process, the newest complete checkpoint is found 
 ``sha256sum -c`` can check too, holds the hashes of its files, so that a file that was cut or changed later is noticed.
 The checkpoint before the newest one is kept, to go on from when the newest is damaged. Checkpoints of older versions
 have no hashes and are read without.
+
+Where a run stands: everything that, put back, makes it go on as if it had never stopped.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from dubio.codec import UNFINISHED, flush, read_object
+from dubio._engine import generator_state, set_generator_state
+from dubio.codec import UNFINISHED, flush, read_object, read_value
+from dubio.io import with_ties, without_ties
+from dubio.training.optimizers import load_keeping_the_way
+from dubio.training.processes import Processes
 
 __all__ = [
     "CheckpointError",
@@ -28,9 +37,16 @@ __all__ = [
     "read_checkpoint",
     "remove_checkpoints",
     "write_checkpoint",
+    "Standing",
+    "own_state",
+    "pack",
+    "unpack",
 ]
 
+
 PREFIX = "step-"
+
+
 TENSORS, STATE, SUMS = "tensors.safetensors", "state.json", "SHA256SUMS"
 
 
@@ -113,3 +129,114 @@ def _check_sums(path: Path) -> None:
 def _sha256(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Standing:
+    """Counters and sums of a run."""
+
+    epoch: int = 0
+    """Epochs that are over."""
+    batch: int = 0
+    """Batches of the present epoch that are over."""
+    step: int = 0
+    """Optimiser steps that were taken."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Sums over the examples of the present epoch."""
+    best: float | None = None
+    best_epoch: int = 0
+    seconds: float = 0.0
+    compiled: bool | None = None
+    """Whether steps are compiled, once a trial on a CPU has decided it."""
+
+    def __post_init__(self) -> None:
+        for name in ("epoch", "batch", "step", "best_epoch"):
+            if getattr(self, name) < 0:  # from a forged file: training would go on without end
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+
+def own_state(model: nn.Module, processes: Processes) -> dict[str, Tensor]:
+    """What only this process knows: the generators of its run, and buffers that are not those of the first process."""
+    own = {"random/cpu": generator_state(CPU)}
+    if processes.device.type == "cuda":  # the GPU of this process alone
+        own["random/cuda"] = generator_state(processes.device)
+    return own | {f"buffers/{name}": buffer.cpu() for name, buffer in processes.own_buffers(model).items()}
+
+
+def pack(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    standing: Standing,
+    best: dict[str, Tensor] | None,
+    own_states: list[dict[str, Tensor]],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and plain values of a run; ``own_states`` are those of its processes, in their order."""
+    packed = optimizer.state_dict()
+    weights, tied = without_ties(model.state_dict())
+    tensors = {f"model/{name}": tensor for name, tensor in weights.items()}
+    tensors |= {f"best/{name}": tensor for name, tensor in (best or {}).items()}
+    for rank, own in enumerate(own_states):
+        for name, tensor in own.items():
+            kind, _, rest = name.partition("/")
+            tensors[f"{kind}/rank{rank}/{rest}" if rank else name] = tensor
+    plain: dict[str, dict[str, Any]] = {}
+    for place, values in packed["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{place}/{name}"] = value
+            else:
+                plain.setdefault(str(place), {})[name] = value
+    groups = [
+        {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()}
+        for group in packed["param_groups"]
+    ]
+    slots = {"state": plain, "param_groups": groups}
+    return tensors, {"standing": asdict(standing), "tied": tied, "optimizer": slots}
+
+
+def unpack(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+    processes: Processes,
+) -> tuple[Standing, dict[str, Tensor] | None]:
+    """Put a run's tensors and values back, and of those that belong to one process its own."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        parts.setdefault(kind, {})[rest] = tensor
+    model.load_state_dict(with_ties(parts["model"], state["tied"]))
+    slots: dict[int, dict[str, Any]] = {
+        int(place): dict(values) for place, values in state["optimizer"]["state"].items()
+    }
+    for name, tensor in parts.get("optimizer", {}).items():
+        place, _, key = name.partition("/")
+        slots.setdefault(int(place), {})[key] = tensor
+    load_keeping_the_way(optimizer, {"state": slots, "param_groups": state["optimizer"]["param_groups"]})
+    _restore_generators(_of_rank(parts["random"], processes), processes.device)
+    for name, value in _of_rank(parts.get("buffers", {}), processes).items():
+        model.get_buffer(name).copy_(value)
+    return read_value(Standing, state["standing"], "state.json: standing"), parts.get("best")
+
+
+def _of_rank(tensors: dict[str, Tensor], processes: Processes) -> dict[str, Tensor]:
+    """The tensors of this process; those of the first have no rank before their names."""
+    if processes.rank == 0:
+        return {name: tensor for name, tensor in tensors.items() if not re.match(r"rank\d+/", name)}
+    prefix = f"rank{processes.rank}/"
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _restore_generators(random: dict[str, Tensor], device: torch.device) -> None:
+    set_generator_state(CPU, random["cpu"])
+    if device.type != "cuda":
+        return
+    # Older checkpoints hold the generators of all GPUs by their numbers: that of this one, else of the first.
+    number = torch.cuda.current_device() if device.index is None else device.index
+    found = next((random[name] for name in ("cuda", f"cuda{number}", "cuda0") if name in random), None)
+    if found is not None:
+        set_generator_state(device, found)

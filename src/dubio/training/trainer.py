@@ -6,9 +6,14 @@ A checkpoint is whole or not there; a damaged one is named, and the one before i
 epoch once, since a lock keeps other processes out of the folder. A run is not resumed with other data or another
 configuration. Of several processes the first alone writes, all decide from the same numbers, and none goes on without
 the others.
+
+How a network does on data that it does not learn from, while it learns.
+
+How the learning rate moves.
 """
 
 import dataclasses
+import math
 import os
 import re
 import threading
@@ -17,50 +22,69 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from dubio import functional
+from dubio._engine import Using, run
 from dubio.codec import dump_json, read_json_lines, read_object, read_value, remove_unfinished, write_atomically
 from dubio.data import Batch, Batches, DataFingerprint
 from dubio.io import locked, save, without_ties
+from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_scale, without_weights
 from dubio.nn import num_trained
 from dubio.objectives import Objective
+from dubio.training.batch_loss import Place
+from dubio.training.callbacks import Callback, Display, Interrupted, Plan, Run
 from dubio.training.checkpoints import (
     CheckpointError,
+    Standing,
     checkpoints_in,
     latest_checkpoint,
+    own_state,
+    pack,
     read_checkpoint,
     remove_checkpoints,
+    unpack,
     write_checkpoint,
 )
-from dubio.training.computing import Place
-from dubio.training.diagnosis import warn_of_collapse, what_is_not_finite
-from dubio.training.health import LOOK_EVERY, BrokenLossError
-from dubio.training.optimising import set_learning_rates
-from dubio.training.processes import LostProcessError, Processes
-from dubio.training.progress import Display
-from dubio.training.settings import Schedule, schedule_factor
-from dubio.training.state import Standing, own_state, pack, unpack
-from dubio.training.stepping import Step
-from dubio.training.validation import validate
-from dubio.training.values import Callback, Interrupted, Plan, Run
+from dubio.training.diagnosis import LOOK_EVERY, BrokenLossError, warn_of_collapse, what_is_not_finite
+from dubio.training.optimizers import set_learning_rates
+from dubio.training.processes import ALONE, LostProcessError, Processes
+from dubio.training.steps import Step
 from dubio.version import versions
 
-__all__ = ["Trainer"]
+__all__ = [
+    "Trainer",
+    "validate",
+    "Schedule",
+    "schedule_factor",
+]
+
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
+
 ASK_EVERY = 20
 """Steps on a GPU between two questions whether some process was told to stop: the answer holds up what is queued."""
+
+
 FREE = ("epochs", "num_parameters", "data", "versions")
 """What of a configuration may be another when a run is resumed, or is compared in a way of its own."""
+
+
 MODEL = "model.safetensors"
+
+
 VERSIONS = ("dubio", "torch")
 """Those on which numbers depend."""
+
+
+Schedule = Literal["constant", "cosine", "linear"] | Callable[[float], float]
 
 
 @dataclass
@@ -555,3 +579,58 @@ def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
         following = next(batches, None)
         yield waiting, following is None
         waiting = following
+
+
+VALIDATION_SAMPLES = 10
+
+
+@torch.no_grad()
+def validate(
+    model: nn.Module,
+    held_out: Batches,
+    seed: int,
+    device: torch.device,
+    num_samples: int = VALIDATION_SAMPLES,
+    processes: Processes = ALONE,
+) -> dict[str, float]:
+    """Negative log-likelihood of the mean prediction (E-14), and accuracy, from the same draws in every epoch.
+
+    Several processes judge batches in turn, and all get the numbers that one process would get.
+    """
+    likelihood = without_weights(likelihood_of(model))
+    sums = {"nll": 0.0, "right": 0.0, "examples": 0.0}
+    model.eval()
+    for batch in islice(held_out.epoch(0), processes.rank, None, processes.count):
+        batch = batch.to(device)
+        with Using(estimator="weight"):
+            outputs = run(model, batch.inputs, num_samples, seed=seed).outputs
+        nll = likelihood.nll(outputs, batch.targets, observation_scale(model))
+        sums["nll"] -= (torch.logsumexp(-nll.double(), dim=0) - math.log(len(nll))).sum().item()
+        sums["examples"] += len(batch.targets)
+        if not isinstance(likelihood, Gaussian):
+            labels = functional.uncertainty.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
+            sums["right"] += (labels == match_shape(batch.targets, labels.shape)).float().mean().item() * len(
+                batch.targets
+            )
+    model.train()
+    parts = processes.gather(sums)
+    sums = {name: sum(part[name] for part in parts) for name in sums}
+    if sums["examples"] == 0.0:
+        raise ValueError("validation must hold at least one example, got none")
+    metrics = {"val_nll": sums["nll"] / sums["examples"]}
+    if not isinstance(likelihood, Gaussian):
+        metrics["val_accuracy"] = sums["right"] / sums["examples"]
+    return metrics
+
+
+def schedule_factor(schedule: Schedule, done: float) -> float:
+    """What the learning rate is multiplied with when ``done`` of the training, from 0 to 1, is over."""
+    if callable(schedule):
+        return float(schedule(done))
+    if schedule not in ("constant", "cosine", "linear"):
+        raise ValueError(f"schedule must be 'constant', 'cosine', 'linear' or a function, got {schedule!r}")
+    if schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * done))
+    if schedule == "linear":
+        return 1.0 - done
+    return 1.0

@@ -6,10 +6,25 @@ they are. What cannot be recorded is compiled, what cannot be compiled runs eage
 
 Invariants (``tests/training/test_stepping.py``, and ``test_captured.py`` on a GPU): all three ways give the same
 numbers within the tolerance of floats; with ``fallback_random`` also where noise is drawn, from the same generator.
+
+Steps that outlive a run: the same network is trained again, and compiled and recorded once.
+
+Compiling takes seconds, and so do many runs of a small network: other weights, other labels, another seed. ``Steps``
+keeps the step of the network that was trained last, with its optimiser. A recording reads and writes tensors where they
+are, so it fits as long as the network is the same module, with the weights of the next run copied into it
+(``load_state_dict``), and as long as it is trained in the same way; else a new step is made.
+
+Invariants (``tests/training/test_keeping.py``): a run with a kept step ends as one with a new step, bit for bit on a
+CPU; nothing of the run before is left in the optimiser.
+
+Gradients of one step, from none to the update: dropped, summed over batches and processes, clipped, taken.
+
+Whether a compiled step is faster on a CPU: both ways take turns on real batches once a run proves long.
 """
 
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -37,20 +52,69 @@ from dubio._engine import (
 )
 from dubio.data import Batch
 from dubio.objectives import Loss, Objective
-from dubio.training.computing import Attacking, BatchLoss, Learned, Place, first_line, without_graph
-from dubio.training.diagnosis import culprit_of
-from dubio.training.health import LOOK_EVERY, BrokenLossError, Health
-from dubio.training.layout import Layout
-from dubio.training.optimising import check_updates, forget, is_fused, make_capturable, why_not_capturable
+from dubio.training.batch_loss import (
+    Attacking,
+    BatchLoss,
+    Layout,
+    Learned,
+    Place,
+    Recording,
+    Shapes,
+    first_line,
+    unheld,
+    without_graph,
+)
+from dubio.training.diagnosis import LOOK_EVERY, BrokenLossError, Health, culprit_of
+from dubio.training.optimizers import (
+    begins_at_zero,
+    check_updates,
+    forget,
+    is_fused,
+    make_capturable,
+    why_not_capturable,
+)
 from dubio.training.processes import ALONE, LostProcessError, Processes
-from dubio.training.recording import Recording, unheld
-from dubio.training.shapes import Shapes
-from dubio.training.trial import Trial
-from dubio.training.updating import Update
 
-__all__ = ["Fast", "Learned", "Place", "Step"]
+__all__ = [
+    "Fast",
+    "Learned",
+    "Place",
+    "Step",
+    "Steps",
+    "Update",
+    "Trial",
+]
+
 
 Fast = bool | Literal["auto"]
+
+
+class Trial:
+    """Times of steps, and what they say."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._left = num_steps
+        self._times: dict[bool, list[float]] = {False: [], True: []}
+        self._is_long = False
+        self.choice: bool | None = None
+        """Whether steps are compiled from now on; None until it is known."""
+
+    @property
+    def compiled_next(self) -> bool:
+        """Whether the next step is a compiled one."""
+        return self._is_long and len(self._times[True]) <= len(self._times[False]) - TRIALS
+
+    def note(self, seconds: float) -> None:
+        """Take note of how long a step took."""
+        compiled = self.compiled_next
+        self._times[compiled].append(seconds)
+        self._left -= 1
+        eager = self._times[False]
+        if not self._is_long and len(eager) == TRIALS + 1:  # the first one warms up
+            self._is_long = statistics.median(eager[1:]) * self._left > LONG
+            self.choice = None if self._is_long else False
+        elif len(self._times[True]) == TRIALS + 1:
+            self.choice = statistics.median(self._times[True][1:]) < statistics.median(eager[1:])
 
 
 class Step:
@@ -443,3 +507,110 @@ class Step:
             self.settled, self._trial = self._compile, None
         if not self._compile:
             self._layout.undo()
+
+
+class Steps:
+    """What one run leaves to the next: ``dubio.fit(model, ..., steps=steps)``, again and again.
+
+    >>> steps = dubio.Steps()
+    >>> for seed, labels in enumerate(label_sets):
+    ...     model.load_state_dict(first_weights[seed])
+    ...     dubio.fit(model, (inputs, labels), seed=seed, steps=steps)
+    """
+
+    def __init__(self) -> None:
+        self._step: Step | None = None
+        self._way: tuple[Any, ...] = ()
+        self.num_made = 0
+        """How often a step had to be made."""
+
+    def step_for(self, model: nn.Module, way: tuple[Any, ...], make: Callable[[], Step]) -> Step:
+        """The step that was kept, as if it were new; or a new one, which is kept from now on.
+
+        Args:
+            model: the network.
+            way: everything else that a step depends on, as values that can be compared.
+            make: makes a new step.
+        """
+        step = self._step
+        fits = step is not None and step.model is model and step.is_in_place and _are_equal(self._way, way)
+        if step is not None and fits and begins_at_zero(step.optimizer):
+            step.restart()
+            return step
+        if step is not None:  # lets go of what was recorded before another is made
+            step.close()
+        self._step = None
+        self._step = step = make()
+        self._way = way
+        self.num_made += 1
+        return step
+
+
+def _are_equal(one: object, other: object) -> bool:
+    """Whether two values are equal, where they can tell: tensors cannot."""
+    try:
+        return bool(one == other)
+    except Exception:
+        return False
+
+
+class Update:
+    """What is done with gradients, by everyone in the same way.
+
+    Args:
+        model: the network that learns.
+        optimizer: what updates it, and parameters that an objective may have beside it.
+        clip_norm: largest norm of the gradient of what is updated.
+        processes: those that share every step.
+        health: what tells the optimiser that a loss was not finite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None,
+        processes: Processes,
+        health: Health,
+    ) -> None:
+        self._model, self._optimizer, self._clip_norm = model, optimizer, clip_norm
+        self._processes, self._health = processes, health
+        self.is_under_way = False
+        """Whether parameters are being changed: there is no way back then."""
+
+    def begin(self) -> None:
+        """Drop all gradients: those of what is not updated would go on adding up."""
+        for parameter in self._learning():
+            parameter.grad = None
+
+    def divide_and_take(self, num_rows: int) -> None:
+        """Divide what was summed over rows by their number, in all processes, and update."""
+        learning = self._learning()
+        rows = self._processes.sum_gradients(learning, num_rows)
+        for parameter in learning:
+            if parameter.grad is not None:
+                parameter.grad /= rows
+        self.take()
+
+    def take(self) -> None:
+        """Clip the gradients that there are, and update."""
+        self.is_under_way = True
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._updated(), self._clip_norm)
+        self._health.tell(self._optimizer)
+        self._optimizer.step()
+
+    def _learning(self) -> list[nn.Parameter]:
+        """All that gets gradients, each once."""
+        return list(dict.fromkeys((*self._model.parameters(), *self._updated())))
+
+    def _updated(self) -> list[nn.Parameter]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+
+LONG = 600.0
+"""Seconds that a run on a CPU must be expected to last before it is worth a trial of the compiler."""
+
+
+TRIALS = 5
+"""Steps that are timed, eager and compiled each."""

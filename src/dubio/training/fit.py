@@ -22,15 +22,12 @@ from dubio.data import DataFingerprint, Examples, Loader, batches_from, scaled, 
 from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import Elbo, Objective
-from dubio.training.computing import Attacking
-from dubio.training.keeping import Steps
-from dubio.training.optimising import MakeOptimizer, made_by, parameter_groups
+from dubio.training.batch_loss import Attacking
+from dubio.training.callbacks import Callback, Plan, Run, display_for
+from dubio.training.optimizers import MakeOptimizer, made_by, parameter_groups
 from dubio.training.processes import Processes, chosen_device
-from dubio.training.progress import display_for
-from dubio.training.settings import Schedule, schedule_factor
-from dubio.training.stepping import Fast, Step
-from dubio.training.trainer import Trainer
-from dubio.training.values import Callback, Plan, Run
+from dubio.training.steps import Fast, Step, Steps
+from dubio.training.trainer import Schedule, Trainer, schedule_factor
 
 __all__ = ["fit"]
 
