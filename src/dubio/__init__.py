@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from dubio import (
         attacks,
         auditing,
+        calibration as calibration,
         calibrators as calibrators,
         convert as convert,
         data,
-        deciding,
         evaluation,
         flows,
         functional,
@@ -47,12 +47,14 @@ if TYPE_CHECKING:
         sample,
     )
     from dubio.auditing import Audit, audit
+    from dubio.calibration.abstain import abstain
+    from dubio.calibration.calibrate import calibrate
+    from dubio.calibration.conformal import conformal
     from dubio.calibrators import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
     from dubio.convert import ConversionWarning, Description, Spec, Where, forget_decisions, parameter_names, to_mean
     from dubio.convert.describe import describe
     from dubio.convert.export import export
     from dubio.convert.spec import spec
-    from dubio.deciding import abstain, calibrate, conformal
     from dubio.evaluation import Evaluation, evaluate
     from dubio.io import load, save
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
@@ -84,7 +86,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "to_mean",
     ),
     "data": (),
-    "deciding": ("abstain", "calibrate", "conformal"),
+    "calibration": ("abstain", "calibrate", "conformal"),
     "calibrators": ("DecisionWarning", "PredictionSets", "Temperature", "Threshold", "VectorScaling"),
     "evaluation": ("Evaluation", "evaluate"),
     "flows": (),

@@ -13,9 +13,9 @@ from dubio import functional
 from dubio._engine import Using
 from dubio.attacks import Pgd, score
 from dubio.auditing import audit
+from dubio.calibration import calibrate
 from dubio.calibrators import Temperature
 from dubio.data import Examples, Splits
-from dubio.deciding import calibrate
 from dubio.prediction import ClassPredictive
 from dubio_lab.protocols.images import load_unseen
 from dubio_lab.protocols.measuring import predict_classes, quality

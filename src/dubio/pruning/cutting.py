@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from dubio._engine import Inputs, check_module, check_num_samples
+from dubio.calibration import check_unjudged
 from dubio.convert import Where, change_spec, check_where, drop_decisions, spec
 from dubio.data import batches_from
-from dubio.deciding import check_unjudged
 from dubio.io import file_content
 from dubio.nn import removed_from
 from dubio.pruning.checks import check_budget, check_what, checked_by, example_for

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dubio
+from dubio.calibration.calibrate import _fit_temperature, _gain_on_folds
 from dubio.data.examples import Examples
 from dubio.data.fingerprints import fingerprint_of
-from dubio.deciding.calibrating import _fit_temperature, _gain_on_folds
 
 
 def nll(model: nn.Module, data: tuple[Tensor, Tensor], **options: object) -> float:

@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 
 from dubio import functional
+from dubio.calibration.calibrate import check_one_label_each, predict_held_out
 from dubio.calibrators import PredictionSets
 from dubio.convert import change_spec
-from dubio.deciding.held_out import check_one_label_each, predict_held_out
 
 __all__ = ["conformal"]
 

@@ -4,44 +4,69 @@ A calibration is kept only where it lowers the negative log-likelihood of exampl
 validation data are cut into folds, each is judged by the fit to the others, and the mean of the paired differences, and
 of one for a typical error, must exceed its standard error: fewer than 5 % of calibrated networks are given another.
 
-Invariants (T-67, ``tests/deciding/test_calibrating.py``): a temperature leaves the accuracy as it is, the
+Invariants (T-67, ``tests/calibration/test_calibrating.py``): a temperature leaves the accuracy as it is, the
 negative log-likelihood on the validation data does not grow, and logits multiplied by s give a temperature s times as
 large.
+
+Predictions on held-out data, and the refusal to decide by data that judged the network.
 """
 
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dubio import functional
 from dubio.calibrators import Calibration, DecisionWarning, Temperature, VectorScaling, removal_message
 from dubio.convert import change_spec, spec
-from dubio.deciding.held_out import HeldOut, predict_held_out
+from dubio.data import Batch, Batches, batches_from, fingerprint_of_batches
+from dubio.likelihoods import Categorical
+from dubio.prediction import ClassPredictive, joined, predict
 
-__all__ = ["calibrate"]
+__all__ = [
+    "calibrate",
+    "HeldOut",
+    "check_one_label_each",
+    "check_unjudged",
+    "predict_held_out",
+]
+
 
 LARGEST_TEMPERATURE = 20.0
 """Temperatures lie between this and its inverse."""
+
+
 NEAR_THE_EDGE = 0.95
 """Share of the way, in logarithms, from which a temperature counts as being at the edge."""
+
+
 RIDGE = 1e-3
 """Price of a vector scaling's departure from the identity, which keeps it finite where classes are few or separable."""
+
+
 ITERATIONS = 100
+
+
 FOLDS = 5
+
+
 STANDARD_ERRORS = 1.0
 """By how many standard errors the folds must gain for a calibration to be kept. With the one typical error that is
 counted beside them, temperatures of calibrated networks were kept in at most 2 % of 60 repetitions, with 18 to 200
 examples."""
+
+
 FEWEST = 100
 """Validation examples below which ``calibrate`` warns. Fitted to calibrated networks without folds,
 temperatures were between 0.5 and 1.7 on 18 examples and worse than none in 78 % of the repetitions, and between
 0.75 and 1.26 on 100."""
+
+
 FEWEST_PER_CLASS = 20
 """The same for each class, for a vector scaling, which has two numbers for each class."""
 
@@ -173,6 +198,20 @@ def _gain_of_a_miss(log_probs: Float[Tensor, "*any class"], calibration: Calibra
     return (after - before).gather(-1, second).median().item()
 
 
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Predictions beside their targets, on the device of the predictions."""
+
+    predictive: ClassPredictive
+    targets: Int[Tensor, "example *rest"]
+    fingerprint: str
+
+    @property
+    def correct(self) -> Bool[Tensor, "example *rest"]:
+        """Whether each prediction is right."""
+        return self.predictive.label == self.targets
+
+
 def _checked(calibration: Calibration, gain: _Gain | None, held_out: HeldOut) -> Calibration:
     """The calibration, or one that changes nothing where the folds do not support it; warns in words."""
     count = held_out.targets.numel()
@@ -277,3 +316,90 @@ def _keep(model: nn.Module, calibration: Calibration) -> None:
     change_spec(model, calibration=calibration, threshold=None, sets=None)
     if removed:
         _warn(removal_message("calibrating", removed))
+
+
+NAME = "validation"
+
+
+def predict_held_out(
+    model: nn.Module,
+    validation: Any,
+    *,
+    asked_by: str,
+    num_samples: int,
+    batch_size: int,
+    seed: int,
+    decisions: bool,
+    keep_samples: bool = False,
+) -> HeldOut:
+    """Predict validation data, after a look at whether they may decide anything; ``asked_by`` goes into messages.
+
+    Raises:
+        TypeError: the network does not tell classes apart, or the targets are no labels.
+        ValueError: the network was judged on these data, or they have weights, or labels beyond the classes.
+    """
+    likelihood = spec(model).likelihood
+    if not isinstance(likelihood, Categorical):
+        raise TypeError(
+            f"{asked_by} is for networks that tell classes apart, converted with Categorical(), got {likelihood!r}"
+        )
+    batches = batches_from(validation, batch_size, name=NAME)
+    fingerprint = check_unjudged(model, batches, asked_by)
+    parts: list[ClassPredictive] = []
+    targets: list[Tensor] = []
+    for batch in batches.epoch(0):
+        found = predict(
+            model,
+            batch.inputs,
+            num_samples,
+            keep_samples=keep_samples,
+            batch_size=batch_size,
+            seed=seed,
+            decisions=decisions,
+        )
+        assert isinstance(found, ClassPredictive)
+        parts.append(found)
+        targets.append(_labels(batch, found))
+    return HeldOut(joined(parts), torch.cat(targets), fingerprint)
+
+
+def check_one_label_each(held_out: HeldOut, asked_by: str) -> None:
+    """Refuse several labels for an input, such as those of pixels, which are no independent examples."""
+    if held_out.targets.dim() > 1:
+        raise ValueError(
+            f"{asked_by} needs one label for each input, since those of one input depend on each other, "
+            f"got targets of shape {tuple(held_out.targets.shape)}"
+        )
+
+
+def check_unjudged(model: nn.Module, batches: Batches, asked_by: str) -> str:
+    """The fingerprint of data that may decide something about a network; those that judged it are refused."""
+    fingerprint = fingerprint_of_batches((batch.inputs, batch.targets) for batch in batches.epoch(0))
+    if fingerprint.endswith("-0"):
+        raise ValueError(f"{NAME} must hold at least one example, got none")
+    if fingerprint in spec(model).evaluated:
+        raise ValueError(
+            f"{NAME} must be data that this network was not judged on, got those of an evaluation; {asked_by} would "
+            "make their figures look better than they are: use validation data"
+        )
+    return fingerprint
+
+
+def _labels(batch: Batch, found: ClassPredictive) -> Tensor:
+    targets = batch.targets if isinstance(batch.targets, Tensor) else torch.as_tensor(batch.targets, device="cpu")
+    if batch.weight is not None:
+        raise ValueError(f"{NAME} must come without weights, which decisions do not use; give (inputs, targets)")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TypeError(f"targets of {NAME} must be whole numbers that name classes, got {targets.dtype}")
+    if targets.shape != found.label.shape:
+        raise ValueError(
+            f"targets of {NAME} must have shape {tuple(found.label.shape)} beside these predictions, "
+            f"got {tuple(targets.shape)}"
+        )
+    num_classes = found.log_probs.shape[-1]
+    low, high = int(targets.min()), int(targets.max())
+    if not 0 <= low <= high < num_classes:
+        raise ValueError(
+            f"targets of {NAME} must name classes from 0 to {num_classes - 1}, got {low if low < 0 else high}"
+        )
+    return targets.to(found.label.device).long()

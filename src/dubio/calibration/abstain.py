@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.calibration.calibrate import HeldOut, check_one_label_each, predict_held_out
 from dubio.calibrators import DecisionWarning, Surety, Threshold
 from dubio.convert import change_spec
-from dubio.deciding.held_out import HeldOut, check_one_label_each, predict_held_out
 
 __all__ = ["abstain"]
 
