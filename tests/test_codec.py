@@ -22,7 +22,7 @@ from dubio.codec import (
     read_value,
     write_atomically,
 )
-from dubio.evaluation.values import Evaluation
+from dubio.evaluation.records import Evaluation
 
 
 @pytest.mark.feature("Every record is read by one strict JSON reader, whose errors name the file")

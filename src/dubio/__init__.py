@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from dubio.convert.describe import describe
     from dubio.convert.export import export
     from dubio.convert.spec import spec
-    from dubio.evaluation import Evaluation, evaluate
+    from dubio.evaluation import Evaluation
+    from dubio.evaluation.evaluate import evaluate
     from dubio.io import load, save
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
     from dubio.methods import Bayes, Deterministic, Dropout, Ensemble, Flow, InputNoise, Pni, SeSnn, Vib, Wasserstein

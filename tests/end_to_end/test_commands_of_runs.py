@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from dubio.calibrators import DecisionWarning
 from dubio.cli.commands import app
 from dubio.codec import Command, write_commands
-from dubio.evaluation.values import Evaluation
+from dubio.evaluation.records import Evaluation
 from dubio.io import identity_of
 from dubio.reporting.reading import read_run
 from dubio.reporting.reproducing import reproduction

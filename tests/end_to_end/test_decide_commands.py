@@ -13,7 +13,7 @@ import dubio
 from dubio.cli.commands import app
 from dubio.cli.ordering import load_splits, read_order
 from dubio.data.fingerprints import fingerprint_of
-from dubio.evaluation.values import DataRecord, Evaluation
+from dubio.evaluation.records import DataRecord, Evaluation
 
 pytest.importorskip("sklearn")
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dubio.cli.commands import app
-from dubio.evaluation.values import Estimate
+from dubio.evaluation.records import Estimate
 from dubio.reporting.reading import read_run
 from dubio.reporting.reproducing import attack_command, train_command
 from reporting.run_folders import regression, write_full_run, write_run

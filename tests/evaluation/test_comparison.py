@@ -12,7 +12,7 @@ from torch import nn
 import dubio
 from dubio import functional
 from dubio.evaluation.comparison import compare, pack, unpack
-from dubio.evaluation.values import Evaluation, PerExample
+from dubio.evaluation.records import Evaluation, PerExample
 
 
 def network(seed: int, outputs: int = 3) -> nn.Module:

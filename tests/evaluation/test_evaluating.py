@@ -11,10 +11,9 @@ from torch import Tensor, nn
 import dubio
 from dubio import functional
 from dubio.data.examples import Examples
-from dubio.evaluation.curves import metric_curve
-from dubio.evaluation.judging import judge
-from dubio.evaluation.unseen import SCORES
-from dubio.evaluation.values import Evaluation
+from dubio.evaluation.comparison import metric_curve
+from dubio.evaluation.judge import SCORES, judge
+from dubio.evaluation.records import Evaluation
 from dubio.prediction.predictive import ClassPredictive
 
 

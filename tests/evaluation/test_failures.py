@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import dubio
-from dubio.evaluation.failures import failures
-from dubio.evaluation.values import ClassRow, DataRecord, Estimate, Evaluation, IntervalRow
+from dubio.evaluation.records import ClassRow, DataRecord, Estimate, Evaluation, IntervalRow, failures
 
 
 def of_numbers(coverage: float, num_examples: int = 100, rmse: float = 0.5, constant: float = 1.0) -> Evaluation:

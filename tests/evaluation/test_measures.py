@@ -8,7 +8,7 @@ from torch import Tensor
 
 import dubio
 from dubio import functional
-from dubio.evaluation.measures import class_measures, real_measures, real_measures_per_example
+from dubio.evaluation.metrics import class_measures, real_measures, real_measures_per_example
 
 
 def predictions(count: int = 300, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.evaluation.failures import failures
-from dubio.evaluation.values import Evaluation
+from dubio.evaluation.records import Evaluation, failures
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dubio.evaluation.words import figure
+from dubio.evaluation.records import figure
 
 
 @pytest.mark.parametrize(

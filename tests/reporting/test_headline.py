@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dubio.evaluation.comparison import pack
-from dubio.evaluation.values import DataRecord, Estimate
+from dubio.evaluation.records import DataRecord, Estimate
 from dubio.io import Identity
 from dubio.reporting.headline import headlines
 from dubio.reporting.reading import read_runs

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dubio.evaluation.values import Thumbnail
+from dubio.evaluation.records import Thumbnail
 from dubio.functional.corruption import small_image
 from dubio.reporting.images import data_address, from_thumbnail, png
 

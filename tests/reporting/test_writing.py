@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dubio.evaluation.comparison import pack
-from dubio.evaluation.values import Estimate, Evaluation, UnseenSet
+from dubio.evaluation.records import Estimate, Evaluation, UnseenSet
 from dubio.reporting.numbers import tabulate
 from dubio.reporting.values import Bars, Gallery, Lines, Note, Reliability, Report, Stacks, Table
 from dubio.reporting.wording import number, thinned

@@ -2,21 +2,21 @@
 
 from dubio.evaluation.comparison import (
     Comparison,
+    MetricPoint,
     PairedValues as PairedValues,
     compare,
     compare_pairs as compare_pairs,
+    metric_curve,
     paired_detection as paired_detection,
     paired_shares as paired_shares,
     paired_values as paired_values,
 )
-from dubio.evaluation.curves import MetricPoint, metric_curve
-from dubio.evaluation.evaluating import evaluate
-from dubio.evaluation.failures import failures
-from dubio.evaluation.gathering import gather as gather
-from dubio.evaluation.judging import judge
-from dubio.evaluation.measures import real_measures_per_example as real_measures_per_example
-from dubio.evaluation.unseen import SCORES
-from dubio.evaluation.values import (
+from dubio.evaluation.evaluate import evaluate, gather as gather
+from dubio.evaluation.judge import SCORES, judge
+from dubio.evaluation.metrics import real_measures_per_example as real_measures_per_example
+from dubio.evaluation.records import (
+    METRICS as METRICS,
+    SCORE_WORDS as SCORE_WORDS,
     Bins,
     ClassRow,
     CorruptionPoint,
@@ -33,8 +33,9 @@ from dubio.evaluation.values import (
     PerExample,
     Thumbnail,
     UnseenSet,
+    failures,
+    figure as figure,
 )
-from dubio.evaluation.words import METRICS as METRICS, SCORE_WORDS as SCORE_WORDS, figure as figure
 
 __all__ = [
     "SCORES",

@@ -5,6 +5,8 @@ paired bootstrap, and areas under ROC curves by DeLong's test. p-values are corr
 
 Invariants: values are compared only where both evaluations read the same examples in the same order; an evaluation
 compared with itself gives p = 1 (``tests/evaluation/test_comparison.py``).
+
+A number of several evaluations against what they differ in: label noise, size of a network, share removed.
 """
 
 import base64
@@ -20,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dubio import functional
-from dubio.evaluation.values import Evaluation, PerExample
+from dubio.evaluation.records import Estimate, Evaluation, PerExample
 
 __all__ = [
     "TESTS",
@@ -36,9 +38,14 @@ __all__ = [
     "paired_values",
     "real_values",
     "unpack",
+    "MetricPoint",
+    "metric_curve",
 ]
 
+
 Kind = Literal["share", "mean", "calibration", "area"]
+
+
 TESTS: dict[Kind, str] = {
     "share": "McNemar",
     "mean": "paired t-test",
@@ -46,11 +53,19 @@ TESTS: dict[Kind, str] = {
     "area": "DeLong",
 }
 """By kind of number, the name of its test."""
+
+
 DTYPES: dict[str, str] = {"float16": "<f2", "float32": "<f4"}
+
+
 PAIRED_SCORES = ("entropy", "mutual_information")
 """Scores whose areas can be compared."""
+
+
 MEANS = {"nll": "nll", "rmse": "square", "mae": "mae", "crps": "crps"}
 """Metrics that are compared by a mean over examples, and the stored values; an RMSE by its squared errors."""
+
+
 RESAMPLES, CHUNK = 500, 100
 
 
@@ -236,3 +251,28 @@ def _test_calibration(
         difference = (own[place[first]] - own[place[second]]).item()
         found.append(functional.statistics.normal_test(difference, spread if math.isfinite(spread) else 0.0))
     return found
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """One point of a curve."""
+
+    x: float
+    estimate: Estimate
+
+
+def metric_curve(evaluations: Mapping[float, Evaluation], metric: str = "accuracy") -> tuple[MetricPoint, ...]:
+    """One metric of several evaluations, in rising order of what they differ in.
+
+    For networks trained with wrong labels, ``{0.0: clean, 0.2: noisy, ...}`` gives the curve over label noise. All must
+    have been judged on the same data, or the points cannot be compared.
+    """
+    if not evaluations:
+        raise ValueError("evaluations must hold at least one evaluation, got none")
+    for x, evaluation in evaluations.items():
+        if metric not in evaluation.metrics:
+            raise ValueError(f"metric must be one of {', '.join(evaluation.metrics)} at {x:g}, got {metric!r}")
+    judged_on = {evaluation.data.fingerprint for evaluation in evaluations.values()}
+    if len(judged_on) > 1:
+        raise ValueError(f"evaluations must be of the same data to make a curve, got {len(judged_on)} different sets")
+    return tuple(MetricPoint(x, evaluations[x].metrics[metric]) for x in sorted(evaluations))

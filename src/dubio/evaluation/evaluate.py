@@ -2,34 +2,41 @@
 
 Numbers are those of ``num_samples`` draws. Intervals are over examples (bootstrap), ``draw_error`` is over draws
 (jackknife over groups of them), and as many draws again tell what more draws would change.
+
+Data to judge by: what ``fit`` takes, gathered in memory, with a name and a fingerprint.
 """
 
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dubio._engine import Precision, check_num_samples, noise_key
 from dubio.calibrators import DecisionWarning, decisions_of
 from dubio.convert import change_spec
-from dubio.data import CORRUPTIONS, Examples, corrupt
-from dubio.evaluation.classification import in_rows
-from dubio.evaluation.describing import GROUPS, doubt_of
-from dubio.evaluation.gathering import Judged, gather, gather_inputs
-from dubio.evaluation.judging import judge
-from dubio.evaluation.measures import class_measures
-from dubio.evaluation.unseen import judge_unseen
-from dubio.evaluation.values import CorruptionPoint, DataRecord, Evaluation
+from dubio.data import CORRUPTIONS, Examples, batches_from, corrupt, fingerprint_of, order_of
+from dubio.evaluation.judge import in_rows, judge, judge_unseen
+from dubio.evaluation.metrics import GROUPS, class_measures, doubt_of
+from dubio.evaluation.records import CorruptionPoint, DataRecord, Evaluation
 from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
 from dubio.version import versions
 
-__all__ = ["evaluate"]
+__all__ = [
+    "evaluate",
+    "Judged",
+    "gather",
+    "gather_inputs",
+]
+
 
 STRENGTHS = (1, 2, 3, 4, 5)
+
+
 Drawing = Callable[[Any], ClassPredictive]
 
 
@@ -149,6 +156,15 @@ def _check(data: Any, num_samples: int, num_resamples: int, corruptions: Sequenc
         raise TypeError(f"corruptions need data as dubio.data.Examples of images, got {type(data).__name__}")
 
 
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Inputs and targets in memory, and what is written down about them."""
+
+    inputs: Any
+    targets: Tensor
+    record: DataRecord
+
+
 def _check_unseen(unseen: Mapping[str, tuple[Any, DataRecord]], judged: Judged) -> None:
     for name, (inputs, _) in unseen.items():
         if name in GROUPS:
@@ -183,3 +199,41 @@ def _keep_fingerprint(model: nn.Module, judged: Judged) -> None:
     own = judged.record.fingerprint
     if record is not None and own not in record.evaluated:
         change_spec(model, evaluated=(*record.evaluated, own))
+
+
+def gather(data: Any, name: str = "data", classes: tuple[str, ...] = ()) -> Judged:
+    """All inputs and targets of some data: ``Examples``, ``(inputs, targets)``, a ``Dataset`` or a ``DataLoader``."""
+    if isinstance(data, Judged):
+        return data
+    if isinstance(data, Examples):
+        inputs, targets = data.tensors
+        name, classes = data.name, classes or data.classes
+    else:
+        inputs, targets = _joined(data, name)
+    if targets.is_complex():
+        raise TypeError(f"targets must be whole numbers that name classes, or real numbers, got {targets.dtype}")
+    fingerprint, order = fingerprint_of(inputs, targets), order_of(inputs, targets)
+    record = DataRecord(name, len(targets), fingerprint, tuple(classes), order)
+    return Judged(inputs, targets, record)
+
+
+def gather_inputs(data: Any, name: str) -> tuple[Any, DataRecord]:
+    """Inputs alone and what is written down about them; what never was seen needs no targets."""
+    if isinstance(data, Tensor):
+        none = torch.zeros(len(data), device="cpu")
+        return data, DataRecord(name, len(data), fingerprint_of(data, none), order=order_of(data, none))
+    found = gather(data, name)
+    return found.inputs, found.record
+
+
+def _joined(data: Any, name: str) -> tuple[Any, Tensor]:
+    batches = list(batches_from(data, 1024, name=name).epoch(0))
+    if not batches:
+        raise ValueError(f"{name} must hold at least one example, got none")
+    if any(batch.weight is not None for batch in batches):
+        raise ValueError(f"{name} must have no weights of examples, to judge by it; leave them out")
+    inputs = pytree.tree_map(
+        lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
+        *(batch.inputs for batch in batches),
+    )
+    return inputs, torch.cat([batch.targets for batch in batches])

@@ -2,15 +2,24 @@
 
 Invariants: ``Evaluation.from_json(evaluation.to_json())`` equals the evaluation; a number that does not exist (the
 accuracy of an empty bin) is None, never NaN (``tests/evaluation/test_values.py``).
+
+What is wrong with a network, in sentences: intervals or confidence that fail, and no gain over a constant.
+
+Each sentence is about one number that lies outside of what chance explains at 95 % (Clopper and Pearson's interval for
+shares, the bootstrap for errors). A network without any is not proved right: with few examples little can be seen.
+
+What the numbers of an evaluation are called, what they mean, and which way is better.
 """
 
 from dataclasses import dataclass, field
 from textwrap import wrap
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from dubio import functional
 from dubio.codec import Record
-from dubio.evaluation.failures import failures
-from dubio.evaluation.words import METRICS, SCORE_WORDS, figure
+
+if TYPE_CHECKING:
+    pass
 
 __all__ = [
     "Bins",
@@ -29,6 +38,11 @@ __all__ = [
     "PerExample",
     "Thumbnail",
     "UnseenSet",
+    "failures",
+    "METRICS",
+    "MetricWords",
+    "SCORE_WORDS",
+    "figure",
 ]
 
 
@@ -285,3 +299,155 @@ class Evaluation(Record):
                 *(f"{name}: {value}" for name, value in self.decided.items()),
             ]
         )
+
+
+LEVEL = 0.95
+
+
+LEAST_GAP = 0.02
+"""A difference of mean confidence and accuracy that is worth a sentence."""
+
+
+def failures(evaluation: "Evaluation", run: str | None = None) -> tuple[str, ...]:
+    """Sentences about what fails, worst first; none where nothing is seen to fail.
+
+    Args:
+        evaluation: what ``dubio.evaluate`` gave.
+        run: name of the run, for advice in commands; without, advice is in Python.
+    """
+    if evaluation.kind == "regression":
+        found = (_no_better_than_the_mean(evaluation), _intervals(evaluation, run))
+    else:
+        found = (_no_better_than_one_class(evaluation), _confidence(evaluation, run))
+    return tuple(sentence for sentence in found if sentence)
+
+
+def _intervals(evaluation: "Evaluation", run: str | None) -> str:
+    row = next((row for row in evaluation.intervals if abs(row.level - LEVEL) < 1e-9), None)
+    if row is None:
+        return ""
+    low, high = _chance(row.coverage.value, evaluation.data.num_examples)
+    if low <= LEVEL <= high:
+        return ""
+    held = f"95 % intervals hold {100 * row.coverage.value:.1f} % of the targets"
+    if row.coverage.value > LEVEL:
+        return f"{held}: too wide; train for more epochs."
+    advice = (
+        "with likelihood=dubio.Gaussian.for_targets(train_targets, 'output', beta=0.5)"
+        if run is None
+        else "with --likelihood gaussian or --method ensemble"
+    )
+    return f"{held}: too narrow; train on more data, or, where it was trained otherwise, {advice}."
+
+
+def _no_better_than_the_mean(evaluation: "Evaluation") -> str:
+    rmse, constant = evaluation.metrics.get("rmse"), evaluation.baseline.get("rmse")
+    if rmse is None or constant is None:
+        return ""
+    values = f"RMSE {figure(rmse.value)}, of the mean {figure(constant)}"
+    if rmse.value >= constant:
+        return f"No better than always predicting the mean of these targets: {values}."
+    if rmse.high is not None and rmse.high >= constant:
+        return f"Not clearly better than always predicting the mean of these targets: {values}."
+    return ""
+
+
+def _no_better_than_one_class(evaluation: "Evaluation") -> str:
+    accuracy = evaluation.metrics.get("accuracy")
+    if accuracy is None or not evaluation.classes:
+        return ""
+    most = max(evaluation.classes, key=lambda row: row.num_examples)
+    share = most.num_examples / max(sum(row.num_examples for row in evaluation.classes), 1)
+    if share == 1.0 or _chance(accuracy.value, evaluation.data.num_examples)[0] > share:
+        return ""
+    how = "No better" if accuracy.value <= share else "Not clearly better"
+    return (
+        f"{how} than always predicting {most.name!r}: accuracy {100 * accuracy.value:.1f} %, of that class "
+        f"{100 * share:.1f} %."
+    )
+
+
+def _confidence(evaluation: "Evaluation", run: str | None) -> str:
+    confidence, accuracy = evaluation.metrics.get("confidence"), evaluation.metrics.get("accuracy")
+    if confidence is None or accuracy is None or abs(confidence.value - accuracy.value) < LEAST_GAP:
+        return ""
+    low, high = _chance(accuracy.value, evaluation.data.num_examples)
+    if low <= confidence.value <= high:
+        return ""
+    advice = f"run dubio calibrate {run}" if run is not None else "use dubio.calibrate(model, validation)"
+    if "calibration" in evaluation.decided:
+        advice = "calibrate on more data"
+    manner = "overconfident" if confidence.value > accuracy.value else "underconfident"
+    return f"Mean confidence {confidence.value:.3f} where accuracy is {accuracy.value:.3f}: {manner}; {advice}."
+
+
+def _chance(share: float, num_examples: int) -> tuple[float, float]:
+    """Which true shares would give such a one among so many examples."""
+    return functional.statistics.clopper_pearson(round(share * num_examples), num_examples, LEVEL)
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number with so many digits after the point; of a large one, or one that would be 0, those that count."""
+    size = abs(value)
+    if 0.0 < size < 0.5 * 10.0**-digits:
+        return f"{value:.2e}"
+    if size < 1e4:
+        return f"{value:.{digits}f}"
+    return f"{value:.0f}" if size < 1e7 else f"{value:.3e}"
+
+
+@dataclass(frozen=True)
+class MetricWords:
+    """A metric in words."""
+
+    label: str
+    meaning: str
+    better: Literal["more", "less", "neither"]
+
+
+METRICS: dict[str, MetricWords] = {
+    "accuracy": MetricWords("accuracy", "Share of examples whose most probable class is the true one.", "more"),
+    "nll": MetricWords(
+        "NLL", "What the truth costs in nats at the probabilities given; sure but wrong is worst.", "less"
+    ),
+    "brier": MetricWords("Brier score", "Squared distance of the probabilities from the truth, 0 to 2.", "less"),
+    "confidence": MetricWords("mean confidence", "Mean probability of the class that is predicted.", "neither"),
+    "entropy": MetricWords("entropy", "All doubt together, in nats; 0 is certain.", "neither"),
+    "ece": MetricWords(
+        "ECE", "How far confidence and accuracy lie apart, in 15 bins of equal width (calibration error).", "less"
+    ),
+    "adaptive_ece": MetricWords("adaptive ECE", "The same in 15 bins of equally many examples.", "less"),
+    "classwise_ece": MetricWords("class-wise ECE", "The same for the probability of every class, averaged.", "less"),
+    "aurc": MetricWords(
+        "AURC",
+        "Error among the most confident, averaged over how many are accepted: whether doubt knows errors.",
+        "less",
+    ),
+    "expected_entropy": MetricWords(
+        "doubt of the data", "The part of the entropy that all draws have, in nats.", "neither"
+    ),
+    "mutual_information": MetricWords(
+        "doubt of the network", "What draws disagree about, in nats: mutual information.", "neither"
+    ),
+    "single_draw_accuracy": MetricWords("accuracy of one draw", "Mean accuracy of single draws.", "more"),
+    "accepted_share": MetricWords("accepted", "Share of examples above the threshold of doubt.", "more"),
+    "accepted_error": MetricWords("error among accepted", "Share of the accepted that are wrong.", "less"),
+    "set_coverage": MetricWords("coverage of sets", "Share of prediction sets that hold the true class.", "neither"),
+    "set_size": MetricWords("size of sets", "Mean number of classes in a prediction set.", "less"),
+    "rmse": MetricWords("RMSE", "Root of the mean squared error of the mean.", "less"),
+    "mae": MetricWords("MAE", "Mean absolute error of the mean.", "less"),
+    "crps": MetricWords("CRPS", "Ranked probability score, in the unit of the target.", "less"),
+    "std": MetricWords("predicted std", "Mean standard deviation of the prediction, both kinds of doubt.", "neither"),
+    "aleatoric_std": MetricWords("std of the data", "The part that lies in the data.", "neither"),
+    "epistemic_std": MetricWords("std of the network", "The part that draws disagree about.", "neither"),
+}
+
+
+SCORE_WORDS: dict[str, str] = {
+    "entropy": "entropy",
+    "mutual_information": "mutual information",
+    "lack_of_confidence": "1 - confidence",
+    "top_std": "spread of the top score",
+    "variation_ratio": "dissenting votes",
+    "energy": "energy",
+}
