@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive
     from dubio.prediction.predict import predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
-    from dubio.pruning import Pruning, prune
+    from dubio.pruning import Pruning
+    from dubio.pruning.prune import prune
     from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, Steps, TensorBoard
     from dubio.training.fit import fit
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.pruning.values import Pruning
+from dubio.pruning.records import Pruning
 
 pytest.importorskip("sklearn")
 

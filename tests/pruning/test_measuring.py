@@ -12,9 +12,8 @@ from torch import nn
 import dubio
 from dubio.convert.spec import change_spec
 from dubio.data.fingerprints import fingerprint_of
-from dubio.pruning.measuring import snr_density
-from dubio.pruning.trying import curve
-from dubio.pruning.values import Pruning, PruningPoint, SnrDensity
+from dubio.pruning.prune import curve, snr_density
+from dubio.pruning.records import Pruning, PruningPoint, SnrDensity
 from networks import mlp
 
 pytest.importorskip("sklearn")

@@ -4,25 +4,67 @@ A unit's score is the mean score of its weights. Units of all chosen layers are 
 by themselves; the best one of each layer stays in any case. The layer's outputs, the batch norms behind it and the
 inputs of the next layer are cut down alike, first in a copy that is run on the example: where the copy cannot run, the
 network stays as it is.
+
+Which layer follows which: a network is run once, and what becomes of each layer's outputs is written down.
+
+A layer can lose units where its outputs reach exactly one other layer, and what stands between works on every unit
+by itself: activations, batch norms, dropout, pooling of positions, flattening. Everything else is refused by name,
+since units would be missing where something else counts on them: assignments to some of the units, and whoever else
+reads the parameters that would shrink, as well.
+
+What a network does, step by step: one run that writes down which module or function read what.
+
+Modules without parts are steps, and so are the functions that are called between them. Of what happens inside a module
+only one thing is looked at, as it is of functions: whether it reads parameters that are another module's. Nothing is
+left behind on the network.
 """
 
 import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dubio import functional
-from dubio._engine import Inputs
+from dubio._engine import Inputs, Using, arguments, unchanged
 from dubio.convert import Where, chooses, spec
-from dubio.nn import Members, Removed, gaussian_of, keep_units
-from dubio.pruning.chains import Link, find_links, refusal
-from dubio.pruning.tracing import is_layer, run_quietly
-from dubio.pruning.values import By, LayerPruning, Removal
+from dubio.nn import (
+    BATCH_NORMS,
+    RESIZABLE_CONVOLUTIONS as CONVOLUTIONS,
+    InputMask,
+    Members,
+    Noised,
+    Removed,
+    Source,
+    gaussian_of,
+    keep_units,
+)
+from dubio.pruning.records import By, LayerPruning, Removal
 from dubio.pruning.weights import Prunable, scores_of
 
-__all__ = ["layer_sizes", "prune_units", "removed_before", "unit_counts"]
+__all__ = [
+    "layer_sizes",
+    "prune_units",
+    "removed_before",
+    "unit_counts",
+    "Link",
+    "find_links",
+    "refusal",
+    "Step",
+    "Trace",
+    "in_eval",
+    "is_layer",
+    "run_quietly",
+    "trace",
+]
 
 
 def prune_units(model: nn.Module, fraction: float, by: By, where: Where, each_layer: bool, example: Inputs) -> Removal:
@@ -88,6 +130,19 @@ def _staying(
     return staying
 
 
+@dataclass(frozen=True)
+class Link:
+    """A layer whose units can go, and all that goes with them."""
+
+    layer: str
+    norms: tuple[str, ...]
+    """Batch norms on the way."""
+    following: str
+    """The layer that reads the units."""
+    repeats: int
+    """How many inputs of it each unit is: the positions of a channel that was flattened, else 1."""
+
+
 def _prove(model: nn.Module, cuts: list[tuple[Link, Int[Tensor, " _"]]], example: Inputs) -> None:
     """Cut a copy and run it; where that fails, refuse by the name of a layer that cannot be cut even by itself."""
     if not cuts or _why_it_fails(model, cuts, example) is None:
@@ -137,3 +192,371 @@ def _cut(model: nn.Module, link: Link, kept: Int[Tensor, " kept"]) -> None:
         keep_units(model.get_submodule(norm), outputs=kept)
     inputs = (kept.unsqueeze(1) * link.repeats + torch.arange(link.repeats)).flatten()
     keep_units(model.get_submodule(link.following), inputs=inputs)
+
+
+ACTIVATIONS = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
+    *(nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanhshrink, nn.Identity),
+)
+
+
+DROPOUTS = (nn.modules.dropout._DropoutNd,)
+
+
+POOLS: dict[int, tuple[type[nn.Module], ...]] = {
+    1: (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
+    2: (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d),
+    3: (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool3d),
+}
+"""By the number of axes that positions have."""
+
+
+ELEMENTWISE = {
+    *("relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "tanh", "sigmoid"),
+    *("softplus", "softsign", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "dropout", "contiguous"),
+}
+
+
+POOLED = {
+    f"{adaptive}{kind}_pool{axes}d": axes
+    for adaptive in ("", "adaptive_")
+    for kind in ("max", "avg")
+    for axes in (1, 2, 3)
+}
+
+
+FLATTENED = {"flatten", "view", "reshape"}
+
+
+def find_links(
+    model: nn.Module, example: Inputs, chosen: Callable[[str, nn.Module], bool]
+) -> tuple[list[Link], list[str]]:
+    """The chosen layers that can lose units, and the names of all layers in the order they run in.
+
+    Layers behind which no other comes keep their outputs; any other chosen layer that cannot lose units is refused.
+    """
+    traced = trace(model, example)
+    layers = [step for step in traced.steps if is_layer(step.module)]
+    calls = Counter(step.place for step in layers)
+    links = []
+    for step in layers:
+        if step.module is None or not chosen(step.place, step.module) or not _leads_to_layer(step):
+            continue
+        reason = "it is called several times" if calls[step.place] > 1 else _why_not_cut(model, step, traced)
+        link = reason or _follow(model, step, calls, traced)
+        if isinstance(link, str):
+            raise refusal(step.place, link)
+        links.append(link)
+    return links, list(calls)
+
+
+def refusal(layer: str, reason: str) -> ValueError:
+    """The error that says why a layer cannot lose units, and what to do."""
+    return ValueError(
+        f"cannot remove units of {layer or 'the network itself'}: {reason}; leave it out with where=..., or remove "
+        "single weights with what='weights'"
+    )
+
+
+@dataclass(eq=False)
+class Step:
+    """A module or function that was called."""
+
+    kind: str
+    """The name of a function; of a module that of its class."""
+    place: str
+    """The name of the module, or of the one whose code calls the function."""
+    module: nn.Module | None
+    num_tensors: int
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+    """Empty where it gives no tensor, as an assignment to parts of one."""
+    axes: tuple[int, ...] = ()
+    """Which axes a mean is taken over, counted from the first."""
+    users: list["Step"] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        if self.module is not None:
+            return f"{self.place or 'the network itself'} ({self.kind})"
+        return f"{self.kind}() in {self.place or 'the network itself'}"
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One run of a network."""
+
+    steps: list[Step]
+    """In their order."""
+    readers: dict[str, str]
+    """Modules whose parameters are read from outside of them, each with what reads them."""
+
+
+def _follow(model: nn.Module, first: Step, calls: Counter[str], traced: Trace) -> Link | str:
+    """From a layer to the one that reads its units, or why there is no way."""
+    norms: list[str] = []
+    repeats, step = 1, first
+    while True:
+        if len(step.users) != 1:
+            return f"its units go to several places: {', '.join(user.name for user in step.users)}"
+        step = step.users[0]
+        if is_layer(step.module):
+            reason = "is called several times" if calls[step.place] > 1 else _why_not_fed(model, step, traced)
+            return f"{step.name} {reason}" if reason else Link(first.place, tuple(norms), step.place, repeats)
+        if isinstance(step.module, BATCH_NORMS):
+            norms.append(step.place)
+            if repeats > 1:
+                return f"{step.name} comes after positions were flattened"
+            if step.place in traced.readers:
+                return f"the parameters of {step.name} are read by {traced.readers[step.place]}"
+        elif not _is_unitwise(step):
+            return f"{step.name} does not work on every unit by itself"
+        if _flattens(step):
+            repeats *= math.prod(step.shape_in[2:])
+
+
+def _why_not_cut(model: nn.Module, step: Step, traced: Trace) -> str:
+    """Why a layer itself cannot lose outputs."""
+    if getattr(step.module, "groups", 1) != 1:
+        return "it is a grouped convolution"
+    if not _reads_rows(step):
+        return f"it is applied to inputs of {len(step.shape_in)} axes, which are not rows of features"
+    if isinstance(step.module, Noised) and step.module.dubio_noise_name == "output_noise":
+        return "it has noise on its outputs"
+    return _why_tied(model, step, traced)
+
+
+def _why_not_fed(model: nn.Module, step: Step, traced: Trace) -> str:
+    """Why the next layer cannot lose inputs."""
+    if getattr(step.module, "groups", 1) != 1:
+        return "is a grouped convolution"
+    if isinstance(step.module, Noised) and not isinstance(step.module.dubio_noise, InputMask):
+        return "has noise on its inputs, whose parameters belong to them"
+    if not _reads_rows(step):
+        return f"is applied to inputs of {len(step.shape_in)} axes, which are not rows of features"
+    tied = _why_tied(model, step, traced)
+    return f"cannot lose inputs: {tied}" if tied else ""
+
+
+def _reads_rows(step: Step) -> bool:
+    """Whether the first axis of a layer's inputs is that of rows, and the second that of units."""
+    positions = len(step.module.kernel_size) if isinstance(step.module, CONVOLUTIONS) else 0
+    return len(step.shape_in) == 2 + positions
+
+
+def _why_tied(model: nn.Module, step: Step, traced: Trace) -> str:
+    """Whether anything else reads a parameter of this layer."""
+    assert step.module is not None
+    own = {id(parameter) for parameter in step.module.parameters()}
+    for name, module in model.named_modules(remove_duplicate=False):
+        inside = name == step.place or name.startswith(f"{step.place}." if step.place else "")
+        if not inside and any(id(parameter) in own for parameter in module.parameters(recurse=False)):
+            return f"it shares its weights with {name.rpartition('.')[0] if isinstance(module, Source) else name}"
+    reader = traced.readers.get(step.place)
+    return "" if reader is None else f"its parameters are read by {reader}"
+
+
+def _leads_to_layer(step: Step) -> bool:
+    """Whether any other layer comes behind this one."""
+    waiting, seen = list(step.users), {step}
+    while waiting:
+        step = waiting.pop()
+        if is_layer(step.module):
+            return True
+        if step not in seen:
+            seen.add(step)
+            waiting += step.users
+    return False
+
+
+def _is_unitwise(step: Step) -> bool:
+    """Whether every unit of the outputs is computed from the same unit of the inputs alone."""
+    if step.num_tensors != 1:
+        return False
+    if step.module is not None:
+        if isinstance(step.module, DROPOUTS + ACTIVATIONS):
+            return step.shape_in == step.shape_out
+        return _pools_positions(step) or _flattens(step)
+    if step.kind in ELEMENTWISE:
+        return step.shape_in == step.shape_out
+    averaged = step.kind == "mean" and min(step.axes, default=0) > 1
+    return _pools_positions(step) or averaged or _flattens(step)
+
+
+def _pools_positions(step: Step) -> bool:
+    """Whether it is a pool of positions, behind axes for rows and for units; without these it would mix units."""
+    if step.module is not None:
+        positions = next((axes for axes, kinds in POOLS.items() if isinstance(step.module, kinds)), None)
+    else:
+        positions = POOLED.get(step.kind)
+    return positions is not None and len(step.shape_in) == 2 + positions and step.shape_in[:2] == step.shape_out[:2]
+
+
+def _flattens(step: Step) -> bool:
+    """Whether positions become features of their channel: rows stay, and nothing is mixed."""
+    is_kind = isinstance(step.module, nn.Flatten) if step.module is not None else step.kind in FLATTENED
+    return is_kind and step.shape_out == (step.shape_in[0], math.prod(step.shape_in[1:]))
+
+
+FACTS = {
+    *("get", "size", "dim", "ndimension", "numel", "nelement", "len", "stride", "element_size", "get_device"),
+    *("is_contiguous", "is_floating_point", "is_complex", "is_same_size", "repr", "format", "hash"),
+}
+"""Functions that tell of a tensor what its values have no part in, where they give no tensor."""
+
+
+def trace(model: nn.Module, example: Inputs) -> Trace:
+    """What happens in a run with noise off, in eval mode."""
+    with unchanged(model), _Tracer(model) as tracer:
+        tracer.finish(run_quietly(model, example))
+    return Trace(tracer.steps, tracer.readers)
+
+
+@torch.no_grad()
+def run_quietly(model: nn.Module, example: Inputs) -> Any:
+    """What a network gives with noise off, in eval mode."""
+    args, kwargs = arguments(example)
+    with in_eval(model), Using(mode="off", seed=None):
+        return model(*args, **kwargs)
+
+
+def is_layer(module: nn.Module | None) -> bool:
+    """Whether a module has units that could be removed."""
+    return isinstance(module, (nn.Linear, *CONVOLUTIONS))
+
+
+@contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """Eval mode, and every module's own mode again afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.eval()
+        for module in training:
+            module.training = True
+
+
+class _Tracer(TorchFunctionMode):
+    """Writes down every module without parts of its own, and every function between them, with their tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.readers: dict[str, str] = {}
+        self._made_by: dict[int, Step] = {}
+        self._kept: list[Any] = []  # identities are those of living tensors
+        self._running: list[str] = []
+        self._inside: list[str] = []
+        self._model = model
+        self._owners: dict[int, set[str]] = {}
+
+    def __enter__(self) -> "_Tracer":
+        self._handles = []
+        for name, module in self._visible():
+            if _has_parts(module):
+                self._handles.append(module.register_forward_pre_hook(self._enters(name)))
+                self._handles.append(module.register_forward_hook(self._leaves, always_call=True))
+            else:
+                self._handles.append(module.register_forward_pre_hook(self._begins(name)))
+                self._handles.append(module.register_forward_hook(self._ends(name), with_kwargs=True))
+                for tensor in (*module.parameters(), *module.buffers()):
+                    self._owners.setdefault(id(tensor), set()).add(name)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for handle in self._handles:
+            handle.remove()
+
+    def finish(self, outputs: Any) -> None:
+        """What the network gives is read by whoever called it."""
+        self._note("output", "", None, outputs, outputs)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        kind = _name(func)
+        if kind in FACTS and not _tensors(outputs):
+            return outputs
+        self._look_for_owners(kind, (args, kwargs))
+        if not self._inside:
+            place = self._running[-1] if self._running else ""
+            step = self._note(kind, place, None, (args, kwargs), outputs)
+            if step.kind == "mean":
+                step.axes = _axes(len(step.shape_in), args, kwargs or {})
+        return outputs
+
+    def _visible(self) -> Iterator[tuple[str, nn.Module]]:
+        hidden: tuple[str, ...] = ()
+        for name, module in self._model.named_modules():
+            if hidden and name.startswith(hidden):
+                continue
+            if not _has_parts(module):
+                hidden = (*hidden, f"{name}." if name else "")
+            yield name, module
+
+    def _enters(self, name: str) -> Callable[..., None]:
+        return lambda module, args: self._running.append(name)
+
+    def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._running.pop()
+
+    def _begins(self, name: str) -> Callable[..., None]:
+        return lambda module, args: self._inside.append(name)
+
+    def _ends(self, name: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+            self._inside.pop()
+            self._note(type(module).__name__, name, module, (args, kwargs), outputs)
+
+        return note
+
+    def _look_for_owners(self, kind: str, inputs: Any) -> None:
+        """Write down whose parameters a function reads, where it runs outside of that module."""
+        inside = self._inside[-1] if self._inside else None
+        place = inside or (self._running[-1] if self._running else "")
+        for tensor in _tensors(inputs):
+            owners = self._owners.get(id(tensor), set())
+            if inside not in owners:
+                for owner in owners:
+                    self.readers.setdefault(owner, f"{kind}() in {place or 'the network itself'}")
+
+    def _note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> Step:
+        read, made = _tensors(inputs), _tensors(outputs)
+        shape_in = tuple(read[0].shape) if read else ()
+        step = Step(kind, place, module, len(read), shape_in, tuple(made[0].shape) if made else ())
+        for tensor in read:
+            source = self._made_by.get(id(tensor))
+            if source is not None:
+                source.users.append(step)
+        self._made_by.update({id(tensor): step for tensor in made})
+        self._kept += [*read, *made]
+        self.steps.append(step)
+        return step
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _name(func: Any) -> str:
+    """What a function is called; special methods without their underscores."""
+    name = str(getattr(func, "__name__", func))
+    return name.strip("_") if name.startswith("__") else name.lstrip("_")
+
+
+def _axes(num_axes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The axes of a mean, counted from the first; all of them where none is named."""
+    named = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    axes = range(num_axes) if named is None else (named,) if isinstance(named, int) else named
+    return tuple(axis % num_axes for axis in axes)
+
+
+def _has_parts(module: nn.Module) -> bool:
+    """Whether a module is made of others; noise and posteriors are no parts."""
+    if is_layer(module) or isinstance(module, Source):
+        return False
+    return any(not isinstance(child, Source) for child in module.children())

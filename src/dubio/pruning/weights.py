@@ -25,7 +25,7 @@ from dubio.nn import (
     removed_of,
     takes_noise,
 )
-from dubio.pruning.values import By, LayerPruning, Removal
+from dubio.pruning.records import By, LayerPruning, Removal
 
 __all__ = ["Prunable", "default_by", "prunable", "prune_weights", "scores_of", "weight_counts"]
 
