@@ -74,7 +74,7 @@ def compare() -> int:
 
 def compare_audits() -> int:
     """Print what AutoAttack leaves beside what an audit leaves; 1 where AutoAttack is stronger by more than a point."""
-    from dubio.auditing.auditing import audit
+    from dubio.auditing.audit import audit
 
     failed = 0
     for name, bench in {"undefended": _Bench(), "trained against PGD": _Bench(against=AUDIT_RADIUS)}.items():

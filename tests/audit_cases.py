@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.auditing.bench import Bench
-from dubio.auditing.budget import BUDGETS
-from dubio.auditing.keeping import Keeper
-from dubio.auditing.values import Audit
+from dubio.auditing.records import BUDGETS, Audit
+from dubio.auditing.session import Bench, Keeper
 from dubio.methods.method import Method
 
 EPSILON = 0.1

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.auditing.budget import BUDGETS
+from dubio.auditing.records import BUDGETS
 from dubio.data.examples import Examples, Splits
 from dubio.data.registry import OOD_PAIRS
 from dubio.models.networks import Normalise

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
         plan,
         sample,
     )
-    from dubio.auditing import Audit, audit
+    from dubio.auditing import Audit
+    from dubio.auditing.audit import audit
     from dubio.calibration.abstain import abstain
     from dubio.calibration.calibrate import calibrate
     from dubio.calibration.conformal import conformal

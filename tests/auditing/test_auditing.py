@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import dubio
 from audit_cases import EPSILON, TINY, bench_for, verdicts
-from dubio.auditing.budget import BUDGETS
 from dubio.auditing.checks import CHECKS
-from dubio.auditing.twins import ordinary_twin
+from dubio.auditing.records import BUDGETS
+from dubio.auditing.session import ordinary_twin
 
 REQUIRED = {"C1", "C3", "C5", "C6", "C8", "C9", "C15", "C16", "C18", "C19", "C23", "C24"}
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,11 +14,10 @@ import dubio
 from audit_cases import TINY, bench_for
 from auditing.frauds import Blinded, Coin, HardQuantiser
 from dubio.attacks.gradient import Pgd
-from dubio.auditing.auditing import _status, _with_proof
-from dubio.auditing.bench import Attempt, Bench
+from dubio.auditing.audit import _status, _with_proof
 from dubio.auditing.checks import CHECKS
-from dubio.auditing.checks.check import Finding
-from dubio.auditing.values import CheckRecord
+from dubio.auditing.records import CheckRecord
+from dubio.auditing.session import Attempt, Bench, Finding
 
 COUNT = 400
 RUN = {check.id: check.run for check in CHECKS}

@@ -8,8 +8,7 @@ from torch import nn
 
 import dubio
 from audit_cases import EPSILON, trained
-from dubio.auditing.budget import BUDGETS, Budget
-from dubio.auditing.values import Audit
+from dubio.auditing.records import BUDGETS, Audit, Budget
 
 HALF = replace(BUDGETS["quick"], num_images=200, square_steps=40)
 """Half the images: every check stays, with its limit, and an error that is larger by a factor of 1.4."""

@@ -12,8 +12,7 @@ from torch import nn
 import dubio
 from audit_cases import EPSILON, TINY, verdicts
 from auditing.frauds import Blinded, Coin, HardQuantiser, Lookup, SecretDice, Sharpened
-from dubio.auditing.budget import BUDGETS
-from dubio.auditing.values import Audit
+from dubio.auditing.records import BUDGETS, Audit
 
 TWO_POINTS = 0.02
 BUDGET = replace(BUDGETS["quick"], num_images=200, square_steps=40)

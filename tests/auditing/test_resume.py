@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import dubio
 from audit_cases import EPSILON, TINY
-from dubio.auditing.auditing import _fingerprint
-from dubio.auditing.keeping import Keeper, Kept
-from dubio.auditing.values import Audit
+from dubio.auditing.audit import _fingerprint
+from dubio.auditing.records import Audit
+from dubio.auditing.session import Keeper, Kept
 
 
 @pytest.fixture

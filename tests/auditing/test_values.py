@@ -9,7 +9,7 @@ from torch import nn
 
 import dubio
 from audit_cases import EPSILON, TINY
-from dubio.auditing.values import Audit, CheckRecord
+from dubio.auditing.records import Audit, CheckRecord
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from audit_cases import TINY
-from dubio.auditing.values import Audit, CheckRecord
+from dubio.auditing.records import Audit, CheckRecord
 from dubio.cli.audit_command import gates_failed, summary
 from dubio.cli.commands import app
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dubio._engine.precision import Precision
-from dubio.auditing.values import BudgetName
+from dubio.auditing.records import BudgetName
 from dubio.checks import check_choice, did_you_mean
 from dubio.cli import arguments
 from dubio.cli.commands import app

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save as to_bytes
 
 from dubio.attacks.score import Accuracy
-from dubio.auditing.values import Audit, CheckRecord, Cost, CurvePoint, Headline, ThreatModel
+from dubio.auditing.records import Audit, CheckRecord, Cost, CurvePoint, Headline, ThreatModel
 from dubio.evaluation.comparison import class_values, detection_values, real_values
 from dubio.evaluation.records import (
     Bins,

@@ -1,13 +1,14 @@
 """Audit a network: is its robustness real?"""
 
 from dubio.attacks import Accuracy
-from dubio.auditing.auditing import audit
-from dubio.auditing.budget import BUDGETS, Budget
-from dubio.auditing.checks import CHECKS, Check
-from dubio.auditing.values import (
+from dubio.auditing.audit import audit
+from dubio.auditing.checks import CHECKS
+from dubio.auditing.records import (
+    BUDGETS,
     FEWEST_IMAGES as FEWEST_IMAGES,
     AttackRecord,
     Audit,
+    Budget,
     BudgetName,
     CheckRecord,
     Cost,
@@ -15,6 +16,7 @@ from dubio.auditing.values import (
     Headline,
     ThreatModel,
 )
+from dubio.auditing.session import Check
 
 __all__ = [
     "AttackRecord",

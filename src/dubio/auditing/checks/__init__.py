@@ -4,9 +4,9 @@ Attacks come first; then what looks at all that they left. ``docs/audit.md`` exp
 table (``tests/auditing/test_table.py``).
 """
 
-from dubio.auditing.checks import outside, randomness, sanity, strength
-from dubio.auditing.checks.check import Check, Finding
+from dubio.auditing.checks import attacks as outside, attacks as sanity, attacks as strength, randomness
 from dubio.auditing.checks.randomness import known_draws_accuracy as known_draws_accuracy
+from dubio.auditing.session import Check, Finding
 
 __all__ = ["CHECKS", "Check", "Finding"]
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.auditing.bench import Bench
-from dubio.auditing.checks.check import NO_GRADIENT, Finding, curve, fall_within, points
+from dubio.auditing.session import NO_GRADIENT, Bench, Finding, curve, fall_within, points
 from dubio.nn import sources
 
 __all__ = ["FROZEN", "draws_enough", "eot_converged", "frozen_draws", "gradients_agree", "is_random"]

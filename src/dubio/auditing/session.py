@@ -3,31 +3,62 @@
 Three kinds of draws are kept apart. An attack climbs by its own. *Selection* draws, the same for all attacks, say what
 each left and which one counts for each image. *Scoring* draws judge what was chosen, and nothing else
 (``tests/auditing/test_bench.py``).
+
+What an audit has done so far, on disk: an interrupted one goes on from there.
+
+An ordinary twin: the architecture of a network without its noise and its defence, which an attack must break.
+
+What all checks share: a number, a name, whether it is required, and what it found.
 """
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import attacks
-from dubio._engine import noise_key, seeded, seeded_run
-from dubio.attacks import Attack, Model, Pgd, Victim, untouched
-from dubio.auditing.budget import Budget
-from dubio.auditing.keeping import Keeper, Kept
-from dubio.auditing.twins import ordinary_twin
+from dubio._engine import Stream, noise_key, redirected, seeded, seeded_run
+from dubio.attacks import Attack, Model, Pgd, Victim, score, untouched
+from dubio.auditing.records import Budget, CheckRecord, CurvePoint, Verdict
+from dubio.codec import check_regular, dump_json, parse_json, read_json, read_value, write_atomically
+from dubio.convert import to_mean
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
-from dubio.nn import num_members
+from dubio.functional.statistics import PairedDifference
+from dubio.methods import Deterministic
+from dubio.nn import Members, num_members
+from dubio.training import fit
 
-__all__ = ["Attempt", "Bench"]
+__all__ = [
+    "Attempt",
+    "Bench",
+    "Keeper",
+    "Kept",
+    "ordinary_twin",
+    "NO_GRADIENT",
+    "Check",
+    "Finding",
+    "curve",
+    "fall_within",
+    "points",
+]
+
 
 ROWS = 256
+
+
 MAIN = "pgd"
 
 
@@ -55,6 +86,82 @@ class Attempt:
     def is_direct(self) -> bool:
         """Whether it followed the network's own gradients, over fresh draws."""
         return self.attack is not None and self.attack._uses_gradients and self.attack.noise == "fresh"
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """An attack's result, as far as an audit needs it."""
+
+    inputs: Tensor
+    forwards: int
+    backwards: int
+    seconds: float
+
+
+class Keeper:
+    """Keeps attacks and checks that are finished; without a folder, keeps nothing.
+
+    ``settings`` say which audit this is: parts of another one are not taken for its own.
+    """
+
+    def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
+        self._folder = None if folder is None else folder / FOLDER
+        if self._folder is None:
+            return
+        said = json.dumps(settings, sort_keys=True, default=str)
+        marker = self._folder / "settings.json"
+        if self._folder.is_dir() and (not marker.is_file() or marker.read_bytes() != said.encode()):
+            shutil.rmtree(self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(marker, said.encode())
+
+    def find(self, name: str) -> Kept | None:
+        """The result of an attack of this audit, where it is finished."""
+        file = self._file(name, "safetensors")
+        if file is None or not file.is_file():
+            return None
+        try:
+            check_regular(file)
+            with safe_open(file, framework="pt") as content:
+                cost = read_value(_Cost, parse_json((content.metadata() or {})["dubio"], str(file)))
+                return Kept(content.get_tensor("inputs"), cost.forwards, cost.backwards, cost.seconds)
+        except (SafetensorError, KeyError, ValueError):
+            return None  # written by something else, or damaged: run it again
+
+    def keep(self, name: str, result: Kept) -> Kept:
+        """Keep the result of an attack, and give it back."""
+        file = self._file(name, "safetensors")
+        if file is not None:
+            cost = {"forwards": result.forwards, "backwards": result.backwards, "seconds": result.seconds}
+            images = {"inputs": result.inputs.cpu().contiguous()}
+            write_atomically(file, to_bytes(images, {"dubio": dump_json(cost)}))
+        return result
+
+    def find_check(self, id: str) -> CheckRecord | None:
+        """A check of this audit, where it is finished."""
+        file = self._file(f"check {id}", "json")
+        if file is None or not file.is_file():
+            return None
+        try:
+            return read_value(CheckRecord, read_json(file))
+        except ValueError:
+            return None
+
+    def keep_check(self, record: CheckRecord) -> None:
+        """Keep a finished check."""
+        file = self._file(f"check {record.id}", "json")
+        if file is not None:
+            write_atomically(file, dump_json(dataclasses.asdict(record)).encode())
+
+    def finish(self) -> None:
+        """Throw the parts away: the audit is whole."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _file(self, name: str, ending: str) -> Path | None:
+        if self._folder is None:
+            return None
+        return self._folder / f"{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}.{ending}"
 
 
 @dataclass(eq=False)
@@ -260,3 +367,108 @@ class Bench:
     def _log_probs(self, images: Tensor, num_samples: int, purpose: str) -> Float[Tensor, "sample batch class"]:
         with self.seeded(purpose):
             return self.victim("predictive", "margin", num_samples).log_probs(images)
+
+
+FOLDER = "audit-parts"
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What the file of an attack says beside its images."""
+
+    forwards: int
+    backwards: int
+    seconds: float
+
+
+EPOCHS, BATCH, RATE = 40, 32, 1e-3
+
+
+LEARNED = 0.9
+
+
+def ordinary_twin(model: Model, inputs: Tensor, targets: Tensor, seed: int) -> nn.Module | None:
+    """A network of the same architecture, from new weights, trained in the ordinary way on these very images.
+
+    None where there is none: for a bare function, noise that cannot be taken out, or what does not learn them.
+    """
+    if not isinstance(model, nn.Module):
+        return None
+    try:
+        with redirected(Stream(seed)):  # modules draw their weights from torch's global generator
+            twin = Deterministic().convert(_without_noise(model))
+            for module in twin.modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+        fit(twin, (inputs, targets), epochs=EPOCHS, lr=RATE, batch_size=BATCH, seed=seed, progress=False)
+    except (ValueError, TypeError, RuntimeError):  # it cannot be copied, converted back or trained
+        return None
+    return twin.eval() if _is_good(twin, inputs, targets, seed) else None
+
+
+def _without_noise(model: nn.Module) -> nn.Module:
+    members = next((module.members for module in model.modules() if isinstance(module, Members)), None)
+    if members is not None:
+        return copy.deepcopy(members[0])
+    return to_mean(model) if hasattr(model, "dubio_spec") else copy.deepcopy(model)
+
+
+def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor, seed: int) -> bool:
+    """Whether it has no noise of its own and knows the images."""
+    victim = Victim(twin, 1, "predictive", "margin", "fresh", 0)
+    with untouched(twin):
+        seeded_run(seed, inputs.device, lambda: victim.check(inputs, targets))
+    if victim.is_random:
+        return False
+    return score(twin, inputs, targets, num_samples=1, num_tries=1).predictive.value >= LEARNED
+
+
+NO_GRADIENT = "The network has no gradient to follow: it hides how its output depends on its input."
+
+
+def curve(xs: Sequence[float], attempts: Sequence[Attempt]) -> tuple[CurvePoint, ...]:
+    """What attempts left, at each setting of what a check varies."""
+    return tuple(CurvePoint(float(x), attempt.accuracy) for x, attempt in zip(xs, attempts, strict=True))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found."""
+
+    status: Verdict
+    words: str
+    value: float | None = None
+    limit: float | None = None
+    curve: tuple[CurvePoint, ...] = ()
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question of an audit."""
+
+    id: str
+    name: str
+    question: str
+    """What it asks and why, for a reader who has never heard of it."""
+    passes_when: str
+    run: Callable[[Bench], Finding]
+    required: bool = False
+    may_be_skipped: bool = False
+    """Whether it is required only where it can be made."""
+
+
+def fall_within(
+    fall: PairedDifference, limit: float, words: str, more: str, shown: tuple[CurvePoint, ...] = ()
+) -> Finding:
+    """Whether a fall of the accuracy is surely within a limit; if not, whether the fall or the doubt is too large."""
+    way = "rises" if fall.value < 0.0 else "falls"
+    told = f"{words} {way} by {points(abs(fall.value))} (a fall of at most {points(max(fall.high, 0.0))})."
+    if fall.high <= limit:
+        return Finding("pass", told, fall.high, limit, shown)
+    reason = more if fall.value > limit else f"More than {points(limit)} cannot be excluded: more images would tell."
+    return Finding("fail", f"{told} {reason}", fall.high, limit, shown)
+
+
+def points(share: float) -> str:
+    """A share in points of a percent."""
+    return f"{100.0 * share:.1f} points"

@@ -5,11 +5,16 @@ headline is what other, fresh draws still have right. The checks ask whether tha
 fails makes the headline an upper bound and nothing more.
 
 Reference: Athalye, Carlini and Wagner 2018; Carlini et al. 2019; Tramer et al. 2020.
+
+A bar that shows which check and which attack is on.
 """
 
 import dataclasses
 import hashlib
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +24,30 @@ from torch import Tensor, nn
 from dubio import attacks
 from dubio._engine import device_of, seeded
 from dubio.attacks import Model, check_count
-from dubio.auditing.bench import Bench
-from dubio.auditing.budget import BUDGETS, Budget
-from dubio.auditing.checks import CHECKS, Check, known_draws_accuracy
-from dubio.auditing.keeping import Keeper
-from dubio.auditing.progress import Bar, progress_bar
-from dubio.auditing.values import AttackRecord, Audit, BudgetName, CheckRecord, Cost, Headline, Status, ThreatModel
+from dubio.auditing.checks import CHECKS, known_draws_accuracy
+from dubio.auditing.records import (
+    BUDGETS,
+    AttackRecord,
+    Audit,
+    Budget,
+    BudgetName,
+    CheckRecord,
+    Cost,
+    Headline,
+    Status,
+    ThreatModel,
+)
+from dubio.auditing.session import Bench, Check, Keeper
 from dubio.evaluation import gather
 from dubio.functional.adversarial import Norm
 from dubio.version import VERSION, versions
 
-__all__ = ["audit"]
+__all__ = [
+    "audit",
+    "Bar",
+    "progress_bar",
+]
+
 
 KEPT = ("C10", "C24")
 """Checks whose work is not an attack that is kept anyway."""
@@ -127,6 +145,23 @@ def _record(bench: Bench, checks: list[CheckRecord], fingerprint: str, began: fl
     )
 
 
+class Bar:
+    """Which check is on, and what is being done for it."""
+
+    def __init__(self, show: Callable[[str, int], None]) -> None:
+        self._show, self._name, self._done = show, "", 0
+
+    def begin(self, name: str) -> None:
+        """A check begins, and the one before is over."""
+        self._done += 1 if self._name else 0
+        self._name = name
+        self.say("")
+
+    def say(self, text: str) -> None:
+        """What is being done for it."""
+        self._show(f"{self._name}  {text}".strip(), self._done)
+
+
 def _run(check: Check, bench: Bench, bar: Bar) -> CheckRecord:
     began = time.perf_counter()
     bar.begin(check.name)
@@ -221,3 +256,19 @@ def _fingerprint(model: Model, few: Tensor) -> str:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     kind = type(model).__name__ if isinstance(model, nn.Module) else "function"
     return f"{kind} {digest.hexdigest()}"
+
+
+@contextmanager
+def progress_bar(total: int, wanted: bool) -> Iterator[Bar]:
+    """A bar on stderr where that is a terminal and rich is there; it is gone when the block is left."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield Bar(lambda text, done: None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn())
+    disabled = not (wanted and sys.stderr.isatty())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disabled) as shown:
+        task = shown.add_task("starting", total=total)
+        yield Bar(lambda text, done: shown.update(task, description=text, completed=done))
