@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         prediction,
         priors,
         pruning,
-        reporting,
+        report as report,
         training,
     )
     from dubio._engine import (
@@ -115,7 +115,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "prediction": ("ClassPredictive", "Predictive", "RealPredictive", "predict"),
     "priors": ("CentredNormal", "Normal", "ScaleMixture"),
     "pruning": ("Pruning", "prune"),
-    "reporting": (),
+    "report": (),
     "_engine": (
         "ExecutorWarning",
         "Plan",

@@ -15,8 +15,8 @@ from dubio.cli.commands import app
 from dubio.codec import Command, write_commands
 from dubio.evaluation.records import Evaluation
 from dubio.io import identity_of
-from dubio.reporting.reading import read_run
-from dubio.reporting.reproducing import reproduction
+from dubio.report.commands import reproduction
+from dubio.report.runs import read_run
 
 pytest.importorskip("sklearn")
 pytest.importorskip("jinja2")

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dubio.cli.commands import app, app as commands
-from dubio.reporting.reproducing import LEFT_OUT, METHOD_OPTIONS, OPTIONS, checked
+from dubio.report.commands import LEFT_OUT, METHOD_OPTIONS, OPTIONS, checked
 
 pytest.importorskip("jinja2")
 

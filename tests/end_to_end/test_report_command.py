@@ -10,9 +10,9 @@ from typer.testing import CliRunner, Result
 
 from dubio.cli.commands import app
 from dubio.evaluation.records import Estimate
-from dubio.reporting.reading import read_run
-from dubio.reporting.reproducing import attack_command, train_command
-from reporting.run_folders import regression, write_full_run, write_run
+from dubio.report.commands import attack_command, train_command
+from dubio.report.runs import read_run
+from report.run_folders import regression, write_full_run, write_run
 
 pytest.importorskip("sklearn")
 pytest.importorskip("jinja2")

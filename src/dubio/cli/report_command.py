@@ -12,7 +12,7 @@ from dubio.cli.answers import PartlyFailedError, say
 from dubio.cli.folders import find_run
 from dubio.cli.terminal import PlainTable
 from dubio.codec import dump_json, printable
-from dubio.reporting import (
+from dubio.report import (
     Cell,
     Column,
     Headline,

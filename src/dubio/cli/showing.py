@@ -29,7 +29,7 @@ from dubio.data import Splits
 from dubio.evaluation import Evaluation, evaluate
 from dubio.methods import METHODS
 from dubio.objectives import Loss
-from dubio.reporting import write_report
+from dubio.report import write_report
 from dubio.training import Interrupted, Run
 
 __all__ = ["parse_methods", "show_demo"]

@@ -11,11 +11,10 @@ import torch
 from dubio.evaluation.comparison import pack
 from dubio.evaluation.records import DataRecord, Estimate
 from dubio.io import Identity
-from dubio.reporting.headline import headlines
-from dubio.reporting.reading import read_runs
-from dubio.reporting.summarising import summarise, unpaired
-from dubio.reporting.values import Headline
-from reporting.run_folders import audit, classification, regression, write_attack, write_json, write_run
+from dubio.report.elements import Headline
+from dubio.report.runs import read_runs
+from dubio.report.summary import headlines, summarise, unpaired
+from report.run_folders import audit, classification, regression, write_attack, write_json, write_run
 
 OTHER_DATA = DataRecord("mnist", 300, "other", order="other order")
 

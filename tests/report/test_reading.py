@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dubio.reporting.reading import read_run, read_runs
-from dubio.reporting.reproducing import attack_command, prune_commands, train_command
-from reporting.run_folders import PRUNING, audit, write_attack, write_full_run, write_json, write_run
+from dubio.report.commands import attack_command, prune_commands, train_command
+from dubio.report.runs import read_run, read_runs
+from report.run_folders import PRUNING, audit, write_attack, write_full_run, write_json, write_run
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from typing import Any, get_type_hints
 
 from dubio.codec import printable
 from dubio.methods import METHODS
-from dubio.reporting.reading import RunRecord
-from dubio.reporting.records import AttackRecord, PruningRecord
-from dubio.reporting.values import Commands, Section
+from dubio.report.elements import Commands, Section
+from dubio.report.runs import AttackRecord, PruningRecord, RunRecord
 
 __all__ = ["attack_command", "decision_commands", "prune_commands", "reproduction", "train_command"]
 

@@ -9,7 +9,7 @@ import torch
 
 from dubio.evaluation.records import Thumbnail
 from dubio.functional.corruption import small_image
-from dubio.reporting.images import data_address, from_thumbnail, png
+from dubio.report.sections import data_address, from_thumbnail, png
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dubio.reporting.writing import write_report
-from reporting.run_folders import regression, write_attack, write_full_run, write_run
+from dubio.report.page import write_report
+from report.run_folders import regression, write_attack, write_full_run, write_run
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the report is not tried in a browser without playwright"

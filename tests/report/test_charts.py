@@ -6,9 +6,8 @@ from xml.etree.ElementTree import Element, fromstring
 
 import pytest
 
-from dubio.reporting.charts import draw
-from dubio.reporting.drawing import LEFT, PLOT_HEIGHT, RIGHT, WIDTH, shortened
-from dubio.reporting.values import Bars, Figure, Lines, Reliability, Series, Stacks
+from dubio.report.charts import LEFT, PLOT_HEIGHT, RIGHT, WIDTH, draw, shortened
+from dubio.report.elements import Bars, Figure, Lines, Reliability, Series, Stacks
 
 LINE = Series("one", (0.0, 1.0, 2.0), (0.0, 0.5, 1.0), (0.0, 0.4, 0.9), (0.1, 0.6, 1.0))
 OTHER = Series("other", (0.0, 1.0, 2.0), (1.0, 0.9, 0.95))

@@ -13,11 +13,9 @@ import torch
 
 from dubio.evaluation.comparison import pack
 from dubio.evaluation.records import Estimate, Evaluation, UnseenSet
-from dubio.reporting.numbers import tabulate
-from dubio.reporting.values import Bars, Gallery, Lines, Note, Reliability, Report, Stacks, Table
-from dubio.reporting.wording import number, thinned
-from dubio.reporting.writing import write_report
-from reporting.run_folders import (
+from dubio.report.elements import Bars, Gallery, Lines, Note, Reliability, Report, Stacks, Table, number, thinned
+from dubio.report.page import tabulate, write_report
+from report.run_folders import (
     CLASSES,
     PRUNING,
     audit,

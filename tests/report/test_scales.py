@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from dubio.reporting.scales import Scale, tick_text, ticks
+from dubio.report.charts import Scale, tick_text, ticks
 
 
 def test_the_ends_of_a_range_lie_at_the_ends_of_the_scale() -> None:
