@@ -61,7 +61,7 @@ def main() -> None:
     of_right, of_wrong = (found.mutual_information[rows].mean().item() for rows in (right, ~right))
     print(f"accuracy {right.float().mean():.3f}")
     print(f"mutual information {of_right:.4f} where right, {of_wrong:.4f} where wrong")
-    dubio.pictures.draw_regions(
+    dubio.plots.draw_regions(
         model, inputs[:SHOWN], labels[:SHOWN], options.out, classes=("middle", "around it"), seed=options.seed
     )
     print(f"picture: {options.out}")

@@ -44,7 +44,7 @@ def main() -> None:
     inputs, labels = digits.test.tensors
     found = dubio.predict(model, inputs, num_samples=20, seed=options.seed)
     print(f"accuracy {(found.label == labels).float().mean():.3f}")
-    dubio.pictures.draw_embedding(model, inputs, labels, options.out, seed=options.seed)
+    dubio.plots.draw_embedding(model, inputs, labels, options.out, seed=options.seed)
     print(f"picture: {options.out}")
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio.functional.uncertainty import regression_curve
-from dubio.pictures.bands import Bands, bands_of, draw_bands
+from dubio.plots.bands import Bands, bands_of, draw_bands
 
 EPOCHS = 2 if os.environ.get("DUBIO_TINY") else 200
 NUM_MEMBERS = 30

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dubio.pictures import blank_figure, write
+from dubio.plots import blank_figure, write
 from dubio_lab.panels import SIZE, WIDTH, Lines, MeanCurve, add_note, draw_panels, finish, name_axes
 from dubio_lab.results import Curve, Result
 from dubio_lab.spec import Spec

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dubio.pictures import blank_figure, class_colours, write
+from dubio.plots import blank_figure, class_colours, write
 
 __all__ = ["SIZE", "WIDTH", "Lines", "MeanCurve", "add_note", "draw_panels", "finish", "name_axes"]
 

@@ -37,7 +37,7 @@ def test_bands_hold_the_truth_and_are_three_times_as_wide_far_from_the_data(
     example: ModuleType, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = example.train(example.points(seed), seed, progress=False)
-    bands = dubio.pictures.bands_of(model, example.GRID, levels=example.LEVELS, seed=seed)
+    bands = dubio.plots.bands_of(model, example.GRID, levels=example.LEVELS, seed=seed)
     inside, outside = example.mean_width(bands, 0.1, 0.4), example.mean_width(bands, 0.8, 1.2)
     misfit = (bands.median - example.truth(bands.places)).abs()
     among = misfit[(bands.places >= 0.05) & (bands.places <= 0.45)].mean().item()
@@ -58,7 +58,7 @@ def test_a_width_is_that_between_the_quartiles(example: ModuleType) -> None:
     places = example.GRID.squeeze(1)
     wide = torch.where(places > 0.5025, 4.0, 1.0)
     edges = torch.stack([torch.stack([0 * wide, wide]), torch.stack([0 * wide - 9.0, 0 * wide + 9.0])])
-    bands = dubio.pictures.Bands(places, 0.5 * wide, (0.5, 0.9), edges, edges, 100)
+    bands = dubio.plots.Bands(places, 0.5 * wide, (0.5, 0.9), edges, edges, 100)
     assert example.mean_width(bands, 0.1, 0.4) == 1.0
     assert example.mean_width(bands, 0.8, 1.2) == 4.0
     assert example.mean_width(bands, 0.5, 0.505) == pytest.approx(2.5)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio.attacks import Fgsm, TargetedFgsm
-from dubio.pictures import blank_figure, write
+from dubio.plots import blank_figure, write
 from dubio_lab.protocols.alpha_networks import dropout_network
 from dubio_lab.protocols.images import load_images
 from dubio_lab.protocols.measuring import mean_of, predict_classes, share

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio.data import Examples
-from dubio.pictures import clouds_of, draw_embedding
+from dubio.plots import clouds_of, draw_embedding
 from dubio_lab.protocols.images import load_images
 from dubio_lab.protocols.judging import judge
 from dubio_lab.protocols.measuring import mean_of

@@ -16,7 +16,7 @@ from dubio import functional
 from dubio.data import Examples, clusters
 from dubio.flows import NormalPlanar1d
 from dubio.methods import Deterministic, Flow
-from dubio.pictures import draw_regions
+from dubio.plots import draw_regions
 from dubio.training import Schedule, Steps, fit
 from dubio_lab.protocols.flow_networks import bound, described
 from dubio_lab.protocols.measuring import mean_of, predict_classes, quality, share

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dubio._engine import Using, noise_off
 from dubio.attacks import Fgsm
-from dubio.pictures import blank_figure, write
+from dubio.plots import blank_figure, write
 from dubio_lab.protocols.bbb.networks import Trained, train_network
 from dubio_lab.protocols.measuring import predict_classes, share
 from dubio_lab.protocols.trial import Trial

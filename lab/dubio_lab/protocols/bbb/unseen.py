@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dubio import functional
 from dubio.data import Examples
-from dubio.pictures import draw_votes
+from dubio.plots import draw_votes
 from dubio.prediction import ClassPredictive
 from dubio_lab.protocols.bbb.networks import Trained, train_network
 from dubio_lab.protocols.images import load_unseen

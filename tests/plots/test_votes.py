@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.pictures.votes import BINS, RIGHT, WRONG
+from dubio.plots.classification import BINS, RIGHT, WRONG
 
 IMAGES = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 NUM_CLASSES, NUM_DRAWS = 5, 30
@@ -24,7 +24,7 @@ def model() -> nn.Module:
 
 
 def draw(model: nn.Module, path: Path, inputs: torch.Tensor = IMAGES, **options: Any) -> Any:
-    return dubio.pictures.draw_votes(model, inputs, path, **{"num_samples": NUM_DRAWS, "seed": 3, **options})
+    return dubio.plots.draw_votes(model, inputs, path, **{"num_samples": NUM_DRAWS, "seed": 3, **options})
 
 
 def widths(axes: Any) -> list[float]:
@@ -36,7 +36,7 @@ def heights(axes: Any) -> list[float]:
 
 
 def test_votes_and_scores_are_those_of_predict(model: nn.Module) -> None:
-    found = dubio.pictures.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
+    found = dubio.plots.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
     expected = dubio.predict(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
     torch.testing.assert_close(found.votes, expected.votes)
     assert torch.equal(found.label, expected.label)
@@ -54,7 +54,7 @@ def test_the_answer_is_of_the_mean_probability_and_not_of_the_most_votes() -> No
         with torch.no_grad():
             member.bias.copy_(torch.tensor([bias, 0.0]))
     model = dubio.Ensemble().convert(members)
-    found = dubio.pictures.votes_of(model, torch.zeros(1, 1))
+    found = dubio.plots.votes_of(model, torch.zeros(1, 1))
     torch.testing.assert_close(found.votes, torch.tensor([[2 / 3, 1 / 3]]))
     assert found.label.tolist() == [1]
     expected = torch.sigmoid(torch.tensor([-0.2, -0.2, 9.0])).unsqueeze(1)
@@ -66,7 +66,7 @@ def test_bars_are_votes_and_histograms_hold_every_draw(model: nn.Module, tmp_pat
     pytest.importorskip("matplotlib")
     path = tmp_path / "new" / "votes.png"
     rows = np.array(draw(model, path, names=["one", "two", "three"], classes=list("abcde")).axes).reshape(3, 3)
-    found = dubio.pictures.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
+    found = dubio.plots.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
     for number, (image, votes, scores) in enumerate(rows.T):
         np.testing.assert_allclose(image.images[0].get_array(), IMAGES[number, 0])
         assert widths(votes) == pytest.approx(found.votes[number].tolist())
@@ -84,7 +84,7 @@ def test_bars_are_votes_and_histograms_hold_every_draw(model: nn.Module, tmp_pat
 
 def test_right_answers_are_green_and_wrong_ones_red(model: nn.Module, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    labels = dubio.pictures.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3).label.clone()
+    labels = dubio.plots.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3).label.clone()
     labels[1] = (labels[1] + 1) % NUM_CLASSES
     rows = draw(model, tmp_path / "votes.png", labels=labels).axes[:3]
     assert [axes.title.get_color() for axes in rows] == [RIGHT, WRONG, RIGHT]

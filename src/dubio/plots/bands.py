@@ -4,7 +4,7 @@ Filled bands are the doubt of the network: between their edges lies the middle h
 lines add the noise of the data to it: between them lies a target with the largest of the probabilities asked for.
 
 Invariants: edges of filled bands are quantiles of the draws of ``dubio.predict`` with the same seed, and dotted lines
-its ``interval`` (``tests/pictures/test_bands.py``).
+its ``interval`` (``tests/plots/test_bands.py``).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import check_module
-from dubio.pictures.figures import blank_figure, write
+from dubio.plots.figures import blank_figure, write
 from dubio.prediction import RealPredictive, predict
 
 __all__ = ["Bands", "bands_of", "draw_bands"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.pictures.figures import class_colours
+from dubio.plots.figures import class_colours
 
 NUM_CLASSES, NUM_POINTS = 3, 5
 INPUTS = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
@@ -39,7 +39,7 @@ def points(clouds: Tensor) -> np.ndarray:
 def test_clouds_are_those_that_the_network_compares_in_draw_0(prototype: str) -> None:
     """The entropic distance needs nothing but the clouds, so that the logits can be computed from them."""
     model = embedding(distance="sinkhorn", prototype=prototype)
-    of_inputs, of_classes = dubio.pictures.clouds_of(model, INPUTS, seed=3)
+    of_inputs, of_classes = dubio.plots.clouds_of(model, INPUTS, seed=3)
     assert of_inputs.shape == (12, NUM_POINTS, 2)
     assert of_classes.shape == (NUM_CLASSES, NUM_POINTS, 2)
     logits = dubio.sample(model, INPUTS, num_samples=2, seed=3)
@@ -52,8 +52,8 @@ def test_clouds_are_those_that_the_network_compares_in_draw_0(prototype: str) ->
 def test_the_points_drawn_are_the_clouds(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     model, path = embedding(), tmp_path / "new" / "embedding.png"
-    figure = dubio.pictures.draw_embedding(model, INPUTS, LABELS, path, num_inputs=8, seed=5, classes=["a", "b", "c"])
-    of_inputs, of_classes = dubio.pictures.clouds_of(model, INPUTS[:8], seed=5)
+    figure = dubio.plots.draw_embedding(model, INPUTS, LABELS, path, num_inputs=8, seed=5, classes=["a", "b", "c"])
+    of_inputs, of_classes = dubio.plots.clouds_of(model, INPUTS[:8], seed=5)
     (axes,) = figure.axes
     assert len(axes.collections) == 2 * NUM_CLASSES
     drawn = zip(axes.collections[:NUM_CLASSES], axes.collections[NUM_CLASSES:], strict=True)
@@ -70,14 +70,14 @@ def test_the_points_drawn_are_the_clouds(tmp_path: Path) -> None:
 
 def test_classes_without_an_input_are_drawn_too(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    figure = dubio.pictures.draw_embedding(embedding(), INPUTS[:2], LABELS[:2], tmp_path / "embedding.svg")
+    figure = dubio.plots.draw_embedding(embedding(), INPUTS[:2], LABELS[:2], tmp_path / "embedding.svg")
     assert [len(offsets(drawn)) for drawn in figure.axes[0].collections] == [5, 5, 0, 5, 5, 5]
 
 
 def test_the_network_is_left_as_it_was() -> None:
     model = embedding().train()
     before, hooks = torch.random.get_rng_state(), [len(module._forward_pre_hooks) for module in model.modules()]
-    dubio.pictures.clouds_of(model, INPUTS)
+    dubio.plots.clouds_of(model, INPUTS)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
     assert model.training
@@ -91,7 +91,7 @@ def test_colours_differ_however_many_classes_there_are() -> None:
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
-    draw, path = dubio.pictures.draw_embedding, tmp_path / "embedding.png"
+    draw, path = dubio.plots.draw_embedding, tmp_path / "embedding.png"
     with pytest.raises(ValueError, match=r"dim must be 2 to be drawn, got 64; train with Wasserstein\(dim=2\)"):
         draw(network(dubio.Wasserstein()), INPUTS, LABELS, path)
     with pytest.raises(ValueError, match=r"model must have a Wasserstein head, got a \w+ without one; convert"):
@@ -108,4 +108,4 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'dubio\[plots\]'"):
-        dubio.pictures.draw_embedding(embedding(), INPUTS, LABELS, tmp_path / "embedding.png")
+        dubio.plots.draw_embedding(embedding(), INPUTS, LABELS, tmp_path / "embedding.png")

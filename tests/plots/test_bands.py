@@ -25,7 +25,7 @@ def model() -> nn.Module:
 
 def draw(model: nn.Module, path: Path, **options: Any) -> Any:
     options = {"grid": (-1.0, 2.0), "levels": (0.5, 0.9), "num_samples": 9, "seed": 3, **options}
-    return dubio.pictures.draw_bands(model, INPUTS, TARGETS, path, **options)
+    return dubio.plots.draw_bands(model, INPUTS, TARGETS, path, **options)
 
 
 def edges(band: Any, places: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +36,7 @@ def edges(band: Any, places: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_bands_are_quantiles_of_the_draws_and_of_the_targets(model: nn.Module) -> None:
-    bands = dubio.pictures.bands_of(model, PLACES, levels=(0.5, 0.8), num_samples=21, seed=3)
+    bands = dubio.plots.bands_of(model, PLACES, levels=(0.5, 0.8), num_samples=21, seed=3)
     found = dubio.predict(model, PLACES, num_samples=21, seed=3)
     draws = found.samples.squeeze(-1).numpy()
     np.testing.assert_allclose(bands.median, np.median(draws, axis=0), rtol=1e-6)
@@ -50,7 +50,7 @@ def test_bands_are_quantiles_of_the_draws_and_of_the_targets(model: nn.Module) -
 
 
 def test_noise_widens_a_band(model: nn.Module) -> None:
-    bands = dubio.pictures.bands_of(model, PLACES, levels=(0.95,), num_samples=40)
+    bands = dubio.plots.bands_of(model, PLACES, levels=(0.95,), num_samples=40)
     (of_draws,), (of_targets,) = bands.of_draws, bands.of_targets
     assert (of_targets[1] - of_targets[0] > of_draws[1] - of_draws[0]).all()
 
@@ -58,7 +58,7 @@ def test_noise_widens_a_band(model: nn.Module) -> None:
 def test_a_network_that_predicts_its_noise_has_one_band_too() -> None:
     torch.manual_seed(0)
     model = dubio.Bayes().convert(dubio.models.mlp(1, 6, 2), likelihood=dubio.Gaussian("output"))
-    assert dubio.pictures.bands_of(model, PLACES, num_samples=3).of_draws.shape == (2, 2, 7)
+    assert dubio.plots.bands_of(model, PLACES, num_samples=3).of_draws.shape == (2, 2, 7)
 
 
 def test_an_ensemble_has_as_many_draws_as_members(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_is_drawn_are_the_bands(model: nn.Module, tmp_path: Path) -> None:
     figure = draw(model, path, truth=torch.square)
     (axes,) = figure.axes
     places = torch.linspace(-1.0, 2.0, 281).unsqueeze(1)
-    bands = dubio.pictures.bands_of(model, places, levels=(0.5, 0.9), num_samples=9, seed=3)
+    bands = dubio.plots.bands_of(model, places, levels=(0.5, 0.9), num_samples=9, seed=3)
     wide, narrow, points = axes.collections
     for drawn, expected in zip((narrow, wide), bands.of_draws, strict=True):
         np.testing.assert_allclose(edges(drawn, bands.places), expected, rtol=1e-6)
@@ -108,7 +108,7 @@ def test_by_default_the_picture_goes_a_quarter_beyond_the_data(model: nn.Module,
 
 def test_what_cannot_be_drawn_is_refused(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
-    draw_bands, path = dubio.pictures.draw_bands, tmp_path / "bands.png"
+    draw_bands, path = dubio.plots.draw_bands, tmp_path / "bands.png"
     with pytest.raises(ValueError, match=r"inputs must be numbers, of shape \(n, 1\), got \(11, 2\)"):
         draw_bands(model, torch.zeros(11, 2), TARGETS, path)
     with pytest.raises(ValueError, match=r"targets must be one number per input, got shapes \(3, 1\) and \(11, 1\)"):
@@ -119,7 +119,7 @@ def test_what_cannot_be_drawn_is_refused(model: nn.Module, tmp_path: Path, monke
         with pytest.raises(ValueError, match="levels must be probabilities between 0 and 1, each above the one bef"):
             draw(model, path, levels=levels)
     with pytest.raises(ValueError, match=r"places must be numbers, of shape \(n, 1\), got \(7,\)"):
-        dubio.pictures.bands_of(model, PLACES.squeeze(1))
+        dubio.plots.bands_of(model, PLACES.squeeze(1))
     with pytest.raises(ValueError, match=r"model must be one for regression, got one for classes; convert with like"):
         draw(dubio.Bayes().convert(nn.Linear(1, 3)), path)
     with pytest.raises(ValueError, match="model must have one output, got 3 for one input"):

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.pictures.figures import class_colours
-from dubio.pictures.regions import LARGEST, SMALLEST, areas
+from dubio.plots.classification import LARGEST, SMALLEST, areas
+from dubio.plots.figures import class_colours
 
 INPUTS = torch.randn(9, 2, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 1, 2, 0, 1, 1, 1, 0, 0])
@@ -27,7 +27,7 @@ def model() -> nn.Module:
 
 def draw(model: nn.Module, path: Path, **options: Any) -> Any:
     options = {"low": LOW, "high": HIGH, "resolution": 12, "num_samples": 5, "seed": 3, **options}
-    return dubio.pictures.draw_regions(model, INPUTS, LABELS, path, **options)
+    return dubio.plots.draw_regions(model, INPUTS, LABELS, path, **options)
 
 
 def texts(legend: Any) -> list[str]:
@@ -36,7 +36,7 @@ def texts(legend: Any) -> list[str]:
 
 @pytest.mark.parametrize("doubt", ["mutual_information", "entropy", "expected_entropy", "variation_ratio", "top_std"])
 def test_regions_are_what_predict_says_of_their_places(model: nn.Module, doubt: str) -> None:
-    regions = dubio.pictures.regions_of(model, LOW, HIGH, 5, num_samples=7, doubt=doubt, seed=3)
+    regions = dubio.plots.regions_of(model, LOW, HIGH, 5, num_samples=7, doubt=doubt, seed=3)
     torch.testing.assert_close(regions.x, torch.linspace(-2.0, 2.0, 5))
     torch.testing.assert_close(regions.y, torch.linspace(-1.0, 3.0, 5))
     places = torch.tensor([[x, y] for y in regions.y for x in regions.x])
@@ -51,7 +51,7 @@ def test_regions_are_what_predict_says_of_their_places(model: nn.Module, doubt: 
 def test_yes_or_no_is_two_classes() -> None:
     torch.manual_seed(0)
     model = dubio.Bayes(init_std=0.5).convert(nn.Linear(2, 1), likelihood=dubio.Bernoulli())
-    regions = dubio.pictures.regions_of(model, LOW, HIGH, 4, num_samples=6, seed=1)
+    regions = dubio.plots.regions_of(model, LOW, HIGH, 4, num_samples=6, seed=1)
     across, up = torch.meshgrid(regions.x, regions.y, indexing="xy")
     found = dubio.predict(model, torch.stack([across, up], dim=-1).flatten(0, 1), num_samples=6, seed=1)
     assert regions.num_classes == 2
@@ -86,7 +86,7 @@ def test_the_background_is_the_class_and_paler_where_less_sure(model: nn.Module,
     (axes,) = draw(model, tmp_path / "regions.png").axes
     (image,) = axes.images
     pixels = np.asarray(image.get_array())
-    regions = dubio.pictures.regions_of(model, LOW, HIGH, 12, num_samples=5, seed=3)
+    regions = dubio.plots.regions_of(model, LOW, HIGH, 12, num_samples=5, seed=3)
     colours = np.array(class_colours(3))[:, :3]
     strength = 0.4 * (regions.confidence.numpy() - 1 / 3) / (2 / 3)
     expected = 1.0 - strength[..., None] * (1.0 - colours[regions.label.numpy()])
@@ -128,7 +128,7 @@ def test_by_default_the_picture_goes_a_quarter_beyond_the_data(model: nn.Module,
 
 def test_what_cannot_be_drawn_is_refused(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
-    draw_regions, path = dubio.pictures.draw_regions, tmp_path / "regions.png"
+    draw_regions, path = dubio.plots.draw_regions, tmp_path / "regions.png"
     with pytest.raises(ValueError, match=r"inputs must be points of the plane, of shape \(n, 2\), got \(9, 3\)"):
         draw_regions(model, torch.zeros(9, 3), LABELS, path)
     with pytest.raises(ValueError, match=r"labels must be one per input, got shapes \(3,\) and \(9, 2\)"):
@@ -158,4 +158,4 @@ def test_without_matplotlib_the_message_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'dubio\[plots\]'"):
         draw(model, tmp_path / "regions.png")
-    assert dubio.pictures.regions_of(model, LOW, HIGH, 2, num_samples=2).label.shape == (2, 2)
+    assert dubio.plots.regions_of(model, LOW, HIGH, 2, num_samples=2).label.shape == (2, 2)
