@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio.cli.evaluate_command import noise_like
+from dubio.cli.evaluate import noise_like
 from dubio.methods import METHODS
 from dubio.methods.method import Method
 

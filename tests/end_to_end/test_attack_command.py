@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import dubio
 from dubio.attacks.gradient import Pgd
 from dubio.attacks.score import strongest
-from dubio.cli.attacking import choose_images, parse_epsilons
+from dubio.cli.attack import choose_images, parse_epsilons
 from dubio.cli.commands import app
 from dubio.version import hardware_of
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 import dubio
 from audit_cases import TINY
 from dubio.auditing.records import Audit, CheckRecord
-from dubio.cli.audit_command import gates_failed, summary
+from dubio.cli.attack import gates_failed, summary
 from dubio.cli.commands import app
 
 pytest.importorskip("sklearn")
@@ -72,7 +72,7 @@ def test_a_gate_that_fails_is_exit_code_1_and_one_line(
     failing = CheckRecord("C5", "Enough steps?", True, "fail", "No.")
     good = replace(found, status="VALID", checks=())
     given = replace(found, status="UPPER BOUND ONLY", checks=(failing,)) if "UPPER" in told else good
-    monkeypatch.setattr("dubio.cli.audit_command.audit", lambda *args, **options: given)
+    monkeypatch.setattr("dubio.cli.attack.audit", lambda *args, **options: given)
     shown = invoke("audit", "first", *gates, "--runs", runs, "--out", runs / "first")
     assert shown.exit_code == code, shown.output
     assert told in shown.stderr

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.cli.ordering import Order, load_splits, train_order
-from dubio.cli.showing import _comparison, parse_methods
+from dubio.cli.demo import _comparison, parse_methods
+from dubio.cli.runs import Order, load_splits, train_order
 from dubio.methods import METHODS
 
 pytest.importorskip("sklearn")
@@ -455,7 +455,7 @@ def test_an_interrupted_demo_is_not_called_resumable(tmp_path: Path, monkeypatch
     def interrupt(*args: object, **options: object) -> None:
         raise dubio.Interrupted("saved")
 
-    monkeypatch.setattr("dubio.cli.showing.train_order", interrupt)
+    monkeypatch.setattr("dubio.cli.demo.train_order", interrupt)
     assert invoke("demo", "--runs", tmp_path).exit_code == 130
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.cli.ordering import load_splits, read_order
+from dubio.cli.runs import load_splits, read_order
 from dubio.data.fingerprints import fingerprint_of
 from dubio.evaluation.records import DataRecord, Evaluation
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.cli.evaluate_command import noise_like
+from dubio.cli.evaluate import noise_like
 
 runner = CliRunner()
 

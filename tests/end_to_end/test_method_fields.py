@@ -10,7 +10,7 @@ import typer
 import dubio
 from dubio.cli.commands import app
 from dubio.cli.fields import Field, fields_of, make_method, spell
-from dubio.cli.method_options import METHOD_OPTIONS
+from dubio.cli.options import METHOD_OPTIONS
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import METHODS
 from dubio.methods.bayes import Bayes

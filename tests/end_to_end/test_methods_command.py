@@ -11,10 +11,10 @@ import torch
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.cli import train_command
+from dubio.cli import train as train_command
 from dubio.cli.commands import app
 from dubio.cli.fields import fields_of, make_method
-from dubio.cli.ordering import Order
+from dubio.cli.runs import Order
 from dubio.flows import NormalPlanar1d
 from dubio.methods import METHODS
 from dubio.methods.bayes import Bayes

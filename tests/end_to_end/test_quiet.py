@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from audit_cases import TINY
-from dubio.cli.arguments import Quiet
 from dubio.cli.commands import app
+from dubio.cli.options import Quiet
 
 pytest.importorskip("sklearn")
 pytest.importorskip("jinja2")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from dubio._engine.precision import Precision
 from dubio.auditing.records import BudgetName
 from dubio.checks import check_choice, did_you_mean
-from dubio.cli import arguments
+from dubio.cli import options as arguments
 from dubio.cli.commands import app
 from dubio.data.corruptions import CORRUPTIONS
 

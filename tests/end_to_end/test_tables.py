@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.cli.ordering import Order, build_for, load_splits, read_encoder, read_order
+from dubio.cli.runs import Order, build_for, load_splits, read_encoder, read_order
 from dubio.data.examples import Examples
 from dubio.models.networks import Standardise
 

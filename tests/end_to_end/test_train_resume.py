@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from dubio.cli import commands, prune_command
+from dubio.cli import commands, prune as prune_command
 from dubio.cli.commands import app
 
 pytest.importorskip("sklearn")

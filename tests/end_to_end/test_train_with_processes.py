@@ -17,7 +17,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 import dubio
-from dubio.cli import answers, ordering, telling, train_command
+from dubio.cli import errors as answers, runs as ordering, train as telling, train as train_command
 from dubio.cli.commands import app
 from dubio.training.processes import LostProcessError
 from several_processes import values

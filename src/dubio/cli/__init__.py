@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from dubio._lazy import import_later
-from dubio.cli.answers import PartlyFailedError, say
-from dubio.cli.arguments import Device, Quiet, device_for
 from dubio.cli.commands import app, main
+from dubio.cli.errors import PartlyFailedError, say
+from dubio.cli.options import Device, Quiet, device_for
 
 if TYPE_CHECKING:
     from dubio.cli.terminal import PlainTable as PlainTable

@@ -11,14 +11,16 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dubio.checks import check_choice
-from dubio.cli.answers import INTERRUPTED, Answering, say
-from dubio.cli.arguments import (
+from dubio.cli.errors import INTERRUPTED, Answering, say
+from dubio.cli.options import (
     CORRUPTION_NAMES,
+    METHOD_OPTIONS,
     BudgetName,
     DataDir,
     DecisionSamples,
     DecisionSeed,
     Device,
+    Fields,
     InPrecision,
     Named,
     Precision,
@@ -26,9 +28,10 @@ from dubio.cli.arguments import (
     RunName,
     Runs,
     SeveralRuns,
+    TakingFields,
     device_for,
+    example,
 )
-from dubio.cli.method_options import METHOD_OPTIONS, Fields, TakingFields, example
 from dubio.version import VERSION
 
 __all__ = ["app", "main"]
@@ -127,7 +130,7 @@ def demo(
 
     Example:  dubio demo --tiny
     """
-    from dubio.cli.showing import show_demo
+    from dubio.cli.demo import show_demo
 
     show_demo(runs, methods, epochs, tiny=tiny, quiet=quiet)
 
@@ -144,7 +147,7 @@ def list_data(
 
     Example:  dubio data --download fashionmnist
     """
-    from dubio.cli.data_command import show_data
+    from dubio.cli.fields import show_data
 
     show_data(data_dir, download, quiet)
 
@@ -165,7 +168,7 @@ def methods(
     """
     if name is not None:
         check_choice("NAME", name, METHOD_OPTIONS)
-    from dubio.cli.methods_command import show_method, show_methods
+    from dubio.cli.fields import show_method, show_methods
 
     if name is None:
         show_methods(quiet)
@@ -255,8 +258,8 @@ def train(
     runs: Runs = Path("runs"),
 ) -> None:
     """Train a network; ``TRAIN`` is what its help says."""
-    from dubio.cli.folders import check_name
-    from dubio.cli.train_command import train_run
+    from dubio.cli.runs import check_name
+    from dubio.cli.train import train_run
 
     check_name(name)
     given: dict[str, Any] = {
@@ -298,7 +301,7 @@ def show_runs(quiet: Quiet = False, runs: Runs = Path("runs")) -> None:
     """
     from rich.console import Console
 
-    from dubio.cli.folders import Unreadable, list_runs
+    from dubio.cli.runs import Unreadable, list_runs
     from dubio.cli.terminal import PlainTable
 
     found = list_runs(runs)
@@ -328,7 +331,7 @@ def describe(named: Named, quiet: Quiet = False, runs: Runs = Path("runs")) -> N
 
     Example:  dubio describe first
     """
-    from dubio.cli.folders import load_model
+    from dubio.cli.runs import load_model
     from dubio.convert import describe
 
     say(str(describe(load_model(named, runs))))
@@ -380,9 +383,8 @@ def predict(
     """
     from rich.console import Console
 
-    from dubio.cli.folders import class_names, folder_of, input_shape, load_model
-    from dubio.cli.ordering import parse_resize, read_encoder
-    from dubio.cli.predicting import check_fits, order_of, parse_index, predict_new, tabulate, test_examples
+    from dubio.cli.predict import check_fits, order_of, parse_index, predict_new, tabulate, test_examples
+    from dubio.cli.runs import class_names, folder_of, input_shape, load_model, parse_resize, read_encoder
     from dubio.prediction import predict
 
     model = load_model(named, runs).to(device_for(device))
@@ -447,7 +449,7 @@ def evaluate(
 
     Example:  dubio evaluate lenet --ood fashionmnist,noise --corruptions all
     """
-    from dubio.cli.evaluate_command import evaluate_run
+    from dubio.cli.evaluate import evaluate_run
 
     evaluate_run(named, ood, corruptions, samples, resamples, data, data_dir, seed, device, precision, out, quiet, runs)
 
@@ -473,7 +475,7 @@ def calibrate(
 
     Example:  dubio calibrate first
     """
-    from dubio.cli.decide_command import calibrate as run
+    from dubio.cli.calibrate import calibrate as run
 
     run(named, kind, per_draw, samples, seed, data_dir, quiet, runs)
 
@@ -500,7 +502,7 @@ def abstain(
     Example:  dubio abstain first --error 0.05
     Example:  dubio abstain first --coverage 0.8
     """
-    from dubio.cli.decide_command import abstain as run
+    from dubio.cli.calibrate import abstain as run
 
     run(named, error, coverage, score, level, samples, seed, data_dir, quiet, runs)
 
@@ -523,7 +525,7 @@ def conformal(
 
     Example:  dubio conformal first --coverage 0.9
     """
-    from dubio.cli.decide_command import conformal as run
+    from dubio.cli.calibrate import conformal as run
 
     run(named, coverage, kind, allow_empty, samples, seed, data_dir, quiet, runs)
 
@@ -575,10 +577,9 @@ def attack(
     """
     from rich.console import Console
 
-    from dubio.cli.attacking import assail, choose_images, parse_attacks, parse_epsilons, summarise, tabulate
-    from dubio.cli.folders import folder_of, load_model, network_of
-    from dubio.cli.picturing import picture
-    from dubio.cli.predicting import check_fits, test_examples
+    from dubio.cli.attack import assail, choose_images, parse_attacks, parse_epsilons, picture, summarise, tabulate
+    from dubio.cli.predict import check_fits, test_examples
+    from dubio.cli.runs import folder_of, load_model, network_of
 
     names, epsilons = parse_attacks(attack), parse_epsilons(epsilon)
     chosen_fields = {
@@ -641,7 +642,7 @@ def prune(
 
     Example:  dubio prune first --max-loss 0.01 --what units
     """
-    from dubio.cli.prune_command import prune as run
+    from dubio.cli.prune import prune as run
 
     run(named, fraction, max_loss, by, what, each_layer, samples, seed, out, data_dir, quiet, runs)
 
@@ -668,7 +669,7 @@ def report(
 
     Example:  dubio report demo-deterministic demo-bayes --out comparison.html
     """
-    from dubio.cli.report_command import report as run
+    from dubio.cli.report import report as run
 
     run(named, out, title, quiet, runs)
 
@@ -687,7 +688,7 @@ def compare(
 
     Example:  dubio compare demo-deterministic demo-bayes
     """
-    from dubio.cli.report_command import compare as run
+    from dubio.cli.report import compare as run
 
     run(named, as_json, quiet, runs)
 
@@ -736,7 +737,7 @@ def audit(
 
     Example:  dubio audit first --epsilon 0.1 --require VALID --min-accuracy 0.4
     """
-    from dubio.cli.audit_command import audit_run
+    from dubio.cli.attack import audit_run
 
     audit_run(
         named, epsilon, norm, budget, images, require, min_accuracy, data, data_dir, seed, device, out, quiet, runs
@@ -767,7 +768,7 @@ def export(
         raise FileNotFoundError(f"there is no folder {out.parent} to write {out.name} to")
     import torch
 
-    from dubio.cli.folders import load_model
+    from dubio.cli.runs import load_model
     from dubio.convert import export
     from dubio.likelihoods import Gaussian, likelihood_of
     from dubio.models import sizes_of

@@ -1,5 +1,10 @@
-"""Text for the terminal: names come from files and folders, and none of them is markup or a control sequence here."""
+"""Text for the terminal: names come from files and folders, and none of them is markup or a control sequence here.
 
+Command lines as they were given, but for what is the default anyway: records keep them, so that reports can.
+"""
+
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import RenderableType
@@ -8,7 +13,10 @@ from rich.text import Text
 
 from dubio.codec import printable
 
-__all__ = ["PlainTable"]
+__all__ = [
+    "PlainTable",
+    "command_line",
+]
 
 
 class PlainTable(Table):
@@ -33,3 +41,13 @@ def _plain(cell: Any) -> Any:
     if isinstance(cell, str):
         return Text(printable(cell))
     return Text(printable(cell.plain), cell.style, spans=cell.spans) if isinstance(cell, Text) else cell
+
+
+def command_line(command: str, run: str, options: Mapping[str, tuple[Any, Any]]) -> str:
+    """A command on a run, with those options, by name, whose value is not the default beside it."""
+    words = ["dubio", command, run]
+    for name, (value, default) in options.items():
+        if value == default:
+            continue
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(words)

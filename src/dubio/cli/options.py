@@ -3,18 +3,45 @@
 ``METHOD_OPTIONS`` is what help, completion and the refusal of a misspelled option need. Values are read by
 ``dubio.cli.fields``, from the types of the fields. ``tests/end_to_end/test_method_fields.py`` holds that this table is
 what the dataclasses in ``dubio.methods`` say.
+
+Arguments that several commands share.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import typer
 from typer import Option
 from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
-__all__ = ["METHOD_OPTIONS", "Fields", "TakingFields", "example"]
+from dubio.checks import did_you_mean
+
+__all__ = [
+    "METHOD_OPTIONS",
+    "Fields",
+    "TakingFields",
+    "example",
+    "CORRUPTION_NAMES",
+    "BudgetName",
+    "DataDir",
+    "DecisionSamples",
+    "DecisionSeed",
+    "Device",
+    "InPrecision",
+    "Named",
+    "Precision",
+    "Quiet",
+    "RunName",
+    "Runs",
+    "SeveralRuns",
+    "device_for",
+]
+
 
 METHOD_OPTIONS: dict[str, dict[str, str | bool]] = {
     "bayes": {
@@ -76,9 +103,13 @@ METHOD_OPTIONS: dict[str, dict[str, str | bool]] = {
 }
 """Of each method its options with their defaults as they are written; a flag has True or False."""
 
+
 FIELDS = "--fields"
+
+
 Fields = Annotated[dict[str, str | bool], Option(FIELDS, parser=json.loads, hidden=True)]
 """How a ``TakingFields`` command receives the fields of its method, as they were written."""
+
 
 LONGEST = 76
 """Characters of an example, so that it stays on one line of a small screen."""
@@ -151,3 +182,89 @@ def _take_out(
         else:
             raise ValueError(f"{option} must be followed by its value, got nothing")
     return rest, given
+
+
+DEVICES = "cpu, cuda, cuda:1 ... or mps"
+
+
+def _check_device(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", name):
+        raise ValueError(f"--device must be {DEVICES}, got {name!r}{did_you_mean(name, ('cpu', 'cuda', 'mps'))}")
+    return name
+
+
+def _complete_run(context: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the names of the runs that are there."""
+    runs = Path(context.params.get("runs") or "runs")
+    return sorted(file.parent.name for file in runs.glob("*/config.json") if file.parent.name.startswith(incomplete))
+
+
+# These three stand in packages that import torch too; test_start_up.py holds that they are the same.
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+BudgetName = Literal["tiny", "quick", "full"]
+
+
+CORRUPTION_NAMES = ("noise", "blur", "contrast", "rotation", "inversion")
+
+
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
+
+
+DataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
+]
+
+
+Named = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_OR_FILE", autocompletion=_complete_run, help="A run's name or folder, or a .safetensors file."
+    ),
+]
+
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", autocompletion=_complete_run, help="A run's name or folder.")]
+
+
+DecisionSamples = Annotated[int, typer.Option("--samples", help="Draws; predict with as many.")]
+
+
+DecisionSeed = Annotated[int, typer.Option("--seed", help="Which draws.")]
+
+
+Device = Annotated[
+    str | None,
+    typer.Option(callback=_check_device, help=f"{DEVICES} (default: cuda where there is one, else cpu)."),
+]
+
+
+InPrecision = Annotated[
+    Precision,
+    typer.Option(
+        "--precision", help="fp32: all digits; bf16: two or three digits, much faster on a GPU; tf32: between."
+    ),
+]
+
+
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print results and warnings alone: no progress and no remarks.")
+]
+
+
+SeveralRuns = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", autocompletion=_complete_run, help="Names or folders of one or more runs."),
+]
+
+
+def device_for(name: str | None) -> str:
+    """The device to compute on: the one given, else a GPU where there is one."""
+    import torch
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {name} is not there; cpu is")
+    return name

@@ -2,39 +2,97 @@
 
 Exit codes: 0 fine, 1 a gate or a part failed, 2 bad arguments (or files, or data), 3 interrupted and resumable, 130
 interrupted.
+
+Commands that other packages add, through the group ``dubio.commands`` of entry points (docs/plugins.md).
+
+The metadata of installed packages name them. Their code is imported when a command is called, not when commands are
+listed (``tests/end_to_end/test_plugins.py``).
 """
 
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
+from typer.main import get_group
 
 from dubio.checks import did_you_mean, listed
-from dubio.cli.plugins import HOW_TO_INSTALL, PluginCommand, plugin_commands
 from dubio.codec import printable
 
-__all__ = ["INTERRUPTED", "REFUSALS", "Answering", "PartlyFailedError", "answer", "is_answered", "leave_quietly", "say"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = [
+    "INTERRUPTED",
+    "REFUSALS",
+    "Answering",
+    "PartlyFailedError",
+    "answer",
+    "is_answered",
+    "leave_quietly",
+    "say",
+    "GROUP",
+    "HOW_TO_INSTALL",
+    "PluginCommand",
+    "plugin_commands",
+]
+
 
 FAILED = 1
+
+
 BAD_ARGUMENTS = 2
+
+
 RESUMABLE = 3
+
+
 INTERRUPTED = 130
+
+
 REFUSALS = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
+
+
 TOLD = "told already"
+
+
 SOURCE = re.compile(r"\[\S+\.(?:cc|cpp|h|hpp):\d+\] ")
+
+
 NO_COMMAND = re.compile(r"No such command '(?P<name>.*?)'\.", re.DOTALL)
+
+
 NO_CHOICE = re.compile(r"'(?P<value>.*?)' is not one of ", re.DOTALL)
+
+
 ADVICE = re.compile(r"\. This is typically caused by [^()]*(?=\))")
 
 
 class PartlyFailedError(Exception):
     """A part of what was asked for failed, which was told already; its text says where, for ``--debug``."""
+
+
+class PluginCommand(TyperCommand):
+    """A command of another package, as it stands in the list of commands: its code is not imported yet."""
+
+    def __init__(self, entry: "EntryPoint") -> None:
+        self.entry, self.package = entry, _package_of(entry)
+        super().__init__(entry.name, help=f"A command of the package {self.package}.")
+
+    def load(self) -> Any:
+        """Import the command; whatever fails is an ImportError of one line."""
+        try:
+            return _as_command(self.entry.name, self.entry.load())
+        except Exception as error:
+            raise ImportError(
+                f"the command {self.entry.name} of the package {self.package} cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 class Answering(TyperGroup):
@@ -165,3 +223,50 @@ def _say(kind: str, message: object) -> None:
 def _show_warning(message: Warning | str, category: type[Warning], *unused: Any, **unused_too: Any) -> None:
     if not issubclass(category, DeprecationWarning | FutureWarning):  # those are for whoever writes the code
         _say("warning", message)
+
+
+GROUP = "dubio.commands"
+
+
+HOW_TO_INSTALL = {
+    "reproduce": "dubio reproduce is a command of the package dubio_lab, which is not installed; "
+    "in a checkout of dubio, pip install ./lab adds it",
+}
+"""What is said of a command whose package is known but not installed."""
+
+
+def plugin_commands(taken: Container[str]) -> tuple[dict[str, PluginCommand], list[str]]:
+    """The commands of installed packages by name, and a warning for each that is ignored because its name is taken."""
+    from importlib.metadata import entry_points  # takes a twentieth of a second, and most commands need none of it
+
+    commands: dict[str, PluginCommand] = {}
+    warnings = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, _package_of(entry))):
+        if entry.name in taken:
+            owner = "a command of dubio"
+        elif entry.name in commands:
+            owner = f"one of the package {commands[entry.name].package}"
+        else:
+            commands[entry.name] = PluginCommand(entry)
+            continue
+        warnings.append(
+            f"the command {entry.name} of the package {_package_of(entry)} is ignored, since {owner} has that name"
+        )
+    return commands, warnings
+
+
+def _package_of(entry: "EntryPoint") -> str:
+    return entry.module.partition(".")[0] if entry.dist is None else entry.dist.name
+
+
+def _as_command(name: str, target: Any) -> Any:
+    """A function with typer's annotations, or a whole typer app, as a command of this name."""
+    holder = typer.Typer(add_completion=False)
+    if isinstance(target, typer.Typer):
+        holder.add_typer(target, name=name)
+    elif callable(target):
+        holder.command(name)(target)
+    else:
+        raise TypeError(f"{target!r} is neither a function nor a typer.Typer")
+    group: TyperGroup = get_group(holder)
+    return group.commands[name]

@@ -11,11 +11,23 @@ from rich.console import Console
 from torch import nn
 
 from dubio import pruning
-from dubio.cli.answers import say
-from dubio.cli.command_lines import command_line
-from dubio.cli.folders import CONFIG, METRICS, MODEL, check_name, find_run, load_model, network_of
-from dubio.cli.ordering import ENCODER, FILE, in_rows, load_splits, read_encoder, read_order
-from dubio.cli.terminal import PlainTable
+from dubio.cli.errors import say
+from dubio.cli.runs import (
+    CONFIG,
+    ENCODER,
+    FILE,
+    METRICS,
+    MODEL,
+    check_name,
+    find_run,
+    in_rows,
+    load_model,
+    load_splits,
+    network_of,
+    read_encoder,
+    read_order,
+)
+from dubio.cli.terminal import PlainTable, command_line
 from dubio.codec import (
     UNFINISHED,
     Command,

@@ -16,13 +16,11 @@ from torch import nn
 from dubio import attacks
 from dubio.auditing import Audit, audit
 from dubio.checks import did_you_mean, listed
-from dubio.cli.answers import say
-from dubio.cli.attacking import assail, choose_images
-from dubio.cli.audit_command import FILE as AUDIT
-from dubio.cli.evaluate_command import FILE as EVALUATION, headline, noise_like
-from dubio.cli.folders import network_of, unused_name
-from dubio.cli.ordering import Order, load_splits, train_order
-from dubio.cli.prune_command import RECORD as PRUNING, measure, told_of
+from dubio.cli.attack import FILE as AUDIT, assail, choose_images
+from dubio.cli.errors import say
+from dubio.cli.evaluate import FILE as EVALUATION, headline, noise_like
+from dubio.cli.prune import RECORD as PRUNING, measure, told_of
+from dubio.cli.runs import Order, load_splits, network_of, train_order, unused_name
 from dubio.cli.terminal import PlainTable
 from dubio.codec import printable
 from dubio.data import Splits

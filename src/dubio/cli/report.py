@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
-from dubio.cli.answers import PartlyFailedError, say
-from dubio.cli.folders import find_run
+from dubio.cli.errors import PartlyFailedError, say
+from dubio.cli.runs import find_run
 from dubio.cli.terminal import PlainTable
 from dubio.codec import dump_json, printable
 from dubio.report import (

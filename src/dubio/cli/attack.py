@@ -5,26 +5,43 @@ several attacks, and those that score (``tests/end_to_end/test_attack_command.py
 
 Every norm, distance and set of attacks with their settings has files of its own, so that attacks are kept side by
 side; repeating one replaces its own files.
+
+The picture of ``dubio attack``: images, what was added to them, and what the network then takes them for.
+
+``dubio audit``: whether the robustness of a run is real, in a table and in ``audit.json``.
 """
 
 import dataclasses
 import hashlib
+import shlex
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import typer
+from rich.console import Console
+from rich.text import Text
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import device_of
 from dubio.attacks import Apgd, Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Square, Transfer
+from dubio.auditing import Audit, BudgetName, audit
 from dubio.checks import did_you_mean
+from dubio.cli.errors import say
+from dubio.cli.options import device_for
+from dubio.cli.predict import check_fits, test_examples
+from dubio.cli.runs import folder_of, load_model, network_of
 from dubio.cli.terminal import PlainTable
-from dubio.codec import dump_json, write_atomically
+from dubio.codec import dump_json, printable, write_atomically
 from dubio.data import Examples
+from dubio.prediction import ClassPredictive, predict
+from dubio.training import Interrupted
 from dubio.version import hardware_of, versions
 
 __all__ = [
@@ -37,7 +54,14 @@ __all__ = [
     "parse_epsilons",
     "summarise",
     "tabulate",
+    "picture",
+    "FILE",
+    "audit_run",
+    "gates_failed",
+    "summary",
+    "tabulate_audit",
 ]
+
 
 KINDS: dict[str, type[Attack]] = {
     "fgsm": Fgsm,
@@ -47,7 +71,11 @@ KINDS: dict[str, type[Attack]] = {
     "random_noise": RandomNoise,
     "transfer": Transfer,
 }
+
+
 STRONGEST = "strongest"
+
+
 NUM_TRIES = 10
 
 
@@ -316,3 +344,221 @@ def _record_row(row: Row) -> dict[str, Any]:
     fields = None if row.value is None else {"kind": type(row.value).__name__, **dataclasses.asdict(row.value)}
     cost = {"forwards": row.forwards, "backwards": row.backwards, "seconds": row.seconds}
     return {"attack": row.attack, "epsilon": row.epsilon, "fields": fields, **cost, **_record_score(row.score)}
+
+
+MOST = 8
+
+
+RIGHT, WRONG = "#1b7837", "#b2182b"
+
+
+def picture(model: nn.Module, assault: Assault, path: Path) -> str:
+    """Draw some images of the last row of an assault; says where the picture is, or why there is none."""
+    shape = assault.examples.shape
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        return f"no picture: inputs of shape {shape} are not images"
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return "no picture: it needs matplotlib, pip install 'dubio[plots]'"
+    row = assault.rows[-1]
+    shown = _choose(assault, row)
+    before, targets = (tensor[shown] for tensor in assault.examples.tensors)
+    after = row.inputs[shown]
+    magnified = 1.0 / (after - before).abs().max().clamp_min(1e-6).item()
+
+    figure = Figure(figsize=(1.25 * max(len(shown), 4) + 0.4, 4.7), layout="constrained")
+    axes = figure.subplots(3, len(shown), squeeze=False)
+    names = tuple(map(printable, assault.examples.classes))
+    truths = [names[target] for target in targets.tolist()]
+    found = [_labels(model, inputs, names, assault) for inputs in (before, after)]
+    for column, truth in enumerate(truths):
+        _draw(axes[0][column], before[column], found[0][column], truth)
+        _draw(axes[1][column], 0.5 + 0.5 * magnified * (after - before)[column], None, truth)
+        _draw(axes[2][column], after[column], found[1][column], truth)
+    for side, text in zip(axes[:, 0], ("clean", f"added, x {magnified:.3g}", "adversarial"), strict=True):
+        side.set_ylabel(text)
+    figure.suptitle(f"{row.attack}, epsilon {row.epsilon}: images that it turns come first", fontsize="medium")
+    figure.savefig(path, dpi=110)
+    return f"picture: {path}"
+
+
+def _choose(assault: Assault, row: Row) -> Tensor:
+    """Images that were right and are wrong now, then the others, each in their order."""
+    turned = assault.clean.predictive_per_example & ~row.score.predictive_per_example
+    return (~turned).int().argsort(stable=True)[:MOST].cpu()
+
+
+def _labels(model: nn.Module, inputs: Tensor, names: tuple[str, ...], assault: Assault) -> list[tuple[str, float]]:
+    found = predict(  # as the attack saw and scored them
+        model, inputs, num_samples=assault.clean.num_samples, seed=assault.seeds["scoring"], decisions=False
+    )
+    assert isinstance(found, ClassPredictive)
+    return [(names[label], sure) for label, sure in zip(found.label.tolist(), found.confidence.tolist(), strict=True)]
+
+
+def _draw(axes: Any, image: Tensor, found: tuple[str, float] | None, truth: str) -> None:
+    pixels = image.detach().cpu().clamp(0.0, 1.0).permute(1, 2, 0)
+    axes.imshow(pixels.squeeze(-1).numpy(), cmap="gray", vmin=0.0, vmax=1.0, interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if found is not None:
+        label, sure = found
+        axes.set_title(
+            f"{label}  {sure:.0%}", fontsize="small", color=RIGHT if label == truth else WRONG, parse_math=False
+        )
+
+
+FILE = "audit.json"
+
+
+GATE_FAILED = 1
+
+
+WIDTH = 80
+
+
+STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
+
+
+def audit_run(
+    named: str,
+    epsilon: str,
+    norm: Literal["linf", "l2"],
+    budget: BudgetName,
+    images: int | None,
+    require: Literal["VALID"] | None,
+    min_accuracy: float | None,
+    data: str | None,
+    data_dir: Path | None,
+    seed: int,
+    device: str | None,
+    out: Path | None,
+    quiet: bool,
+    runs: Path,
+) -> None:
+    """Audit a network, write ``audit.json`` and print what holds."""
+    distance = _parse_epsilon(epsilon)
+    if min_accuracy is not None and not 0.0 <= min_accuracy <= 1.0:
+        raise ValueError(f"--min-accuracy must be in [0, 1], got {min_accuracy}")
+    model = load_model(named, runs).to(device_for(device))
+    examples = test_examples(named, runs, data, data_dir)
+    check_fits(model, examples)
+    check_images(examples, "dubio audit")
+    folder = out or folder_of(named, runs)
+    asked: dict[str, tuple[object, object]] = {
+        "--norm": (norm, "linf"),
+        "--budget": (budget, "quick"),
+        "--images": (images, None),
+        "--data": (data, None),
+        "--seed": (seed, 0),
+    }
+    places = {"--data-dir": (data_dir, None), "--out": (out, None), "--runs": (runs, Path("runs"))}
+    command = ["dubio", "audit", named, "--epsilon", epsilon, *_spelled(asked)]
+    with _resumable([*command, *_spelled(places)]):
+        found = audit(
+            model,
+            examples,
+            norm=norm,
+            epsilon=distance,
+            budget=budget,
+            num_images=images,
+            seed=seed,
+            folder=folder,
+            progress=not quiet,
+        )
+    told = {**found.made_by, "command": shlex.join(command), "network": network_of(named, runs).tensors or ""}
+    found = dataclasses.replace(found, made_by=told)
+    found.save(folder / FILE)
+    _show(found)
+    if not quiet:
+        say(f"record: {folder / FILE}")
+    failed = gates_failed(found, require, min_accuracy)
+    for line in failed:
+        say(f"gate failed: {line}", err=True)
+    if failed:
+        raise typer.Exit(GATE_FAILED)
+
+
+def tabulate_audit(found: Audit) -> PlainTable:
+    """The checks, in the order of their numbers."""
+    table = PlainTable(width=WIDTH)
+    table.add_column("check", no_wrap=True)
+    table.add_column("question", width=20)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("what was found")
+    for check in found.checks:
+        mark = f"{check.id}{'*' if check.required else ''}"
+        table.add_row(mark, check.name, Text(check.status, STYLES[check.status]), Text(check.words))
+    return table
+
+
+def summary(found: Audit) -> list[str]:
+    """The headline and what stands beside it, and what the status means."""
+    threat, headline = found.threat, found.headline
+    worst = max(headline.shares.items(), key=lambda item: item[1])
+    frozen = "-" if found.r_frozen is None else f"{found.r_frozen:.1%}"
+    return [
+        f"{threat.norm} {threat.epsilon:.4g}, {headline.num_images} images of {found.data}, budget {threat.budget}: "
+        f"a change below {100.0 * threat.resolution:.0f} points counts as none.",
+        f"{f'R_pred({headline.num_draws})':13}{found.r_pred!s:26}the headline: the mean over draws",
+        f"{'R_1':13}{found.r_1!s:26}one draw",
+        f"{'R_retry(10)':13}{found.r_retry!s:26}ten draws in a row",
+        f"{'R_frozen':13}{frozen:26}the attacker knows the draws",
+        f"{'clean':13}{found.clean!s:26}without an attack",
+        f"The worst attack most often: {worst[0]} ({worst[1]:.0%} of the images).",
+        f"{found.status}: {_meaning(found)}",
+    ]
+
+
+def gates_failed(found: Audit, require: str | None, min_accuracy: float | None) -> list[str]:
+    """What was asked of the audit and does not hold. An accuracy is held by the lower end of its interval."""
+    failed = []
+    if require is not None and found.status != require:
+        why = f", because of {', '.join(check.id for check in found.failed)}" if found.failed else ""
+        failed.append(f"--require {require}, but the audit is {found.status}{why}")
+    if min_accuracy is not None and found.headline.low < min_accuracy:
+        failed.append(
+            f"--min-accuracy {min_accuracy:g}, but the lower bound of the headline is {found.headline.low:.4f}"
+        )
+    return failed
+
+
+def _meaning(found: Audit) -> str:
+    few = f" Reservation: {found.too_few}." if found.too_few else ""
+    if found.status == "UPPER BOUND ONLY":
+        failed = ", ".join(check.id for check in found.failed)
+        return f"required checks did not pass ({failed}), so a better attack may leave less.{few}"
+    if found.status == "EXTRAORDINARY":
+        return f"every required check passed, and the headline is beyond all that is published: look again.{few}"
+    if found.caveats:
+        return f"every required check (*) passed, with reservations: {'; '.join(found.caveats)}."
+    return "every required check (*) passed; the headline can be believed as far as these attacks go."
+
+
+def _parse_epsilon(text: str) -> float:
+    found = parse_epsilons(text)
+    if len(found) != 1:
+        raise ValueError(f"--epsilon must be one distance for an audit, got {text!r}")
+    return next(iter(found.values()))
+
+
+def _spelled(options: Mapping[str, tuple[object, object]]) -> list[str]:
+    """Options as they are typed, without those that have their usual value."""
+    return [part for option, (own, usual) in options.items() if own != usual for part in (option, str(own))]
+
+
+@contextmanager
+def _resumable(command: list[str]) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"finished attacks are kept; go on with: {shlex.join(command)}") from None
+
+
+def _show(found: Audit) -> None:
+    console = Console(highlight=False)
+    console.print(tabulate_audit(found))
+    for line in summary(found):
+        console.print(printable(line), markup=False)

@@ -9,11 +9,10 @@ import torch
 from rich.console import Console
 
 from dubio.checks import did_you_mean
-from dubio.cli.answers import say
-from dubio.cli.arguments import Precision, device_for
-from dubio.cli.folders import folder_of, load_model, network_of
-from dubio.cli.ordering import parse_resize
-from dubio.cli.predicting import check_fits, order_of, test_examples
+from dubio.cli.errors import say
+from dubio.cli.options import Precision, device_for
+from dubio.cli.predict import check_fits, order_of, test_examples
+from dubio.cli.runs import folder_of, load_model, network_of, parse_resize
 from dubio.cli.terminal import PlainTable
 from dubio.codec import printable
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test, load_unseen

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
-from dubio.cli.folders import folder_of
-from dubio.cli.ordering import FILE, Order, parse_resize, read_encoder, read_order, table_options
+from dubio.cli.runs import FILE, Order, folder_of, parse_resize, read_encoder, read_order, table_options
 from dubio.cli.terminal import PlainTable
 from dubio.codec import unfinished_file
 from dubio.data import (

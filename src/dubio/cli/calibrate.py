@@ -10,10 +10,9 @@ from torch import nn
 
 import dubio
 from dubio import functional
-from dubio.cli.answers import say
-from dubio.cli.command_lines import command_line
-from dubio.cli.folders import MODEL, find_run, load_model
-from dubio.cli.ordering import load_splits, read_encoder, read_order
+from dubio.cli.errors import say
+from dubio.cli.runs import MODEL, find_run, load_model, load_splits, read_encoder, read_order
+from dubio.cli.terminal import command_line
 from dubio.codec import Command, read_commands, write_commands
 from dubio.convert import change_spec
 from dubio.data import Examples
