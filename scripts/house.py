@@ -168,9 +168,29 @@ def past_borders(modules: list[Module]) -> list[str]:
     """Imports of a module inside another package, by the module that makes them."""
     names = {module.name for module in modules}
     packages = {module.package for module in modules if module.path.stem == "__init__"}
+    # A package may export a function that has the name of its module: ``from dubio.training import fit``.
+    exported = {
+        f"{module.name}.{alias.asname or alias.name}"
+        for module in modules
+        if module.name in packages
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom) and node.module != module.name
+        for alias in node.names
+    }
     crossings = set()
     for module in modules:
+        if module.name == "dubio":
+            continue  # it names every public name, and a type checker takes a function for its module otherwise
+        written = {
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        modules_imported = {node.module for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)}
         for target in set(module.imports) & names - packages:
+            if target in written & exported and target not in modules_imported:
+                continue
             package = target.rpartition(".")[0]
             is_inside = module.package == package or module.package.startswith(f"{package}.")
             if package.count(".") and not is_inside and package.split(".")[1] not in OPEN_BORDERS:

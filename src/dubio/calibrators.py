@@ -170,7 +170,8 @@ class PredictionSets:
     """A set of classes for every input, which holds the target with a wanted probability.
 
     Args:
-        kind: ``"lac"`` or ``"aps"``, how strange a class is beside a prediction (``functional.calibration.conformal_scores``).
+        kind: ``"lac"`` or ``"aps"``, the score of a class beside a prediction
+            (``functional.calibration.conformal_scores``).
         quantile: classes at most this strange are in the set.
         coverage: the probability that was asked for.
         allow_empty: whether a set may hold nothing; by default the most probable class always is in it.

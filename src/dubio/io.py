@@ -49,7 +49,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from dubio import calibrators as decisions, flows
+from dubio import calibrators, flows
 from dubio._engine import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
 from dubio.calibrators import Calibration, PredictionSets, Threshold
 from dubio.codec import RecordError, check_regular, dump_json, fits, parse_json, read_value, write_atomically
@@ -350,7 +350,7 @@ LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
 PRIORS = (CentredNormal, Normal, ScaleMixture)
 
 
-SINCE = (*decisions.VALUES, Removed)
+SINCE = (*calibrators.VALUES, Removed)
 """What comes after conversion."""
 
 

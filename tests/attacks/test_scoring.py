@@ -13,7 +13,7 @@ from torch import Tensor
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
 from dubio.attacks.attack import Attacked
-from dubio.attacks.score import Score
+from dubio.attacks.score import Score, _summary
 
 ROWS = 400
 
@@ -67,7 +67,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(shared: bool) -> None:
     for seed in range(100):
         generator = torch.Generator().manual_seed(seed)
         right = (torch.rand(draws, 1 if shared else rows, generator=generator) < share).expand(draws, rows)
-        found = attacks.scoring._summary(right.float().mean(dim=0) > 0.5, right, 5)
+        found = _summary(right.float().mean(dim=0) > 0.5, right, 5)
         for name, truth in truths.items():
             interval = getattr(found, name)
             held[name] += interval.low <= truth <= interval.high

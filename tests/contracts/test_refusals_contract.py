@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import spectral_norm
 
 import dubio
-from dubio import nn as layers
+from dubio import nn as stochastic
 from dubio._engine.settings import STATE
 from networks import Filter, Tied, mlp
 
@@ -367,7 +367,7 @@ CONVERSIONS: dict[str, Refusal] = {
         r"the network must be copyable, .* use those of torch\.nn\.utils\.parametrizations",
     ),
     "a Bayesian layer made by hand": (
-        lambda: layers.Linear(3, 4),  # type: ignore[call-arg]
+        lambda: stochastic.Linear(3, 4),  # type: ignore[call-arg]
         TypeError,
         r"a Bayesian Linear is made from a plain one: dubio\.Bayes\(\)\.convert\(torch\.nn\.Linear\(\.\.\.\)\)",
     ),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio import nn as layers
+from dubio import nn as stochastic
 from dubio._engine.settings import Using
 from dubio.nn.bayesian import BAYESIAN, BayesianLayer
 from dubio.nn.rewrite import Drawn
@@ -123,7 +123,7 @@ def test_posterior_means_are_the_trained_weights(case: str) -> None:
 
 def _plain_names(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules of a converted network that its source had too."""
-    return [(n, m) for n, m in model.named_modules() if not isinstance(m, layers.GaussianPosterior)]
+    return [(n, m) for n, m in model.named_modules() if not isinstance(m, stochastic.GaussianPosterior)]
 
 
 def test_converted_layers_stay_instances_of_their_plain_counterparts() -> None:
@@ -242,7 +242,7 @@ def test_a_layer_that_stands_alone_keeps_its_estimator() -> None:
 def test_a_bare_layer_converts(layer: nn.Module) -> None:
     model = dubio.Bayes(init_std=0.3).convert(layer)
     kind = type(layer).__name__
-    assert type(model) is getattr(layers.bayesian, kind)
+    assert type(model) is getattr(stochastic.bayesian, kind)
     inputs = torch.randn(2, 4) if kind == "Linear" else torch.randn(2, 4, *(int(kind[-2]) * [5]))
     with dubio.noise_off():
         assert torch.equal(model(inputs), layer(inputs))
@@ -310,7 +310,7 @@ def test_a_centred_prior_keeps_the_weights_of_the_conversion() -> None:
 def test_an_embedding_with_padding_becomes_mappable_and_stays_deterministic() -> None:
     net = nn.Sequential(nn.Embedding(7, 5, padding_idx=0), nn.Linear(5, 3))
     model = dubio.Bayes(where=nn.Linear).convert(net)
-    assert type(model[0]) is MAPPABLE[nn.Embedding] is layers.embedding.Embedding
+    assert type(model[0]) is MAPPABLE[nn.Embedding] is stochastic.embedding.Embedding
     assert isinstance(model[0], nn.Embedding)
     assert torch.equal(model[0].weight, net[0].weight)
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dubio
-from dubio import _engine as sampling, functional
+from dubio import _engine, functional
 from networks import Attention, Residual, Tied, mlp
 
 ESTIMATORS = ["weight", "local", "flipout"]
@@ -25,7 +25,7 @@ def double(inputs):
 def terms_and_gradients(model: nn.Module, inputs, executor: str, num_samples: int = 3) -> dict[str, torch.Tensor]:
     """Losses and divergences of every draw, the cost made of them, and its gradients, from seed 3."""
     model.zero_grad()
-    draws = sampling.run(model, inputs, num_samples, seed=3, executor=executor, collecting=("divergence",))
+    draws = _engine.run(model, inputs, num_samples, seed=3, executor=executor, collecting=("divergence",))
     targets = torch.arange(6) % draws.outputs.shape[-1]
     log_probs = draws.outputs.log_softmax(dim=-1)
     nll = torch.stack([F.nll_loss(draw, targets, reduction="none") for draw in log_probs])
@@ -58,7 +58,7 @@ def test_t18_loop_and_vmap_have_the_same_losses_and_gradients(kind, estimator):
 def test_t18_collected_divergences_are_those_of_the_drawn_weights(estimator, executor):
     model = dubio.Bayes(prior=dubio.ScaleMixture(), estimator=estimator).convert(mlp(5, 7, 4)).double()
 
-    draws = sampling.run(model, torch.randn(6, 5).double(), 4, seed=3, executor=executor, collecting=("divergence",))
+    draws = _engine.run(model, torch.randn(6, 5).double(), 4, seed=3, executor=executor, collecting=("divergence",))
 
     # One value for each draw, and their mean is what `divergence` says for the same seed.
     assert draws.terms["divergence"].unique().numel() == 4
@@ -69,7 +69,7 @@ def test_t18_collected_divergences_are_those_of_the_drawn_weights(estimator, exe
 def test_t18_a_tied_posterior_is_collected_once():
     model = dubio.Bayes(prior=dubio.ScaleMixture(), estimator="weight").convert(Tied()).double()
 
-    draws = sampling.run(model, torch.randn(6, 5).double(), 2, seed=3, executor="vmap", collecting=("divergence",))
+    draws = _engine.run(model, torch.randn(6, 5).double(), 2, seed=3, executor="vmap", collecting=("divergence",))
 
     torch.testing.assert_close(draws.terms["divergence"].mean(), dubio.divergence(model, 2, seed=3))
 
@@ -79,8 +79,8 @@ def test_t18_nothing_is_collected_unasked_or_where_a_closed_form_exists():
     mixture = dubio.Bayes(prior=dubio.ScaleMixture(), estimator="weight").convert(mlp(5, 7, 4))
     normal = dubio.Bayes(estimator="weight").convert(mlp(5, 7, 4))
 
-    assert sampling.run(mixture, inputs, 2).terms == {}
-    assert sampling.run(normal, inputs, 2, collecting=("divergence",)).terms == {}
+    assert _engine.run(mixture, inputs, 2).terms == {}
+    assert _engine.run(normal, inputs, 2, collecting=("divergence",)).terms == {}
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -150,7 +150,7 @@ def test_t19_memory_kept_for_the_backward_pass_grows_linearly_in_draws(executor,
 
 
 def test_t19_planned_chunks_shrink_in_proportion_to_the_memory_of_a_draw():
-    def plan(width: int, rows: int) -> sampling.Plan:
+    def plan(width: int, rows: int) -> _engine.Plan:
         model = dubio.Bayes(estimator="local").convert(mlp(64, width, 10))
         return dubio.plan(model, torch.randn(rows, 64), 10**6)
 

@@ -36,7 +36,6 @@ from dubio.convert.spec import (
 )
 from dubio.nn import (
     BATCH_NORMS as BATCH_NORMS,
-    RESIZABLE_CONVOLUTIONS as CONVOLUTIONS,
     Removed,
     keep_units,
     rebuild,
