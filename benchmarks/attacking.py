@@ -8,13 +8,13 @@ import torch
 
 import dubio
 from dubio.attacks import target as victims
-from dubio.attacks.gradient import Pgd
+from dubio.attacks.gradient import PGD
 
 STEPS, DRAWS = 20, 20
 
 
 def seconds(model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor, executor: str) -> float:
-    attack = Pgd(epsilon=0.1, steps=STEPS, num_samples=DRAWS, seed=0)
+    attack = PGD(epsilon=0.1, steps=STEPS, num_samples=DRAWS, seed=0)
     sample = victims.sample
     times = []
     with mock.patch.object(

@@ -58,7 +58,7 @@ def train(method: Method, against_pgd: bool, setting: Setting, device: torch.dev
     model = method.convert(net).to(device)
     objective, epochs = None, setting.epochs
     if against_pgd:
-        attack = dubio.attacks.Pgd(epsilon=EPSILON, steps=STEPS, num_samples=1)
+        attack = dubio.attacks.PGD(epsilon=EPSILON, steps=STEPS, num_samples=1)
         objective, epochs = dubio.Adversarial(method.objective(len(splits.train)), attack), setting.epochs_against_pgd
     dubio.fit(
         model,

@@ -42,7 +42,7 @@ def adversarial_epoch(device: torch.device, epochs: int = 6, num_examples: int |
     torch.manual_seed(0)
     method = dubio.Deterministic()
     model = method.convert(dubio.models.build("resnet18", inputs=examples.shape, num_classes=10)).to(device)
-    attack = dubio.attacks.Pgd(epsilon=8 / 255, steps=7, step_size=2 / 255, num_samples=1)
+    attack = dubio.attacks.PGD(epsilon=8 / 255, steps=7, step_size=2 / 255, num_samples=1)
     run = dubio.fit(
         model,
         Loader(examples, 512, augment=CropAndFlip(), device=device),

@@ -26,7 +26,7 @@ def training_step(method: Any, device: torch.device) -> Callable[[], None]:
     torch.manual_seed(0)
     net = dubio.models.build("lenet", inputs=(1, 28, 28), num_classes=10)
     model: nn.Module = (net if method is None else method.convert(net)).to(device)
-    objective = dubio.Elbo(60_000) if method is None else method.objective(60_000)
+    objective = dubio.ELBO(60_000) if method is None else method.objective(60_000)
     images = torch.rand(BATCH, 1, 28, 28, device=device)
     labels = torch.randint(10, (BATCH,), device=device)
     on_gpu = device.type == "cuda"

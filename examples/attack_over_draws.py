@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import dubio
 from dubio.attacks.attack import Attack
 from dubio.attacks.black_box import RandomNoise, Transfer
-from dubio.attacks.gradient import Fgsm, Pgd
+from dubio.attacks.gradient import FGSM, PGD
 from dubio.attacks.score import score
 
 TINY = bool(os.environ.get("DUBIO_TINY"))
@@ -50,11 +50,11 @@ def networks(seed: int = 0) -> dict[str, nn.Module]:
 def attack(name: str, num_samples: int, seed: int) -> Attack:
     """An attack, by the name it has in the picture."""
     if name == "one step":
-        return Fgsm(epsilon=EPSILON, num_samples=num_samples, seed=seed)
+        return FGSM(epsilon=EPSILON, num_samples=num_samples, seed=seed)
     if name == "transfer":
-        return Transfer(attack=Pgd(epsilon=EPSILON, seed=seed), seed=seed)
+        return Transfer(attack=PGD(epsilon=EPSILON, seed=seed), seed=seed)
     objective = "mean_logit" if name == "PGD, mean logits" else "predictive"
-    return Pgd(epsilon=EPSILON, num_samples=num_samples, objective=objective, seed=seed)
+    return PGD(epsilon=EPSILON, num_samples=num_samples, objective=objective, seed=seed)
 
 
 def left(model: nn.Module, name: str, num_samples: int, images: tuple[Tensor, Tensor]) -> float:

@@ -29,7 +29,7 @@ class Bayesian(lightning.LightningModule):
     def __init__(self, net: nn.Module, num_data: int) -> None:
         super().__init__()
         self.model = dubio.Bayes().convert(net)
-        self.objective = dubio.Elbo(num_data)
+        self.objective = dubio.ELBO(num_data)
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         """The loss of a batch."""

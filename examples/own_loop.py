@@ -23,7 +23,7 @@ torch.manual_seed(0)
 test, train = torch.randperm(len(inputs)).split([450, len(inputs) - 450])
 
 model = dubio.Bayes().convert(dubio.models.mlp(64, 100, 100, 10))
-objective = dubio.Elbo(num_data=len(train))
+objective = dubio.ELBO(num_data=len(train))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
 for epoch in range(1, EPOCHS + 1):

@@ -107,7 +107,7 @@ class _Bench:
         import torch
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-        from dubio.attacks.gradient import Pgd
+        from dubio.attacks.gradient import PGD
         from dubio.models.networks import mlp
 
         torch.manual_seed(0)
@@ -120,7 +120,7 @@ class _Bench:
             rows = torch.randint(1347, (128,))
             seen = inputs[rows]
             if against:
-                seen = Pgd(epsilon=against, steps=5)(self.net, seen, labels[rows], progress=False).inputs
+                seen = PGD(epsilon=against, steps=5)(self.net, seen, labels[rows], progress=False).inputs
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(self.net(seen), labels[rows]).backward()
             optimizer.step()
@@ -169,18 +169,18 @@ def _rows(bench: _Bench) -> list[_Row]:
         square = _auto_attack(bench, "square.SquareAttack", norm, n_queries=500)
         ce, dlr = (_auto_attack(bench, "autopgd_base.APGDAttack", norm, loss=loss) for loss in ("ce", "dlr"))
         rows += [
-            row(": foolbox", attacks.Fgsm(**fields), _foolbox(bench, f"{short}FastGradientAttack", norm)),
-            row(", 40 steps: foolbox", attacks.Pgd(steps=40, **fields), pgd),
-            row(": AutoAttack", attacks.Apgd(**fields), ce),
-            row(", dlr: AutoAttack", attacks.Apgd(loss="dlr", **fields), dlr),
+            row(": foolbox", attacks.FGSM(**fields), _foolbox(bench, f"{short}FastGradientAttack", norm)),
+            row(", 40 steps: foolbox", attacks.PGD(steps=40, **fields), pgd),
+            row(": AutoAttack", attacks.APGD(**fields), ce),
+            row(", dlr: AutoAttack", attacks.APGD(loss="dlr", **fields), dlr),
             row(", 500 steps: AutoAttack", attacks.Square(steps=500, **fields), square),
-            row(": foolbox", attacks.Fmn(**fields), fmn),
+            row(": foolbox", attacks.FMN(**fields), fmn),
         ]
     carlini = _foolbox_nearest(bench, "L2CarliniWagnerAttack", "l2", steps=300)
     penalised = attacks.MinimumNorm(mode="untargeted", loss="margin", seed=0)
     return [
         *rows,
-        row(": foolbox", attacks.Ddn(seed=0), _foolbox_nearest(bench, "DDNAttack", "l2")),
+        row(": foolbox", attacks.DDN(seed=0), _foolbox_nearest(bench, "DDNAttack", "l2")),
         row(": foolbox, Carlini", penalised, carlini),
     ]
 

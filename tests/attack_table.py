@@ -15,21 +15,21 @@ from dubio.attacks.attack import Attack
 from networks import mlp
 
 BALL: dict[str, Attack] = {
-    "fgsm": attacks.Fgsm(epsilon=0.1),
-    "fgsm, own label": attacks.Fgsm(epsilon=0.1, label="own"),
-    "pgd": attacks.Pgd(epsilon=0.1, steps=3),
-    "pgd, restarts and momentum": attacks.Pgd(epsilon=0.1, steps=2, restarts=2, momentum=0.5),
-    "apgd": attacks.Apgd(epsilon=0.1, steps=6),
-    "apgd, restarts": attacks.Apgd(epsilon=0.1, steps=3, restarts=2, loss="margin"),
+    "fgsm": attacks.FGSM(epsilon=0.1),
+    "fgsm, own label": attacks.FGSM(epsilon=0.1, label="own"),
+    "pgd": attacks.PGD(epsilon=0.1, steps=3),
+    "pgd, restarts and momentum": attacks.PGD(epsilon=0.1, steps=2, restarts=2, momentum=0.5),
+    "apgd": attacks.APGD(epsilon=0.1, steps=6),
+    "apgd, restarts": attacks.APGD(epsilon=0.1, steps=3, restarts=2, loss="margin"),
     "square": attacks.Square(epsilon=0.1, steps=6),
     "random noise": attacks.RandomNoise(epsilon=0.1, tries=3),
     "random signs": attacks.RandomNoise(epsilon=0.1, tries=3, kind="sign"),
 }
 OTHER: dict[str, Attack] = {
-    "targeted fgsm": attacks.TargetedFgsm(steps=3),
-    "transfer": attacks.Transfer(attack=attacks.Pgd(epsilon=0.1, steps=3)),
-    "ddn": attacks.Ddn(steps=6),
-    "fmn": attacks.Fmn(steps=6),
+    "targeted fgsm": attacks.TargetedFGSM(steps=3),
+    "transfer": attacks.Transfer(attack=attacks.PGD(epsilon=0.1, steps=3)),
+    "ddn": attacks.DDN(steps=6),
+    "fmn": attacks.FMN(steps=6),
     "minimum norm": attacks.MinimumNorm(steps=4, bisections=1),
 }
 ALL = BALL | OTHER

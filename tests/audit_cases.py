@@ -38,7 +38,7 @@ def trained(method: Method | None, adversarial: bool = False, epochs: int = 15) 
     objective = None
     if adversarial:
         assert method is not None
-        attack = dubio.attacks.Pgd(epsilon=EPSILON, steps=4, num_samples=1)
+        attack = dubio.attacks.PGD(epsilon=EPSILON, steps=4, num_samples=1)
         objective = dubio.Adversarial(method.objective(len(splits.train)), attack)
     dubio.fit(model, splits.train, objective=objective, epochs=epochs, lr=2e-3, progress=False)
     return model.eval()

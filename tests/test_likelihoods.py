@@ -59,7 +59,7 @@ def test_a_learned_scale_belongs_to_the_network_and_is_learned() -> None:
     targets = 2 * inputs + 0.5 * torch.randn(4000, 1)
     model = dubio.Bayes(init_std=0.01).convert(nn.Linear(1, 1), dubio.Gaussian("learned"))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    objective = dubio.Elbo(num_data=4000)
+    objective = dubio.ELBO(num_data=4000)
     for _ in range(500):
         optimizer.zero_grad()
         objective(model, inputs, targets).total.backward()
@@ -150,7 +150,7 @@ def test_a_step_in_bf16_has_its_loss_in_float32(name: str) -> None:
     likelihood = LIKELIHOODS[name]
     model = dubio.Bayes().convert(nn.Linear(5, 4), likelihood)
     step = dubio.Step(
-        model, dubio.Elbo(num_data=6), torch.optim.SGD(model.parameters(), lr=0.1), precision="bf16", fast=False
+        model, dubio.ELBO(num_data=6), torch.optim.SGD(model.parameters(), lr=0.1), precision="bf16", fast=False
     )
     targets = {dubio.Categorical: torch.randint(4, (6,)), dubio.Bernoulli: torch.rand(6, 4)}
     width = 2 if likelihood == dubio.Gaussian("output") else 4

@@ -90,7 +90,7 @@ def test_every_cell_can_be_built_and_judged_in_full() -> None:
     for own in every:
         small = own | {"model": "fc:4"}
         make_network(small, (1, 28, 28), 10)
-        dubio.Elbo(beta=own["beta"], kl_weighting=own["kl_weighting"], warmup=own["warmup"])
+        dubio.ELBO(beta=own["beta"], kl_weighting=own["kl_weighting"], warmup=own["warmup"])
         assert own["optimiser"] in ("adam", "sgd")
         assert own.get("unseen", "kmnist") in OOD_PAIRS["mnist"]
         assert own.get("audit_budget", "quick") in BUDGETS
@@ -163,7 +163,7 @@ def test_a_network_is_trained_once_with_its_settings_and_keeps_its_learning_curv
     assert first.learning_curve.y[-1] == pytest.approx(100.0 * (1.0 - share_of_zeros))  # all logits equal: class 0
     assert not any(bool(parameter.any()) for parameter in second.model.parameters())
     own = asked[0]
-    assert own["objective"] == dubio.Elbo(beta=0.5, kl_weighting="geometric", warmup=3)
+    assert own["objective"] == dubio.ELBO(beta=0.5, kl_weighting="geometric", warmup=3)
     assert (own["num"], own["noise_lr"], own["num_samples"], own["seed"]) == (128, 0.5, 3, 0)
     optimiser = own["optimizer"]([{"params": [nn.Parameter(torch.zeros(1))], "lr": 0.1}])
     assert (type(optimiser), optimiser.defaults["momentum"]) == (torch.optim.SGD, 0.7)
@@ -290,10 +290,10 @@ def test_the_attack_averages_over_as_many_draws_as_a_cell_says(
     made: list[Any] = []
 
     def spy(*values: Any, **fields: Any) -> Any:
-        made.append(dubio.attacks.Fgsm(*values, **fields))
+        made.append(dubio.attacks.FGSM(*values, **fields))
         return made[-1]
 
-    monkeypatch.setattr(attacking, "Fgsm", spy)
+    monkeypatch.setattr(attacking, "FGSM", spy)
     monkeypatch.setattr(attacking, "train_network", lambda trial: known(dubio.Bayes().convert(Reader())))
     attacking.fgsa(trial_with(settings_of("bbb-fgsa", cell) | {"draws": 2, "pictures": False}, tmp_path))
     assert [(attack.epsilon, attack.num_samples, attack.noise) for attack in made] == [
@@ -361,15 +361,15 @@ def test_epochs_are_timed_eagerly_in_the_way_of_a_cell_and_scaled(
 
 def test_an_objective_runs_its_draws_through_the_executor_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    whole = dubio.Elbo.__call__
+    whole = dubio.ELBO.__call__
 
-    def spy(self: dubio.Elbo, *values: Any, **arguments: Any) -> Any:
+    def spy(self: dubio.ELBO, *values: Any, **arguments: Any) -> Any:
         asked.append((self.num_data, arguments["executor"]))
         return whole(self, *values, **arguments)
 
-    monkeypatch.setattr(dubio.Elbo, "__call__", spy)
+    monkeypatch.setattr(dubio.ELBO, "__call__", spy)
     model = dubio.Bayes().convert(nn.Linear(3, 2))
-    objective = timing.Through(dubio.Elbo(), "loop").with_num_data(20)
+    objective = timing.Through(dubio.ELBO(), "loop").with_num_data(20)
     dubio.fit(model, (torch.rand(8, 3), torch.randint(2, (8,))), objective=objective, epochs=1, progress=False)
     assert asked == [(20, "loop")]
 

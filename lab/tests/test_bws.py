@@ -12,7 +12,7 @@ import dubio
 from dubio import functional
 from dubio.data.registry import load
 from dubio.nn.sources import GaussianPosterior
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 from dubio_lab import Measured, Spec, load_spec, spec_names
 from dubio_lab.protocols import Trial, bws, bws_networks
 from dubio_lab.protocols.bws import bws_clean, bws_pruning, bws_sources, bws_transfer, over_ensembles
@@ -123,7 +123,7 @@ def test_what_a_cell_says_reaches_its_network(fitted: list[dict[str, Any]], tmp_
     trained_network(own, splits, evaluated)
     assert (fitted[-1]["lr"], fitted[-1]["patience"]) == (0.01, 20)
     assert dubio.spec(fixed).method == dubio.Deterministic(l2=0.01)
-    assert fitted[1]["objective"] == Elbo(l2=0.01, l2_per="unit")
+    assert fitted[1]["objective"] == ELBO(l2=0.01, l2_per="unit")
 
 
 def test_inputs_are_doubled_inside_the_network(fitted: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_training_is_what_the_source_fixes(fitted: list[dict[str, Any]], tmp_pat
     optimizer = wishes.pop("optimizer")([nn.Parameter(torch.zeros(1))])
     assert (type(optimizer), optimizer.defaults["momentum"]) == (torch.optim.SGD, 0.95)
     assert wishes == {
-        "objective": Elbo(),
+        "objective": ELBO(),
         "epochs": 200,
         "batch_size": 128,
         "lr": 0.001,

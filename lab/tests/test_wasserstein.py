@@ -14,7 +14,7 @@ import dubio
 from dubio.data.examples import Examples, Splits
 from dubio.io import from_json
 from dubio.methods.method import Deterministic
-from dubio.methods.se_snn import SeSnn
+from dubio.methods.se_snn import SESNN
 from dubio.methods.wasserstein import Wasserstein
 from dubio.objectives import BootstrapHard, BootstrapSoft
 from dubio_lab import load_spec
@@ -166,7 +166,7 @@ def test_networks_are_trained_in_one_module_and_are_those_trained_alone(tmp_path
 def test_the_search_is_as_long_as_it_says_and_never_tries_the_same_twice() -> None:
     cells = load_spec("label-noise-search").cells
     tried = [(from_json(cell.settings["networks"][cell.settings["network"]]["method"])) for cell in cells]
-    assert [type(method) for method in tried] == [Wasserstein] * 16 + [SeSnn] * 8 + [Deterministic] * 9
+    assert [type(method) for method in tried] == [Wasserstein] * 16 + [SESNN] * 8 + [Deterministic] * 9
     assert len({json.dumps(cell.settings, sort_keys=True) for cell in cells}) == 33
     assert sum(isinstance(method, Wasserstein) and method.trained_scale for method in tried) == 8
 

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from dubio.evaluation.evaluate import evaluate
     from dubio.io import load, save
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
-    from dubio.methods import Bayes, Deterministic, Dropout, Ensemble, Flow, InputNoise, Pni, SeSnn, Vib, Wasserstein
+    from dubio.methods import PNI, SESNN, VIB, Bayes, Deterministic, Dropout, Ensemble, Flow, InputNoise, Wasserstein
     from dubio.nn import divergence
-    from dubio.objectives import Adversarial, Alpha, BootstrapHard, BootstrapSoft, Elbo, Loss
+    from dubio.objectives import ELBO, Adversarial, Alpha, BootstrapHard, BootstrapSoft, Loss
     from dubio.prediction import ClassPredictive, Predictive, RealPredictive
     from dubio.prediction.predict import predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
@@ -103,13 +103,13 @@ PLACES: dict[str, tuple[str, ...]] = {
         "Ensemble",
         "Flow",
         "InputNoise",
-        "Pni",
-        "SeSnn",
-        "Vib",
+        "PNI",
+        "SESNN",
+        "VIB",
         "Wasserstein",
     ),
     "models": (),
-    "objectives": ("Adversarial", "Alpha", "BootstrapHard", "BootstrapSoft", "Elbo", "Loss"),
+    "objectives": ("Adversarial", "Alpha", "BootstrapHard", "BootstrapSoft", "ELBO", "Loss"),
     "io": ("load", "save"),
     "plots": (),
     "prediction": ("ClassPredictive", "Predictive", "RealPredictive", "predict"),
@@ -150,7 +150,7 @@ __all__ = [
     "Description",
     "Deterministic",
     "Dropout",
-    "Elbo",
+    "ELBO",
     "Ensemble",
     "Evaluation",
     "ExecutorWarning",
@@ -161,14 +161,14 @@ __all__ = [
     "Loss",
     "Normal",
     "Plan",
-    "Pni",
+    "PNI",
     "PredictionSets",
     "Predictive",
     "Pruning",
     "RealPredictive",
     "Run",
     "ScaleMixture",
-    "SeSnn",
+    "SESNN",
     "Spec",
     "Step",
     "Steps",
@@ -176,7 +176,7 @@ __all__ = [
     "TensorBoard",
     "Threshold",
     "VectorScaling",
-    "Vib",
+    "VIB",
     "Wasserstein",
     "Where",
     "__version__",

@@ -10,7 +10,7 @@ What an objective returns.
 
 What every objective offers, so that ``fit`` and one's own loop can use any of them.
 
-Objectives that are an ``Elbo`` but for one step: they say which, and it is called in their place.
+Objectives that are an ``ELBO`` but for one step: they say which, and it is called in their place.
 
 Alpha-divergences as an objective, for any sampler: dropout masks, drawn weights, noise on inputs.
 
@@ -46,13 +46,13 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import Draws, Executor, Inputs, Through, as_it_is, run
-from dubio.attacks import Attack, Pgd, untouched
+from dubio.attacks import PGD, Attack, untouched
 from dubio.functional.variational import KlWeighting
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale
 from dubio.nn import closed_divergence, closed_entropy, divergence, weight_matrices
 
 __all__ = [
-    "Elbo",
+    "ELBO",
     "Losses",
     "Loss",
     "Objective",
@@ -84,7 +84,7 @@ class Loss:
 
 
 @dataclass(frozen=True, repr=False)
-class Elbo:
+class ELBO:
     """The evidence lower bound, as a loss.
 
     Args:
@@ -129,7 +129,7 @@ class Elbo:
             told["losses"] = _name(self.losses)
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in told.items())})"
 
-    def with_num_data(self, num_data: int) -> "Elbo":
+    def with_num_data(self, num_data: int) -> "ELBO":
         """This objective for so many training examples."""
         return replace(self, num_data=num_data)
 
@@ -192,7 +192,7 @@ class Elbo:
     ) -> float | Tensor:
         if self.num_data is None:
             raise ValueError(
-                "num_data must be given: Elbo(num_data=len(training_data)), since the divergence counts once"
+                "num_data must be given: ELBO(num_data=len(training_data)), since the divergence counts once"
             )
         if self.kl_weighting == "geometric":
             if batch_index is None or num_batches is None:
@@ -303,7 +303,7 @@ class Delegating(ABC):
     """An objective whose loss is that of another."""
 
     @abstractmethod
-    def stand_in(self, num_samples: int) -> Elbo:
+    def stand_in(self, num_samples: int) -> ELBO:
         """The objective that is called, for so many draws."""
 
     def __call__(
@@ -321,7 +321,7 @@ class Delegating(ABC):
         seed: int | Tensor | None = None,
         executor: Executor = "auto",
     ) -> Loss:
-        """The loss of one batch; arguments as for ``Elbo``."""
+        """The loss of one batch; arguments as for ``ELBO``."""
         return self.stand_in(num_samples)(
             model,
             inputs,
@@ -342,9 +342,9 @@ class Alpha(Delegating):
     """An alpha-divergence between posterior and approximation, as a loss.
 
     Args:
-        alpha: 0 is the ``Elbo``, 0.5 the Hellinger distance, 1 the likelihood of the mean prediction. Other than 0, it
+        alpha: 0 is the ``ELBO``, 0.5 the Hellinger distance, 1 the likelihood of the mean prediction. Other than 0, it
             needs several draws: with one, every alpha is the same.
-        num_data, beta, gamma, kl_weighting, warmup, l2: as for ``Elbo``.
+        num_data, beta, gamma, kl_weighting, warmup, l2: as for ``ELBO``.
     """
 
     alpha: float = 0.5
@@ -359,25 +359,25 @@ class Alpha(Delegating):
         if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not math.isfinite(self.alpha):
             raise ValueError(f"alpha must be a finite number, got {self.alpha!r}")
         if self.alpha < 0.0:
-            raise ValueError(f"alpha must be at least 0, where it is the Elbo, got {self.alpha}")
+            raise ValueError(f"alpha must be at least 0, where it is the ELBO, got {self.alpha}")
         self.stand_in(2)
 
     def with_num_data(self, num_data: int) -> "Alpha":
         """This objective for so many training examples."""
         return replace(self, num_data=num_data)
 
-    def stand_in(self, num_samples: int) -> "_AlphaElbo":
-        """The ``Elbo`` whose draws count by alpha."""
+    def stand_in(self, num_samples: int) -> "_AlphaELBO":
+        """The ``ELBO`` whose draws count by alpha."""
         if self.alpha != 0.0 and num_samples == 1:
             raise ValueError(f"num_samples must be at least 2 for alpha = {self.alpha}: with one draw it has no effect")
-        return _AlphaElbo(
+        return _AlphaELBO(
             self.num_data, self.beta, self.gamma, self.kl_weighting, self.warmup, self.l2, alpha=self.alpha
         )
 
 
 @dataclass(frozen=True, repr=False)
-class _AlphaElbo(Elbo):
-    """An ``Elbo`` whose draws count by alpha."""
+class _AlphaELBO(ELBO):
+    """An ``ELBO`` whose draws count by alpha."""
 
     alpha: float = 0.5
 
@@ -390,13 +390,13 @@ class _Bootstrapped(Delegating):
     """What both share: everything but the loss is the inner objective's."""
 
     beta: float
-    inner: Elbo
+    inner: ELBO
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.beta <= 1.0:
             raise ValueError(f"beta, the share of the label, must be in [0, 1], got {self.beta}")
-        if not isinstance(self.inner, Elbo):
-            raise TypeError(f"inner must be an Elbo, got {self.inner!r}")
+        if not isinstance(self.inner, ELBO):
+            raise TypeError(f"inner must be an ELBO, got {self.inner!r}")
 
     @property
     def num_data(self) -> int | None:
@@ -407,7 +407,7 @@ class _Bootstrapped(Delegating):
     def bootstrapped(self, log_probs: Float[Tensor, "*batch class"], targets: Tensor) -> Float[Tensor, "*batch"]:
         """The loss of every draw and example."""
 
-    def stand_in(self, num_samples: int) -> Elbo:
+    def stand_in(self, num_samples: int) -> ELBO:
         """The inner objective with the bootstrapped loss."""
         return replace(self.inner, losses=self._losses)
 
@@ -435,7 +435,7 @@ class BootstrapSoft(_Bootstrapped):
 
     beta: float = 0.95
     detach: bool = False
-    inner: Elbo = Elbo()
+    inner: ELBO = ELBO()
 
     def with_num_data(self, num_data: int) -> "BootstrapSoft":
         """This objective for so many training examples."""
@@ -456,7 +456,7 @@ class BootstrapHard(_Bootstrapped):
     """
 
     beta: float = 0.8
-    inner: Elbo = Elbo()
+    inner: ELBO = ELBO()
 
     def with_num_data(self, num_data: int) -> "BootstrapHard":
         """This objective for so many training examples."""
@@ -468,8 +468,8 @@ class BootstrapHard(_Bootstrapped):
 
 
 @dataclass(frozen=True, repr=False)
-class EnsembleLoss(Elbo):
-    """An ``Elbo`` that adds up draws instead of averaging them; arguments as for ``Elbo``."""
+class EnsembleLoss(ELBO):
+    """An ``ELBO`` that adds up draws instead of averaging them; arguments as for ``ELBO``."""
 
     def energy(self, nll_per_example: Float[Tensor, "sample batch"]) -> Float[Tensor, " batch"]:
         """The sum over draws."""
@@ -487,14 +487,14 @@ class Adversarial:
         label: what the attack leaves: the ``"own"`` prediction on the clean input, or the ``"true"`` label.
     """
 
-    inner: Elbo = Elbo()
-    attack: Attack = Pgd(epsilon=8 / 255, steps=7, step_size=2 / 255, num_samples=1)
+    inner: ELBO = ELBO()
+    attack: Attack = PGD(epsilon=8 / 255, steps=7, step_size=2 / 255, num_samples=1)
     weight: float = 0.5
     label: Literal["true", "own"] = "own"
 
     def __post_init__(self) -> None:
         if not isinstance(self.attack, Attack):
-            raise TypeError(f"attack must be an attack such as attacks.Pgd(), got {self.attack!r}")
+            raise TypeError(f"attack must be an attack such as attacks.PGD(), got {self.attack!r}")
         if self.attack.targeted:
             raise ValueError("attack must not be targeted: adversarial training leaves a class, it wants no other")
         if not 0.0 <= self.weight < 1.0:

@@ -110,7 +110,7 @@ def test_apgd(norm: str, loss: str, targeted: bool, monkeypatch: pytest.MonkeyPa
     net, inputs, labels = points(5)
     seen = seen_points(monkeypatch)
     options: dict[str, Any] = {"norm": norm, "loss": loss, "targeted": targeted, "epsilon": 0.2, "batch_size": 6}
-    result = attacks.Apgd(steps=30, **options)(net, inputs, labels)
+    result = attacks.APGD(steps=30, **options)(net, inputs, labels)
     assert len(seen) == 31
     halved = 0
     for row in range(len(inputs)):
@@ -126,7 +126,7 @@ def test_apgd(norm: str, loss: str, targeted: bool, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("targeted", [False, True])
 def test_ddn(targeted: bool) -> None:
     net, inputs, labels = points(5)
-    result = attacks.Ddn(steps=40, targeted=targeted)(net, inputs, labels)
+    result = attacks.DDN(steps=40, targeted=targeted)(net, inputs, labels)
     looks = [looker(net, inputs.shape[1:], label, "cross_entropy", targeted) for label in labels.tolist()]
     expected = [reference.ddn(row.numpy(), look, 40) for row, look in zip(inputs, looks, strict=True)]
     assert_nearest(result, inputs, expected)
@@ -136,7 +136,7 @@ def test_ddn(targeted: bool) -> None:
 @pytest.mark.parametrize("targeted", [False, True])
 def test_fmn(norm: str, targeted: bool) -> None:
     net, inputs, labels = points(5)
-    result = attacks.Fmn(steps=40, norm=norm, targeted=targeted)(net, inputs, labels)
+    result = attacks.FMN(steps=40, norm=norm, targeted=targeted)(net, inputs, labels)
     looks = [looker(net, inputs.shape[1:], label, "margin", targeted) for label in labels.tolist()]
     expected = [reference.fmn(row.numpy(), look, norm, 40) for row, look in zip(inputs, looks, strict=True)]
     assert_nearest(result, inputs, expected)

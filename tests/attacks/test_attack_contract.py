@@ -168,7 +168,7 @@ def test_frozen_noise_attacks_the_mean_over_the_same_draws(name: str) -> None:
 def test_frozen_noise_freezes_what_a_model_draws_itself() -> None:
     inputs, labels = examples()
     for model in (logits_function(), nn.Sequential(Shaken(), plain_net())):
-        victim = attacks.Pgd(noise="frozen").victim(model)
+        victim = attacks.PGD(noise="frozen").victim(model)
         assert torch.equal(victim.values(inputs, labels), victim.values(inputs, labels))
         victim.noise = "fresh"
         assert not torch.equal(victim.values(inputs, labels), victim.values(inputs, labels))
@@ -239,8 +239,8 @@ def test_attacks_are_values(name: str) -> None:
 
 
 def test_bounds_may_be_any_pair_of_numbers() -> None:
-    assert attacks.Pgd(bounds=(0, 1)) == attacks.Pgd(bounds=(0.0, 1.0))
-    assert isinstance(attacks.Pgd(bounds=(0, 1)).bounds[0], float)
+    assert attacks.PGD(bounds=(0, 1)) == attacks.PGD(bounds=(0.0, 1.0))
+    assert isinstance(attacks.PGD(bounds=(0, 1)).bounds[0], float)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -347,7 +347,7 @@ def test_a_graph_of_the_caller_is_neither_entered_nor_spoiled() -> None:
     inputs, labels = examples(rows=9)
     leaf = inputs.clone().requires_grad_(True)
     loss = net(leaf).square().mean()
-    result = attacks.Pgd(steps=2)(net, leaf, labels)
+    result = attacks.PGD(steps=2)(net, leaf, labels)
     loss.backward()
     assert leaf.grad is not None
     for value in (result.inputs, result.loss, result.norm):

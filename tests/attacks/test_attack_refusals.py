@@ -15,8 +15,8 @@ from attack_table import bayesian_net, examples, logits_function, plain_net
 from dubio import attacks
 from dubio.attacks.attack import Attack, Attacked
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
-from dubio.attacks.gradient import Apgd, Fgsm, Pgd, TargetedFgsm
-from dubio.attacks.minimum_norm import Ddn, Fmn, MinimumNorm
+from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
+from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm
 
 
 @pytest.fixture(autouse=True)
@@ -26,95 +26,95 @@ def _unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 VALUES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
-        lambda: Pgd(epsilon=8.0),
+        lambda: PGD(epsilon=8.0),
         ValueError,
         "epsilon must be in [0, 1] for inputs in [0, 1], got 8.0; did you mean 8/255?",
     ),
     (
-        lambda: Pgd(epsilon=1.5, bounds=(-1, 1)) and Pgd(epsilon=3, bounds=(-1, 1)),
+        lambda: PGD(epsilon=1.5, bounds=(-1, 1)) and PGD(epsilon=3, bounds=(-1, 1)),
         ValueError,
         "epsilon must be in [0, 2] for inputs in [-1, 1], got 3",
     ),
-    (lambda: Pgd(epsilon=-0.1), ValueError, "epsilon must be in [0, 1] for inputs in [0, 1], got -0.1"),
+    (lambda: PGD(epsilon=-0.1), ValueError, "epsilon must be in [0, 1] for inputs in [0, 1], got -0.1"),
     (
-        lambda: Pgd(epsilon=-0.1, norm="l2"),
+        lambda: PGD(epsilon=-0.1, norm="l2"),
         ValueError,
         "epsilon must be at least 0 and finite for inputs in [0, 1], got -0.1",
     ),
-    (lambda: Pgd(epsilon=float("nan")), ValueError, "epsilon must be in [0, 1] for inputs in [0, 1], got nan"),
-    (lambda: Pgd(epsilon=None), ValueError, "epsilon must be a number for Pgd, which stays in a ball, got None"),
-    (lambda: Ddn(epsilon=0.5), ValueError, "epsilon must be None for Ddn, which has no ball to stay in, got 0.5"),
-    (lambda: Fmn(epsilon=0.5), ValueError, "epsilon must be None for Fmn, which has no ball to stay in, got 0.5"),
+    (lambda: PGD(epsilon=float("nan")), ValueError, "epsilon must be in [0, 1] for inputs in [0, 1], got nan"),
+    (lambda: PGD(epsilon=None), ValueError, "epsilon must be a number for PGD, which stays in a ball, got None"),
+    (lambda: DDN(epsilon=0.5), ValueError, "epsilon must be None for DDN, which has no ball to stay in, got 0.5"),
+    (lambda: FMN(epsilon=0.5), ValueError, "epsilon must be None for FMN, which has no ball to stay in, got 0.5"),
     (
         lambda: MinimumNorm(epsilon=0.5),
         ValueError,
         "epsilon must be None for MinimumNorm, which has no ball to stay in, got 0.5",
     ),
     (
-        lambda: TargetedFgsm(epsilon=0.5),
+        lambda: TargetedFGSM(epsilon=0.5),
         ValueError,
-        "epsilon must be None for TargetedFgsm, which has no ball to stay in, got 0.5",
+        "epsilon must be None for TargetedFGSM, which has no ball to stay in, got 0.5",
     ),
-    (lambda: Pgd(norm="l1"), ValueError, "norm must be one of 'linf', 'l2', got 'l1'"),
+    (lambda: PGD(norm="l1"), ValueError, "norm must be one of 'linf', 'l2', got 'l1'"),
     (
-        lambda: Pgd(objective="mean"),
+        lambda: PGD(objective="mean"),
         ValueError,
         "objective must be one of 'predictive', 'expected', 'mean_logit', 'votes', got 'mean'",
     ),
-    (lambda: Pgd(loss="ce"), ValueError, "loss must be one of 'cross_entropy', 'margin', 'dlr', got 'ce'"),
-    (lambda: Pgd(noise="on"), ValueError, "noise must be one of 'fresh', 'frozen', 'off', got 'on'"),
-    (lambda: Pgd(num_samples=0), ValueError, "num_samples must be at least 1, got 0"),
-    (lambda: Pgd(num_samples=2.5), TypeError, "num_samples must be an int, got 2.5"),
+    (lambda: PGD(loss="ce"), ValueError, "loss must be one of 'cross_entropy', 'margin', 'dlr', got 'ce'"),
+    (lambda: PGD(noise="on"), ValueError, "noise must be one of 'fresh', 'frozen', 'off', got 'on'"),
+    (lambda: PGD(num_samples=0), ValueError, "num_samples must be at least 1, got 0"),
+    (lambda: PGD(num_samples=2.5), TypeError, "num_samples must be an int, got 2.5"),
     (
-        lambda: Pgd(bounds=(1, 0)),
+        lambda: PGD(bounds=(1, 0)),
         ValueError,
         "bounds must be two finite numbers, the smaller one first, got (1.0, 0.0)",
     ),
-    (lambda: Pgd(batch_size=0), ValueError, "batch_size must be a whole number of at least 1, got 0"),
-    (lambda: Pgd(seed="now"), TypeError, "seed must be an int, got 'now'"),
-    (lambda: Pgd(steps=0), ValueError, "steps must be a whole number of at least 1, got 0"),
-    (lambda: Apgd(steps=2.5), ValueError, "steps must be a whole number of at least 1, got 2.5"),
+    (lambda: PGD(batch_size=0), ValueError, "batch_size must be a whole number of at least 1, got 0"),
+    (lambda: PGD(seed="now"), TypeError, "seed must be an int, got 'now'"),
+    (lambda: PGD(steps=0), ValueError, "steps must be a whole number of at least 1, got 0"),
+    (lambda: APGD(steps=2.5), ValueError, "steps must be a whole number of at least 1, got 2.5"),
     (lambda: Square(steps=True), ValueError, "steps must be a whole number of at least 1, got True"),
-    (lambda: Pgd(step_size=0.0), ValueError, "step_size must be positive and finite, got 0.0"),
-    (lambda: Ddn(step_size=float("inf")), ValueError, "step_size must be positive and finite, got inf"),
-    (lambda: Pgd(restarts=0), ValueError, "restarts must be a whole number of at least 1, got 0"),
+    (lambda: PGD(step_size=0.0), ValueError, "step_size must be positive and finite, got 0.0"),
+    (lambda: DDN(step_size=float("inf")), ValueError, "step_size must be positive and finite, got inf"),
+    (lambda: PGD(restarts=0), ValueError, "restarts must be a whole number of at least 1, got 0"),
     (
-        lambda: Pgd(restarts=2, random_start=False),
+        lambda: PGD(restarts=2, random_start=False),
         ValueError,
         "restarts from the same point would be equal; leave random_start=True",
     ),
     (
-        lambda: Apgd(restarts=2, random_start=False),
+        lambda: APGD(restarts=2, random_start=False),
         ValueError,
         "restarts from the same point would be equal; leave random_start=True",
     ),
-    (lambda: Pgd(momentum=1.0), ValueError, "momentum must be in [0, 1), got 1.0"),
-    (lambda: Apgd(momentum=0.0), ValueError, "momentum must be in (0, 1], got 0.0"),
-    (lambda: Fgsm(label="mine"), ValueError, "label must be 'true' or 'own', got 'mine'"),
+    (lambda: PGD(momentum=1.0), ValueError, "momentum must be in [0, 1), got 1.0"),
+    (lambda: APGD(momentum=0.0), ValueError, "momentum must be in (0, 1], got 0.0"),
+    (lambda: FGSM(label="mine"), ValueError, "label must be 'true' or 'own', got 'mine'"),
     (
-        lambda: Fgsm(label="own", targeted=True),
+        lambda: FGSM(label="own", targeted=True),
         ValueError,
         "label must be 'true' for a targeted attack, which goes towards the targets, got 'own'",
     ),
     (
-        lambda: TargetedFgsm(targeted=False),
+        lambda: TargetedFGSM(targeted=False),
         ValueError,
-        "targeted must be True for TargetedFgsm; Fgsm and Pgd leave a class",
+        "targeted must be True for TargetedFGSM; FGSM and PGD leave a class",
     ),
     (lambda: RandomNoise(tries=0), ValueError, "tries must be a whole number of at least 1, got 0"),
     (lambda: RandomNoise(kind="salt"), ValueError, "kind must be 'uniform' or 'sign', got 'salt'"),
     (lambda: Square(share=0.0), ValueError, "share must be in (0, 1], got 0.0"),
     (lambda: Square(shape=(8, 8)), ValueError, "shape must be channel, height and width, each at least 1, got (8, 8)"),
-    (lambda: Ddn(norm="linf"), ValueError, "norm must be 'l2' for Ddn, got 'linf'; Fmn has both norms"),
-    (lambda: Ddn(gamma=1.0), ValueError, "gamma must be in (0, 1), got 1.0"),
-    (lambda: Ddn(radius=0.0), ValueError, "radius must be positive and finite, got 0.0"),
+    (lambda: DDN(norm="linf"), ValueError, "norm must be 'l2' for DDN, got 'linf'; FMN has both norms"),
+    (lambda: DDN(gamma=1.0), ValueError, "gamma must be in (0, 1), got 1.0"),
+    (lambda: DDN(radius=0.0), ValueError, "radius must be positive and finite, got 0.0"),
     (
-        lambda: Fmn(loss="cross_entropy"),
+        lambda: FMN(loss="cross_entropy"),
         ValueError,
-        "loss must be 'margin' or 'dlr' for Fmn, being zero at the boundary, got 'cross_entropy'",
+        "loss must be 'margin' or 'dlr' for FMN, being zero at the boundary, got 'cross_entropy'",
     ),
-    (lambda: Fmn(last_gamma=0.5), ValueError, "last_gamma must be positive and at most gamma = 0.05, got 0.5"),
-    (lambda: MinimumNorm(norm="linf"), ValueError, "norm must be 'l2' for MinimumNorm, got 'linf'; Fmn has both norms"),
+    (lambda: FMN(last_gamma=0.5), ValueError, "last_gamma must be positive and at most gamma = 0.05, got 0.5"),
+    (lambda: MinimumNorm(norm="linf"), ValueError, "norm must be 'l2' for MinimumNorm, got 'linf'; FMN has both norms"),
     (lambda: MinimumNorm(mode="away"), ValueError, "mode must be one of 'targeted', 'untargeted', got 'away'"),
     (
         lambda: MinimumNorm(target="any"),
@@ -129,14 +129,14 @@ VALUES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: MinimumNorm(c=0.0), ValueError, "c must be positive and finite, got 0.0"),
     (lambda: MinimumNorm(bisections=0), ValueError, "bisections must be a whole number of at least 1, got 0"),
-    (lambda: Transfer(attack="pgd"), TypeError, "attack must be an attack such as attacks.Pgd(), got 'pgd'"),
+    (lambda: Transfer(attack="pgd"), TypeError, "attack must be an attack such as attacks.PGD(), got 'pgd'"),
     (
         lambda: Transfer(epsilon=0.3),
         ValueError,
-        "epsilon belongs to the attack, as in Transfer(attack=Pgd(epsilon=0.3))",
+        "epsilon belongs to the attack, as in Transfer(attack=PGD(epsilon=0.3))",
     ),
-    (lambda: Transfer(attack=Pgd(norm="l2")), ValueError, "norm must be that of the attack, 'l2', got 'linf'"),
-    (lambda: Transfer(attack=Pgd(targeted=True)), ValueError, "targeted must be that of the attack, True, got False"),
+    (lambda: Transfer(attack=PGD(norm="l2")), ValueError, "norm must be that of the attack, 'l2', got 'linf'"),
+    (lambda: Transfer(attack=PGD(targeted=True)), ValueError, "targeted must be that of the attack, True, got False"),
 ]
 
 
@@ -148,7 +148,7 @@ def test_values_that_make_no_attack_are_refused(make: Callable[[], Any], kind: t
 
 def call(model: Any = None, inputs: Any = None, labels: Any = None, attack: Attack | None = None) -> Attacked:
     own = examples()
-    return (attack or Pgd(steps=2))(
+    return (attack or PGD(steps=2))(
         plain_net() if model is None else model,
         own[0] if inputs is None else inputs,
         own[1] if labels is None else labels,
@@ -235,7 +235,7 @@ CALLS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "attacks need a classifier, got a network with likelihood Gaussian(std=0.1)",
     ),
     (lambda: call(model=onto_labels), ValueError, NO_GRADIENT),
-    (lambda: call(model=onto_labels, attack=Ddn()), ValueError, NO_GRADIENT),
+    (lambda: call(model=onto_labels, attack=DDN()), ValueError, NO_GRADIENT),
     (lambda: call(model=lambda inputs: nn.Linear(6, 4).weight[:, 0].expand(len(inputs), 4)), ValueError, NO_GRADIENT),
     (
         lambda: call(model=lambda inputs: inputs * torch.nan),
@@ -253,11 +253,11 @@ CALLS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "the model must give one row of logits per input, got shape (7, 2, 6)",
     ),
     (
-        lambda: call(model=lambda inputs: inputs[:, :2], labels=torch.zeros(7).long(), attack=Apgd(loss="dlr")),
+        lambda: call(model=lambda inputs: inputs[:, :2], labels=torch.zeros(7).long(), attack=APGD(loss="dlr")),
         ValueError,
         "loss 'dlr' needs three classes or more, being constant for two; use 'margin'",
     ),
-    (lambda: call(model=logits_function(), attack=Pgd(noise="off")), ValueError, STILL_RANDOM),
+    (lambda: call(model=logits_function(), attack=PGD(noise="off")), ValueError, STILL_RANDOM),
     (lambda: call(model=logits_function(), attack=Transfer()), ValueError, STILL_RANDOM),
     (
         lambda: call(inputs=torch.rand(7, 6, 6), model=nn.Flatten(), attack=Square()),
@@ -333,7 +333,7 @@ def test_an_output_of_labels_is_refused_by_its_shape() -> None:
 
 def test_noise_off_is_fine_where_there_is_none_to_switch_off() -> None:
     net = plain_net()
-    found = [call(model=model, attack=Pgd(noise="off", seed=1)).inputs for model in (net, net.forward)]
+    found = [call(model=model, attack=PGD(noise="off", seed=1)).inputs for model in (net, net.forward)]
     assert torch.equal(*found)
 
 

@@ -37,7 +37,7 @@ def cross_entropy(net: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 def test_t59_fgsm_moves_along_the_difference_of_the_weights(epsilon: float) -> None:
     net = linear_net()
     inputs, labels = inner_points()
-    result = attacks.Fgsm(epsilon=epsilon)(net, inputs, labels)
+    result = attacks.FGSM(epsilon=epsilon)(net, inputs, labels)
     away = torch.where(labels == 0, 1.0, -1.0).unsqueeze(1) * SIGNS
     # The gradient for the last input, whose weights are equal, is rounding: its sign is left open.
     torch.testing.assert_close(result.inputs[:, :4], (inputs + epsilon * away)[:, :4])
@@ -73,7 +73,7 @@ def test_t60_iterates_of_pgd_stay_in_ball_and_box(norm: str, monkeypatch: pytest
         victims.Victim, "look", lambda self, moved, labels: (seen.append(moved), look(self, moved, labels))[1]
     )
     inputs, labels = examples()
-    attacks.Pgd(norm=norm, epsilon=0.1, steps=7, step_size=0.07, batch_size=7)(plain_net(), inputs, labels)
+    attacks.PGD(norm=norm, epsilon=0.1, steps=7, step_size=0.07, batch_size=7)(plain_net(), inputs, labels)
     assert len(seen) == 7
     for moved in seen:
         distance = (moved.double() - inputs.double()).norm(dim=1, p=2 if norm == "l2" else torch.inf)
@@ -99,7 +99,7 @@ def test_momentum_keeps_a_share_of_the_direction_before() -> None:
             taken.append(inputs)
             return victims.View(torch.zeros(1), torch.zeros(1).bool(), gradients[len(taken) - 1])
 
-    attack = attacks.Pgd(norm="l2", epsilon=1.0, steps=2, step_size=0.1, momentum=0.5, random_start=False)
+    attack = attacks.PGD(norm="l2", epsilon=1.0, steps=2, step_size=0.1, momentum=0.5, random_start=False)
     victim = Scripted(lambda inputs: inputs, 1, "predictive", "cross_entropy", "fresh", 0)
     start = torch.tensor([[0.5, 0.5]])
     end = attack._climb(victim, start, torch.tensor([0]), attacks.attack.Ticker(2, "", False))
@@ -122,7 +122,7 @@ def test_t62_a_small_step_raises_the_wanted_class() -> None:
 def test_t62_images_of_the_wanted_class_tell_nothing_and_are_for_the_caller_to_leave_out() -> None:
     net = plain_net()
     inputs, labels = examples()
-    result = attacks.TargetedFgsm(steps=5)(net, inputs, labels)
+    result = attacks.TargetedFGSM(steps=5)(net, inputs, labels)
     assert result.fooled.all()
     assert (cross_entropy(net, result.inputs, labels) <= cross_entropy(net, inputs, labels)).all()
 
@@ -189,7 +189,7 @@ def test_t64_the_gradient_of_many_draws_is_not_that_of_one(objective: str) -> No
 def test_draws_give_the_same_attack_mapped_or_looped(estimator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = bayesian_net(estimator)
     inputs, labels = examples()
-    attack = attacks.Pgd(epsilon=0.1, steps=5, noise="frozen", seed=1, num_samples=6)
+    attack = attacks.PGD(epsilon=0.1, steps=5, noise="frozen", seed=1, num_samples=6)
     found = []
     for executor in ("vmap", "loop"):
         monkeypatch.setattr(
@@ -211,23 +211,23 @@ class Rare(nn.Module):
 
 def test_a_network_without_noise_is_one_draw_and_one_with_rare_noise_is_not() -> None:
     inputs, labels = examples()
-    assert attacks.Fgsm()(plain_net(), inputs, labels).forwards == 2
-    assert attacks.Fgsm()(bayesian_net("local"), inputs, labels).forwards == 40
-    assert attacks.Fgsm()(nn.Sequential(Rare(), plain_net()), inputs, labels).forwards == 40
+    assert attacks.FGSM()(plain_net(), inputs, labels).forwards == 2
+    assert attacks.FGSM()(bayesian_net("local"), inputs, labels).forwards == 40
+    assert attacks.FGSM()(nn.Sequential(Rare(), plain_net()), inputs, labels).forwards == 40
 
 
 def test_large_data_is_cut_by_memory_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, labels = examples(rows=30)
-    whole = attacks.Pgd(steps=2, seed=1)(plain_net(), inputs, labels)
+    whole = attacks.PGD(steps=2, seed=1)(plain_net(), inputs, labels)
     pieces: list[int] = []
-    perturb = attacks.Pgd._perturb
+    perturb = attacks.PGD._perturb
     monkeypatch.setattr(
-        attacks.Pgd,
+        attacks.PGD,
         "_perturb",
         lambda self, victim, rows, *rest: (pieces.append(len(rows)), perturb(self, victim, rows, *rest))[1],
     )
     monkeypatch.setattr(fitting, "memory_budget", lambda device: 3_000)
-    cut = attacks.Pgd(steps=2, seed=1)(plain_net(), inputs, labels)
+    cut = attacks.PGD(steps=2, seed=1)(plain_net(), inputs, labels)
     assert 1 < len(pieces) < 30
     assert sum(pieces) == 30
     torch.testing.assert_close(cut.inputs, whole.inputs)

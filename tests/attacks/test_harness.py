@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio import functional
-from dubio.attacks.gradient import Pgd
+from dubio.attacks.gradient import PGD
 from dubio.attacks.score import TransferTable, transfer_table
 
 harness = importlib.import_module("dubio.attacks.score")
@@ -44,7 +44,7 @@ def networks(data: tuple[Tensor, Tensor]) -> dict[str, nn.Module]:
 @pytest.fixture(scope="module")
 def table(networks: dict[str, nn.Module], data: tuple[Tensor, Tensor]) -> TransferTable:
     sources = {name: networks[name] for name in ("first", "second")}
-    return transfer_table(sources, Pgd(epsilon=0.15), networks, *data, num_draws=8, seed=2)
+    return transfer_table(sources, PGD(epsilon=0.15), networks, *data, num_draws=8, seed=2)
 
 
 @pytest.mark.feature("Transfer tables: images made on some networks, tried on others draw by draw, failures counted")
@@ -53,7 +53,7 @@ def test_t24_a_source_is_right_on_its_own_images_only_where_the_attack_failed(
     epsilon: float, networks: dict[str, nn.Module], data: tuple[Tensor, Tensor]
 ) -> None:
     sources = {name: networks[name] for name in ("first", "second")}
-    found = transfer_table(sources, Pgd(epsilon=epsilon), sources, *data, num_draws=1)
+    found = transfer_table(sources, PGD(epsilon=epsilon), sources, *data, num_draws=1)
     own = torch.stack([found.accuracy[number, number, 0] for number in range(2)])
     assert torch.allclose(own, found.failures / len(data[0]))
     assert torch.allclose(found.clean[:, 0], 1.0 - found.wrong_before / len(data[0]))
@@ -82,7 +82,7 @@ def test_a_draw_is_one_set_of_weights_for_all_images(networks: dict[str, nn.Modu
     """So that many copies of one image are all right or all wrong, in any batch."""
     inputs, targets = torch.full((50, NUM_PIXELS), 0.5), torch.zeros(50, dtype=torch.long)
     found = transfer_table(
-        {"first": networks["first"]}, Pgd(epsilon=0.0), {"bayes": networks["bayes"]}, inputs, targets, 40, batch_size=7
+        {"first": networks["first"]}, PGD(epsilon=0.0), {"bayes": networks["bayes"]}, inputs, targets, 40, batch_size=7
     )
     assert set(found.accuracy.flatten().tolist()) == {0.0, 1.0}
 
@@ -97,7 +97,7 @@ def test_draws_are_those_of_the_engine_and_do_not_depend_on_the_batch_size(
     assert torch.allclose(table.accuracy[1, 2], expected)
     assert table.std[1, 2] > 0.0
     sources = {name: networks[name] for name in table.sources}
-    cut = transfer_table(sources, Pgd(epsilon=0.15), networks, *data, num_draws=8, seed=2, batch_size=50)
+    cut = transfer_table(sources, PGD(epsilon=0.15), networks, *data, num_draws=8, seed=2, batch_size=50)
     assert torch.allclose(cut.accuracy, table.accuracy)
 
 
@@ -106,7 +106,7 @@ def test_draws_may_come_a_few_at_a_time(
 ) -> None:
     monkeypatch.setattr(harness, "stream", partial(dubio._engine.stream, chunk=3))
     sources = {name: networks[name] for name in table.sources}
-    again = transfer_table(sources, Pgd(epsilon=0.15), networks, *data, num_draws=8, seed=2, batch_size=100)
+    again = transfer_table(sources, PGD(epsilon=0.15), networks, *data, num_draws=8, seed=2, batch_size=100)
     assert torch.allclose(again.accuracy, table.accuracy)
 
 
@@ -122,7 +122,7 @@ def test_mean_and_std_are_over_draws(table: TransferTable) -> None:
 
 def test_the_std_of_one_draw_is_not_a_number(networks: dict[str, nn.Module], data: tuple[Tensor, Tensor]) -> None:
     networks = {"first": networks["first"]}
-    assert transfer_table(networks, Pgd(epsilon=0.1), networks, *data, num_draws=1).std.isnan().all()
+    assert transfer_table(networks, PGD(epsilon=0.1), networks, *data, num_draws=1).std.isnan().all()
 
 
 def test_distortion_is_the_mean_root_mean_square() -> None:
@@ -146,7 +146,7 @@ def test_attack_and_draws_have_seeds_of_their_own_and_are_repeated_by_one(
     assert table.provenance["inputs_sha256"] == harness._hash(*data) != harness._hash(data[0], 1 - data[1])
     sources = {name: networks[name] for name in table.sources}
     again, other = (
-        transfer_table(sources, Pgd(epsilon=0.15, seed=77), networks, *data, num_draws=8, seed=seed) for seed in (2, 3)
+        transfer_table(sources, PGD(epsilon=0.15, seed=77), networks, *data, num_draws=8, seed=seed) for seed in (2, 3)
     )
     assert torch.equal(again.adversarial, table.adversarial)
     assert torch.equal(again.accuracy, table.accuracy)
@@ -162,7 +162,7 @@ def test_functions_take_part(data: tuple[Tensor, Tensor]) -> None:
     def coin(inputs: Tensor) -> Tensor:
         return torch.rand(len(inputs), NUM_CLASSES)
 
-    found = transfer_table({"largest": largest}, Pgd(epsilon=0.02), {"largest": largest, "coin": coin}, *data, 50)
+    found = transfer_table({"largest": largest}, PGD(epsilon=0.02), {"largest": largest, "coin": coin}, *data, 50)
     assert found.wrong_before.tolist() == [12]
     assert torch.allclose(found.accuracy[0, 0], (found.failures / 240).expand(50))
     error = math.sqrt(1 / 3 * 2 / 3 / (240 * 50))
@@ -176,7 +176,7 @@ def test_a_source_that_is_always_wrong_is_left_alone(data: tuple[Tensor, Tensor]
     def never(images: Tensor) -> Tensor:
         return -nn.functional.one_hot(targets[: len(images)], NUM_CLASSES).float()
 
-    found = transfer_table({"never": never}, Pgd(epsilon=0.1), {"never": never}, inputs, targets, 2)
+    found = transfer_table({"never": never}, PGD(epsilon=0.1), {"never": never}, inputs, targets, 2)
     assert torch.equal(found.adversarial[0], inputs)
     assert (found.failures.item(), found.wrong_before.item(), found.distortion.item()) == (0, 240, 0.0)
 
@@ -184,7 +184,7 @@ def test_a_source_that_is_always_wrong_is_left_alone(data: tuple[Tensor, Tensor]
 def test_networks_are_as_they_were(networks: dict[str, nn.Module], data: tuple[Tensor, Tensor]) -> None:
     model = networks["bayes"].train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    transfer_table({"bayes": model}, Pgd(epsilon=0.1, num_samples=2, steps=2), {"bayes": model}, *data, 2)
+    transfer_table({"bayes": model}, PGD(epsilon=0.1, num_samples=2, steps=2), {"bayes": model}, *data, 2)
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
@@ -220,10 +220,10 @@ def test_a_file_that_is_damaged_or_something_else_is_refused(table: TransferTabl
 
 def test_bad_arguments_are_refused(networks: dict[str, nn.Module], data: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(ValueError, match="sources and evaluated must name at least one network each, got 3 and 0"):
-        transfer_table(networks, Pgd(), {}, *data)
+        transfer_table(networks, PGD(), {}, *data)
     with pytest.raises(ValueError, match="attack must leave the labels given"):
-        transfer_table(networks, Pgd(targeted=True), networks, *data)
+        transfer_table(networks, PGD(targeted=True), networks, *data)
     with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
-        transfer_table(networks, Pgd(), networks, *data, num_draws=0)
+        transfer_table(networks, PGD(), networks, *data, num_draws=0)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        transfer_table(networks, Pgd(), networks, *data, batch_size=0)
+        transfer_table(networks, PGD(), networks, *data, batch_size=0)

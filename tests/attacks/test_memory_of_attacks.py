@@ -41,7 +41,7 @@ def peak(attack: attacks.Attack, net: nn.Module, inputs: Tensor, labels: Tensor)
 @pytest.mark.parametrize("limit", [2, 4])
 def test_an_attack_keeps_a_limit_that_leaves_room_for_one_row(limit: int, batch_size: int | None) -> None:
     net, (inputs, labels) = large_activations(), images()
-    attack = attacks.Pgd(steps=2, num_samples=4, seed=0, batch_size=batch_size)
+    attack = attacks.PGD(steps=2, num_samples=4, seed=0, batch_size=batch_size)
     with dubio.memory_limit(limit * MIB):
         assert peak(attack, net, inputs, labels) <= limit * MIB + 2 * inputs.nbytes
 
@@ -54,14 +54,14 @@ def test_a_score_keeps_a_limit_that_leaves_room_for_its_batch() -> None:
 def test_drawn_weights_are_not_charged_to_rows() -> None:
     net, inputs, labels = large_weights(), torch.rand(200, 100), torch.zeros(200, dtype=torch.int64)
     with untouched(net), torch.no_grad():
-        victim = attacks.Pgd(num_samples=20).victim(net)
+        victim = attacks.PGD(num_samples=20).victim(net)
         assert victim.rows_at_a_time(inputs, labels) == 200
 
 
 def test_rows_are_as_many_as_fit() -> None:
     net, (inputs, labels) = large_activations(), images(100)
     with untouched(net), torch.no_grad():
-        few, many = (replace(attacks.Pgd(), num_samples=n).victim(net).rows_at_a_time(inputs, labels) for n in (2, 40))
+        few, many = (replace(attacks.PGD(), num_samples=n).victim(net).rows_at_a_time(inputs, labels) for n in (2, 40))
     assert 1 <= many < few < 100
 
 
@@ -93,10 +93,10 @@ def tables() -> tuple[Tensor, Tensor]:
 
 
 IN_LITTLE = {
-    "pgd": attacks.Pgd(steps=2),
-    "fgsm on its own label": attacks.Fgsm(label="own"),
-    "apgd": attacks.Apgd(steps=3),
-    "ddn": attacks.Ddn(norm="l2", steps=2),
+    "pgd": attacks.PGD(steps=2),
+    "fgsm on its own label": attacks.FGSM(label="own"),
+    "apgd": attacks.APGD(steps=3),
+    "ddn": attacks.DDN(norm="l2", steps=2),
 }
 
 
@@ -124,7 +124,7 @@ def test_an_attack_for_which_nothing_is_left_says_so() -> None:
         return inputs[:, :3]
 
     with pytest.raises(torch.OutOfMemoryError, match="ran out of memory with one draw of one input at a time"):
-        attacks.Pgd(steps=2, batch_size=20)(breaking, *tables())
+        attacks.PGD(steps=2, batch_size=20)(breaking, *tables())
     assert rows == [20, 10, 5, 3, 2, 1]
 
 
@@ -161,5 +161,5 @@ def test_a_recording_is_let_go_of_whatever_happens(error: type[BaseException], m
 
     monkeypatch.setattr(attacks.Attack, "_recorder", lambda self, victim, device: Interrupted(device))
     with pytest.raises(error):
-        attacks.Pgd(steps=2)(small_net(), *tables())
+        attacks.PGD(steps=2)(small_net(), *tables())
     assert Interrupted.closed == 1

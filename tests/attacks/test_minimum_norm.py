@@ -55,8 +55,8 @@ QUICK: dict[str, Attack] = {
     "targeted": attacks.MinimumNorm(**SHORT),
     "untargeted, hinge": attacks.MinimumNorm(mode="untargeted", loss="margin", **SHORT),
     "lbfgs": attacks.MinimumNorm(bounds=WIDE, solver="lbfgs", c=1.0),
-    "ddn": attacks.Ddn(bounds=WIDE, steps=200),
-    "fmn": attacks.Fmn(bounds=WIDE, steps=200),
+    "ddn": attacks.DDN(bounds=WIDE, steps=200),
+    "fmn": attacks.FMN(bounds=WIDE, steps=200),
 }
 DEFAULTS: dict[str, Attack] = {
     "targeted": attacks.MinimumNorm(bounds=WIDE),
@@ -151,7 +151,7 @@ def test_t61_inputs_stay_in_the_box_where_it_is_in_the_way() -> None:
     inputs, labels = right_points(net)
     box = (inputs.min().item(), inputs.max().item())
     quick = attacks.MinimumNorm(bounds=box, steps=20, step_size=0.1, bisections=2)
-    for attack in (quick, attacks.Ddn(bounds=box), attacks.Fmn(bounds=box)):
+    for attack in (quick, attacks.DDN(bounds=box), attacks.FMN(bounds=box)):
         result = attack(net, inputs, labels)
         assert result.inputs.min() >= box[0]
         assert result.inputs.max() <= box[1]
@@ -162,9 +162,9 @@ FAILING: dict[str, Attack] = {
     "minimum norm": attacks.MinimumNorm(steps=5, bisections=1),
     "untargeted": attacks.MinimumNorm(steps=5, bisections=1, mode="untargeted", loss="margin"),
     "lbfgs": attacks.MinimumNorm(steps=3, bisections=1, solver="lbfgs"),
-    "ddn": attacks.Ddn(steps=10),
-    "fmn": attacks.Fmn(steps=10),
-    "fmn, linf": attacks.Fmn(steps=10, norm="linf"),
+    "ddn": attacks.DDN(steps=10),
+    "fmn": attacks.FMN(steps=10),
+    "fmn, linf": attacks.FMN(steps=10, norm="linf"),
 }
 
 
@@ -192,8 +192,8 @@ def test_what_is_wrong_already_stays_as_it_is(name: str) -> None:
 
 
 def test_only_attacks_that_search_a_weight_tell_one() -> None:
-    assert attacks.Pgd(steps=1)(plain_net(), *examples()).c is None
-    assert attacks.Ddn(steps=1)(plain_net(), *examples()).c is None
+    assert attacks.PGD(steps=1)(plain_net(), *examples()).c is None
+    assert attacks.DDN(steps=1)(plain_net(), *examples()).c is None
 
 
 def test_wanted_classes_are_reached() -> None:
@@ -257,7 +257,7 @@ def test_a_saturated_network_is_left_by_a_random_direction() -> None:
     leaf = inputs.clone().requires_grad_(True)
     nn.functional.cross_entropy(net(leaf), labels).backward()
     assert leaf.grad.abs().max() == 0.0
-    assert attacks.Ddn(steps=60, radius=0.1)(net, inputs, labels).fooled.any()
+    assert attacks.DDN(steps=60, radius=0.1)(net, inputs, labels).fooled.any()
 
 
 def scaled_logits(inputs: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 
 def checked(net: nn.Module, inputs: Tensor, labels: Tensor) -> attacks.target.Victim:
-    victim = attacks.Pgd(num_samples=20).victim(net)
+    victim = attacks.PGD(num_samples=20).victim(net)
     victim.check(inputs, labels)
     return victim
 
@@ -122,7 +122,7 @@ def test_the_score_is_that_of_fresh_draws(host: str) -> None:
 @pytest.mark.parametrize("host", DRAW)
 def test_a_seed_makes_it_repeatable(host: str) -> None:
     net, (inputs, labels) = defended(ResizeAndPad(DRAW[host])), images()
-    one, other = (attacks.Pgd(steps=3, num_samples=4, seed=5)(net, inputs, labels) for _ in range(2))
+    one, other = (attacks.PGD(steps=3, num_samples=4, seed=5)(net, inputs, labels) for _ in range(2))
     assert torch.equal(one.inputs, other.inputs)
 
 
@@ -146,7 +146,7 @@ def test_a_seed_leaves_the_generators_of_the_host_where_they_were(host: str) -> 
 
 
 def test_what_the_host_draws_is_not_recorded() -> None:
-    attack, cuda = attacks.Pgd(steps=50), torch.device("cuda")
+    attack, cuda = attacks.PGD(steps=50), torch.device("cuda")
     inputs, labels = images()
     assert attack._recorder(checked(defended(ResizeAndPad(DRAW["python"])), inputs, labels), cuda) is None
     for net in (plain_net(), bayesian_net("weight")):

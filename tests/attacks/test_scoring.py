@@ -43,7 +43,7 @@ def zeros() -> tuple[Tensor, Tensor]:
 )
 def test_a_classifier_that_ignores_its_input_gets_its_true_scores(share: float) -> None:
     model, (inputs, labels) = blind(share), zeros()
-    attack = attacks.Pgd(epsilon=0.1, steps=2, restarts=8, num_samples=1, seed=0)
+    attack = attacks.PGD(epsilon=0.1, steps=2, restarts=8, num_samples=1, seed=0)
     result = attack(model, inputs, labels)
     found = attacks.score(model, result.inputs, labels, num_samples=101, num_tries=10, seed=0)
     assert found.single.low <= share <= found.single.high
@@ -96,7 +96,7 @@ def test_t26_a_ball_of_radius_zero_leaves_the_clean_accuracy() -> None:
     model, net = bayesian_net("weight"), plain_net()
     inputs, labels = examples(rows=60)
     labels = torch.where(torch.arange(60) < 20, (labels + 1) % 4, labels)
-    attack = attacks.Fgsm(epsilon=0.0)
+    attack = attacks.FGSM(epsilon=0.0)
 
     def scores(victim: Any, **options: Any) -> tuple[Score, Score]:
         attacked = attack(victim, inputs, labels).inputs
@@ -128,7 +128,7 @@ class Remembering:
 def test_attack_choice_and_score_of_the_same_seed_see_other_draws() -> None:
     model = Remembering()
     inputs, labels = zeros()
-    result = attacks.Pgd(steps=3, seed=5, num_samples=4)(model, inputs, labels)
+    result = attacks.PGD(steps=3, seed=5, num_samples=4)(model, inputs, labels)
     of_attack = model.forget()
     attacks.strongest(model, [result], labels, seed=5)
     of_choice = model.forget()
@@ -142,7 +142,7 @@ def test_attack_choice_and_score_of_the_same_seed_see_other_draws() -> None:
 
 def test_a_seed_repeats_a_score_and_a_choice() -> None:
     model, (inputs, labels) = bayesian_net("local"), examples()
-    result = attacks.Pgd(steps=1)(model, inputs, labels)
+    result = attacks.PGD(steps=1)(model, inputs, labels)
     before = torch.get_rng_state()
     first, again, other = (attacks.score(model, inputs, labels, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.single_per_example, again.single_per_example)
@@ -158,7 +158,7 @@ def lying(inputs: Tensor, fooled: bool, loss: float) -> Attacked:
 
 def test_the_strongest_is_chosen_by_draws_and_not_by_what_attacks_say_of_themselves() -> None:
     model, (inputs, labels) = bayesian_net("local"), examples(rows=40)
-    attacked = attacks.Pgd(epsilon=0.3, seed=0)(model, inputs, labels).inputs
+    attacked = attacks.PGD(epsilon=0.3, seed=0)(model, inputs, labels).inputs
     halves = torch.arange(40).unsqueeze(1) < 20
     first = lying(torch.where(halves, attacked, inputs), fooled=False, loss=-100.0)
     second = lying(torch.where(halves, inputs, attacked), fooled=True, loss=100.0)
@@ -186,7 +186,7 @@ def test_restarts_are_chosen_by_success_first_and_by_loss_second() -> None:
 
 def test_more_restarts_are_never_weaker_on_the_draws_that_choose() -> None:
     inputs, labels = examples(rows=30)
-    attack = attacks.Pgd(epsilon=0.1, steps=2, seed=0)
+    attack = attacks.PGD(epsilon=0.1, steps=2, seed=0)
     one, five = (replace(attack, restarts=count)(plain_net(), inputs, labels) for count in (1, 5))
     assert (five.fooled | ~one.fooled).all()
     same = five.fooled == one.fooled

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
 
-PGD = attacks.Pgd(epsilon=0.2, steps=4, num_samples=3, seed=2)
+PGD = attacks.PGD(epsilon=0.2, steps=4, num_samples=3, seed=2)
 
 
 def test_without_a_source_the_network_itself_is_attacked_with_its_noise_off() -> None:
@@ -14,7 +14,7 @@ def test_without_a_source_the_network_itself_is_attacked_with_its_noise_off() ->
     inputs, labels = examples(rows=20)
     found = attacks.Transfer(attack=PGD, seed=5)(model, inputs, labels)
     assert torch.equal(
-        found.inputs, attacks.Pgd(epsilon=0.2, steps=4, noise="off", seed=2)(model, inputs, labels).inputs
+        found.inputs, attacks.PGD(epsilon=0.2, steps=4, noise="off", seed=2)(model, inputs, labels).inputs
     )
     assert not torch.equal(found.inputs, PGD(model, inputs, labels).inputs)
 

@@ -10,9 +10,9 @@ from dubio import attacks
 from dubio.attacks.attack import Attack
 
 STRONG: dict[str, Attack] = {
-    "pgd": attacks.Pgd(epsilon=0.3),
-    "apgd": attacks.Apgd(epsilon=0.3, steps=30),
-    "apgd, dlr": attacks.Apgd(epsilon=0.3, steps=30, loss="dlr"),
+    "pgd": attacks.PGD(epsilon=0.3),
+    "apgd": attacks.APGD(epsilon=0.3, steps=30),
+    "apgd, dlr": attacks.APGD(epsilon=0.3, steps=30, loss="dlr"),
     "square": attacks.Square(epsilon=0.3, steps=100),
 }
 
@@ -33,9 +33,9 @@ def test_attacks_beat_random_noise_and_many_steps_beat_one(digits: Any) -> None:
         result = attack(digits.net, digits.inputs, digits.labels)
         return attacks.score(digits.net, result.inputs, digits.labels).predictive.value
 
-    noise, fgsm, pgd = (left(kind(epsilon=0.1, seed=0)) for kind in (attacks.RandomNoise, attacks.Fgsm, attacks.Pgd))
+    noise, fgsm, pgd = (left(kind(epsilon=0.1, seed=0)) for kind in (attacks.RandomNoise, attacks.FGSM, attacks.PGD))
     apgd, square = (
-        left(attacks.Apgd(epsilon=0.1, steps=30, seed=0)),
+        left(attacks.APGD(epsilon=0.1, steps=30, seed=0)),
         left(attacks.Square(epsilon=0.1, steps=200, seed=0)),
     )
     assert noise > fgsm + 0.2
@@ -48,11 +48,11 @@ def test_nearest_attacks_agree_with_those_in_a_ball(digits: Any) -> None:
     """No attack in a ball may fool what a nearest one finds only further out, up to a few images."""
     shares = {}
     for norm, radius in (("linf", 0.1), ("l2", 0.6)):
-        fmn = attacks.Fmn(norm=norm)(digits.net, digits.inputs, digits.labels)
-        apgd = attacks.Apgd(norm=norm, epsilon=radius, steps=30)(digits.net, digits.inputs, digits.labels)
+        fmn = attacks.FMN(norm=norm)(digits.net, digits.inputs, digits.labels)
+        apgd = attacks.APGD(norm=norm, epsilon=radius, steps=30)(digits.net, digits.inputs, digits.labels)
         assert fmn.fooled.all()
         shares[norm] = ((fmn.norm <= radius).float().mean() - apgd.fooled.float().mean()).item()
-    ddn = attacks.Ddn()(digits.net, digits.inputs, digits.labels)
+    ddn = attacks.DDN()(digits.net, digits.inputs, digits.labels)
     assert ddn.fooled.all()
     assert abs(shares["linf"]) < 0.04
     assert abs(shares["l2"]) < 0.04
@@ -74,7 +74,7 @@ def test_minimum_norm_on_digits(digits: Any) -> None:
     inputs, labels = digits.inputs[:100], digits.labels[:100]
     result = attacks.MinimumNorm(seed=0)(digits.net, inputs, labels)
     assert result.fooled.all()
-    nearest = attacks.Ddn()(digits.net, inputs, labels)
+    nearest = attacks.DDN()(digits.net, inputs, labels)
     moved = nearest.norm > 0.0
     assert torch.equal(result.norm > 0.0, moved)
     assert (result.norm[moved] / nearest.norm[moved]).median() < 1.1

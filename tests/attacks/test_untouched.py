@@ -117,7 +117,7 @@ class Failing(nn.Module):
 def test_a_source_is_left_as_it_was_too() -> None:
     source = training_net(convert=False)
     before = snapshot(source)
-    attacks.Transfer(attack=attacks.Pgd(steps=2), source=source)(training_net(convert=False), *examples())
+    attacks.Transfer(attack=attacks.PGD(steps=2), source=source)(training_net(convert=False), *examples())
     assert_same(before, snapshot(source))
 
 

@@ -33,7 +33,7 @@ def test_square_finds_its_way_by_votes_alone() -> None:
 
 def test_an_attack_by_gradients_refuses_votes() -> None:
     with pytest.raises(ValueError, match="objective must not be 'votes' for an attack by gradients: votes have none"):
-        attacks.Pgd(epsilon=0.1, objective="votes")
+        attacks.PGD(epsilon=0.1, objective="votes")
 
 
 def test_the_majority_of_an_ensemble_can_be_attacked() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dubio
 from audit_cases import TINY, bench_for
 from auditing.frauds import Blinded, Coin, HardQuantiser
-from dubio.attacks.gradient import Pgd
+from dubio.attacks.gradient import PGD
 from dubio.auditing.audit import _status, _with_proof
 from dubio.auditing.checks import CHECKS
 from dubio.auditing.records import CheckRecord
@@ -28,7 +28,7 @@ LABELS = torch.zeros(COUNT, dtype=torch.long)
 def attempt(name: str, left: int, images: Tensor = IMAGES, attack: Any = None) -> Attempt:
     """An attack that leaves the first so many images right."""
     right = torch.arange(len(images)) < left
-    return Attempt(name, attack or Pgd(), images, (~right).float(), right, 0, 0, 0.0)
+    return Attempt(name, attack or PGD(), images, (~right).float(), right, 0, 0, 0.0)
 
 
 class Told(Bench):

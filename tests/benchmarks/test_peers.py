@@ -182,7 +182,7 @@ def test_our_step_minimises_the_objective_of_the_method(name: str, cpu: torch.de
     before = [parameter.detach().clone() for parameter in step.step.model.parameters()]
     torch.manual_seed(1)
     loss = step()
-    assert step.step.objective == dubio.Elbo(net.num_data)
+    assert step.step.objective == dubio.ELBO(net.num_data)
     assert any(not torch.equal(old, new) for old, new in zip(before, step.step.model.parameters(), strict=True))
     assert torch.isfinite(loss.total)
 

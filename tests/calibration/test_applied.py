@@ -163,8 +163,8 @@ def test_draws_objectives_and_attacks_know_nothing_of_decisions(model, inputs):
     labels = torch.arange(60) % 4
     for ask in (
         lambda net: dubio.sample(net, inputs, 3, seed=0),
-        lambda net: dubio.Elbo(num_data=60)(net, inputs, labels, num_samples=2).nll,
-        lambda net: dubio.attacks.Pgd(epsilon=0.1, steps=2)(net, inputs.sigmoid(), labels).inputs,
+        lambda net: dubio.ELBO(num_data=60)(net, inputs, labels, num_samples=2).nll,
+        lambda net: dubio.attacks.PGD(epsilon=0.1, steps=2)(net, inputs.sigmoid(), labels).inputs,
     ):
         torch.manual_seed(0)
         one = ask(model)

@@ -12,7 +12,7 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.attacks.gradient import Pgd
+from dubio.attacks.gradient import PGD
 from dubio.attacks.score import strongest
 from dubio.cli.attack import choose_images, parse_epsilons
 from dubio.cli.commands import app
@@ -91,7 +91,7 @@ def test_what_is_kept_can_be_made_and_scored_again(runs: Path, tmp_path: Path) -
     model = dubio.load(runs / "first" / "model.safetensors")
     inputs, targets = dubio.data.load_test("digits")[record["indices"]].tensors
     assert torch.equal(images["clean"], inputs)
-    again = Pgd(epsilon=8 / 255, steps=3, num_samples=2, seed=record["seeds"]["attack"])(model, inputs, targets)
+    again = PGD(epsilon=8 / 255, steps=3, num_samples=2, seed=record["seeds"]["attack"])(model, inputs, targets)
     assert torch.equal(images["pgd@8/255"], again.inputs)
     assert (images["pgd@8/255"] - inputs).abs().max() <= 8 / 255
     found = dubio.attacks.score(model, again.inputs, targets, num_samples=12, seed=record["seeds"]["scoring"])
@@ -122,7 +122,7 @@ def test_the_strongest_is_chosen_by_draws_that_neither_attack_nor_score(
     model = dubio.load(runs / "first" / "model.safetensors")
     results = [
         kind(epsilon=0.2, seed=record["seeds"]["attack"])(model, images["clean"], images["targets"])
-        for kind in (dubio.attacks.Fgsm, dubio.attacks.RandomNoise)
+        for kind in (dubio.attacks.FGSM, dubio.attacks.RandomNoise)
     ]
     worst, _ = strongest(model, results, images["targets"], seed=record["seeds"]["selection"])
     assert torch.equal(images["strongest@0.2"], worst)
@@ -171,7 +171,7 @@ def test_transfer_makes_its_images_on_the_noise_off_network(runs: Path, tmp_path
     assert attack(runs, "--attack", "transfer", "--epsilon", 0.1, "--out", tmp_path).exit_code == 0
     record, images = kept(tmp_path)
     model = dubio.load(runs / "first" / "model.safetensors")
-    value = Pgd(epsilon=0.1, steps=3, noise="off", seed=record["seeds"]["attack"])
+    value = PGD(epsilon=0.1, steps=3, noise="off", seed=record["seeds"]["attack"])
     expected = value(model, images["clean"], images["targets"]).inputs
     assert torch.equal(images["transfer@0.1"], expected)
 

@@ -21,7 +21,7 @@ INPUTS = torch.randn(6, 5)
 NETWORKS = {
     "bayes": lambda: dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 3)),
     "mixture prior": lambda: dubio.Bayes(init_std=0.3, prior=dubio.ScaleMixture(0.5, 1.0, 0.1)).convert(mlp(5, 8, 3)),
-    "parametric noise": lambda: dubio.Pni().convert(mlp(5, 8, 3)),
+    "parametric noise": lambda: dubio.PNI().convert(mlp(5, 8, 3)),
     "tied": lambda: dubio.Bayes(init_std=0.3).convert(Tied()),
     "pruned": lambda: pruned(),
     "recurrent": lambda: dubio.Bayes(init_std=0.3).convert(Recurrent()),

@@ -288,7 +288,7 @@ def test_attention_on_a_gpu_is_mapped_and_its_steps_are_recorded(kind: str, prec
     dubio.sample(model, inputs, 3)
     assert {plan.executor for plan in plans(model).values()} == {"vmap"}
     step = Step(
-        model.train(), dubio.Elbo(100), torch.optim.Adam(model.parameters()), num_samples=3, precision=precision
+        model.train(), dubio.ELBO(100), torch.optim.Adam(model.parameters()), num_samples=3, precision=precision
     )
     targets = torch.randint(3, (16,), device="cuda")
     losses = [step(inputs, targets).total.item() for _ in range(8)]

@@ -114,5 +114,5 @@ def test_what_is_collected_counts() -> None:
     assert told.bytes_per_draw > plain.bytes_per_draw
     with Footprint() as footprint, dubio.memory_limit("2 MiB"):
         dubio.sample(model, few, 20).sum().backward()
-        dubio.Elbo(num_data=100)(model, few, torch.arange(4), num_samples=20).total.backward()
+        dubio.ELBO(num_data=100)(model, few, torch.arange(4), num_samples=20).total.backward()
     assert footprint.peak <= 2 * MIB + SLACK + 3 * sum(parameter.nbytes for parameter in model.parameters())

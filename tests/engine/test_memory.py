@@ -29,7 +29,7 @@ def network(estimator: str = "local", width: int = 100) -> nn.Module:
 def train(model: nn.Module, num_samples: int) -> None:
     model.zero_grad()
     targets = torch.arange(len(INPUTS)) % 5
-    dubio.Elbo(num_data=1000)(model, INPUTS, targets, num_samples=num_samples).total.backward()
+    dubio.ELBO(num_data=1000)(model, INPUTS, targets, num_samples=num_samples).total.backward()
 
 
 def draw(model: nn.Module, num_samples: int) -> None:
@@ -171,7 +171,7 @@ def test_training_under_a_limit_is_training() -> None:
         with dubio.memory_limit(limit):
             for seed in range(5):
                 optimizer.zero_grad()
-                loss = dubio.Elbo(num_data=64)(model, inputs.double(), targets, num_samples=8, seed=seed).total
+                loss = dubio.ELBO(num_data=64)(model, inputs.double(), targets, num_samples=8, seed=seed).total
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())

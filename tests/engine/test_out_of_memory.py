@@ -23,7 +23,7 @@ def network(estimator: str = "local", width: int = 100) -> nn.Module:
 def train(model: nn.Module, num_samples: int) -> None:
     model.zero_grad()
     targets = torch.arange(len(INPUTS)) % 5
-    dubio.Elbo(num_data=1000)(model, INPUTS, targets, num_samples=num_samples).total.backward()
+    dubio.ELBO(num_data=1000)(model, INPUTS, targets, num_samples=num_samples).total.backward()
 
 
 class Scarce(Footprint):

@@ -158,7 +158,7 @@ def test_terms_of_the_layers_are_differentiated_too() -> None:
     for limit in ("1 GiB", "130 KiB"):
         model.zero_grad()
         with dubio.memory_limit(limit):
-            loss = dubio.Elbo(num_data=10)(model, INPUTS, targets, num_samples=200, seed=1)
+            loss = dubio.ELBO(num_data=10)(model, INPUTS, targets, num_samples=200, seed=1)
             loss.total.backward()
         found.append((loss.total.detach(), [p.grad.clone() for p in model.parameters()]))
     (plan,) = plans(model).values()

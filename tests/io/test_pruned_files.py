@@ -62,7 +62,7 @@ def test_nine_tenths_removed_make_a_file_at_least_six_times_smaller(tmp_path: Pa
         dubio.Bayes(where="2"),
         dubio.Deterministic(),
         dubio.Flow(),
-        dubio.Pni(per="element"),
+        dubio.PNI(per="element"),
         dubio.Ensemble(members=2),
     ],
     ids=lambda method: type(method).__name__,

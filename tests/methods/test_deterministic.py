@@ -21,10 +21,10 @@ def test_t21_the_penalty_divides_the_squares_of_a_layer_by_its_units() -> None:
     model = dubio.Deterministic(l2=0.1).convert(toy_network(), dubio.Gaussian())
     objective = dubio.spec(model).method.objective(50)
     loss = objective(model, torch.randn(4, 2), torch.randn(4, 1))
-    assert objective == dubio.Elbo(50, l2=0.1, l2_per="unit")
+    assert objective == dubio.ELBO(50, l2=0.1, l2_per="unit")
     assert loss.terms["l2"].item() == pytest.approx(0.1 * (91.0 / 3.0 + 14.0))
     torch.testing.assert_close(loss.total, loss.nll + loss.terms["l2"])
-    plain = dubio.Elbo(50, l2=0.1)(model, torch.randn(4, 2), torch.randn(4, 1))
+    plain = dubio.ELBO(50, l2=0.1)(model, torch.randn(4, 2), torch.randn(4, 1))
     assert plain.terms["l2"].item() == pytest.approx(0.1 * (91.0 + 14.0))
 
 

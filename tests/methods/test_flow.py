@@ -58,7 +58,7 @@ def test_priors_and_bases_reach_every_layer() -> None:
 
 def test_the_flow_is_trained_ten_times_as_fast_as_the_weights() -> None:
     assert dubio.Flow().recipe.noise_ratio == 10.0
-    assert dubio.Flow(beta=0.5, gamma=0.2).objective(10) == dubio.Elbo(10, beta=0.5, gamma=0.2)
+    assert dubio.Flow(beta=0.5, gamma=0.2).objective(10) == dubio.ELBO(10, beta=0.5, gamma=0.2)
 
 
 def test_t39_a_network_without_flow_begins_at_its_prior() -> None:
@@ -98,7 +98,7 @@ def test_t45_entropy_adds_its_weight_to_log_q_alone() -> None:
 )
 def test_t45_entropy_is_rewarded_whatever_the_posterior(method: dubio.Flow | dubio.InputNoise | dubio.Bayes) -> None:
     model, inputs, targets = method.convert(mlp(4, 3)), torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    plain, rewarded = (dubio.Elbo(20, beta=0.7, gamma=gamma)(model, inputs, targets, 2, seed=3) for gamma in (0.0, 0.3))
+    plain, rewarded = (dubio.ELBO(20, beta=0.7, gamma=gamma)(model, inputs, targets, 2, seed=3) for gamma in (0.0, 0.3))
     torch.testing.assert_close(rewarded.total, plain.total - 0.3 * rewarded.terms["entropy"] / 20)
     assert "entropy" not in plain.terms
     assert rewarded.terms["entropy"].abs() > 0.1
@@ -107,7 +107,7 @@ def test_t45_entropy_is_rewarded_whatever_the_posterior(method: dubio.Flow | dub
 def test_entropy_is_refused_where_there_is_no_posterior() -> None:
     model = dubio.Dropout().convert(mlp(4, 3))
     with pytest.raises(ValueError, match=r"gamma must be 0 for a network without a posterior, got 0\.3"):
-        dubio.Elbo(20, gamma=0.3)(model, torch.randn(2, 4), torch.tensor([0, 1]))
+        dubio.ELBO(20, gamma=0.3)(model, torch.randn(2, 4), torch.tensor([0, 1]))
 
 
 def test_a_sum_over_positions_is_their_number_times_the_average_under_the_same_draws() -> None:
@@ -127,7 +127,7 @@ def test_a_sum_over_positions_is_refused_without_inputs_and_has_them_in_the_obje
     targets = torch.zeros(3, 16, dtype=torch.int64)
     likelihood = dubio.Categorical(class_axis=1)
     model = shaken(dubio.Flow(spatial="sum").convert(convolutions(), likelihood))
-    loss = dubio.Elbo(10)(model, torch.randn(3, 2, 4, 4), targets[:, :16])
+    loss = dubio.ELBO(10)(model, torch.randn(3, 2, 4, 4), targets[:, :16])
     assert loss.terms["divergence"] > 0.0
 
 

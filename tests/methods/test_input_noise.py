@@ -77,7 +77,7 @@ def test_the_objective_weighs_the_divergence_of_its_own_draws() -> None:
     model, inputs = dubio.InputNoise(components=2, beta=0.5).convert(mlp(5, 4, 3)), torch.randn(6, 5)
     targets = torch.zeros(6, dtype=torch.int64)
     objective = dubio.spec(model).method.objective(20)
-    assert objective == dubio.Elbo(20, beta=0.5)
+    assert objective == dubio.ELBO(20, beta=0.5)
     loss = objective(model, inputs, targets, 3, seed=4)
     torch.testing.assert_close(loss.terms["divergence"], dubio.divergence(model, 3, inputs=inputs, seed=4))
     torch.testing.assert_close(loss.total, loss.nll + 0.5 * loss.terms["divergence"] / 20)
@@ -101,7 +101,7 @@ def test_a_layer_that_is_called_twice_draws_twice() -> None:
 def test_the_closed_entropy_is_that_of_torch_distributions() -> None:
     model = dubio.InputNoise(init_std=0.2).convert(mlp(5, 4, 3))
     expected = 9 * torch.distributions.Normal(1.0, 0.2).entropy()
-    loss = dubio.Elbo(10, gamma=0.5)(model, torch.randn(4, 5), torch.zeros(4, dtype=torch.int64), 3)
+    loss = dubio.ELBO(10, gamma=0.5)(model, torch.randn(4, 5), torch.zeros(4, dtype=torch.int64), 3)
     torch.testing.assert_close(loss.terms["entropy"], expected)
     bayes = dubio.Bayes(init_std=0.2).convert(mlp(5, 4, 3))
     count = sum(p.numel() for p in mlp(5, 4, 3).parameters())

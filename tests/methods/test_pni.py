@@ -1,4 +1,4 @@
-"""``Pni``: weights with noise of a learned size (T-56), and what it refuses."""
+"""``PNI``: weights with noise of a learned size (T-56), and what it refuses."""
 
 from typing import Any
 
@@ -30,16 +30,16 @@ def drawn_weight(noise: ParametricNoise, layer: nn.Linear, seed: int) -> Tensor:
 def test_t56_without_size_the_layer_is_the_plain_one(per: Any) -> None:
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 4))
     inputs = torch.randn(5, 2, 4, 4)
-    model = dubio.Pni(per=per, init=0.0).convert(net)
+    model = dubio.PNI(per=per, init=0.0).convert(net)
     assert torch.equal(model(inputs), net(inputs))
-    assert not torch.allclose(dubio.Pni(per=per).convert(net)(inputs), net(inputs), atol=1e-2)
+    assert not torch.allclose(dubio.PNI(per=per).convert(net)(inputs), net(inputs), atol=1e-2)
 
 
 @every_size
 def test_t56_gradients_of_size_and_weight_are_those_of_the_formula(per: Any) -> None:
     """For fixed eta, dL/dalpha = sum dL/dW~ eta; the spread of W carries no gradient, so that dL/dW = dL/dW~."""
     layer = nn.Linear(5, 3).double()
-    model = dubio.Pni(per=per, init=0.4).convert(layer)
+    model = dubio.PNI(per=per, init=0.4).convert(layer)
     (noise,) = noises(model)
     inputs, coefficients = torch.randn(6, 5).double(), torch.randn(6, 3).double()
     weight = drawn_weight(noise, model, seed=2).requires_grad_()
@@ -56,7 +56,7 @@ def test_t56_gradients_of_size_and_weight_are_those_of_the_formula(per: Any) -> 
 
 
 def test_t56_size_is_not_decayed() -> None:
-    model = dubio.Pni().convert(mlp(5, 4, 3))
+    model = dubio.PNI().convert(mlp(5, 4, 3))
     seen: list[dict[str, Any]] = []
 
     def sgd(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -70,13 +70,13 @@ def test_t56_size_is_not_decayed() -> None:
 
 
 def test_t56_noise_changes_between_calls_in_eval_mode() -> None:
-    model = dubio.Pni().convert(mlp(5, 4, 3)).eval()
+    model = dubio.PNI().convert(mlp(5, 4, 3)).eval()
     assert not torch.allclose(model(INPUTS), model(INPUTS), atol=1e-3)
 
 
 def test_biases_have_no_noise_and_norms_stay() -> None:
     net = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    model = dubio.Pni().convert(net)
+    model = dubio.PNI().convert(net)
     names = [name for name, module in model.named_modules() if isinstance(module, ParametricNoise)]
     assert names == ["0.weight_posterior", "2.weight_posterior"]
     assert torch.equal(dubio.sample(model[0], torch.zeros(1, 5), 3), net[0].bias.expand(3, 1, 4))
@@ -84,16 +84,16 @@ def test_biases_have_no_noise_and_norms_stay() -> None:
 
 def test_a_weight_of_one_entry_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot convert: the network itself: one weight has no spread"):
-        dubio.Pni().convert(nn.Linear(1, 1))
+        dubio.PNI().convert(nn.Linear(1, 1))
 
 
 def test_layers_that_are_not_for_this_noise_are_refused_by_name() -> None:
     net = nn.Sequential(nn.Embedding(4, 3, padding_idx=0), nn.Linear(3, 2))
     with pytest.raises(TypeError, match="cannot convert: 0: Embedding is no linear layer or convolution"):
-        dubio.Pni(where="*").convert(net)
+        dubio.PNI(where="*").convert(net)
     with pytest.raises(TypeError, match="cannot convert: 0: a transposed convolution has its outputs on another axis"):
-        dubio.Pni(per="channel").convert(nn.Sequential(nn.ConvTranspose2d(3, 5, 2)))
-    assert [name for name, _ in dubio.Pni().convert(net).named_parameters()].count("1.weight_posterior.size") == 1
+        dubio.PNI(per="channel").convert(nn.Sequential(nn.ConvTranspose2d(3, 5, 2)))
+    assert [name for name, _ in dubio.PNI().convert(net).named_parameters()].count("1.weight_posterior.size") == 1
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ def test_fields_are_refused_by_name_rule_and_value(
 ) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
     with pytest.raises(ValueError, match=message):
-        dubio.Pni(**field)
+        dubio.PNI(**field)
     with pytest.raises(TypeError, match="where must be a glob, a module type, a callable, or a tuple of those, got 1"):
-        dubio.Pni(where=1)  # type: ignore[arg-type]
+        dubio.PNI(where=1)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""``SeSnn``: where the noise goes, its margin, its Gaussian classes, and what it refuses; T-55."""
+"""``SESNN``: where the noise goes, its margin, its Gaussian classes, and what it refuses; T-55."""
 
 import jaxtyping
 import pytest
@@ -27,7 +27,7 @@ def scale(noise: EntropicNoise, code: Tensor) -> Tensor:
 @pytest.mark.parametrize("at", ["input", "output"])
 def test_t55_without_scale_the_network_is_the_deterministic_one(at: str) -> None:
     net = mlp(5, 8, 3)
-    model = dubio.SeSnn(at=at).convert(net)  # type: ignore[arg-type]
+    model = dubio.SESNN(at=at).convert(net)  # type: ignore[arg-type]
     expected = net(INPUTS)
     assert not torch.allclose(model(INPUTS), expected, atol=1e-2)
     for shift, atol in ((-10.0, 2e-3), (-100.0, 2e-5)):  # softplus leaves 1e-6
@@ -39,7 +39,7 @@ def test_t55_without_scale_the_network_is_the_deterministic_one(at: str) -> None
 
 def test_noise_on_the_input_goes_through_the_classifier() -> None:
     net = mlp(5, 8, 3)
-    model = dubio.SeSnn().convert(net)
+    model = dubio.SESNN().convert(net)
     (noise,) = noises(model)
     code = net[:-1](INPUTS)
     with dubio.frozen(seed=3):
@@ -50,7 +50,7 @@ def test_noise_on_the_input_goes_through_the_classifier() -> None:
 
 def test_noise_on_the_output_is_added_to_it_with_a_scale_from_the_input() -> None:
     net = mlp(5, 8, 3)
-    model = dubio.SeSnn(at="output").convert(net)
+    model = dubio.SESNN(at="output").convert(net)
     (noise,) = noises(model)
     with dubio.frozen(seed=3):
         drawn = noise(torch.zeros(ROWS, 3), net[:-1](INPUTS))
@@ -61,7 +61,7 @@ def test_noise_on_the_output_is_added_to_it_with_a_scale_from_the_input() -> Non
 @pytest.mark.parametrize(("at", "margin"), [("input", 0.0), ("output", 0.0), ("input", -5.0)])
 def test_the_margin_is_weighted_and_added_as_it_is(at: str, margin: float) -> None:
     net = mlp(5, 8, 3)
-    model = dubio.SeSnn(margin=margin, weight=0.7, at=at).convert(net)  # type: ignore[arg-type]
+    model = dubio.SESNN(margin=margin, weight=0.7, at=at).convert(net)  # type: ignore[arg-type]
     (noise,) = noises(model)
     short = (margin - scale(noise, net[:-1](INPUTS)).log().mean(dim=1)).clamp_min(0.0)
     for num_data in (10, 1000):
@@ -73,19 +73,19 @@ def test_the_margin_is_weighted_and_added_as_it_is(at: str, margin: float) -> No
 
 def test_margins_of_several_layers_add_up() -> None:
     net = mlp(5, 8, 3)
-    model = dubio.SeSnn(where=nn.Linear).convert(net)
+    model = dubio.SESNN(where=nn.Linear).convert(net)
     first, second = noises(model)
     with dubio.frozen(seed=1):
         code = F.relu(net[0](INPUTS + first(torch.zeros(ROWS, 5), INPUTS)))
     expected = 0.1 * sum((-scale(n, c).log().mean(dim=1)).relu().mean() for n, c in ((first, INPUTS), (second, code)))
-    loss = dubio.Elbo(10)(model, INPUTS, TARGETS, 1, seed=1)
+    loss = dubio.ELBO(10)(model, INPUTS, TARGETS, 1, seed=1)
     torch.testing.assert_close(loss.terms["entropy_margin"], expected)
 
 
 @pytest.mark.parametrize("kind", ["wasserstein", "kl"])
 def test_gaussian_classes_give_minus_a_divergence_as_logit(kind: str) -> None:
     net = mlp(5, 8, 3).double()
-    model = dubio.SeSnn(classes=kind).convert(net, example=INPUTS.double())  # type: ignore[arg-type]
+    model = dubio.SESNN(classes=kind).convert(net, example=INPUTS.double())  # type: ignore[arg-type]
     head, code = model[-1].logits, net[:-1](INPUTS.double())
     std = F.softplus(head.rho(code)) + 1e-6
     class_std = F.softplus(head.class_rho) + 1e-6
@@ -96,33 +96,33 @@ def test_gaussian_classes_give_minus_a_divergence_as_logit(kind: str) -> None:
         means = (code.unsqueeze(1) - head.class_mean).square().sum(dim=-1)
         expected = -means - (std.unsqueeze(1) - class_std).square().sum(dim=-1)
     torch.testing.assert_close(model(INPUTS.double()), expected)
-    terms = dubio.Elbo(10)(model, INPUTS.double(), TARGETS).terms
+    terms = dubio.ELBO(10)(model, INPUTS.double(), TARGETS).terms
     torch.testing.assert_close(terms["entropy_margin"], 0.1 * (-std.log().mean(dim=-1)).relu().mean())
     with pytest.raises(TypeError, match="likelihood must be a Categorical for Gaussian classes, got Gaussian"):
-        dubio.SeSnn(classes=kind).convert(net, dubio.Gaussian())  # type: ignore[arg-type]
+        dubio.SESNN(classes=kind).convert(net, dubio.Gaussian())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at must be 'input' with Gaussian classes in the classifier's place, got"):
-        dubio.SeSnn(classes=kind, at="output")  # type: ignore[arg-type]
+        dubio.SESNN(classes=kind, at="output")  # type: ignore[arg-type]
 
 
 def test_an_example_that_does_not_fit_is_found_before_a_new_head_is_trained() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        dubio.SeSnn(classes="kl").convert(mlp(5, 8, 3), example=torch.randn(2, 4))
+        dubio.SESNN(classes="kl").convert(mlp(5, 8, 3), example=torch.randn(2, 4))
 
 
 def test_one_head_has_one_place() -> None:
     with pytest.raises(ValueError, match="where must choose one linear layer to put the head in its place, got 0, 2"):
-        dubio.SeSnn(classes="kl", where=nn.Linear).convert(mlp(5, 8, 3))
+        dubio.SESNN(classes="kl", where=nn.Linear).convert(mlp(5, 8, 3))
 
 
 def test_layers_that_are_not_linear_are_refused_unless_left_alone() -> None:
     net = nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten(), nn.Linear(6, 3))
     with pytest.raises(TypeError, match="cannot convert: 0: Conv1d is no linear layer"):
-        dubio.SeSnn(where="*").convert(net)
-    assert len(noises(dubio.SeSnn(where="*").convert(net, strict=False))) == 1
+        dubio.SESNN(where="*").convert(net)
+    assert len(noises(dubio.SESNN(where="*").convert(net, strict=False))) == 1
     with pytest.raises(ValueError, match=r"chooses no layer that is linear; it could be 2$"):
-        dubio.SeSnn(where="0").convert(net, strict=False)
+        dubio.SESNN(where="0").convert(net, strict=False)
     with pytest.raises(ValueError, match="the network has no linear layer, which its classifier must be"):
-        dubio.SeSnn().convert(nn.Conv1d(2, 3, 1))
+        dubio.SESNN().convert(nn.Conv1d(2, 3, 1))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,6 @@ def test_fields_are_refused_by_name_rule_and_value(
 ) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
     with pytest.raises(ValueError, match=message):
-        dubio.SeSnn(**field)  # type: ignore[arg-type]
+        dubio.SESNN(**field)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="where must be a glob, a module type, a callable, or a tuple of those, got 3"):
-        dubio.SeSnn(where=3)  # type: ignore[arg-type]
+        dubio.SESNN(where=3)  # type: ignore[arg-type]

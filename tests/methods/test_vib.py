@@ -1,4 +1,4 @@
-"""``Vib``: its price by example, its place, and what it refuses; T-55."""
+"""``VIB``: its price by example, its place, and what it refuses; T-55."""
 
 import math
 
@@ -26,7 +26,7 @@ def the_noise(model: nn.Module) -> InformationNoise:
 @pytest.mark.parametrize("at", ["input", "output"])
 def test_t55_without_scale_the_network_is_the_deterministic_one(at: str) -> None:
     net = mlp(5, 8, 3)
-    model = dubio.Vib(at=at).convert(net)  # type: ignore[arg-type]
+    model = dubio.VIB(at=at).convert(net)  # type: ignore[arg-type]
     noise = the_noise(model)
     nn.init.zeros_(noise.rho.weight)
     expected = net(INPUTS).expand(4, -1, -1)
@@ -40,7 +40,7 @@ def test_t55_without_scale_the_network_is_the_deterministic_one(at: str) -> None
 @pytest.mark.parametrize("at", ["input", "output"])
 def test_t55_the_price_is_that_of_torch_summed_over_dimensions_and_averaged_over_the_batch(at: str) -> None:
     net = mlp(5, 8, 3)
-    model = dubio.Vib(beta=0.3, at=at).convert(net)  # type: ignore[arg-type]
+    model = dubio.VIB(beta=0.3, at=at).convert(net)  # type: ignore[arg-type]
     code = net[:-1](INPUTS)
     std = F.softplus(the_noise(model).rho(code) - 5.0)
     own = Normal(code if at == "input" else net(INPUTS), std)
@@ -61,14 +61,14 @@ def test_t55_the_price_of_known_numbers_is_that_of_the_closed_form() -> None:
 
 def test_the_place_of_the_paper_is_behind_the_bottleneck() -> None:
     net = dubio.models.build("vib_mlp:20-3")
-    model = dubio.Vib(where="bottleneck", at="output").convert(net, example=torch.randn(2, 20))
+    model = dubio.VIB(where="bottleneck", at="output").convert(net, example=torch.randn(2, 20))
     assert isinstance(model.bottleneck.output_noise, InformationNoise)
     assert model.bottleneck.output_noise.rho.out_features == net.bottleneck.out_features
 
 
 def test_a_fresh_network_is_nearly_deterministic() -> None:
     net = mlp(5, 8, 3)
-    outputs = dubio.sample(dubio.Vib().convert(net), INPUTS, 50)
+    outputs = dubio.sample(dubio.VIB().convert(net), INPUTS, 50)
     assert 0.0 < (outputs - net(INPUTS)).abs().max() < 0.1
 
 
@@ -85,6 +85,6 @@ def test_fields_are_refused_by_name_rule_and_value(
 ) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
     with pytest.raises(ValueError, match=message):
-        dubio.Vib(**field)  # type: ignore[arg-type]
+        dubio.VIB(**field)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="where must name a module type, got int"):
-        dubio.Vib(where=int)  # type: ignore[arg-type]
+        dubio.VIB(where=int)  # type: ignore[arg-type]

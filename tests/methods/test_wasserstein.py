@@ -120,14 +120,14 @@ def test_a_trained_scale_multiplies_the_logits_and_is_trained() -> None:
     for context in (dubio.frozen(seed=3), dubio.noise_off()):
         with context:
             torch.testing.assert_close(model(INPUTS), plain(INPUTS) * torch.tensor(0.5).exp())
-    dubio.Elbo(10)(model, INPUTS, TARGETS).total.backward()
+    dubio.ELBO(10)(model, INPUTS, TARGETS).total.backward()
     assert head.log_scale.grad.abs() > 1e-4
 
 
 def test_margins_are_collected_and_weighted() -> None:
     model, head, code = convert(replace(SMALL, margin=2.0, feature_weight=0.3, class_weight=0.7))
     features, classes, _ = replayed(head, code, seed=2)
-    loss = dubio.Elbo(10)(model, INPUTS, TARGETS, 1, seed=2)
+    loss = dubio.ELBO(10)(model, INPUTS, TARGETS, 1, seed=2)
     expected = [
         weight * (2.0 - clouds.var(dim=1).mean(dim=-1)).clamp_min(0.0).mean()
         for weight, clouds in ((0.3, features), (0.7, classes))
@@ -135,7 +135,7 @@ def test_margins_are_collected_and_weighted() -> None:
     torch.testing.assert_close([loss.terms["feature_margin"], loss.terms["class_margin"]], expected)
     torch.testing.assert_close(loss.total, loss.nll + sum(expected))
     free, _, _ = convert(replace(SMALL, feature_weight=0.0, class_weight=0.0))
-    assert set(dubio.Elbo(10)(free, INPUTS, TARGETS).terms) == {"divergence"}
+    assert set(dubio.ELBO(10)(free, INPUTS, TARGETS).terms) == {"divergence"}
 
 
 def hinge(scale: float) -> tuple[float, Tensor, WassersteinHead]:
@@ -143,7 +143,7 @@ def hinge(scale: float) -> tuple[float, Tensor, WassersteinHead]:
     model, head, _ = convert(replace(SMALL, feature_weight=1.0, class_weight=0.0, margin=0.5))
     with torch.no_grad():
         head.features.noise.weight.mul_(scale)
-    term = dubio.Elbo(10)(model, INPUTS, TARGETS, 1, seed=2).terms["feature_margin"]
+    term = dubio.ELBO(10)(model, INPUTS, TARGETS, 1, seed=2).terms["feature_margin"]
     (gradient,) = torch.autograd.grad(term, head.features.noise.weight)
     return term.item(), gradient, head
 
@@ -200,7 +200,7 @@ def test_t54_one_point_gives_logits_and_is_refused_for_a_variance() -> None:
         dubio.Wasserstein(num_points=1)
     model, _, _ = convert(replace(SMALL, num_points=1, feature_weight=0.0, class_weight=0.0))
     assert model(INPUTS).shape == (ROWS, CLASSES)
-    assert dubio.Elbo(10)(model, INPUTS, TARGETS).total.isfinite()
+    assert dubio.ELBO(10)(model, INPUTS, TARGETS).total.isfinite()
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])

@@ -54,7 +54,7 @@ def test_a_narrow_network_draws_in_float32_and_goes_on_in_its_own_precision(name
 
 @every_noise
 def test_its_own_layer_is_noise_and_the_network_s_layers_are_not(name: str) -> None:
-    method = dubio.SeSnn() if name == "entropy_margin" else dubio.Vib()
+    method = dubio.SESNN() if name == "entropy_margin" else dubio.VIB()
     model = method.convert(mlp(5, 4, 3))
     rho = model[-1].input_noise.rho
     assert {id(p) for p in noise_parameters(model)} == {id(rho.weight), id(rho.bias)}

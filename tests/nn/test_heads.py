@@ -69,7 +69,7 @@ def test_noise_parameters_are_none_and_a_whole_state_loads(kind: str) -> None:
 def test_a_description_names_the_head() -> None:
     said = {
         method: str(dubio.describe(method.convert(mlp(5, 4, 3))))
-        for method in (dubio.Wasserstein(), dubio.SeSnn(classes="kl"), dubio.SeSnn(classes="wasserstein"))
+        for method in (dubio.Wasserstein(), dubio.SESNN(classes="kl"), dubio.SESNN(classes="wasserstein"))
     }
     expected = (
         "sliced Wasserstein distance of clouds of 8 points as logit",

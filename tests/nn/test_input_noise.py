@@ -214,6 +214,6 @@ def test_a_layer_that_is_called_twice_counts_twice(method: dubio.InputNoise) -> 
     inputs = torch.randn(2_000, 3)
     once = dubio.divergence(model, 20, seed=1)
     both = dubio.divergence(model, 5, inputs=inputs, seed=1)
-    loss = dubio.Elbo(10)(model, inputs, torch.zeros(2_000, dtype=torch.int64), 5, seed=1)
+    loss = dubio.ELBO(10)(model, inputs, torch.zeros(2_000, dtype=torch.int64), 5, seed=1)
     torch.testing.assert_close(both, 2.0 * once, rtol=0.05, atol=0.0)
     torch.testing.assert_close(loss.terms["divergence"], both)

@@ -22,14 +22,14 @@ def test_sizes_are_one_for_what_they_are_per(per: str, shape: tuple[int, ...]) -
 
 def test_draws_have_the_spread_of_the_weights_times_the_size() -> None:
     layer = nn.Linear(40, 30)
-    model = dubio.Pni(init=0.5).convert(layer)
+    model = dubio.PNI(init=0.5).convert(layer)
     outputs: Tensor = dubio.sample(model, torch.eye(40), 50) - layer.bias
     perturbations = outputs.mT - layer.weight
     assert perturbations.std().item() == pytest.approx(0.5 * layer.weight.std().item(), rel=0.02)
 
 
 def test_tied_weights_have_one_draw() -> None:
-    model = dubio.Pni().convert(Tied())
+    model = dubio.PNI().convert(Tied())
     with torch.no_grad():
         outputs = model(torch.eye(5))  # both layers are one matrix W, which gives (W W)^T
         assert model.encode.weight_posterior is model.decode.weight_posterior
@@ -41,6 +41,6 @@ def test_tied_weights_have_one_draw() -> None:
 
 def test_frozen_weights_keep_their_size() -> None:
     layer = nn.Linear(4, 3).requires_grad_(False)
-    model = dubio.Pni().convert(layer)
+    model = dubio.PNI().convert(layer)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert "its scales will not be trained" in str(dubio.describe(model))

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.attacks.gradient import Fgsm, Pgd
+from dubio.attacks.gradient import FGSM, PGD
 from dubio.data.batches import Loader
 from dubio.data.examples import Examples
 from networks import mlp
 
 INPUTS = torch.rand(40, 5, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(2))
-ATTACK = Pgd(epsilon=0.1, steps=3, num_samples=2, noise="frozen", seed=4)
+ATTACK = PGD(epsilon=0.1, steps=3, num_samples=2, noise="frozen", seed=4)
 
 
 def make(net: nn.Module | None = None) -> nn.Module:
@@ -24,7 +24,7 @@ def make(net: nn.Module | None = None) -> nn.Module:
 
 
 def test_the_loss_is_the_weighted_mean_of_clean_and_attacked() -> None:
-    model, inner = make(), dubio.Elbo(40)
+    model, inner = make(), dubio.ELBO(40)
     attacked = ATTACK(model, INPUTS, TARGETS).inputs
     clean, hot = (inner(model, batch, TARGETS, 2, seed=3) for batch in (INPUTS, attacked))
     found = dubio.Adversarial(inner, ATTACK, weight=0.3, label="true")(model, INPUTS, TARGETS, 2, seed=3)
@@ -37,7 +37,7 @@ def test_the_loss_is_the_weighted_mean_of_clean_and_attacked() -> None:
 
 
 def test_without_clean_loss_it_is_min_max_training() -> None:
-    model, inner = make(), dubio.Elbo(40)
+    model, inner = make(), dubio.ELBO(40)
     hot = inner(model, ATTACK(model, INPUTS, TARGETS).inputs, TARGETS, 2, seed=3)
     found = dubio.Adversarial(inner, ATTACK, weight=0.0, label="true")(model, INPUTS, TARGETS, 2, seed=3)
     assert torch.equal(found.total, hot.total)
@@ -45,22 +45,22 @@ def test_without_clean_loss_it_is_min_max_training() -> None:
 
 
 def test_the_number_of_examples_is_that_of_the_inner_objective() -> None:
-    objective = dubio.Adversarial(dubio.Elbo(40))
+    objective = dubio.Adversarial(dubio.ELBO(40))
     assert objective.num_data == 40
-    assert objective.with_num_data(7).inner == dubio.Elbo(7)
+    assert objective.with_num_data(7).inner == dubio.ELBO(7)
 
 
 def test_own_labels_are_what_the_network_takes_clean_inputs_for() -> None:
     model = make()
     attacked: list[Tensor] = []
 
-    class Watched(Fgsm):
+    class Watched(FGSM):
         def moved(self, net, inputs, labels, *options):  # type: ignore[no-untyped-def]
             attacked.append(labels)
             return super().moved(net, inputs, labels, *options)
 
     watched = Watched(epsilon=0.1, noise="off")
-    dubio.Adversarial(dubio.Elbo(40), watched)(model, INPUTS, TARGETS)
+    dubio.Adversarial(dubio.ELBO(40), watched)(model, INPUTS, TARGETS)
     with torch.no_grad(), dubio.noise_off():
         assert torch.equal(attacked[0], model(INPUTS).argmax(dim=1))
     assert not torch.equal(attacked[0], TARGETS)
@@ -69,7 +69,7 @@ def test_own_labels_are_what_the_network_takes_clean_inputs_for() -> None:
 def test_gradients_of_parameters_are_those_of_the_loss_alone_and_batch_statistics_move_twice() -> None:
     net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     model = make(net).train()
-    dubio.Adversarial(dubio.Elbo(40), ATTACK)(model, INPUTS, TARGETS, 1).total.backward()
+    dubio.Adversarial(dubio.ELBO(40), ATTACK)(model, INPUTS, TARGETS, 1).total.backward()
     assert int(model.get_buffer("1.num_batches_tracked")) == 2  # the clean and the attacked pass, not the attack's
     assert all(module.training for module in model.modules())
     assert all(parameter.requires_grad and parameter.grad is not None for parameter in model.parameters())
@@ -85,7 +85,7 @@ def test_training_against_an_attack_makes_a_network_robust_to_it() -> None:
     inputs[:, 0] += 0.3 * signs * (torch.rand(400, generator=generator) > 0.1)
     inputs[:, 1:] += 0.03 * signs.unsqueeze(1)
     inputs = inputs.clamp(0.0, 1.0)
-    attack = Pgd(epsilon=0.1, steps=5, num_samples=1)
+    attack = PGD(epsilon=0.1, steps=5, num_samples=1)
     left = {}
     robust = dubio.Adversarial(attack=attack, weight=0.0, label="true")
     for name, objective in {"plain": None, "robust": robust}.items():
@@ -102,7 +102,7 @@ def test_training_against_an_attack_makes_a_network_robust_to_it() -> None:
     [
         ({"weight": 1.0}, ValueError, r"weight of the clean loss must be in \[0, 1\), got 1\.0"),
         ({"label": "mine"}, ValueError, "label must be 'true' or 'own', got 'mine'"),
-        ({"attack": Pgd(targeted=True)}, ValueError, "attack must not be targeted"),
+        ({"attack": PGD(targeted=True)}, ValueError, "attack must not be targeted"),
     ],
     ids=["weight", "label", "targeted"],
 )
@@ -116,7 +116,7 @@ def test_bad_fields_are_refused(
 
 def test_inputs_must_be_one_tensor() -> None:
     with pytest.raises(TypeError, match="inputs must be one tensor to be attacked, got tuple"):
-        dubio.Adversarial(dubio.Elbo(40))(make(), (INPUTS,), TARGETS)
+        dubio.Adversarial(dubio.ELBO(40))(make(), (INPUTS,), TARGETS)
 
 
 PIXELS = torch.randint(256, (8, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
@@ -131,7 +131,7 @@ ONE_FAR_ROW = {
 }
 
 
-def train_against(attack: Fgsm, data: object) -> dubio.Run:
+def train_against(attack: FGSM, data: object) -> dubio.Run:
     model = dubio.Bayes().convert(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
     objective = dubio.Adversarial(attack=attack)
     return dubio.fit(model, data, objective=objective, num_data=8, epochs=1, batch_size=4, progress=False)
@@ -139,18 +139,18 @@ def train_against(attack: Fgsm, data: object) -> dubio.Run:
 
 @pytest.mark.parametrize("kind", ONE_FAR_ROW)
 def test_one_row_beyond_the_bounds_is_refused_before_the_first_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fgsm, "_check_call", lambda *given: None)  # as in a recorded step
+    monkeypatch.setattr(FGSM, "_check_call", lambda *given: None)  # as in a recorded step
     with pytest.raises(ValueError, match=r"train must lie in the bounds of the attack, \[0, 1\], got .* to 1\.5; norm"):
-        train_against(Fgsm(epsilon=0.1), ONE_FAR_ROW[kind])
-    train_against(Fgsm(epsilon=0.1, bounds=(0.0, 1.5)), ONE_FAR_ROW[kind])
+        train_against(FGSM(epsilon=0.1), ONE_FAR_ROW[kind])
+    train_against(FGSM(epsilon=0.1, bounds=(0.0, 1.5)), ONE_FAR_ROW[kind])
 
 
 @pytest.mark.parametrize("data", [Examples(PIXELS, LABELS), Loader(Examples(PIXELS, LABELS), 4)])
 def test_images_as_bytes_lie_in_the_bounds_of_what_they_become(data: object) -> None:
-    assert train_against(Fgsm(epsilon=0.1), data).history
+    assert train_against(FGSM(epsilon=0.1), data).history
 
 
 def test_batches_beyond_the_bounds_are_refused_when_they_come() -> None:
     batches = list(zip(BRIGHT.split(4), LABELS.split(4), strict=True))
     with pytest.raises(ValueError, match=r"inputs must lie in bounds \[0, 1\]"):
-        train_against(Fgsm(epsilon=0.1), batches)
+        train_against(FGSM(epsilon=0.1), batches)

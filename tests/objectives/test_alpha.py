@@ -19,7 +19,7 @@ def test_alpha_zero_is_the_elbo() -> None:
     weights = torch.rand(20)
     losses = [
         objective(model, INPUTS, TARGETS, 4, seed=3, sample_weight=weights)
-        for objective in (dubio.Elbo(20), dubio.Alpha(0.0, 20))
+        for objective in (dubio.ELBO(20), dubio.Alpha(0.0, 20))
     ]
     for one, other in zip(
         (losses[0].total, losses[0].nll, losses[0].log_probs),
@@ -103,7 +103,7 @@ REFUSALS = {
         "num_samples must be at least 2 for alpha",
     ),
     "nan": (lambda: dubio.Alpha(math.nan), "alpha must be a finite number, got nan"),
-    "negative": (lambda: dubio.Alpha(-0.5), "alpha must be at least 0, where it is the Elbo, got -0.5"),
+    "negative": (lambda: dubio.Alpha(-0.5), "alpha must be at least 0, where it is the ELBO, got -0.5"),
     "words": (lambda: dubio.Alpha("ep"), "alpha must be a finite number, got 'ep'"),  # type: ignore[arg-type]
     "beta": (lambda: dubio.Alpha(0.5, beta=-1.0), r"beta must be finite and at least 0, got -1\.0"),
 }

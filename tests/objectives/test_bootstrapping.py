@@ -39,7 +39,7 @@ def test_t69_values_are_those_of_the_specification(objective: Any, expected: flo
 @pytest.mark.parametrize("weighted", [False, True])
 def test_t70_with_beta_one_it_is_the_inner_objective(kind: Any, weighted: bool) -> None:
     model = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 3))
-    inner = dubio.Elbo(20, beta=0.5, l2=0.1, warmup=4)
+    inner = dubio.ELBO(20, beta=0.5, l2=0.1, warmup=4)
     options: Any = {"seed": 3, "epoch": 2.0, "sample_weight": torch.rand(20) if weighted else None}
     found = kind(beta=1.0, inner=inner)(model, INPUTS, TARGETS, 3, **options)
     expected = inner(model, INPUTS, TARGETS, 3, **options)
@@ -61,8 +61,8 @@ def test_t70_members_of_an_ensemble_still_add_up(kind: Any) -> None:
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_share_of_the_own_opinion_changes_the_loss_and_nothing_else(kind: Any) -> None:
     model = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 3))
-    found = kind(beta=0.5, inner=dubio.Elbo(20))(model, INPUTS, TARGETS, 3, seed=1)
-    expected = dubio.Elbo(20)(model, INPUTS, TARGETS, 3, seed=1)
+    found = kind(beta=0.5, inner=dubio.ELBO(20))(model, INPUTS, TARGETS, 3, seed=1)
+    expected = dubio.ELBO(20)(model, INPUTS, TARGETS, 3, seed=1)
     assert found.terms == expected.terms
     assert found.nll < expected.nll  # the own opinion agrees more than the labels do
     torch.testing.assert_close(found.total - found.nll, expected.total - expected.nll)
@@ -73,7 +73,7 @@ def test_a_detached_opinion_is_no_penalty_on_entropy() -> None:
     gradients = []
     for detach in (False, True):
         model.zero_grad()
-        loss = dubio.BootstrapSoft(0.0, detach, dubio.Elbo(20))(model, INPUTS, TARGETS)
+        loss = dubio.BootstrapSoft(0.0, detach, dubio.ELBO(20))(model, INPUTS, TARGETS)
         loss.total.backward()
         gradients.append(model.bias.grad.clone())
     assert gradients[0].abs().max() > 0.1
@@ -94,14 +94,14 @@ def test_what_cannot_be_bootstrapped_is_refused(kind: Any, monkeypatch: pytest.M
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user runs it
     with pytest.raises(ValueError, match=r"beta, the share of the label, must be in \[0, 1\], got 1\.5"):
         kind(beta=1.5)
-    with pytest.raises(TypeError, match=r"inner must be an Elbo, got Alpha\("):
+    with pytest.raises(TypeError, match=r"inner must be an ELBO, got Alpha\("):
         kind(inner=dubio.Alpha(0.5))
     model = dubio.Bayes().convert(mlp(5, 3), dubio.Gaussian())
     with pytest.raises(TypeError, match=r"bootstrapping needs classes, a Categorical likelihood, got Gaussian\("):
-        kind(inner=dubio.Elbo(20))(model, INPUTS, torch.zeros(20, 3))
+        kind(inner=dubio.ELBO(20))(model, INPUTS, torch.zeros(20, 3))
 
 
 def test_targets_of_the_likelihoods_own_are_refused() -> None:
     model = dubio.Deterministic().convert(mlp(5, 3), dubio.Categorical(label_smoothing=0.1))
     with pytest.raises(ValueError, match="class_weight and label_smoothing of the likelihood must be left out beside"):
-        dubio.BootstrapHard(inner=dubio.Elbo(10))(model, torch.randn(4, 5), torch.zeros(4, dtype=torch.int64))
+        dubio.BootstrapHard(inner=dubio.ELBO(10))(model, torch.randn(4, 5), torch.zeros(4, dtype=torch.int64))

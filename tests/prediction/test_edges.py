@@ -56,7 +56,7 @@ def test_float64_inputs_give_what_the_same_numbers_in_float32_give(method: dubio
         (dubio.predict(model, part, 5, seed=0).probs for part in (inputs, exact)),
         (dubio.sample(model, part, 5, seed=0) for part in (inputs, exact)),
         (dubio.evaluate(model, (part, labels), num_samples=5).metrics["nll"].value for part in (inputs, exact)),
-        (dubio.Elbo(20)(model, part, labels, seed=0).total.detach() for part in (inputs, exact)),
+        (dubio.ELBO(20)(model, part, labels, seed=0).total.detach() for part in (inputs, exact)),
     ):
         torch.testing.assert_close(one, other)
     dubio.fit(model, (exact, labels), (exact, labels), epochs=1, progress=False, fast=False)
@@ -193,10 +193,10 @@ def test_an_objective_refuses_what_fit_refuses(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     model, inputs, labels = dubio.Bayes().convert(nn.Linear(4, 3)), torch.rand(9, 4), torch.arange(9) % 3
     with pytest.raises(TypeError, match="targets must be a tensor, got list"):
-        dubio.Elbo(9)(model, inputs, labels.tolist())  # type: ignore[arg-type]
+        dubio.ELBO(9)(model, inputs, labels.tolist())  # type: ignore[arg-type]
     for weight in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="sample_weight must be finite and at least 0"):
-            dubio.Elbo(9)(model, inputs, labels, sample_weight=torch.full((9,), weight))
+            dubio.ELBO(9)(model, inputs, labels, sample_weight=torch.full((9,), weight))
 
 
 @pytest.mark.parametrize(

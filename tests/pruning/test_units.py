@@ -13,7 +13,7 @@ IMAGES = torch.randn(3, 2, 8, 8, generator=torch.Generator().manual_seed(1))
 ROWS = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
 METHODS = [
     *(dubio.Bayes(dubio.CentredNormal(0.3), "local"), dubio.Bayes(estimator="flipout", bayesian_bias=False)),
-    *(dubio.Deterministic(), dubio.Dropout(0.3), dubio.Pni(per="channel"), dubio.Pni(per="element")),
+    *(dubio.Deterministic(), dubio.Dropout(0.3), dubio.PNI(per="channel"), dubio.PNI(per="element")),
 ]
 
 
@@ -369,7 +369,7 @@ def test_a_network_that_would_not_run_without_units_is_refused_and_stays_whole(w
             r"units of 0: 2 \(Linear\) has noise on its inputs, whose parameters belong to them; leave it out",
         ),
         (dubio.Wasserstein(num_points=4, dim=6), r"units of 0: 2 \(WassersteinHead\) does not work|nothing to prune"),
-        (dubio.Vib(), r"units of 0: 2 \(Linear\) has noise on its inputs"),
+        (dubio.VIB(), r"units of 0: 2 \(Linear\) has noise on its inputs"),
         (dubio.Ensemble(), r"what must be 'weights' for an ensemble, whose members keep one shape, got 'units'"),
         (dubio.Bayes(where="2"), r"by must be 'magnitude' where weights have no Gaussian posterior, got 'snr' at 0"),
     ],

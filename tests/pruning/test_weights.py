@@ -19,7 +19,7 @@ MORE_INPUTS = torch.randn(60, 5, generator=torch.Generator().manual_seed(3))
 PRIORS = [dubio.Normal(0.1, 0.5), dubio.ScaleMixture(), dubio.CentredNormal(0.2)]
 METHODS = [
     *(dubio.Bayes(init_std=0.2), dubio.Bayes(where="2"), dubio.Deterministic(), dubio.Dropout(), dubio.InputNoise()),
-    *(dubio.Flow(), dubio.SeSnn(), dubio.Vib(), dubio.Pni(), dubio.Pni(per="element"), dubio.Ensemble(members=3)),
+    *(dubio.Flow(), dubio.SESNN(), dubio.VIB(), dubio.PNI(), dubio.PNI(per="element"), dubio.Ensemble(members=3)),
 ]
 NUM_WEIGHTS = 5 * 7 + 7 * 4
 
@@ -192,7 +192,7 @@ def test_removed_weights_stay_removed_in_training(method: object, optimizer: str
 def test_an_optimiser_that_was_moving_before_pruning_moves_nothing_that_is_gone() -> None:
     model = bayes("weight")
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    objective = dubio.Elbo(60)
+    objective = dubio.ELBO(60)
 
     def step() -> None:
         optimiser.zero_grad()
@@ -374,4 +374,4 @@ def test_networks_without_a_record_or_without_ratios_are_refused() -> None:
     with pytest.raises(ValueError, match="was not converted by a dubio method"):
         dubio.prune(mlp(5, 4), 0.5)
     with pytest.raises(ValueError, match=r"by must be 'magnitude' for a network without Gaussian posteriors"):
-        dubio.prune(dubio.Pni().convert(mlp(5, 4)), 0.5, by="snr")
+        dubio.prune(dubio.PNI().convert(mlp(5, 4)), 0.5, by="snr")

@@ -230,7 +230,7 @@ def attack_record(
     for place, epsilon in enumerate(epsilons):
         above, _, below = epsilon.partition("/")
         fields = {
-            "kind": "Pgd",
+            "kind": "PGD",
             "epsilon": float(above) / float(below or 1),
             "norm": norm,
             "num_samples": 10,

@@ -13,31 +13,31 @@ from torch import Tensor, nn
 
 import dubio
 from dubio._engine.cuda_graphs import Captured
-from dubio.attacks.gradient import Apgd, Pgd
+from dubio.attacks.gradient import APGD, PGD
 from dubio.training.steps import Step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 ROWS, STEPS = 16, 8
-ATTACK = Pgd(epsilon=0.1, steps=3, num_samples=2)
+ATTACK = PGD(epsilon=0.1, steps=3, num_samples=2)
 SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "deterministic": (dubio.Deterministic(l2=1e-3), lambda method: method.objective(100)),
     "bayes": (dubio.Bayes(), lambda method: method.objective(100)),
     "bayes, drawn weights": (dubio.Bayes(estimator="weight"), lambda method: method.objective(100)),
     "bayes, flipout": (dubio.Bayes(estimator="flipout"), lambda method: method.objective(100)),
     "bayes, mixture": (dubio.Bayes(prior=dubio.ScaleMixture(0.25, 1.0, 0.02)), lambda method: method.objective(100)),
-    "bayes, warm-up": (dubio.Bayes(), lambda method: dubio.Elbo(100, warmup=3, kl_weighting="geometric")),
-    "bayes, adversarial": (dubio.Bayes(), lambda method: dubio.Adversarial(dubio.Elbo(100), ATTACK)),
+    "bayes, warm-up": (dubio.Bayes(), lambda method: dubio.ELBO(100, warmup=3, kl_weighting="geometric")),
+    "bayes, adversarial": (dubio.Bayes(), lambda method: dubio.Adversarial(dubio.ELBO(100), ATTACK)),
     "deterministic, adversarial": (
         dubio.Deterministic(),
-        lambda method: dubio.Adversarial(dubio.Elbo(100), ATTACK, weight=0.0, label="true"),
+        lambda method: dubio.Adversarial(dubio.ELBO(100), ATTACK, weight=0.0, label="true"),
     ),
     "dropout, alpha": (dubio.Dropout(), lambda method: dubio.Alpha(0.5, num_data=100)),
     "input noise": (dubio.InputNoise(), lambda method: method.objective(100)),
     "flow": (dubio.Flow(), lambda method: method.objective(100)),
-    "se-snn": (dubio.SeSnn(), lambda method: method.objective(100)),
-    "vib": (dubio.Vib(), lambda method: method.objective(100)),
-    "pni": (dubio.Pni(), lambda method: method.objective(100)),
+    "se-snn": (dubio.SESNN(), lambda method: method.objective(100)),
+    "vib": (dubio.VIB(), lambda method: method.objective(100)),
+    "pni": (dubio.PNI(), lambda method: method.objective(100)),
     "wasserstein": (dubio.Wasserstein(), lambda method: method.objective(100)),
     "ensemble": (dubio.Ensemble(2), lambda method: method.objective(100)),
     "deterministic, batch norm": (dubio.Deterministic(), lambda method: method.objective(100)),
@@ -114,7 +114,7 @@ class Viewing(nn.Module):
 @pytest.mark.parametrize("has_view", [True, False])
 def test_images_lie_channels_last_where_the_network_takes_it(has_view: bool) -> None:
     model = dubio.Bayes().convert(Viewing(has_view)).cuda()
-    step = Step(model, dubio.Elbo(100), torch.optim.Adam(model.parameters()), num_samples=2)
+    step = Step(model, dubio.ELBO(100), torch.optim.Adam(model.parameters()), num_samples=2)
     inputs, targets = (tensor.cuda() for tensor in data())
     for _ in range(6):
         step(inputs, targets)
@@ -127,7 +127,7 @@ def test_images_lie_channels_last_where_the_network_takes_it(has_view: bool) -> 
 def test_what_is_set_later_is_obeyed() -> None:
     model = make(dubio.Bayes())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = Step(model, dubio.Elbo(100), optimizer, num_samples=2)
+    step = Step(model, dubio.ELBO(100), optimizer, num_samples=2)
     inputs, targets = (tensor.cuda() for tensor in data())
     for _ in range(6):
         step(inputs, targets)
@@ -143,7 +143,7 @@ def test_what_is_set_later_is_obeyed() -> None:
 
 def test_noise_is_drawn_anew_at_every_replay() -> None:
     model = make(dubio.Bayes(init_std=0.3))
-    step = Step(model, dubio.Elbo(100), torch.optim.SGD(model.parameters(), lr=1e-12), num_samples=2)
+    step = Step(model, dubio.ELBO(100), torch.optim.SGD(model.parameters(), lr=1e-12), num_samples=2)
     inputs, targets = (tensor.cuda() for tensor in data())
     losses = {float(step(inputs, targets).nll) for _ in range(10)}
     assert step.how == "captured"
@@ -179,7 +179,7 @@ def test_a_run_is_resumed_whichever_way_its_steps_were_taken(tmp_path: Any) -> N
 
 def test_a_loss_that_is_not_finite_leaves_the_parameters_as_they_were() -> None:
     model = make(dubio.Bayes())
-    step = Step(model, dubio.Elbo(100), torch.optim.Adam(model.parameters(), lr=1e-2), num_samples=2, fast=True)
+    step = Step(model, dubio.ELBO(100), torch.optim.Adam(model.parameters(), lr=1e-2), num_samples=2, fast=True)
     inputs, targets = (tensor.cuda() for tensor in data())
     for _ in range(6):
         step(inputs, targets)
@@ -205,17 +205,17 @@ class Asking(nn.Module):
 
 def test_what_cannot_be_recorded_runs_otherwise_and_says_why() -> None:
     model = dubio.Bayes().convert(Asking()).cuda().train()
-    step = Step(model, dubio.Elbo(100), torch.optim.Adam(model.parameters()), num_samples=2)
+    step = Step(model, dubio.ELBO(100), torch.optim.Adam(model.parameters()), num_samples=2)
     inputs, targets = (tensor.cuda() for tensor in data())
     losses = [float(step(inputs, targets).total) for _ in range(6)]
     assert step.how.startswith("eager, since")
     assert all(loss < 1e9 for loss in losses)
     with pytest.raises(ValueError, match="the step cannot be recorded, since a Adagrad has no fused form"):
-        Step(model, dubio.Elbo(100), torch.optim.Adagrad(model.parameters()), fast=True)
+        Step(model, dubio.ELBO(100), torch.optim.Adagrad(model.parameters()), fast=True)
 
 
 @pytest.mark.parametrize(
-    "attack", [Pgd(epsilon=0.1, steps=20, num_samples=4, seed=3), Apgd(epsilon=0.1, steps=20, seed=3)]
+    "attack", [PGD(epsilon=0.1, steps=20, num_samples=4, seed=3), APGD(epsilon=0.1, steps=20, seed=3)]
 )
 def test_recorded_attacks_equal_eager_ones(attack: Any) -> None:
     model = make(dubio.Bayes(init_std=0.1)).eval()
@@ -233,7 +233,7 @@ def test_lower_precision_changes_little(precision: Any) -> None:
     losses = {}
     for kind in ("fp32", precision):
         model = make(dubio.Bayes())
-        step = Step(model, dubio.Elbo(100), torch.optim.Adam(model.parameters()), num_samples=64, precision=kind)
+        step = Step(model, dubio.ELBO(100), torch.optim.Adam(model.parameters()), num_samples=64, precision=kind)
         inputs, targets = (tensor.cuda() for tensor in data())
         torch.manual_seed(2)
         losses[kind] = sum(float(step(inputs, targets).total) for _ in range(6)) / 6
@@ -267,7 +267,7 @@ def peak_of_a_step(num_samples: int) -> int:
     """Most bytes that a step takes beyond what is there already, once everything is warm."""
     model = wide()
     step = Step(
-        model, dubio.Elbo(100), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=num_samples, fast=False
+        model, dubio.ELBO(100), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=num_samples, fast=False
     )
     inputs, targets = torch.rand(512, 64, device="cuda"), torch.randint(3, (512,), device="cuda")
     for _ in range(2):
@@ -290,7 +290,7 @@ def test_steps_keep_within_a_memory_limit_and_grow_linearly_without() -> None:
 
 def test_a_step_goes_on_with_fewer_draws_where_a_gpu_runs_out_of_memory() -> None:
     model = wide()
-    step = Step(model, dubio.Elbo(100), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=256, fast=False)
+    step = Step(model, dubio.ELBO(100), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=256, fast=False)
     inputs, targets = torch.rand(512, 64, device="cuda"), torch.randint(3, (512,), device="cuda")
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory

@@ -324,7 +324,7 @@ def test_the_number_of_examples_is_what_the_data_give_or_the_objective_says() ->
 
     terms: list[float] = []
     stream = [(INPUTS, TARGETS)]
-    quick(make(), stream, objective=dubio.Elbo(num_data=4800), epochs=1, callbacks=[Watch()])
+    quick(make(), stream, objective=dubio.ELBO(num_data=4800), epochs=1, callbacks=[Watch()])
     assert terms == pytest.approx([1 / 4800], rel=1e-3)
 
 

@@ -79,9 +79,9 @@ def test_a_step_is_made_anew_for_another_network_or_another_way_of_training() ->
         {"lr": 0.1},
         {"weight_decay": 0.1},
         {"num_samples": 3},
-        {"objective": dubio.Elbo(beta=0.5)},
-        {"objective": dubio.Elbo(losses=halved)},
-        {"objective": dubio.Elbo(losses=doubled)},
+        {"objective": dubio.ELBO(beta=0.5)},
+        {"objective": dubio.ELBO(losses=halved)},
+        {"objective": dubio.ELBO(losses=doubled)},
         {"clip_norm": 1.0},
         {"accumulate": 2},
         {"epochs": 3},  # how many steps there are says whether compiling is tried
@@ -119,7 +119,7 @@ def test_a_run_that_is_resumed_keeps_no_steps(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Weighing(dubio.Elbo):
+class Weighing(dubio.ELBO):
     """An objective that holds a tensor, which cannot say in one word whether it equals another."""
 
     weights: Tensor = field(default_factory=lambda: torch.ones(2))

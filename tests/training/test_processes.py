@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import dubio
-from dubio.attacks.gradient import Fgsm
+from dubio.attacks.gradient import FGSM
 from dubio.data.batches import Batch, CropAndFlip, Loader, batches_from, shared_batches
 from dubio.data.examples import Examples
 from dubio.objectives import Adversarial
@@ -76,8 +76,8 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 HELD_OUT = (INPUTS[:25], TARGETS[:25])
 HELD_IMAGES = (IMAGES[:25].float() / 255, TARGETS[:25])
-ATTACK = Fgsm(epsilon=0.1, bounds=(-9.0, 9.0), noise="off")
-GEOMETRIC = dubio.Elbo(kl_weighting="geometric")
+ATTACK = FGSM(epsilon=0.1, bounds=(-9.0, 9.0), noise="off")
+GEOMETRIC = dubio.ELBO(kl_weighting="geometric")
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "validation and patience": lambda: train(
         make(), held_out=(INPUTS, (TARGETS + 1) % 4), epochs=9, patience=1, lr=0.03
@@ -135,7 +135,7 @@ def test_held_out_data_are_judged_by_all_processes_together(tmp_path: Path) -> N
 class Recording:
     """An objective of one's own, which takes no notice of processes and remembers what it found."""
 
-    def __init__(self, inner: dubio.Elbo) -> None:
+    def __init__(self, inner: dubio.ELBO) -> None:
         self.inner, self.found = inner, []
 
     @property
@@ -169,7 +169,7 @@ def test_processes_draw_differently_and_keep_the_same_parameters(tmp_path: Path)
     same_rows = (INPUTS[:1].expand(40, 5), TARGETS[:1].expand(40))
 
     def task(rank: int) -> tuple[float, dict[str, Any]]:
-        objective = Recording(dubio.Elbo())
+        objective = Recording(dubio.ELBO())
         found = train(make(), same_rows, objective=objective)
         return objective.found[0], found
 
@@ -185,7 +185,7 @@ def test_processes_draw_differently_and_keep_the_same_parameters(tmp_path: Path)
 @pytest.mark.parametrize("num_rows", [1, 3, 5])
 def test_the_divergence_counts_once(tmp_path: Path, weighting: Any, num_rows: int) -> None:
     """Examples that weigh nothing leave the divergence alone: a step of size 1 is its gradient."""
-    objective = dubio.Elbo(num_data=20, kl_weighting=weighting)
+    objective = dubio.ELBO(num_data=20, kl_weighting=weighting)
 
     def task(rank: int) -> list[Tensor]:
         with Processes.here(CPU).joined() as joined:
@@ -768,7 +768,7 @@ def test_the_first_gpu_stands_for_that_of_the_process(
     assert chosen_device(OnGpu()) == torch.device(wanted)
 
 
-class Unaware(dubio.Elbo):
+class Unaware(dubio.ELBO):
     """An objective that cannot be told of parts."""
 
     def __call__(

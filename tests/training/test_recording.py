@@ -105,7 +105,7 @@ def test_recorded_steps_learn_what_eager_ones_learn_with_short_batches_and_other
         torch.manual_seed(0)
         model = dubio.Bayes().convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
         optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
-        step = Step(model, dubio.Elbo(num_data=20), optimizer, num_samples=2, fast=False)
+        step = Step(model, dubio.ELBO(num_data=20), optimizer, num_samples=2, fast=False)
         step._capture = records
         torch.manual_seed(1)
         noise = {4: dubio.noise_off(), 5: dubio.frozen(1), 6: dubio.frozen(2)}
@@ -126,7 +126,7 @@ def test_recorded_steps_learn_what_eager_ones_learn_with_short_batches_and_other
 def test_steps_of_frozen_noise_are_not_recorded() -> None:
     model = dubio.Bayes().convert(nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
-    step = Step(model, dubio.Elbo(num_data=20), optimizer, fast=False)
+    step = Step(model, dubio.ELBO(num_data=20), optimizer, fast=False)
     step._capture = True
     with dubio.frozen(1):
         step.learn(Batch(torch.randn(4, 3), torch.arange(4) % 2, None), Place(0, 1, 0.0))

@@ -52,7 +52,7 @@ def trained(
 ) -> tuple[nn.Module, Step, list[float]]:
     torch.manual_seed(0)
     model = (method or dubio.Deterministic()).convert(net()).train()
-    step = Step(model, dubio.Elbo(40), optimizer(model), fast=False, **options)
+    step = Step(model, dubio.ELBO(40), optimizer(model), fast=False, **options)
     step._capture = records
     torch.manual_seed(5)
     losses = []
@@ -191,7 +191,7 @@ def test_a_network_that_replaces_its_buffers_is_not_replayed() -> None:
 
 def test_a_network_that_replaces_its_buffers_is_refused_where_replays_are_asked_for() -> None:
     model = dubio.Deterministic().convert(Averaging())
-    step = Step(model, dubio.Elbo(40), sgd(model), fast=False)
+    step = Step(model, dubio.ELBO(40), sgd(model), fast=False)
     step._capture, step.fast = True, True
     with pytest.raises(ValueError, match="cannot be recorded, since every step puts another tensor in place of mean"):
         for _ in range(4):

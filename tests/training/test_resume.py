@@ -578,7 +578,7 @@ class Own:
 
     kept: ClassVar[list["Own"]] = []  # alive, so that no two have the same one
 
-    def __init__(self, inner: dubio.Elbo) -> None:
+    def __init__(self, inner: dubio.ELBO) -> None:
         self.inner = inner
         self.kept.append(self)
 
@@ -595,9 +595,9 @@ class Own:
 
 def test_a_run_with_an_objective_of_ones_own_is_resumed(tmp_path: Path) -> None:
     with pytest.raises(dubio.Interrupted):
-        train(tmp_path, callbacks=[StopAfter(5)], objective=Own(dubio.Elbo()))
+        train(tmp_path, callbacks=[StopAfter(5)], objective=Own(dubio.ELBO()))
     assert "0x" not in json.loads((tmp_path / "config.json").read_text())["objective"]
-    train(tmp_path, resume=True, objective=Own(dubio.Elbo()))
+    train(tmp_path, resume=True, objective=Own(dubio.ELBO()))
 
 
 def own_loss(likelihood: Any, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:
@@ -608,15 +608,15 @@ def other_loss(likelihood: Any, outputs: Tensor, targets: Tensor, scale: Tensor 
     return 2.0 * likelihood.nll(outputs, targets, scale)
 
 
-ATTACK = dubio.attacks.Fgsm(epsilon=0.1, bounds=(-10.0, 10.0))
+ATTACK = dubio.attacks.FGSM(epsilon=0.1, bounds=(-10.0, 10.0))
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: inner, lambda inner: dubio.Adversarial(inner, ATTACK)])
 def test_a_run_is_not_resumed_with_another_loss(tmp_path: Path, wrap: Any) -> None:
     with pytest.raises(dubio.Interrupted):
-        train(tmp_path, callbacks=[StopAfter(5)], objective=wrap(dubio.Elbo(losses=own_loss)))
+        train(tmp_path, callbacks=[StopAfter(5)], objective=wrap(dubio.ELBO(losses=own_loss)))
     assert f"losses={__name__}.own_loss" in json.loads((tmp_path / "config.json").read_text())["objective"]
-    for other in (dubio.Elbo(losses=other_loss), dubio.Elbo()):
+    for other in (dubio.ELBO(losses=other_loss), dubio.ELBO()):
         with pytest.raises(ValueError, match="cannot resume with another configuration: objective was"):
             train(tmp_path, resume=True, objective=wrap(other))
-    train(tmp_path, resume=True, objective=wrap(dubio.Elbo(losses=own_loss)))
+    train(tmp_path, resume=True, objective=wrap(dubio.ELBO(losses=own_loss)))

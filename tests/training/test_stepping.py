@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.attacks.gradient import Apgd, Pgd
+from dubio.attacks.gradient import APGD, PGD
 from dubio.data.batches import Batch
 from dubio.training import batch_loss as computing, steps as stepping
 from dubio.training.batch_loss import MOST_CHANGES, OTHERS_TO_CHANGE, Place, Shapes
@@ -22,16 +22,16 @@ from networks import mlp
 
 INPUTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randint(3, (12,), generator=torch.Generator().manual_seed(2))
-ATTACK = Pgd(epsilon=0.1, steps=2, num_samples=2)
+ATTACK = PGD(epsilon=0.1, steps=2, num_samples=2)
 
 OBJECTIVES: dict[str, tuple[Any, Any]] = {
-    "bayes": (dubio.Bayes(), dubio.Elbo(40)),
-    "bayes, drawn weights": (dubio.Bayes(estimator="weight"), dubio.Elbo(40)),
+    "bayes": (dubio.Bayes(), dubio.ELBO(40)),
+    "bayes, drawn weights": (dubio.Bayes(estimator="weight"), dubio.ELBO(40)),
     "dropout, alpha": (dubio.Dropout(), dubio.Alpha(0.5, num_data=40)),
-    "flow": (dubio.Flow(), dubio.Elbo(40)),
+    "flow": (dubio.Flow(), dubio.ELBO(40)),
     "ensemble": (dubio.Ensemble(2), dubio.Ensemble(2).objective(40)),
-    "bayes, adversarial": (dubio.Bayes(), dubio.Adversarial(dubio.Elbo(40), ATTACK)),
-    "bayes, warm-up and geometric": (dubio.Bayes(), dubio.Elbo(40, warmup=2, kl_weighting="geometric")),
+    "bayes, adversarial": (dubio.Bayes(), dubio.Adversarial(dubio.ELBO(40), ATTACK)),
+    "bayes, warm-up and geometric": (dubio.Bayes(), dubio.ELBO(40, warmup=2, kl_weighting="geometric")),
 }
 QUICK = ("bayes", "bayes, adversarial", "bayes, warm-up and geometric")
 
@@ -84,7 +84,7 @@ def test_steps_compiled_by_inductor_equal_eager_ones(compiler: None) -> None:
     estimator: Any = "weight" if torch.__version__.startswith("2.11.") else "local"
     models = [make(dubio.Bayes(estimator=estimator)) for _ in range(2)]
     (_, known), (step, found) = (
-        train(model, dubio.Elbo(40), fast) for model, fast in zip(models, (False, True), strict=True)
+        train(model, dubio.ELBO(40), fast) for model, fast in zip(models, (False, True), strict=True)
     )
     assert step.how == "compiled"
     assert found == pytest.approx(known, rel=1e-4)
@@ -94,9 +94,9 @@ def test_a_step_is_the_objective_its_gradient_and_the_update() -> None:
     model = make()
     twin = copy.deepcopy(model)
     torch.manual_seed(3)
-    loss = Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=2)(INPUTS, TARGETS)
+    loss = Step(model, dubio.ELBO(40), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=2)(INPUTS, TARGETS)
     torch.manual_seed(3)
-    expected = dubio.Elbo(40)(twin, INPUTS, TARGETS, 2)
+    expected = dubio.ELBO(40)(twin, INPUTS, TARGETS, 2)
     expected.total.backward()
     torch.testing.assert_close(loss.total, expected.total.detach())
     for moved, before in zip(model.parameters(), twin.parameters(), strict=True):
@@ -107,13 +107,13 @@ def test_a_step_is_the_objective_its_gradient_and_the_update() -> None:
 def test_gradients_are_clipped() -> None:
     model = make()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters(), lr=1.0), clip_norm=0.01)(INPUTS, TARGETS)
+    Step(model, dubio.ELBO(40), torch.optim.SGD(model.parameters(), lr=1.0), clip_norm=0.01)(INPUTS, TARGETS)
     moves = torch.cat([(new - old).flatten() for new, old in zip(model.parameters(), before, strict=True)])
     assert float(moves.detach().norm()) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_batches_of_another_shape_are_not_compiled_anew(traced: None) -> None:
-    step = steps_of(make(), dubio.Elbo(40), fast=True)
+    step = steps_of(make(), dubio.ELBO(40), fast=True)
     step(INPUTS, TARGETS)
     with torch._dynamo.config.patch(error_on_recompile=True):
         step(INPUTS[:5], TARGETS[:5])
@@ -134,7 +134,7 @@ class Asking(nn.Module):
 
 def test_what_cannot_be_compiled_runs_eagerly_and_says_why_once(traced: None) -> None:
     model = dubio.Bayes().convert(Asking()).train()
-    step = steps_of(model, dubio.Elbo(40))
+    step = steps_of(model, dubio.ELBO(40))
     step._compile = True  # as on a GPU
     assert step.how == "compiled"
     step(INPUTS, TARGETS)
@@ -147,17 +147,17 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_why_once(traced: None) ->
 def test_who_insists_on_speed_hears_what_stands_in_the_way(traced: None) -> None:
     model = dubio.Bayes().convert(Asking()).train()
     with pytest.raises(Exception, match="item"):
-        steps_of(model, dubio.Elbo(40), fast=True)(INPUTS, TARGETS)
+        steps_of(model, dubio.ELBO(40), fast=True)(INPUTS, TARGETS)
 
 
 def test_what_is_wrong_with_a_batch_is_said_as_in_eager_steps(traced: None) -> None:
     with pytest.raises(ValueError, match="input of a Linear must have 6 features"):
-        steps_of(make(), dubio.Elbo(40), fast=True)(INPUTS[:, :4], TARGETS)
+        steps_of(make(), dubio.ELBO(40), fast=True)(INPUTS[:, :4], TARGETS)
 
 
 def test_a_loss_that_is_not_finite_is_refused_before_it_does_harm() -> None:
     model = make()
-    step = steps_of(model, dubio.Elbo(40))
+    step = steps_of(model, dubio.ELBO(40))
     step(INPUTS, TARGETS)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(BrokenLossError, match="loss is nan, from 0") as caught:
@@ -168,7 +168,7 @@ def test_a_loss_that_is_not_finite_is_refused_before_it_does_harm() -> None:
 
 def test_sums_count_examples_and_metrics() -> None:
     model = make()
-    step = steps_of(model, dubio.Elbo(40))
+    step = steps_of(model, dubio.ELBO(40))
     loss, sums = step.learn(stepping.Batch(INPUTS, TARGETS), Place())
     assert step.names == ("loss", "nll", "divergence", "accuracy")
     labels = loss.log_probs.exp().mean(dim=0).argmax(dim=1)
@@ -193,7 +193,7 @@ def test_many_networks_are_compiled_in_one_process(traced: None) -> None:
     kept = []
     with torch._dynamo.config.patch(recompile_limit=2):
         for _ in range(4):  # more than torch compiles one function for
-            step = steps_of(make(), dubio.Elbo(40), fast=True)
+            step = steps_of(make(), dubio.ELBO(40), fast=True)
             step(INPUTS, TARGETS)
             kept.append(step)
     assert {step.how for step in kept} == {"compiled"}
@@ -212,9 +212,9 @@ def test_an_update_that_runs_out_of_memory_is_not_made_twice() -> None:
     twin = copy.deepcopy(model)
     torch.manual_seed(3)
     with pytest.raises(torch.OutOfMemoryError, match="the rest of the update"):
-        Step(model, dubio.Elbo(40), Failing(model.parameters(), lr=0.1), num_samples=2)(INPUTS, TARGETS)
+        Step(model, dubio.ELBO(40), Failing(model.parameters(), lr=0.1), num_samples=2)(INPUTS, TARGETS)
     torch.manual_seed(3)
-    Step(twin, dubio.Elbo(40), torch.optim.SGD(twin.parameters(), lr=0.1), num_samples=2)(INPUTS, TARGETS)
+    Step(twin, dubio.ELBO(40), torch.optim.SGD(twin.parameters(), lr=0.1), num_samples=2)(INPUTS, TARGETS)
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -233,7 +233,7 @@ def test_members_with_batch_norm_learn_the_same_compiled_and_eagerly(traced: Non
 
 
 def test_inputs_that_cannot_be_attacked_are_refused_in_words() -> None:
-    step = steps_of(make(), dubio.Adversarial(dubio.Elbo(40), ATTACK))
+    step = steps_of(make(), dubio.Adversarial(dubio.ELBO(40), ATTACK))
     with pytest.raises(TypeError, match="inputs must be one tensor to be attacked, got tuple"):
         step((INPUTS,), TARGETS)
 
@@ -250,7 +250,7 @@ def test_what_an_optimiser_keeps_is_laid_out_like_its_parameters() -> None:
     assert torch.equal(optimizer.state[weight]["exp_avg"], kept)
 
 
-class Scaled(dubio.Elbo):
+class Scaled(dubio.ELBO):
     """An objective with a parameter of its own."""
 
     def __call__(self, model: nn.Module, *args: Any, **options: Any) -> dubio.Loss:
@@ -270,7 +270,7 @@ def test_parameters_of_an_objective_learn_from_the_mean_over_rows_too() -> None:
 def test_gradients_of_what_is_not_updated_do_not_add_up() -> None:
     model = make()
     updated, left = list(model.parameters())[-2:], next(model.parameters())
-    step = Step(model, dubio.Elbo(40), torch.optim.SGD(updated, lr=0.0), num_samples=2)
+    step = Step(model, dubio.ELBO(40), torch.optim.SGD(updated, lr=0.0), num_samples=2)
     with dubio.noise_off():
         gradients = [(step(INPUTS, TARGETS), left.grad.clone())[1] for _ in range(2)]
     torch.testing.assert_close(gradients[0], gradients[1])
@@ -318,7 +318,7 @@ one_way.register_autograd(_go_back, setup_context=lambda ctx, inputs, output: se
 
 def test_a_compiled_step_that_fails_is_taken_eagerly_and_moves_statistics_once(traced: None) -> None:
     model = dubio.Deterministic().convert(OnlyForward()).train()
-    step = steps_of(model, dubio.Elbo(40))
+    step = steps_of(model, dubio.ELBO(40))
     step(INPUTS, TARGETS)
     step._compile = True  # other code than what has just worked
     step(INPUTS, TARGETS)
@@ -329,7 +329,7 @@ def test_a_compiled_step_that_fails_is_taken_eagerly_and_moves_statistics_once(t
 def test_a_trial_whose_compiled_steps_fail_ends_with_eager_ones(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dubio.training.steps.LONG", 0.0)
     model = dubio.Deterministic().convert(OnlyForward()).train()
-    step = Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters(), lr=0.1), num_steps=100)
+    step = Step(model, dubio.ELBO(40), torch.optim.SGD(model.parameters(), lr=0.1), num_steps=100)
     for _ in range(3 * TRIALS):
         step(INPUTS, TARGETS)
     assert step.settled is False
@@ -341,7 +341,7 @@ def test_draws_that_would_share_other_statistics_are_not_tried_compiled() -> Non
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     model = dubio.Bayes().convert(net).train()
     several, one = (
-        Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters()), num_samples=number, num_steps=10**9)
+        Step(model, dubio.ELBO(40), torch.optim.SGD(model.parameters()), num_samples=number, num_steps=10**9)
         for number in (2, 1)
     )
     assert several._trial is None
@@ -349,7 +349,7 @@ def test_draws_that_would_share_other_statistics_are_not_tried_compiled() -> Non
 
 
 def test_batches_of_ever_other_shapes_are_told(traced: None) -> None:
-    step = steps_of(make(), dubio.Elbo(40), fast=True)
+    step = steps_of(make(), dubio.ELBO(40), fast=True)
     for number in range(12):
         rows = 3 + number % 7
         step(INPUTS[:rows], TARGETS[:rows])
@@ -360,11 +360,11 @@ def test_batches_of_ever_other_shapes_are_told(traced: None) -> None:
 def test_what_would_train_nothing_is_refused() -> None:
     model, other = make(), make()
     with pytest.raises(ValueError, match="optimizer must update parameters of the model"):
-        Step(model, dubio.Elbo(40), torch.optim.SGD(other.parameters()))
+        Step(model, dubio.ELBO(40), torch.optim.SGD(other.parameters()))
     with pytest.raises(ValueError, match=r"clip_norm must be positive, got -1\.0"):
-        Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters()), clip_norm=-1.0)
+        Step(model, dubio.ELBO(40), torch.optim.SGD(model.parameters()), clip_norm=-1.0)
     with pytest.raises(ValueError, match="model must have parameters to train, got a ReLU without any"):
-        Step(nn.ReLU(), dubio.Elbo(40), torch.optim.SGD(other.parameters()))
+        Step(nn.ReLU(), dubio.ELBO(40), torch.optim.SGD(other.parameters()))
 
 
 # Memory
@@ -412,7 +412,7 @@ def test_a_step_that_runs_out_of_memory_is_taken_with_fewer_draws_at_a_time(in_b
     last.in_backward = in_backward
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), last)
     model = dubio.Bayes(where="0").convert(net).train()
-    step = Step(model, dubio.Elbo(40), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=8)
+    step = Step(model, dubio.ELBO(40), torch.optim.SGD(model.parameters(), lr=0.1), num_samples=8)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     loss = step(INPUTS, TARGETS)
     assert loss.log_probs.shape[0] == 8
@@ -423,20 +423,20 @@ def test_a_step_that_runs_out_of_memory_is_taken_with_fewer_draws_at_a_time(in_b
 def test_a_memory_limit_leaves_the_compiler_out_where_all_draws_do_not_fit(traced: None) -> None:
     models = [make() for _ in range(2)]
     with dubio.memory_limit("12 KiB"):
-        small = Step(models[0], dubio.Elbo(40), torch.optim.SGD(models[0].parameters(), lr=0.1), num_samples=20)
+        small = Step(models[0], dubio.ELBO(40), torch.optim.SGD(models[0].parameters(), lr=0.1), num_samples=20)
         small._compile = True
         small(INPUTS, TARGETS)
     assert small.how == "eager, since the memory limit leaves no room for all draws at once"
     with dubio.memory_limit("1 GiB"):
-        trying = Step(models[0], dubio.Elbo(40), torch.optim.SGD(models[0].parameters(), lr=0.1), num_steps=10**9)
+        trying = Step(models[0], dubio.ELBO(40), torch.optim.SGD(models[0].parameters(), lr=0.1), num_steps=10**9)
         assert trying._trial is None  # what a trial would choose might not fit
-        large = Step(models[1], dubio.Elbo(40), torch.optim.SGD(models[1].parameters(), lr=0.1), fast=True)
+        large = Step(models[1], dubio.ELBO(40), torch.optim.SGD(models[1].parameters(), lr=0.1), fast=True)
         large(INPUTS, TARGETS)
     assert large.how == "compiled"
 
 
 def test_a_step_that_falls_back_lets_go_of_its_recording(traced: None) -> None:
-    step = steps_of(make(), dubio.Elbo(40), fast=True)
+    step = steps_of(make(), dubio.ELBO(40), fast=True)
     step(INPUTS, TARGETS)
     step._capture, step._recording = True, SimpleNamespace(is_ready=True, seconds=1.0)  # as on a GPU
     assert step.how == "captured"
@@ -484,9 +484,9 @@ def test_the_trial_takes_turns_and_leaves_out_what_warms_up() -> None:
 def test_a_step_on_trial_learns_from_every_batch_and_settles(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dubio.training.steps.LONG", 0.0)
     models = [make() for _ in range(2)]
-    _, known = train(models[0], dubio.Elbo(40), False, num_steps=20)
+    _, known = train(models[0], dubio.ELBO(40), False, num_steps=20)
     step = Step(
-        models[1], dubio.Elbo(40), torch.optim.Adam(models[1].parameters(), lr=0.05), num_samples=2, num_steps=99
+        models[1], dubio.ELBO(40), torch.optim.Adam(models[1].parameters(), lr=0.05), num_samples=2, num_steps=99
     )
     torch.manual_seed(5)
     found = [float(step(INPUTS, TARGETS, batch_index=i, num_batches=4, epoch=i / 4).total) for i in range(20)]
@@ -496,10 +496,10 @@ def test_a_step_on_trial_learns_from_every_batch_and_settles(traced: None, monke
 
 
 def test_what_an_earlier_trial_has_settled_is_kept() -> None:
-    step = steps_of(make(), dubio.Elbo(40), num_steps=10)
+    step = steps_of(make(), dubio.ELBO(40), num_steps=10)
     step.settle(True)
     assert (step.how, step.settled) == ("compiled", True)
-    without = steps_of(make(), dubio.Elbo(40), fast=False)
+    without = steps_of(make(), dubio.ELBO(40), fast=False)
     without.settle(True)
     assert (without.how, without.settled) == ("eager", None)
 
@@ -523,7 +523,7 @@ def test_learning_rates_are_moved_where_they_are() -> None:
 def test_a_state_is_loaded_without_the_way_its_updates_were_made() -> None:
     model = make()
     one, other = (torch.optim.Adam([{"params": list(model.parameters()), "lr": 0.2}]) for _ in range(2))
-    steps = Step(model, dubio.Elbo(40), one)
+    steps = Step(model, dubio.ELBO(40), one)
     steps(INPUTS, TARGETS)
     make_capturable(other, torch.device("cpu"))
     rate = other.param_groups[0]["lr"]
@@ -539,12 +539,12 @@ def test_a_state_is_loaded_without_the_way_its_updates_were_made() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "objective", "why"),
     [
-        (torch.optim.Adagrad, dubio.Elbo(40), "a Adagrad has no fused form: Adam, AdamW and SGD have"),
-        (torch.optim.Adam, dubio.Adversarial(dubio.Elbo(40), Apgd(steps=2)), "Apgd asks for values while it runs"),
+        (torch.optim.Adagrad, dubio.ELBO(40), "a Adagrad has no fused form: Adam, AdamW and SGD have"),
+        (torch.optim.Adam, dubio.Adversarial(dubio.ELBO(40), APGD(steps=2)), "APGD asks for values while it runs"),
         (
             torch.optim.Adam,
-            dubio.Adversarial(dubio.Elbo(40), Pgd(seed=1)),
-            "Pgd asks for values while it runs, or has a seed of its own",
+            dubio.Adversarial(dubio.ELBO(40), PGD(seed=1)),
+            "PGD asks for values while it runs, or has a seed of its own",
         ),
     ],
     ids=["optimiser", "attack", "seed"],
@@ -565,7 +565,7 @@ def test_what_stands_in_the_way_of_a_recording_is_known_before(optimizer: Any, o
 def test_bad_options_are_refused(options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
-        steps_of(make(), dubio.Elbo(40), **options)
+        steps_of(make(), dubio.ELBO(40), **options)
 
 
 @pytest.mark.slow

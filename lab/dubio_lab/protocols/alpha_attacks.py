@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dubio.attacks import Fgsm, TargetedFgsm
+from dubio.attacks import FGSM, TargetedFGSM
 from dubio.plots import blank_figure, write
 from dubio_lab.protocols.alpha_networks import dropout_network
 from dubio_lab.protocols.images import load_images
@@ -34,7 +34,7 @@ def alpha_untargeted(trial: Trial) -> Findings:
     inputs, targets = splits.test.tensors
     accuracy, entropy, shown = [], [], []
     for eta in settings["etas"]:
-        attack = Fgsm(eta, num_samples=settings["attack_draws"], label="own", batch_size=settings["attack_batch"])
+        attack = FGSM(eta, num_samples=settings["attack_draws"], label="own", batch_size=settings["attack_batch"])
         moved = attack.moved(model, inputs, targets)
         shown.append(moved[: settings["pictured"]].cpu())
         label, doubt = _look(trial, model, moved)
@@ -81,7 +81,7 @@ def alpha_targeted(trial: Trial) -> Findings:
 def _walk(trial: Trial, model: nn.Module, images: Tensor, wanted: Tensor) -> Iterator[Tensor]:
     """The images as they are, and after each step."""
     settings = trial.settings
-    attack = TargetedFgsm(
+    attack = TargetedFGSM(
         step_size=settings["step_size"],
         steps=1,
         num_samples=settings["attack_draws"],

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dubio.data import Examples
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 from dubio_lab.protocols.measuring import mean_of
 from dubio_lab.results import Measured
 
@@ -38,7 +38,7 @@ def bound(model: nn.Module, examples: Examples, num_samples: int, num_groups: in
         num_groups: groups of draws, from which the standard errors come.
         seed: which draws.
     """
-    objective = Elbo(len(examples))
+    objective = ELBO(len(examples))
     inputs, targets = examples.tensors
     sums = torch.zeros(num_groups, 2, dtype=torch.float64)
     for group in range(num_groups):

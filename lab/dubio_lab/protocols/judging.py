@@ -11,7 +11,7 @@ from torch import nn
 
 from dubio import functional
 from dubio._engine import Using
-from dubio.attacks import Pgd, score
+from dubio.attacks import PGD, score
 from dubio.auditing import audit
 from dubio.calibration import calibrate
 from dubio.calibrators import Temperature
@@ -72,7 +72,7 @@ def _attacked(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measu
     inputs, targets = test[: settings["judge_images"]].tensors
     metrics = {}
     for name, draws in (("one_draw", 1), ("eot", settings["judge_draws"])):
-        attack = Pgd(
+        attack = PGD(
             settings["judge_epsilon"], num_samples=draws, steps=settings["judge_steps"], restarts=1, seed=trial.seed
         )
         moved = attack(model, inputs, targets).inputs

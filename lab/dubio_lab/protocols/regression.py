@@ -11,7 +11,7 @@ from dubio.data import curve
 from dubio.likelihoods import Gaussian
 from dubio.methods import Bayes
 from dubio.models import build
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 from dubio.prediction import RealPredictive, predict
 from dubio.priors import Normal
 from dubio.training import fit
@@ -37,7 +37,7 @@ def regression(trial: Trial) -> Findings:
     fit(
         model,
         splits.train,
-        objective=Elbo(beta=settings["beta"], warmup=int(settings["warmup_share"] * settings["epochs"])),
+        objective=ELBO(beta=settings["beta"], warmup=int(settings["warmup_share"] * settings["epochs"])),
         epochs=settings["epochs"],
         batch_size=settings["batch_size"],
         lr=settings["lr"],

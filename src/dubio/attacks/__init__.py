@@ -1,31 +1,31 @@
 """Attacks on networks, written over the sample axis: every gradient is that of an average over draws.
 
-Each attack is a frozen value, ``Pgd(epsilon=8/255)(model, inputs, labels)``, with a short form that gives the inputs
+Each attack is a frozen value, ``PGD(epsilon=8/255)(model, inputs, labels)``, with a short form that gives the inputs
 alone, ``pgd(model, inputs, labels, epsilon=8/255)``. What an attack leaves of a network's accuracy is told by
 ``score``, on draws that had no part in it.
 """
 
 from dubio.attacks.attack import Attack, Attacked, check_count as check_count, short_form
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
-from dubio.attacks.gradient import Apgd, Fgsm, Pgd, TargetedFgsm
-from dubio.attacks.minimum_norm import Ddn, Fmn, MinimumNorm
+from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
+from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm
 from dubio.attacks.score import Accuracy, Score, TransferTable, score, strongest, transfer_table
 from dubio.attacks.target import Model as Model, Victim as Victim, untouched as untouched
 
 __all__ = [
     "Accuracy",
-    "Apgd",
+    "APGD",
     "Attack",
     "Attacked",
-    "Ddn",
-    "Fgsm",
-    "Fmn",
+    "DDN",
+    "FGSM",
+    "FMN",
     "MinimumNorm",
-    "Pgd",
+    "PGD",
     "RandomNoise",
     "Score",
     "Square",
-    "TargetedFgsm",
+    "TargetedFGSM",
     "Transfer",
     "apgd",
     "ddn",
@@ -43,13 +43,13 @@ __all__ = [
     "transfer_table",
 ]
 
-apgd = short_form(Apgd)
-ddn = short_form(Ddn)
-fgsm = short_form(Fgsm)
-fmn = short_form(Fmn)
+apgd = short_form(APGD)
+ddn = short_form(DDN)
+fgsm = short_form(FGSM)
+fmn = short_form(FMN)
 minimum_norm = short_form(MinimumNorm)
-pgd = short_form(Pgd)
+pgd = short_form(PGD)
 random_noise = short_form(RandomNoise)
 square = short_form(Square)
-targeted_fgsm = short_form(TargetedFgsm)
+targeted_fgsm = short_form(TargetedFGSM)
 transfer = short_form(Transfer)

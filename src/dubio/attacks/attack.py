@@ -3,7 +3,7 @@
 An attack is a frozen value; calling it with a network, inputs and labels gives adversarial inputs. A new attack says
 in ``_perturb`` how it moves the inputs; everything else, the contract test included, it gets from here.
 
-``pgd(model, inputs, targets, epsilon=8/255)`` for ``Pgd(epsilon=8/255)(model, inputs, targets).inputs``.
+``pgd(model, inputs, targets, epsilon=8/255)`` for ``PGD(epsilon=8/255)(model, inputs, targets).inputs``.
 
 A bar for attacks that take long: shown after some seconds, on a terminal only.
 """

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dubio import functional
 from dubio.attacks.attack import Attack, Perturbed, Ticker, check_count, stronger
-from dubio.attacks.gradient import Pgd, check_steps
+from dubio.attacks.gradient import PGD, check_steps
 from dubio.attacks.target import Victim
 from dubio.functional.adversarial import AttackLoss
 
@@ -232,16 +232,16 @@ class Transfer(Attack):
         source: the network attacked; by default the victim itself with its noise off.
     """
 
-    attack: Attack = Pgd()
+    attack: Attack = PGD()
     source: Any = None
 
     _uses_gradients: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.attack, Attack):
-            raise TypeError(f"attack must be an attack such as attacks.Pgd(), got {self.attack!r}")
+            raise TypeError(f"attack must be an attack such as attacks.PGD(), got {self.attack!r}")
         if self.epsilon is not None:
-            raise ValueError(f"epsilon belongs to the attack, as in Transfer(attack=Pgd(epsilon={self.epsilon}))")
+            raise ValueError(f"epsilon belongs to the attack, as in Transfer(attack=PGD(epsilon={self.epsilon}))")
         for name in ("norm", "bounds", "targeted"):
             if getattr(self, name) != (its := getattr(self.attack, name)):
                 raise ValueError(f"{name} must be that of the attack, {its!r}, got {getattr(self, name)!r}")

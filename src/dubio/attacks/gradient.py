@@ -24,17 +24,17 @@ from dubio.attacks.attack import Attack, Perturbed, Ticker, check_count, stronge
 from dubio.attacks.target import Victim
 
 __all__ = [
-    "Fgsm",
-    "Pgd",
-    "TargetedFgsm",
+    "FGSM",
+    "PGD",
+    "TargetedFGSM",
     "check_restarts",
     "check_steps",
-    "Apgd",
+    "APGD",
 ]
 
 
 @dataclass(frozen=True)
-class Fgsm(Attack):
+class FGSM(Attack):
     """One step of size ``epsilon`` along the sign of the gradient (E-60).
 
     With ``label="own"`` the loss is that of the class the network itself predicts (E-61): the true label is not used.
@@ -73,7 +73,7 @@ class Fgsm(Attack):
 
 
 @dataclass(frozen=True)
-class TargetedFgsm(Attack):
+class TargetedFGSM(Attack):
     """Steps of size ``step_size`` towards a wanted class, with no ball to stay in (E-62).
 
     ``targets`` are the classes wanted. Stops for nobody: an image that is taken for its target goes on.
@@ -87,7 +87,7 @@ class TargetedFgsm(Attack):
         super().__post_init__()
         check_steps(self.steps, self.step_size)
         if not self.targeted:
-            raise ValueError("targeted must be True for TargetedFgsm; Fgsm and Pgd leave a class")
+            raise ValueError("targeted must be True for TargetedFGSM; FGSM and PGD leave a class")
 
     def _num_steps(self) -> int:
         return self.steps
@@ -103,7 +103,7 @@ class TargetedFgsm(Attack):
 
 
 @dataclass(frozen=True)
-class Pgd(Attack):
+class PGD(Attack):
     """Projected gradient ascent (E-63).
 
     Args:
@@ -169,7 +169,7 @@ def check_restarts(restarts: int, random_start: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Apgd(Attack):
+class APGD(Attack):
     """Projected gradient ascent with steps that adapt.
 
     Args:

@@ -39,8 +39,8 @@ from dubio.attacks.target import Model, Victim, View
 from dubio.functional.adversarial import AttackLoss, Norm
 
 __all__ = [
-    "Ddn",
-    "Fmn",
+    "DDN",
+    "FMN",
     "Nearest",
     "MinimumNorm",
     "End",
@@ -74,7 +74,7 @@ class Nearest:
 
 
 @dataclass(frozen=True)
-class Ddn(Attack):
+class DDN(Attack):
     """Decoupled direction and norm: the smallest perturbation in L2.
 
     Args:
@@ -95,7 +95,7 @@ class Ddn(Attack):
         check_steps(self.steps, self.step_size)
         check_gamma(self.gamma)
         if self.norm != "l2":
-            raise ValueError(f"norm must be 'l2' for Ddn, got {self.norm!r}; Fmn has both norms")
+            raise ValueError(f"norm must be 'l2' for DDN, got {self.norm!r}; FMN has both norms")
         if not 0.0 < self.radius < math.inf:
             raise ValueError(f"radius must be positive and finite, got {self.radius}")
 
@@ -128,7 +128,7 @@ class Ddn(Attack):
 
 
 @dataclass(frozen=True)
-class Fmn(Attack):
+class FMN(Attack):
     """Fast minimum norm: the smallest perturbation in L2 or Linf.
 
     Where nothing was found yet, the first order says how far the boundary is; so the loss must be a margin, which is
@@ -155,7 +155,7 @@ class Fmn(Attack):
         if not 0.0 < self.last_gamma <= self.gamma:
             raise ValueError(f"last_gamma must be positive and at most gamma = {self.gamma}, got {self.last_gamma}")
         if self.loss == "cross_entropy":
-            raise ValueError("loss must be 'margin' or 'dlr' for Fmn, being zero at the boundary, got 'cross_entropy'")
+            raise ValueError("loss must be 'margin' or 'dlr' for FMN, being zero at the boundary, got 'cross_entropy'")
 
     def _num_steps(self) -> int:
         return self.steps
@@ -289,7 +289,7 @@ class MinimumNorm(Attack):
         check_steps(self.steps, self.step_size)
         check_count("bisections", self.bisections)
         if self.norm != "l2":
-            raise ValueError(f"norm must be 'l2' for MinimumNorm, got {self.norm!r}; Fmn has both norms")
+            raise ValueError(f"norm must be 'l2' for MinimumNorm, got {self.norm!r}; FMN has both norms")
         for name, options in CHOICES.items():
             if getattr(self, name) not in options:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, got {getattr(self, name)!r}")

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import Stream, noise_key, redirected, seeded, seeded_run
-from dubio.attacks import Attack, Model, Pgd, Victim, score, untouched
+from dubio.attacks import PGD, Attack, Model, Victim, score, untouched
 from dubio.auditing.records import Budget, CheckRecord, CurvePoint, Verdict
 from dubio.codec import check_regular, dump_json, parse_json, read_json, read_value, write_atomically
 from dubio.convert import to_mean
@@ -190,9 +190,9 @@ class Bench:
     failures: dict[str, str] = field(default_factory=dict)
     """Why some attacks could not be run."""
 
-    def main(self) -> Pgd:
+    def main(self) -> PGD:
         """The main attack, from which the others differ in one thing."""
-        return Pgd(
+        return PGD(
             epsilon=self.epsilon,
             norm=self.norm,
             bounds=self.bounds,
@@ -337,7 +337,7 @@ class Bench:
             seed=self.seed_for(purpose),
         )
 
-    def at(self, epsilon: float) -> Pgd:
+    def at(self, epsilon: float) -> PGD:
         """The main attack at another distance."""
         return dataclasses.replace(self.main(), epsilon=epsilon)
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import device_of
-from dubio.attacks import Apgd, Attack, Attacked, Fgsm, Pgd, RandomNoise, Score, Square, Transfer
+from dubio.attacks import APGD, FGSM, PGD, Attack, Attacked, RandomNoise, Score, Square, Transfer
 from dubio.auditing import Audit, BudgetName, audit
 from dubio.checks import did_you_mean
 from dubio.cli.errors import say
@@ -64,9 +64,9 @@ __all__ = [
 
 
 KINDS: dict[str, type[Attack]] = {
-    "fgsm": Fgsm,
-    "pgd": Pgd,
-    "apgd": Apgd,
+    "fgsm": FGSM,
+    "pgd": PGD,
+    "apgd": APGD,
     "square": Square,
     "random_noise": RandomNoise,
     "transfer": Transfer,
@@ -303,11 +303,11 @@ def _attack(name: str, epsilon: float, fields: dict[str, Any], seed: int) -> Att
     if name != "transfer":
         return KINDS[name](epsilon=epsilon, seed=seed, **own)
     shared = {field: own[field] for field in ("norm", "num_samples", "objective", "loss") if field in own}
-    return Transfer(attack=Pgd(epsilon=epsilon, seed=seed, **own), seed=seed, **shared)
+    return Transfer(attack=PGD(epsilon=epsilon, seed=seed, **own), seed=seed, **shared)
 
 
 def _fields_of(name: str) -> set[str]:
-    kind = Pgd if name == "transfer" else KINDS[name]  # what is transferred
+    kind = PGD if name == "transfer" else KINDS[name]  # what is transferred
     fields = {field.name for field in dataclasses.fields(kind)}
     return fields - {"noise"} if name == "transfer" else fields
 

@@ -6,9 +6,9 @@ from dubio.methods.ensemble import Ensemble
 from dubio.methods.flow import Flow
 from dubio.methods.input_noise import InputNoise
 from dubio.methods.method import Deterministic, Method, NoiseOff, Recipe
-from dubio.methods.pni import Pni
-from dubio.methods.se_snn import SeSnn
-from dubio.methods.vib import Vib
+from dubio.methods.pni import PNI
+from dubio.methods.se_snn import SESNN
+from dubio.methods.vib import VIB
 from dubio.methods.wasserstein import Wasserstein
 
 __all__ = [
@@ -21,10 +21,10 @@ __all__ = [
     "InputNoise",
     "Method",
     "NoiseOff",
-    "Pni",
+    "PNI",
     "Recipe",
-    "SeSnn",
-    "Vib",
+    "SESNN",
+    "VIB",
     "Wasserstein",
 ]
 
@@ -33,9 +33,9 @@ METHODS: dict[str, type[Method]] = {
     "dropout": Dropout,
     "input-noise": InputNoise,
     "flow": Flow,
-    "se-snn": SeSnn,
-    "vib": Vib,
-    "pni": Pni,
+    "se-snn": SESNN,
+    "vib": VIB,
+    "pni": PNI,
     "wasserstein": Wasserstein,
     "deterministic": Deterministic,
     "ensemble": Ensemble,

@@ -14,7 +14,7 @@ from dubio.convert import Where, check_where, finish, randomise
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import GaussianPosterior
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 from dubio.priors import Normal, Prior
 
 __all__ = ["Bayes"]
@@ -62,9 +62,9 @@ class Bayes:
         """How it is trained by default."""
         return Recipe()
 
-    def objective(self, num_data: int | None = None) -> Elbo:
+    def objective(self, num_data: int | None = None) -> ELBO:
         """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return Elbo(num_data, beta=self.beta)
+        return ELBO(num_data, beta=self.beta)
 
     def convert(
         self,

@@ -21,7 +21,7 @@ from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import FlowNoise, InputSource, channels_of
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 from dubio.priors import Normal
 
 __all__ = ["Flow"]
@@ -74,9 +74,9 @@ class Flow:
         """How it is trained by default: the flow ten times as fast as the weights."""
         return Recipe(noise_ratio=10.0)
 
-    def objective(self, num_data: int | None = None) -> Elbo:
+    def objective(self, num_data: int | None = None) -> ELBO:
         """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return Elbo(num_data, beta=self.beta, gamma=self.gamma)
+        return ELBO(num_data, beta=self.beta, gamma=self.gamma)
 
     def convert(
         self,

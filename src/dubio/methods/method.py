@@ -12,7 +12,7 @@ from dubio._engine import Inputs, attach
 from dubio.checks import check_not_negative
 from dubio.convert import finish, plain_copy
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.objectives import Elbo, Objective
+from dubio.objectives import ELBO, Objective
 
 __all__ = [
     "Method",
@@ -74,9 +74,9 @@ class Deterministic:
         """How it is trained by default."""
         return Recipe()
 
-    def objective(self, num_data: int | None = None) -> Elbo:
+    def objective(self, num_data: int | None = None) -> ELBO:
         """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return Elbo(num_data, l2=self.l2, l2_per="unit")
+        return ELBO(num_data, l2=self.l2, l2_per="unit")
 
     def convert(
         self,

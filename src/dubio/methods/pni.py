@@ -14,13 +14,13 @@ from dubio.convert import Where, check_where, chooses, finish, is_norm, own_para
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import NoisePer, ParametricNoise, takes_noise
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 
-__all__ = ["Pni"]
+__all__ = ["PNI"]
 
 
 @dataclass(frozen=True)
-class Pni:
+class PNI:
     """Noise on weights in proportion to their spread; how much is learned.
 
     Args:
@@ -45,9 +45,9 @@ class Pni:
         """How it is trained by default."""
         return Recipe()
 
-    def objective(self, num_data: int | None = None) -> Elbo:
+    def objective(self, num_data: int | None = None) -> ELBO:
         """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return Elbo(num_data)
+        return ELBO(num_data)
 
     def convert(
         self,

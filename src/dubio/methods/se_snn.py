@@ -14,15 +14,15 @@ from dubio.convert import Where, check_where, classifier_of, finish, replace_hea
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import EntropicNoise, GaussianHead
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 
-__all__ = ["SeSnn"]
+__all__ = ["SESNN"]
 
 Classes = Literal["linear", "wasserstein", "kl"]
 
 
 @dataclass(frozen=True)
-class SeSnn:
+class SESNN:
     """Gaussian activations whose entropy is rewarded up to a margin.
 
     Args:
@@ -57,9 +57,9 @@ class SeSnn:
         """How it is trained by default."""
         return Recipe()
 
-    def objective(self, num_data: int | None = None) -> Elbo:
+    def objective(self, num_data: int | None = None) -> ELBO:
         """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return Elbo(num_data)
+        return ELBO(num_data)
 
     def convert(
         self,

@@ -14,13 +14,13 @@ from dubio.convert import Where, check_where, classifier_of, finish, with_activa
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import InformationNoise
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 
-__all__ = ["Vib"]
+__all__ = ["VIB"]
 
 
 @dataclass(frozen=True)
-class Vib:
+class VIB:
     """Gaussian activations whose divergence from a standard normal has a price, example by example.
 
     Args:
@@ -47,9 +47,9 @@ class Vib:
         """How it is trained by default."""
         return Recipe()
 
-    def objective(self, num_data: int | None = None) -> Elbo:
+    def objective(self, num_data: int | None = None) -> ELBO:
         """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return Elbo(num_data)
+        return ELBO(num_data)
 
     def convert(
         self,

@@ -17,7 +17,7 @@ from dubio.convert import Where, check_where, classifier_of, finish, replace_hea
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import Distance, WassersteinHead
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 
 __all__ = ["Wasserstein"]
 
@@ -94,9 +94,9 @@ class Wasserstein:
         """How it is trained by default."""
         return Recipe()
 
-    def objective(self, num_data: int | None = None) -> Elbo:
+    def objective(self, num_data: int | None = None) -> ELBO:
         """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return Elbo(num_data)
+        return ELBO(num_data)
 
     def convert(
         self,

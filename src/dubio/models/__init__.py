@@ -11,16 +11,16 @@ from dubio.models.networks import Sizes, architecture_of, init_truncated as init
 if TYPE_CHECKING:
     from dubio.models.by_name import build
     from dubio.models.networks import (
+        DADCNN,
         NORMALISATIONS,
-        DadCnn,
+        VGG16,
+        VIBMLP,
         LeNet,
         Normalise,
         PreActResNet,
         ResNet,
         Standardise,
         Stem,
-        Vgg16,
-        VibMlp,
         dad_cnn,
         dad_mlp,
         fc,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LATER = {
     "by_name": ("build",),
     "networks": (
-        "DadCnn",
+        "DADCNN",
         "LeNet",
         "NORMALISATIONS",
         "Normalise",
@@ -47,8 +47,8 @@ LATER = {
         "ResNet",
         "Standardise",
         "Stem",
-        "Vgg16",
-        "VibMlp",
+        "VGG16",
+        "VIBMLP",
         "dad_cnn",
         "dad_mlp",
         "fc",
@@ -66,7 +66,7 @@ LATER = {
 }
 
 __all__ = [
-    "DadCnn",
+    "DADCNN",
     "LeNet",
     "NORMALISATIONS",
     "Normalise",
@@ -75,8 +75,8 @@ __all__ = [
     "Sizes",
     "Standardise",
     "Stem",
-    "Vgg16",
-    "VibMlp",
+    "VGG16",
+    "VIBMLP",
     "architecture_of",
     "build",
     "dad_cnn",

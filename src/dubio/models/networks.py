@@ -41,16 +41,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 __all__ = [
-    "VibMlp",
+    "VIBMLP",
     "dad_mlp",
     "fc",
     "init_glorot",
     "init_truncated",
     "mlp",
     "vib_mlp",
-    "DadCnn",
+    "DADCNN",
     "LeNet",
-    "Vgg16",
+    "VGG16",
     "dad_cnn",
     "lenet",
     "vgg16",
@@ -104,7 +104,7 @@ def dad_mlp(*widths: int) -> nn.Sequential:
     return named(net, f"dad_mlp:{'-'.join(map(str, widths))}")
 
 
-class VibMlp(nn.Module):
+class VIBMLP(nn.Module):
     """The network of Deep VIB with its noise off.
 
     Two hidden layers of 1024, a bottleneck of 256 means, a linear decoder. Nothing stands between bottleneck and
@@ -125,11 +125,11 @@ class VibMlp(nn.Module):
         return self.decoder(code)  # type: ignore[no-any-return]
 
 
-def vib_mlp(inputs: Sequence[int], num_classes: int) -> VibMlp:
+def vib_mlp(inputs: Sequence[int], num_classes: int) -> VIBMLP:
     """The VIB network for these inputs; the paper's reads 784 pixels in [-1, 1]: normalise by ``signed``."""
     check_sizes("vib_mlp", inputs, num_classes, None)
     num_inputs = math.prod(inputs)
-    return named(VibMlp(num_inputs, num_classes), f"vib_mlp:{num_inputs}-{num_classes}")
+    return named(VIBMLP(num_inputs, num_classes), f"vib_mlp:{num_inputs}-{num_classes}")
 
 
 def init_glorot(net: nn.Module) -> None:
@@ -183,7 +183,7 @@ class LeNet(nn.Module):
         return self.classifier(self.features(images))  # type: ignore[no-any-return]
 
 
-class DadCnn(nn.Module):
+class DADCNN(nn.Module):
     """Two convolutions without padding, one hidden layer, dropout 0.5 before both linear layers and nowhere else."""
 
     def __init__(self, inputs: Sequence[int], num_classes: int) -> None:
@@ -203,7 +203,7 @@ class DadCnn(nn.Module):
         return self.classifier(self.features(images))  # type: ignore[no-any-return]
 
 
-class Vgg16(nn.Module):
+class VGG16(nn.Module):
     """Thirteen 3x3 convolutions with batch norm in five stages, each ending in max-pooling, and three linear layers.
 
     At 32x32 one position is left at the end; of larger images the rest is averaged.
@@ -250,16 +250,16 @@ def lenet(inputs: Sequence[int], num_classes: int) -> LeNet:
     return named(LeNet(inputs[0], num_classes), f"lenet:{write_sizes(inputs, num_classes)}")
 
 
-def dad_cnn(inputs: Sequence[int], num_classes: int) -> DadCnn:
+def dad_cnn(inputs: Sequence[int], num_classes: int) -> DADCNN:
     """The CNN of DAD for images of this shape."""
     check_sizes("dad_cnn", inputs, num_classes, 6)
-    return named(DadCnn(inputs, num_classes), f"dad_cnn:{write_sizes(inputs, num_classes)}")
+    return named(DADCNN(inputs, num_classes), f"dad_cnn:{write_sizes(inputs, num_classes)}")
 
 
-def vgg16(inputs: Sequence[int], num_classes: int) -> Vgg16:
+def vgg16(inputs: Sequence[int], num_classes: int) -> VGG16:
     """VGG16 with batch norm for images of this shape."""
     check_sizes("vgg16", inputs, num_classes, 32)
-    return named(Vgg16(inputs[0], num_classes), f"vgg16:{write_sizes(inputs, num_classes)}")
+    return named(VGG16(inputs[0], num_classes), f"vgg16:{write_sizes(inputs, num_classes)}")
 
 
 Stem = Literal["cifar", "imagenet"]

@@ -54,8 +54,8 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
     if total and on_prior > 0.5 * total:
         warnings.warn(
             f"{on_prior / total:.0%} of the weights have gone back to the prior and accuracy is {accuracy:.3f}: "
-            "the divergence has won over the data. Try a wider prior, fewer weights, more data, Elbo(beta=0.1) or "
-            "Elbo(warmup=...)",
+            "the divergence has won over the data. Try a wider prior, fewer weights, more data, ELBO(beta=0.1) or "
+            "ELBO(warmup=...)",
             CollapseWarning,
             stacklevel=6,
         )

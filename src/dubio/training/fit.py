@@ -21,7 +21,7 @@ from dubio.convert import drop_decisions, warn_of_probabilities
 from dubio.data import DataFingerprint, Examples, Loader, batches_from, scaled, shared_batches
 from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.methods import Ensemble, Method, Recipe
-from dubio.objectives import Elbo, Objective
+from dubio.objectives import ELBO, Objective
 from dubio.training.batch_loss import Attacking
 from dubio.training.callbacks import Callback, Plan, Run, display_for
 from dubio.training.optimizers import MakeOptimizer, made_by, parameter_groups
@@ -169,7 +169,7 @@ def fit(
         at_once = max(batch_size, ROWS_ON_A_GPU) if where.type == "cuda" else batch_size
         held_out = batches_from(validation, at_once, name="validation", device=where)
     if objective is None:
-        objective = method.objective() if isinstance(method, Method) else Elbo()
+        objective = method.objective() if isinstance(method, Method) else ELBO()
     count = next((n for n in (num_data, objective.num_data, batches.num_data) if n is not None), None)
     if count is None:
         raise ValueError("num_data must be given where the training data cannot tell their number of examples")

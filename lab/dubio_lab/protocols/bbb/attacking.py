@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from dubio._engine import Using, noise_off
-from dubio.attacks import Fgsm
+from dubio.attacks import FGSM
 from dubio.plots import blank_figure, write
 from dubio_lab.protocols.bbb.networks import Trained, train_network
 from dubio_lab.protocols.measuring import predict_classes, share
@@ -48,7 +48,7 @@ def fgsa(trial: Trial) -> Findings:
 
 def _moved(trial: Trial, model: nn.Module, inputs: Tensor, targets: Tensor, epsilon: float) -> Tensor:
     settings = trial.settings
-    attack = Fgsm(epsilon, num_samples=settings["attack_draws"], noise=settings["noise"], seed=trial.seed)
+    attack = FGSM(epsilon, num_samples=settings["attack_draws"], noise=settings["noise"], seed=trial.seed)
     with Using(estimator="weight"):  # a draw is one set of weights, however the network was trained
         return attack(model, inputs, targets, progress=False).inputs
 

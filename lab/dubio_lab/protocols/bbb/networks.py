@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dubio.data import Examples, Splits
 from dubio.methods import Bayes, Deterministic, Dropout, Method
 from dubio.models import build, normalised
-from dubio.objectives import Elbo
+from dubio.objectives import ELBO
 from dubio.prediction import ClassPredictive, predict
 from dubio.priors import Normal, Prior, ScaleMixture
 from dubio.training import fit
@@ -119,7 +119,7 @@ def _fit(trial: Trial, model: nn.Module, train: Examples, watch: Watch) -> None:
     fit(
         model,
         train,
-        objective=Elbo(beta=settings["beta"], kl_weighting=settings["kl_weighting"], warmup=settings["warmup"]),
+        objective=ELBO(beta=settings["beta"], kl_weighting=settings["kl_weighting"], warmup=settings["warmup"]),
         epochs=settings["epochs"],
         batch_size=settings["batch_size"],
         lr=settings["lr"],

@@ -19,7 +19,7 @@ from dubio.data import Examples, curve
 from dubio.likelihoods import Categorical, Gaussian
 from dubio.methods import Bayes
 from dubio.models import build
-from dubio.objectives import Elbo, Loss
+from dubio.objectives import ELBO, Loss
 from dubio.priors import Normal
 from dubio.training import fit
 from dubio_lab.protocols.images import load_images
@@ -62,7 +62,7 @@ def line(seconds: dict[int, float]) -> tuple[float, float]:
 class Through:
     """An objective whose draws run through a given executor."""
 
-    objective: Elbo
+    objective: ELBO
     executor: Executor
 
     @property
@@ -123,7 +123,7 @@ def _epoch_seconds(trial: Trial, train: Examples, num_draws: int) -> list[float]
     fit(
         method.convert(build(settings["model"]), likelihood),
         train,
-        objective=Through(Elbo(), settings["executor"]),
+        objective=Through(ELBO(), settings["executor"]),
         epochs=settings["warmups"] + settings["timed"],
         batch_size=settings["batch_size"],
         lr=settings["lr"],

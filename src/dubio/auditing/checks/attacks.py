@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dubio import functional
 from dubio._engine import seeded
-from dubio.attacks import Attack, Fgsm, Model, Pgd, RandomNoise, Square, Transfer, Victim, score, untouched
+from dubio.attacks import FGSM, PGD, Attack, Model, RandomNoise, Square, Transfer, Victim, score, untouched
 from dubio.auditing.checks.randomness import gradients
 from dubio.auditing.records import CurvePoint
 from dubio.auditing.session import MAIN, NO_GRADIENT, Attempt, Bench, Finding, Kept, curve, fall_within, points
@@ -75,7 +75,7 @@ def iterating_helps(bench: Bench) -> Finding:
     main = bench.main()
     one = bench.attempt(
         "fgsm",
-        Fgsm(
+        FGSM(
             epsilon=main.epsilon,
             norm=main.norm,
             bounds=main.bounds,
@@ -520,7 +520,7 @@ def plausible(bench: Bench) -> Finding:
     return Finding("skipped", "No published figure is known for these data and this distance.")
 
 
-def _left_of(twin: torch.nn.Module, attack: Pgd, bench: Bench) -> float:
+def _left_of(twin: torch.nn.Module, attack: PGD, bench: Bench) -> float:
     images = attack(twin, bench.inputs, bench.targets, progress=False).inputs
     return score(twin, images, bench.targets, num_samples=1, num_tries=1).predictive.value
 
