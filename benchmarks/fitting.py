@@ -81,7 +81,7 @@ def data_in_words(name: str, source: str) -> str:
     return NAMES[name] if source == name else f"{side}x{side} images"
 
 
-def record(what: str, source: str, examples: Examples, run: dubio.Run) -> dict[str, Any]:
+def record(what: str, source: str, examples: Examples, run: dubio.FitResult) -> dict[str, Any]:
     ends = [0.0, *(epoch["seconds"] for epoch in run.history)]
     seconds = [after - before for before, after in pairwise(ends)]
     found = {

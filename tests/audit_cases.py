@@ -8,7 +8,7 @@ from torch import nn
 
 import dubio
 from dubio.auditing.records import BUDGETS, Audit
-from dubio.auditing.session import Bench, Keeper
+from dubio.auditing.session import AuditSession, PartialResults
 from dubio.methods.method import Method
 
 EPSILON = 0.1
@@ -44,12 +44,14 @@ def trained(method: Method | None, adversarial: bool = False, epochs: int = 15) 
     return model.eval()
 
 
-def bench_for(model: Any, data: Any, **options: Any) -> Bench:
+def bench_for(model: Any, data: Any, **options: Any) -> AuditSession:
     """A bench for one check, with few images."""
     inputs, targets = data.tensors if isinstance(data, dubio.data.Examples) else data
     chosen = {"norm": "linf", "epsilon": EPSILON, "bounds": (0.0, 1.0), "budget": TINY, "seed": 0, **options}
     count = chosen["budget"].num_images
-    return Bench(model, inputs[:count], targets[:count], keeper=Keeper(None, {}), step=lambda text: None, **chosen)
+    return AuditSession(
+        model, inputs[:count], targets[:count], keeper=PartialResults(None, {}), step=lambda text: None, **chosen
+    )
 
 
 def verdicts(found: Audit) -> dict[str, str]:

@@ -149,7 +149,7 @@ def test_targets_in_double_precision_are_not_rounded_and_do_not_spread(
 def test_a_step_in_bf16_has_its_loss_in_float32(name: str) -> None:
     likelihood = LIKELIHOODS[name]
     model = dubio.Bayes().convert(nn.Linear(5, 4), likelihood)
-    step = dubio.Step(
+    step = dubio.TracedCall(
         model, dubio.ELBO(num_data=6), torch.optim.SGD(model.parameters(), lr=0.1), precision="bf16", fast=False
     )
     targets = {dubio.Categorical: torch.randint(4, (6,)), dubio.Bernoulli: torch.rand(6, 4)}
@@ -304,7 +304,7 @@ def test_fit_warns_of_targets_far_from_what_a_network_starts_at() -> None:
     dubio.fit(near, (inputs, targets), epochs=1, progress=False, fast=False)
 
 
-@pytest.mark.parametrize("method", [dubio.Bayes(), dubio.Ensemble(2), dubio.Dropout(0.2)], ids=repr)
+@pytest.mark.parametrize("method", [dubio.Bayes(), dubio.Ensemble(2), dubio.BernoulliDropout(0.2)], ids=repr)
 def test_targets_in_other_units_are_predicted_the_same(method: dubio.Bayes) -> None:
     inputs = torch.randn(40, 2)
     targets = inputs.sum(dim=1, keepdim=True) + 0.1 * torch.randn(40, 1)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dubio_lab.drawing import MeanCurve, draw_curves, draw_heat_map, mean_curve
     from dubio_lab.results import Curve, Findings, Measured, Result
     from dubio_lab.running import Failure, Reproduction, default_folder, load_results, reproduce, reproduce_many
-    from dubio_lab.spec import Cell, Spec, Variant, load_spec, spec_names
+    from dubio_lab.spec import Cell, ExperimentSpec, Variant, load_spec, spec_names
     from dubio_lab.sweeps import draw_sweep
     from dubio_lab.tables import Row, tabulate
 
@@ -21,7 +21,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "drawing": ("MeanCurve", "draw_curves", "draw_heat_map", "mean_curve"),
     "results": ("Curve", "Findings", "Measured", "Result"),
     "running": ("Failure", "Reproduction", "default_folder", "load_results", "reproduce", "reproduce_many"),
-    "spec": ("Cell", "Spec", "Variant", "load_spec", "spec_names"),
+    "spec": ("Cell", "ExperimentSpec", "Variant", "load_spec", "spec_names"),
     "sweeps": ("draw_sweep",),
     "tables": ("Row", "tabulate"),
 }
@@ -42,7 +42,7 @@ __all__ = [
     "Reproduction",
     "Result",
     "Row",
-    "Spec",
+    "ExperimentSpec",
     "Variant",
     "default_folder",
     "draw_curves",

@@ -20,7 +20,7 @@ import numpy as np
 from dubio.plots import blank_figure, write
 from dubio_lab.panels import SIZE, WIDTH, Lines, MeanCurve, add_note, draw_panels, finish, name_axes
 from dubio_lab.results import Curve, Result
-from dubio_lab.spec import Spec
+from dubio_lab.spec import ExperimentSpec
 from dubio_lab.tables import Row, earlier_note, results_that_count, tabulate
 
 __all__ = ["MeanCurve", "draw_curves", "draw_heat_map", "mean_curve"]
@@ -32,7 +32,7 @@ ALONG = re.compile(r",? by ([^,;]+)")  # in the words of a curve: what it is mea
 
 
 def draw_curves(
-    spec: Spec,
+    spec: ExperimentSpec,
     results: Sequence[Result],
     names: Sequence[str],
     path: str | Path,
@@ -81,7 +81,7 @@ def draw_curves(
     return finish(figure, all_axes, path, earlier_note(tabulate(spec, drawn)))
 
 
-def draw_heat_map(spec: Spec, results: Sequence[Result], names: Sequence[str], path: str | Path) -> Any:
+def draw_heat_map(spec: ExperimentSpec, results: Sequence[Result], names: Sequence[str], path: str | Path) -> Any:
     """Draw a table as a picture, cells by metrics: what was published, where something was, and below it ours.
 
     Gives matplotlib's figure. All numbers share one scale of colours.
@@ -140,7 +140,7 @@ def mean_curve(curves: Sequence[Curve]) -> MeanCurve:
     return MeanCurve(tuple(x.tolist()), tuple(heights.mean(axis=0).tolist()), error)
 
 
-def _lines(spec: Spec, results: Sequence[Result], name: str, cells: Mapping[str, str]) -> Lines:
+def _lines(spec: ExperimentSpec, results: Sequence[Result], name: str, cells: Mapping[str, str]) -> Lines:
     """The lines whose cells have the curve, by their names."""
     lines = {}
     known = {cell.name: cell for cell in spec.cells}

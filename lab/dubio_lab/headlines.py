@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dubio_lab import Row, Spec, load_results, load_spec, spec_names, tabulate
+from dubio_lab import ExperimentSpec, Row, load_results, load_spec, spec_names, tabulate
 from dubio_lab.markdown import markdown_table
 from dubio_lab.tables import EARLIER
 
@@ -85,7 +85,7 @@ def headlines_table(folder: Path, headlines: Sequence[Headline] = HEADLINES) -> 
     return markdown_table(headings, rows)
 
 
-def _rows(headline: Headline, spec: Spec, folder: Path) -> Iterable[tuple[str, ...]]:
+def _rows(headline: Headline, spec: ExperimentSpec, folder: Path) -> Iterable[tuple[str, ...]]:
     """Its row, or none where there is no record of it."""
     for row in tabulate(spec, load_results(spec, folder)):
         if (row.cell, row.metric) == (headline.cell, headline.metric):

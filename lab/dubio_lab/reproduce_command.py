@@ -11,10 +11,10 @@ from rich.console import Console
 from dubio.cli import PartlyFailedError, PlainTable, device_for, say
 from dubio.training import Interrupted
 from dubio_lab import (
+    ExperimentSpec,
     Failure,
     Reproduction,
     Result,
-    Spec,
     Variant,
     default_folder,
     load_spec,
@@ -90,7 +90,7 @@ class _Wish:
         if not self.quiet:
             _tell(text)
 
-    def run(self, specs: Sequence[Spec]) -> list[Reproduction]:
+    def run(self, specs: Sequence[ExperimentSpec]) -> list[Reproduction]:
         """Run them, and print their tables."""
         return reproduce_many(
             specs,
@@ -105,7 +105,7 @@ class _Wish:
             finished=_show,
         )
 
-    def applies_to(self, spec: Spec) -> bool:
+    def applies_to(self, spec: ExperimentSpec) -> bool:
         """Whether the spec has such cells and seeds, and can be run so."""
         return (
             (self.variant != "digits" or bool(spec.digits))
@@ -114,7 +114,7 @@ class _Wish:
         )
 
 
-def _those_that_apply(wish: _Wish, specs: Sequence[Spec]) -> list[Spec]:
+def _those_that_apply(wish: _Wish, specs: Sequence[ExperimentSpec]) -> list[ExperimentSpec]:
     """Of several specs those that can be run as wished; the others are told."""
     left = [spec for spec in specs if wish.applies_to(spec)]
     if not left:
@@ -152,7 +152,7 @@ def _list() -> None:
     Console().print(table)
 
 
-def _table(spec: Spec, results: Sequence[Result]) -> PlainTable:
+def _table(spec: ExperimentSpec, results: Sequence[Result]) -> PlainTable:
     """Means over seeds with their standard errors, and what was published."""
     table = PlainTable("cell", "metric", "published", "ours", "difference", "attempts", title=spec.title)
     for row in tabulate(spec, results):

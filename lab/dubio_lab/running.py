@@ -29,7 +29,7 @@ import torch
 from dubio.version import hardware_of, versions
 from dubio_lab.protocols import PROTOCOLS, Trial
 from dubio_lab.results import Findings, Result, commit_here
-from dubio_lab.spec import Cell, Spec, Variant
+from dubio_lab.spec import Cell, ExperimentSpec, Variant
 
 __all__ = [
     "Failure",
@@ -64,7 +64,7 @@ class Failure:
 class Reproduction:
     """What came of a spec."""
 
-    spec: Spec
+    spec: ExperimentSpec
     results: tuple[Result, ...]
     """The records of all cells and seeds that were asked for and did not fail, in the order of the spec."""
     failures: tuple[Failure, ...] = ()
@@ -72,7 +72,7 @@ class Reproduction:
 
 
 def reproduce(
-    spec: Spec,
+    spec: ExperimentSpec,
     out: str | Path | None = None,
     *,
     variant: Variant = "full",
@@ -106,7 +106,7 @@ def reproduce(
 
 
 def reproduce_many(
-    specs: Sequence[Spec],
+    specs: Sequence[ExperimentSpec],
     out: str | Path | None = None,
     *,
     variant: Variant = "full",
@@ -159,12 +159,12 @@ def default_folder() -> Path:
     return folder if folder.is_dir() else Path("results")
 
 
-def result_file(out: str | Path, spec: Spec, cell: Cell, seed: int, variant: Variant = "full") -> Path:
+def result_file(out: str | Path, spec: ExperimentSpec, cell: Cell, seed: int, variant: Variant = "full") -> Path:
     """Where the record of a cell and seed is kept."""
     return Path(out, *([] if variant == "full" else [variant]), spec.name, f"{cell.name}-{seed}.json")
 
 
-def load_results(spec: Spec, out: str | Path | None = None, variant: Variant = "full") -> list[Result]:
+def load_results(spec: ExperimentSpec, out: str | Path | None = None, variant: Variant = "full") -> list[Result]:
     """The records of a spec that are there, under whichever version of it they were made, in its order."""
     out = default_folder() if out is None else out
     files = [result_file(out, spec, cell, seed, variant) for cell in spec.cells for seed in spec.seeds]
@@ -175,7 +175,7 @@ def load_results(spec: Spec, out: str | Path | None = None, variant: Variant = "
 class _Work:
     """One cell with one seed, to be run; each is itself alone, and a key to what came of it."""
 
-    spec: Spec
+    spec: ExperimentSpec
     cell: Cell
     seed: int
     out: Path
@@ -264,7 +264,7 @@ Outcomes = Generator[tuple[_Work, Result | Failure], None, None]
 
 
 def _work_of(
-    spec: Spec,
+    spec: ExperimentSpec,
     out: str | Path | None,
     variant: Variant,
     cells: str,

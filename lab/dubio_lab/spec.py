@@ -15,7 +15,7 @@ from typing import Any, Literal
 from dubio.checks import did_you_mean
 from dubio.codec import read_value
 
-__all__ = ["Cell", "Spec", "Variant", "load_spec", "spec_names"]
+__all__ = ["Cell", "ExperimentSpec", "Variant", "load_spec", "spec_names"]
 
 Variant = Literal["full", "digits", "tiny"]
 """The experiment itself; the same on small images that need no files; and a run that only shows that it runs."""
@@ -37,7 +37,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Spec:
+class ExperimentSpec:
     """A table or figure to reproduce."""
 
     name: str
@@ -95,14 +95,14 @@ def spec_names() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in FOLDER.iterdir() if file.name.endswith(".toml"))
 
 
-def load_spec(name: str) -> Spec:
+def load_spec(name: str) -> ExperimentSpec:
     """A spec by its name."""
     if name not in spec_names():
         hint = did_you_mean(name, spec_names())
         raise ValueError(f"an experiment must be one of {', '.join(spec_names())}, got {name!r}{hint}")
     content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     try:
-        spec = read_value(Spec, {"name": name, "cells": content.pop("cell"), **content})
+        spec = read_value(ExperimentSpec, {"name": name, "cells": content.pop("cell"), **content})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the spec {name} cannot be read: {error}") from error
     unknown = [search for search in spec.searched_in if search not in spec_names()]

@@ -16,7 +16,7 @@ from typing import Any
 
 from dubio_lab.panels import SIZE, Lines, MeanCurve, draw_panels, finish, name_axes
 from dubio_lab.results import Measured, Result
-from dubio_lab.spec import Spec
+from dubio_lab.spec import ExperimentSpec
 from dubio_lab.tables import Row, earlier_note, results_that_count, tabulate
 
 __all__ = ["draw_sweep"]
@@ -26,7 +26,7 @@ PUBLISHED = "_published"  # circles; a name that begins so is not written beside
 
 
 def draw_sweep(
-    spec: Spec,
+    spec: ExperimentSpec,
     results: Sequence[Result],
     names: Sequence[str],
     along: str,
@@ -105,7 +105,7 @@ def _swept(rows: Sequence[Row], words: Mapping[str, str], left_of: float | None)
     return lines
 
 
-def _differences(spec: Spec, results: Sequence[Result], less: str) -> list[Row]:
+def _differences(spec: ExperimentSpec, results: Sequence[Result], less: str) -> list[Row]:
     """The rows of swept cells, each number less that of the same seed in another cell; without published numbers."""
     counted = {cell.name: results_that_count(spec, cell, results) for cell in spec.cells}
     swept = {name: found for name in counted if (found := SWEPT.fullmatch(name))}

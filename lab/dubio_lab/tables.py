@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dubio_lab.results import Result
-from dubio_lab.spec import Cell, Spec
+from dubio_lab.spec import Cell, ExperimentSpec
 
 __all__ = ["EARLIER", "Row", "earlier_note", "results_that_count", "tabulate"]
 
@@ -53,7 +53,7 @@ class Row:
         return f"{self.attempts}, after {' and '.join(self.searched_in)}" if self.searched_in else str(self.attempts)
 
 
-def tabulate(spec: Spec, results: Sequence[Result]) -> list[Row]:
+def tabulate(spec: ExperimentSpec, results: Sequence[Result]) -> list[Row]:
     """A row for every metric of every cell that has records of it, in the order of the spec."""
     rows = []
     for cell in spec.cells:
@@ -65,7 +65,7 @@ def tabulate(spec: Spec, results: Sequence[Result]) -> list[Row]:
     return rows
 
 
-def results_that_count(spec: Spec, cell: Cell, results: Sequence[Result]) -> list[Result]:
+def results_that_count(spec: ExperimentSpec, cell: Cell, results: Sequence[Result]) -> list[Result]:
     """Those of a cell that were made under this spec; where there are none, those made under an earlier one."""
     own = [result for result in results if result.cell == cell.name]
     return [result for result in own if result.digest == spec.digest_of(cell, result.variant)] or own
@@ -77,7 +77,7 @@ def earlier_note(rows: Sequence[Row]) -> str:
     return EARLIER if marks == {True} else f"in part {EARLIER}" if True in marks else ""
 
 
-def _row(spec: Spec, cell: Cell, metric: str, results: Sequence[Result]) -> Row:
+def _row(spec: ExperimentSpec, cell: Cell, metric: str, results: Sequence[Result]) -> Row:
     values = [result.metrics[metric].value for result in results]
     several = len(values) > 1
     error = statistics.stdev(values) / len(values) ** 0.5 if several else results[0].metrics[metric].standard_error

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from dubio_lab import (
+    ExperimentSpec,
     Result,
     Row,
-    Spec,
     Variant,
     draw_curves,
     draw_heat_map,
@@ -144,7 +144,7 @@ SWEEPS = {
 class Found:
     """A spec and the records that there are of it."""
 
-    spec: Spec
+    spec: ExperimentSpec
     results: list[Result]
     num_left_out: int
     """Records of cells or seeds that the spec no longer has."""
@@ -237,7 +237,7 @@ def section(found: Found) -> str:
     return "\n\n".join(parts)
 
 
-def numbers_table(spec: Spec, rows: Sequence[Row]) -> str:
+def numbers_table(spec: ExperimentSpec, rows: Sequence[Row]) -> str:
     """A row for every number; where there are many, cells by metrics, with published numbers in brackets."""
     if len(spec.metrics) > MOST_METRICS or len(rows) > MOST_ROWS:
         return _wide_table(spec, rows)
@@ -248,7 +248,7 @@ def numbers_table(spec: Spec, rows: Sequence[Row]) -> str:
     )
 
 
-def _wide_table(spec: Spec, rows: Sequence[Row]) -> str:
+def _wide_table(spec: ExperimentSpec, rows: Sequence[Row]) -> str:
     """Cells by metrics; the fewer of the two are columns, and seeds and attempts count as metrics."""
     entries = {(row.cell, row.metric): row for row in rows}
     own = {cell: [row for row in rows if row.cell == cell] for cell in dict.fromkeys(row.cell for row in rows)}
@@ -322,7 +322,7 @@ def origins(found: Found) -> str:
     return told + left if found.num_left_out else told
 
 
-def _found(spec: Spec, folder: Path) -> Found:
+def _found(spec: ExperimentSpec, folder: Path) -> Found:
     results = load_results(spec, folder)
     pictures: list[Path] = []
     for cell in spec.cells:
@@ -331,7 +331,7 @@ def _found(spec: Spec, folder: Path) -> Found:
     return Found(spec, results, len([*folder.glob(f"{spec.name}/*.json")]) - len(results), tuple(pictures))
 
 
-def _left_out(spec: Spec, how: Curves) -> list[str]:
+def _left_out(spec: ExperimentSpec, how: Curves) -> list[str]:
     """The cells without lines."""
     if how.groups is None:
         return []
@@ -343,7 +343,7 @@ def _png(place: Path, ending: str = "") -> Path:
     return place.with_name(f"{place.name}{ending}.png")
 
 
-def _command(spec: Spec) -> str:
+def _command(spec: ExperimentSpec) -> str:
     return f"`dubio reproduce {spec.name}`"
 
 

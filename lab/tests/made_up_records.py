@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from dubio_lab import Cell, Curve, Measured, Result, Spec
+from dubio_lab import Cell, Curve, ExperimentSpec, Measured, Result
 
 __all__ = ["record", "spec_of"]
 
 
-def spec_of(num_metrics: int = 2, name: str = "made-up", **changed: Any) -> Spec:
+def spec_of(num_metrics: int = 2, name: str = "made-up", **changed: Any) -> ExperimentSpec:
     """A spec of two cells, one of which has published numbers, and two seeds."""
     metrics = {f"metric_{number}": f"what is measured, number {number}" for number in range(num_metrics)}
     fields: dict[str, Any] = {
@@ -20,10 +20,10 @@ def spec_of(num_metrics: int = 2, name: str = "made-up", **changed: Any) -> Spec
         "cells": (Cell("first", {}, {"metric_0": 2.5}), Cell("second")),
         "curves": {"rise": "error in percent, by epoch", "fall": "share of the rest"},
     }
-    return Spec(**{**fields, **changed})
+    return ExperimentSpec(**{**fields, **changed})
 
 
-def record(spec: Spec, cell: str, seed: int, value: float = 1.0, **changed: Any) -> Result:
+def record(spec: ExperimentSpec, cell: str, seed: int, value: float = 1.0, **changed: Any) -> Result:
     """A record whose metrics are ``value`` and whose curves begin there."""
     fields: dict[str, Any] = {
         "spec": spec.name,

@@ -13,7 +13,7 @@ import dubio
 from dubio.data.registry import diabetes_table
 from dubio.nn.noise_layers import RandomDropout
 from dubio.objectives import Alpha
-from dubio.prediction.predictive import ClassPredictive, RealPredictive
+from dubio.prediction.predictive import ClassificationPredictive, RegressionPredictive
 from dubio_lab import load_spec
 from dubio_lab.protocols import PROTOCOLS, Trial, alpha_attacks, alpha_networks
 from dubio_lab.protocols.alpha_networks import (
@@ -86,7 +86,7 @@ def test_the_settings_of_a_cell_reach_the_network(tmp_path: Path, cell: int, rat
     assert [module.p for module in model.modules() if isinstance(module, RandomDropout)] == [rate, rate]
     assert [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)] == [16, 10]
     method = dubio.spec(model).method
-    assert isinstance(method, dubio.Dropout)
+    assert isinstance(method, dubio.BernoulliDropout)
     assert method.objective() == Alpha(alpha, l2=1e-6)
 
 
@@ -131,7 +131,7 @@ def test_seconds_of_looking_are_not_those_of_training(tmp_path: Path, monkeypatc
 
 def test_log_likelihoods_are_summed_over_images() -> None:
     log_probs = torch.tensor([[0.8, 0.2], [0.3, 0.7], [0.5, 0.5]]).log()
-    found = ClassPredictive(1, 0, None, log_probs, torch.zeros(3), log_probs.exp(), log_probs.exp(), None)
+    found = ClassificationPredictive(1, 0, None, log_probs, torch.zeros(3), log_probs.exp(), log_probs.exp(), None)
     total, error = summed_log_likelihood(found, torch.tensor([0, 0, 1]))
     own = torch.tensor([0.8, 0.3, 0.5]).log().double()
     assert total == pytest.approx(own.sum().item())
@@ -205,7 +205,7 @@ def test_regression_is_judged_in_the_unit_of_the_targets() -> None:
     seen = torch.tensor([[80.0], [100.0], [120.0]])  # mean 100, standard deviation 20
     samples = torch.tensor([0.0, 1.0]).reshape(2, 1, 1)
     half, none = torch.full((2, 1, 1), 0.5), torch.zeros(1, 1)
-    found = RealPredictive(2, 0, samples, samples.mean(dim=0), none, none, half)
+    found = RegressionPredictive(2, 0, samples, samples.mean(dim=0), none, none, half)
     measures = measures_in_units(found, torch.tensor([[105.0]]), seen)
     densities = torch.distributions.Normal(torch.tensor([100.0, 120.0]), 10.0).log_prob(torch.tensor(105.0))
     assert measures["square"].item() == pytest.approx(25.0)

@@ -16,7 +16,7 @@ from dubio.data.examples import Examples, Splits
 from dubio.data.registry import OOD_PAIRS
 from dubio.models.networks import Normalise
 from dubio.nn.sources import GaussianPosterior
-from dubio.prediction.predictive import ClassPredictive
+from dubio.prediction.predictive import ClassificationPredictive
 from dubio_lab import Curve, load_spec, reproduce
 from dubio_lab.protocols import Trial
 from dubio_lab.protocols.bbb import attacking, errors, networks, timing, unseen
@@ -220,13 +220,13 @@ def test_pruning_takes_a_share_of_all_weights_and_leaves_biases(
     assert max(some.curves["weights_by_db"].x) == pytest.approx(10.0 * math.log10(200.0 / 1e-3), abs=2.0)
 
 
-def predictive(probs: list[list[list[float]]]) -> ClassPredictive:
+def predictive(probs: list[list[list[float]]]) -> ClassificationPredictive:
     """A prediction from the probabilities of each draw."""
     samples = torch.tensor(probs).log()
     mean = functional.uncertainty.predictive_log_probs(samples)
     votes = functional.uncertainty.vote_shares(samples.argmax(dim=-1), samples.shape[-1])
     variance = samples.exp().var(dim=0, unbiased=False)
-    return ClassPredictive(
+    return ClassificationPredictive(
         len(samples), 0, samples, mean, functional.uncertainty.expected_entropy(samples), votes, variance, None
     )
 

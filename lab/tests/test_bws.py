@@ -13,7 +13,7 @@ from dubio import functional
 from dubio.data.registry import load
 from dubio.nn.sources import GaussianPosterior
 from dubio.objectives import ELBO
-from dubio_lab import Measured, Spec, load_spec, spec_names
+from dubio_lab import ExperimentSpec, Measured, load_spec, spec_names
 from dubio_lab.protocols import Trial, bws, bws_networks
 from dubio_lab.protocols.bws import bws_clean, bws_pruning, bws_sources, bws_transfer, over_ensembles
 from dubio_lab.protocols.bws_networks import (
@@ -324,7 +324,7 @@ def test_sources_and_beginnings_that_are_not_there_are_refused() -> None:
 
 
 def test_every_cell_of_a_table_has_all_that_was_published() -> None:
-    def of(spec: Spec) -> dict[str, set[str]]:
+    def of(spec: ExperimentSpec) -> dict[str, set[str]]:
         return {cell.name: {*cell.published} for cell in spec.cells if cell.published}
 
     assert {*map(len, of(load_spec("bws-clean")).values())} == {2}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dubio_lab import CLAIMS, PAPERS, Cell, Measured, Outcome, Records, Result, Spec, claims_tables, load_spec
+from dubio_lab import CLAIMS, PAPERS, Cell, ExperimentSpec, Measured, Outcome, Records, Result, claims_tables, load_spec
 from dubio_lab.claims.claim import NotRunError, Number
 from dubio_lab.running import result_file
 from made_up_records import record
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Values, Values]] = {  # of every claim: records with whic
 }
 
 
-def made_up(spec: Spec, values: Values) -> list[Result]:
+def made_up(spec: ExperimentSpec, values: Values) -> list[Result]:
     """Records of all cells and seeds of a spec; what no pattern fits is 1."""
 
     def value(cell: str, metric: str, seed: int) -> float:
@@ -161,7 +161,7 @@ class Shelf:
         self.values: Values = {}
         self.lost: set[tuple[str, str, int]] = set()
 
-    def load(self, spec: Spec, out: Path) -> list[Result]:
+    def load(self, spec: ExperimentSpec, out: Path) -> list[Result]:
         self.asked.add(spec.name)
         return [one for one in made_up(spec, self.values) if (spec.name, one.cell, one.seed) not in self.lost]
 

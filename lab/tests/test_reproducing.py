@@ -23,11 +23,11 @@ from dubio.version import hardware_of
 from dubio_lab import (
     Cell,
     Curve,
+    ExperimentSpec,
     Findings,
     Measured,
     Reproduction,
     Result,
-    Spec,
     load_results,
     load_spec,
     reproduce,
@@ -41,7 +41,7 @@ from dubio_lab.protocols.watching import Watch
 from dubio_lab.running import result_file
 from dubio_lab.spec import FOLDER
 
-SPEC = Spec(
+SPEC = ExperimentSpec(
     "counting",
     "How often it was asked",
     "nobody",
@@ -579,7 +579,7 @@ def test_the_wheel_of_the_laboratory_holds_its_specs_and_no_record(tmp_path: Pat
 
 
 @pytest.fixture
-def several(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
+def several(monkeypatch: pytest.MonkeyPatch) -> dict[str, ExperimentSpec]:
     """Specs that the command knows in place of its own: one fails in a cell, one has another cell, one is timed."""
     monkeypatch.setitem(PROTOCOLS, "failing", fail_at_one)
     specs = {
@@ -595,7 +595,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_all_specs_are_tried_and_failures_told_at_the_end(
-    workers: str, asked: list[Trial], pools: list[Pool], several: dict[str, Spec], tmp_path: Path
+    workers: str, asked: list[Trial], pools: list[Pool], several: dict[str, ExperimentSpec], tmp_path: Path
 ) -> None:
     words = ["reproduce", "--all", "--cells", "[ot][nw]*", "--seed", "1", "--device", "cpu", "--out", str(tmp_path)]
     found = CliRunner().invoke(app, [*words, "--workers", workers])
@@ -613,7 +613,9 @@ def test_all_specs_are_tried_and_failures_told_at_the_end(
     assert [spec_of(trial) for trial in asked] == [*("ccdd" if workers == "1" else "ddcc")]
 
 
-def test_the_command_runs_the_specs_that_it_names(asked: list[Trial], several: dict[str, Spec], tmp_path: Path) -> None:
+def test_the_command_runs_the_specs_that_it_names(
+    asked: list[Trial], several: dict[str, ExperimentSpec], tmp_path: Path
+) -> None:
     found = CliRunner().invoke(app, ["reproduce", "d", "c", "--seed", "0", "--device", "cpu", "--out", str(tmp_path)])
     assert found.exit_code == 0, found.output
     assert found.stdout.index("The table of d") < found.stdout.index("The table of c")
@@ -623,7 +625,7 @@ def test_the_command_runs_the_specs_that_it_names(asked: list[Trial], several: d
 
 
 def test_specs_without_such_cells_are_left_out_unless_none_has_them(
-    asked: list[Trial], several: dict[str, Spec], tmp_path: Path
+    asked: list[Trial], several: dict[str, ExperimentSpec], tmp_path: Path
 ) -> None:
     def run(*words: str) -> tuple[int, str]:
         found = CliRunner().invoke(app, ["reproduce", *words, "--device", "cpu", "--out", str(tmp_path)])
@@ -640,7 +642,7 @@ def test_specs_without_such_cells_are_left_out_unless_none_has_them(
     assert len(asked) == 2
 
 
-def test_where_a_cell_failed_is_shown_on_demand(several: dict[str, Spec], tmp_path: Path) -> None:
+def test_where_a_cell_failed_is_shown_on_demand(several: dict[str, ExperimentSpec], tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["--debug", "reproduce", "a", "--device", "cpu", "--out", str(tmp_path)])
     assert found.exit_code == 1
     assert found.output.count("in fail_at_one") == 2

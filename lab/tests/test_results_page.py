@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dubio_lab import Cell, Result, Spec, headlines, load_spec, spec_names
+from dubio_lab import Cell, ExperimentSpec, Result, headlines, load_spec, spec_names
 from dubio_lab.running import result_file
 from made_up_records import record, spec_of
 
@@ -23,7 +23,7 @@ class Desk:
         monkeypatch.setattr(page, "ROOT", folder)
         self.use(spec_of(curves={}))
 
-    def use(self, spec: Spec) -> None:
+    def use(self, spec: ExperimentSpec) -> None:
         self.spec = spec
         for module in (self.page, self.headlines):
             self.monkeypatch.setattr(module, "spec_names", lambda: [spec.name])

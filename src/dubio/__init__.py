@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from dubio._engine import (
         ExecutorWarning,
-        Plan,
+        SamplingPlan,
         antithetic,
         checkpoint,
         fresh,
@@ -52,7 +52,15 @@ if TYPE_CHECKING:
     from dubio.calibration.calibrate import calibrate
     from dubio.calibration.conformal import conformal
     from dubio.calibrators import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
-    from dubio.convert import ConversionWarning, Description, Spec, Where, forget_decisions, parameter_names, to_mean
+    from dubio.convert import (
+        ConversionWarning,
+        Description,
+        ModelSpec,
+        Where,
+        parameter_names,
+        reset_decisions,
+        to_mean,
+    )
     from dubio.convert.describe import describe
     from dubio.convert.export import export
     from dubio.convert.spec import spec
@@ -60,15 +68,26 @@ if TYPE_CHECKING:
     from dubio.evaluation.evaluate import evaluate
     from dubio.io import load, save
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
-    from dubio.methods import PNI, SESNN, VIB, Bayes, Deterministic, Dropout, Ensemble, Flow, InputNoise, Wasserstein
+    from dubio.methods import (
+        PNI,
+        SESNN,
+        VIB,
+        Bayes,
+        BernoulliDropout,
+        Deterministic,
+        Ensemble,
+        Flow,
+        InputNoise,
+        Wasserstein,
+    )
     from dubio.nn import divergence
     from dubio.objectives import ELBO, Adversarial, Alpha, BootstrapHard, BootstrapSoft, Loss
-    from dubio.prediction import ClassPredictive, Predictive, RealPredictive
+    from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive
     from dubio.prediction.predict import predict
     from dubio.priors import CentredNormal, Normal, ScaleMixture
     from dubio.pruning import Pruning
     from dubio.pruning.prune import prune
-    from dubio.training import Callback, CollapseWarning, Interrupted, Run, Step, Steps, TensorBoard
+    from dubio.training import Callback, CollapseWarning, FitResult, Interrupted, StepCache, TensorBoard, TracedCall
     from dubio.training.fit import fit
 
 __version__ = VERSION
@@ -79,11 +98,11 @@ PLACES: dict[str, tuple[str, ...]] = {
     "convert": (
         "ConversionWarning",
         "Description",
-        "Spec",
+        "ModelSpec",
         "Where",
         "describe",
         "export",
-        "forget_decisions",
+        "reset_decisions",
         "parameter_names",
         "spec",
         "to_mean",
@@ -99,7 +118,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "methods": (
         "Bayes",
         "Deterministic",
-        "Dropout",
+        "BernoulliDropout",
         "Ensemble",
         "Flow",
         "InputNoise",
@@ -112,13 +131,13 @@ PLACES: dict[str, tuple[str, ...]] = {
     "objectives": ("Adversarial", "Alpha", "BootstrapHard", "BootstrapSoft", "ELBO", "Loss"),
     "io": ("load", "save"),
     "plots": (),
-    "prediction": ("ClassPredictive", "Predictive", "RealPredictive", "predict"),
+    "prediction": ("ClassificationPredictive", "Predictive", "RegressionPredictive", "predict"),
     "priors": ("CentredNormal", "Normal", "ScaleMixture"),
     "pruning": ("Pruning", "prune"),
     "report": (),
     "_engine": (
         "ExecutorWarning",
-        "Plan",
+        "SamplingPlan",
         "antithetic",
         "checkpoint",
         "fresh",
@@ -128,7 +147,16 @@ PLACES: dict[str, tuple[str, ...]] = {
         "plan",
         "sample",
     ),
-    "training": ("Callback", "CollapseWarning", "Interrupted", "Run", "Step", "Steps", "TensorBoard", "fit"),
+    "training": (
+        "Callback",
+        "CollapseWarning",
+        "Interrupted",
+        "FitResult",
+        "TracedCall",
+        "StepCache",
+        "TensorBoard",
+        "fit",
+    ),
 }
 """Where each public name is defined. Nothing of it, torch included, is imported before a name is used."""
 
@@ -143,13 +171,13 @@ __all__ = [
     "Callback",
     "Categorical",
     "CentredNormal",
-    "ClassPredictive",
+    "ClassificationPredictive",
     "CollapseWarning",
     "ConversionWarning",
     "DecisionWarning",
     "Description",
     "Deterministic",
-    "Dropout",
+    "BernoulliDropout",
     "ELBO",
     "Ensemble",
     "Evaluation",
@@ -160,18 +188,18 @@ __all__ = [
     "Interrupted",
     "Loss",
     "Normal",
-    "Plan",
+    "SamplingPlan",
     "PNI",
     "PredictionSets",
     "Predictive",
     "Pruning",
-    "RealPredictive",
-    "Run",
+    "RegressionPredictive",
+    "FitResult",
     "ScaleMixture",
     "SESNN",
-    "Spec",
-    "Step",
-    "Steps",
+    "ModelSpec",
+    "TracedCall",
+    "StepCache",
     "Temperature",
     "TensorBoard",
     "Threshold",
@@ -194,7 +222,7 @@ __all__ = [
     "export",
     "fit",
     "flows",
-    "forget_decisions",
+    "reset_decisions",
     "fresh",
     "frozen",
     "load",

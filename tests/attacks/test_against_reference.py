@@ -57,26 +57,26 @@ def looker(net: nn.Module, shape: torch.Size, label: int, loss: str, targeted: b
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """All random numbers that an attack draws from now on."""
     numbers: list[Tensor] = []
-    random = victims.Victim.random
+    random = victims.AttackTarget.random
 
-    def keep(self: victims.Victim, *arguments: Any) -> Tensor:
+    def keep(self: victims.AttackTarget, *arguments: Any) -> Tensor:
         numbers.append(random(self, *arguments))
         return numbers[-1]
 
-    monkeypatch.setattr(victims.Victim, "random", keep)
+    monkeypatch.setattr(victims.AttackTarget, "random", keep)
     return numbers
 
 
 def seen_points(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """All points at which an attack asks for the gradient."""
     seen: list[Tensor] = []
-    look = victims.Victim.look
+    look = victims.AttackTarget.look
 
-    def keep(self: victims.Victim, inputs: Tensor, labels: Tensor) -> victims.View:
+    def keep(self: victims.AttackTarget, inputs: Tensor, labels: Tensor) -> victims.LossAndGrad:
         seen.append(inputs)
         return look(self, inputs, labels)
 
-    monkeypatch.setattr(victims.Victim, "look", keep)
+    monkeypatch.setattr(victims.AttackTarget, "look", keep)
     return seen
 
 
@@ -142,7 +142,7 @@ def test_fmn(norm: str, targeted: bool) -> None:
     assert_nearest(result, inputs, expected)
 
 
-def assert_nearest(result: attacks.Attacked, inputs: Tensor, expected: list[NDArray[Any] | None]) -> None:
+def assert_nearest(result: attacks.AttackResult, inputs: Tensor, expected: list[NDArray[Any] | None]) -> None:
     assert any(point is not None for point in expected)
     for row, point in enumerate(expected):
         assert bool(result.fooled[row]) == (point is not None)
@@ -168,13 +168,13 @@ def test_square_in_l2(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = recorded(monkeypatch)
     epsilon, steps = 0.8, 25
     seen: list[Tensor] = []
-    values = victims.Victim.values
+    values = victims.AttackTarget.values
 
-    def keep(self: victims.Victim, moved: Tensor, targets: Tensor) -> Tensor:
+    def keep(self: victims.AttackTarget, moved: Tensor, targets: Tensor) -> Tensor:
         seen.append(moved)
         return values(self, moved, targets)
 
-    monkeypatch.setattr(victims.Victim, "values", keep)
+    monkeypatch.setattr(victims.AttackTarget, "values", keep)
     result = attacks.Square(norm="l2", epsilon=epsilon, steps=steps, share=0.8, batch_size=6)(net, inputs, labels)
     _, *changes = numbers
     start, *candidates = seen

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dubio
 from attack_table import bayesian_net, examples, logits_function, plain_net
 from dubio import attacks
-from dubio.attacks.attack import Attack, Attacked
+from dubio.attacks.attack import Attack, AttackResult
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
 from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
 from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm
@@ -146,7 +146,7 @@ def test_values_that_make_no_attack_are_refused(make: Callable[[], Any], kind: t
         make()
 
 
-def call(model: Any = None, inputs: Any = None, labels: Any = None, attack: Attack | None = None) -> Attacked:
+def call(model: Any = None, inputs: Any = None, labels: Any = None, attack: Attack | None = None) -> AttackResult:
     own = examples()
     return (attack or PGD(steps=2))(
         plain_net() if model is None else model,

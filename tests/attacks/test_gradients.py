@@ -68,9 +68,9 @@ def test_t60_one_step_of_pgd_is_fgsm(norm: str) -> None:
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_t60_iterates_of_pgd_stay_in_ball_and_box(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    look = victims.Victim.look
+    look = victims.AttackTarget.look
     monkeypatch.setattr(
-        victims.Victim, "look", lambda self, moved, labels: (seen.append(moved), look(self, moved, labels))[1]
+        victims.AttackTarget, "look", lambda self, moved, labels: (seen.append(moved), look(self, moved, labels))[1]
     )
     inputs, labels = examples()
     attacks.PGD(norm=norm, epsilon=0.1, steps=7, step_size=0.07, batch_size=7)(plain_net(), inputs, labels)
@@ -94,15 +94,15 @@ def test_momentum_keeps_a_share_of_the_direction_before() -> None:
     gradients = [torch.tensor([[3.0, 4.0]]), torch.tensor([[-4.0, 3.0]])]
     taken: list[Tensor] = []
 
-    class Scripted(victims.Victim):
-        def look(self, inputs: Tensor, labels: Tensor) -> victims.View:
+    class Scripted(victims.AttackTarget):
+        def look(self, inputs: Tensor, labels: Tensor) -> victims.LossAndGrad:
             taken.append(inputs)
-            return victims.View(torch.zeros(1), torch.zeros(1).bool(), gradients[len(taken) - 1])
+            return victims.LossAndGrad(torch.zeros(1), torch.zeros(1).bool(), gradients[len(taken) - 1])
 
     attack = attacks.PGD(norm="l2", epsilon=1.0, steps=2, step_size=0.1, momentum=0.5, random_start=False)
     victim = Scripted(lambda inputs: inputs, 1, "predictive", "cross_entropy", "fresh", 0)
     start = torch.tensor([[0.5, 0.5]])
-    end = attack._climb(victim, start, torch.tensor([0]), attacks.attack.Ticker(2, "", False))
+    end = attack._climb(victim, start, torch.tensor([0]), attacks.attack.Progress(2, "", False))
     second = 0.5 * torch.tensor([0.6, 0.8]) + torch.tensor([-0.8, 0.6])
     torch.testing.assert_close(end[0], start[0] + 0.1 * torch.tensor([0.6, 0.8]) + 0.1 * second / second.norm())
 
@@ -162,7 +162,7 @@ def by_hand(logits: Tensor, labels: Tensor, objective: str, loss: str) -> Tensor
 def test_t64_the_gradient_is_that_of_the_averaged_objective(objective: str, loss: str, targeted: bool) -> None:
     model = bayesian_net("local", torch.float64)
     inputs, labels = examples(model, dtype=torch.float64)
-    victim = victims.Victim(model, 5, objective, loss, "frozen", 7, targeted)
+    victim = victims.AttackTarget(model, 5, objective, loss, "frozen", 7, targeted)
     with victims.untouched(model):
         view = victim.look(inputs, labels)
 
@@ -179,7 +179,7 @@ def test_t64_the_gradient_of_many_draws_is_not_that_of_one(objective: str) -> No
     model = bayesian_net("local", torch.float64)
     inputs, labels = examples(model, dtype=torch.float64)
     one, many = (
-        victims.Victim(model, count, objective, "cross_entropy", "frozen", 7).look(inputs, labels).gradient
+        victims.AttackTarget(model, count, objective, "cross_entropy", "frozen", 7).look(inputs, labels).gradient
         for count in (1, 5)
     )
     assert (one - many).abs().max() > 0.01

@@ -130,7 +130,7 @@ def test_an_attack_for_which_nothing_is_left_says_so() -> None:
 
 def test_draws_are_halved_before_rows_and_no_more_often_than_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "shrink_chunks", lambda net: True)
-    thrift, rows = fitting.Thrift(small_net(), 4, num_samples=3), []
+    thrift, rows = fitting.MemoryBackoff(small_net(), 4, num_samples=3), []
     with pytest.raises(torch.OutOfMemoryError):
         while True:
             thrift.take_less()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
-from dubio.attacks.attack import Attack, Attacked
+from dubio.attacks.attack import Attack, AttackResult
 from dubio.attacks.minimum_norm import Nearest
 
 solvers = importlib.import_module("dubio.attacks.minimum_norm")
@@ -83,7 +83,7 @@ def test_t61_two_classes_match_the_closed_form_with_the_published_settings(name:
     assert_nearest(DEFAULTS[name], rows=8)
 
 
-def assert_nearest(attack: Attack, rows: int) -> Attacked:
+def assert_nearest(attack: Attack, rows: int) -> AttackResult:
     net = linear_net()
     inputs, labels = right_points(net, rows)
     result = attack(net, inputs, labels)
@@ -292,9 +292,9 @@ def test_without_a_search_one_weight_holds_for_all_and_perturbations_go_beyond_t
     assert (found[0.1].norm[:-1] > found[0.5].norm[:-1]).all()
     assert (found[0.5].norm[:-1] > 1.05 * boundary).all()
     # Where the solver has come to rest, the loss falls as fast as the distance costs: p(y) ||w_t - w_y|| = c.
-    apart = (net.weight[0] - net.weight[1]).norm()
+    call_outside_vmap = (net.weight[0] - net.weight[1]).norm()
     left = net(found[0.5].inputs).softmax(dim=1).gather(1, labels[:, None])[:-1, 0]
-    torch.testing.assert_close(left * apart, torch.full_like(left, 0.5), rtol=0.05, atol=0.0)
+    torch.testing.assert_close(left * call_outside_vmap, torch.full_like(left, 0.5), rtol=0.05, atol=0.0)
     assert not found[20.0].fooled[:-1].any()
     assert torch.equal(found[20.0].inputs, inputs)
 

@@ -54,7 +54,7 @@ def images() -> tuple[Tensor, Tensor]:
     return torch.rand(4, 1, 8, 8), torch.arange(4) % 3
 
 
-def checked(net: nn.Module, inputs: Tensor, labels: Tensor) -> attacks.target.Victim:
+def checked(net: nn.Module, inputs: Tensor, labels: Tensor) -> attacks.target.AttackTarget:
     victim = attacks.PGD(num_samples=20).victim(net)
     victim.check(inputs, labels)
     return victim

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
-from dubio.attacks.attack import Attacked
+from dubio.attacks.attack import AttackResult
 from dubio.attacks.score import Score, _summary
 
 ROWS = 400
@@ -151,9 +151,11 @@ def test_a_seed_repeats_a_score_and_a_choice() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def lying(inputs: Tensor, fooled: bool, loss: float) -> Attacked:
+def lying(inputs: Tensor, fooled: bool, loss: float) -> AttackResult:
     rows = torch.full((len(inputs),), loss)
-    return Attacked(inputs, rows, torch.zeros_like(rows), torch.full_like(rows, fooled, dtype=torch.bool), 1, 1, 0.0)
+    return AttackResult(
+        inputs, rows, torch.zeros_like(rows), torch.full_like(rows, fooled, dtype=torch.bool), 1, 1, 0.0
+    )
 
 
 def test_the_strongest_is_chosen_by_draws_and_not_by_what_attacks_say_of_themselves() -> None:

@@ -31,7 +31,7 @@ class Counter(nn.Module):
 def training_net(convert: bool) -> nn.Module:
     """A network in the middle of its training: statistics, dropout, mixed flags, gradients, a frozen parameter."""
     net: nn.Module = nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), Counter(), nn.Linear(8, 4)
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.BernoulliDropout(0.3), Counter(), nn.Linear(8, 4)
     )
     if convert:
         net = dubio.Bayes(estimator="local").convert(net)
@@ -131,9 +131,9 @@ def test_judging_leaves_the_network_as_it_was(judge: Callable[..., Any]) -> None
     assert_same(before, snapshot(net))
 
 
-def fake(inputs: Tensor) -> attacks.Attacked:
+def fake(inputs: Tensor) -> attacks.AttackResult:
     rows = torch.zeros(len(inputs))
-    return attacks.Attacked(inputs, rows, rows, rows.bool(), 0, 0, 0.0)
+    return attacks.AttackResult(inputs, rows, rows, rows.bool(), 0, 0, 0.0)
 
 
 def test_the_network_is_in_eval_mode_meanwhile_and_asks_for_no_gradients() -> None:

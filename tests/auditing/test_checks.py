@@ -17,7 +17,7 @@ from dubio.attacks.gradient import PGD
 from dubio.auditing.audit import _status, _with_proof
 from dubio.auditing.checks import CHECKS
 from dubio.auditing.records import CheckRecord
-from dubio.auditing.session import Attempt, Bench, Finding
+from dubio.auditing.session import AttackRun, AuditSession, Finding
 
 COUNT = 400
 RUN = {check.id: check.run for check in CHECKS}
@@ -25,20 +25,20 @@ IMAGES = torch.full((COUNT, 1, 2, 2), 0.5)
 LABELS = torch.zeros(COUNT, dtype=torch.long)
 
 
-def attempt(name: str, left: int, images: Tensor = IMAGES, attack: Any = None) -> Attempt:
+def attempt(name: str, left: int, images: Tensor = IMAGES, attack: Any = None) -> AttackRun:
     """An attack that leaves the first so many images right."""
     right = torch.arange(len(images)) < left
-    return Attempt(name, attack or PGD(), images, (~right).float(), right, 0, 0, 0.0)
+    return AttackRun(name, attack or PGD(), images, (~right).float(), right, 0, 0, 0.0)
 
 
-class Told(Bench):
+class Told(AuditSession):
     """A bench on which attacks leave what they are told to."""
 
     def tell(self, left: dict[str, int], clean: int = COUNT) -> "Told":
         self.left, self.clean = left, torch.arange(COUNT) < clean  # type: ignore[misc]
         return self
 
-    def _once(self, name: str, attack: Any, among: dict[str, Attempt], goals: Any = None) -> Attempt | None:
+    def _once(self, name: str, attack: Any, among: dict[str, AttackRun], goals: Any = None) -> AttackRun | None:
         same = next((known for known in among.values() if known.attack == attack), None)
         if same is not None:
             return same
@@ -53,7 +53,7 @@ def told(left: dict[str, int], clean: int = COUNT, kind: str = "fixed", **option
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
     budget = replace(TINY, num_images=COUNT, **options)
     bench = bench_for(net, (IMAGES, LABELS), budget=budget)
-    made = Told(**{name: getattr(bench, name) for name in Bench.__dataclass_fields__})
+    made = Told(**{name: getattr(bench, name) for name in AuditSession.__dataclass_fields__})
     made.__dict__.update(kind=kind, ordinary_twin=None)
     return made.tell(left, clean)
 
@@ -128,7 +128,7 @@ def test_objectives_that_break_different_images_count_together_and_fail() -> Non
     bench = told(all_left(OBJECTIVES, 200))
     once = bench._once
 
-    def half_elsewhere(name: str, attack: Any, among: dict[str, Attempt], goals: Any = None) -> Attempt | None:
+    def half_elsewhere(name: str, attack: Any, among: dict[str, AttackRun], goals: Any = None) -> AttackRun | None:
         found = once(name, attack, among, goals)
         assert found is not None
         if name == OBJECTIVES[0]:
@@ -173,9 +173,9 @@ def test_c1_compares_what_is_declared_with_what_is_measured(plain: nn.Module, di
 
 
 def test_c1_tells_a_draw_for_the_batch_from_one_for_each_image(plain: nn.Module, digits: dubio.data.Examples) -> None:
-    shared, apart = (dubio.Bayes(estimator=kind).convert(plain) for kind in ("weight", "local"))
+    shared, call_outside_vmap = (dubio.Bayes(estimator=kind).convert(plain) for kind in ("weight", "local"))
     assert "all images of a batch share a draw" in RUN["C1"](bench_for(shared, digits)).words
-    assert "every image has its own noise" in RUN["C1"](bench_for(apart, digits)).words
+    assert "every image has its own noise" in RUN["C1"](bench_for(call_outside_vmap, digits)).words
 
 
 def test_few_draws_are_told_by_twice_as_many_and_by_their_spread() -> None:

@@ -12,7 +12,7 @@ import dubio
 from audit_cases import EPSILON, TINY
 from dubio.auditing.audit import _fingerprint
 from dubio.auditing.records import Audit
-from dubio.auditing.session import Keeper, Kept
+from dubio.auditing.session import Kept, PartialResults
 
 
 @pytest.fixture
@@ -73,16 +73,16 @@ def test_an_interrupted_audit_goes_on_and_gives_the_same_record(
 def kept_before_interruption(model: nn.Module, digits: dubio.data.Examples, **options: Any) -> list[str]:
     """Run an audit until it wants to keep its third attack; the names of those three."""
     names: list[str] = []
-    keep = Keeper.keep
+    keep = PartialResults.keep
 
-    def keep_two(keeper: Keeper, name: str, kept: Kept) -> Kept:
+    def keep_two(keeper: PartialResults, name: str, kept: Kept) -> Kept:
         names.append(name)
         if len(names) == 3:
             raise KeyboardInterrupt
         return keep(keeper, name, kept)
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Keeper, "keep", keep_two)
+        patched.setattr(PartialResults, "keep", keep_two)
         dubio.audit(model, digits, budget=TINY, progress=False, **options)
     return names
 
@@ -117,7 +117,7 @@ def test_a_function_is_known_by_what_it_says(digits: dubio.data.Examples, tmp_pa
 
 
 def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, {"seed": 0})
+    keeper = PartialResults(tmp_path, {"seed": 0})
     kept = Kept(torch.rand(2, 3), 5, 4, 1.5)
     keeper.keep("pgd", kept)
     found = keeper.find("pgd")
@@ -127,4 +127,4 @@ def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
     file = next((tmp_path / "audit-parts").glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-3])
     assert keeper.find("pgd") is None
-    assert Keeper(tmp_path, {"seed": 0}).find("other") is None
+    assert PartialResults(tmp_path, {"seed": 0}).find("other") is None

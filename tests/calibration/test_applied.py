@@ -154,7 +154,7 @@ def test_decisions_can_be_left_out_and_go_with_the_networks_own_likelihood_alone
     torch.testing.assert_close(found.log_probs, plain.log_probs)
     same = dubio.predict(other, inputs, 5, seed=1, likelihood=dubio.Categorical())
     assert same.threshold == THRESHOLD
-    dubio.forget_decisions(other)
+    dubio.reset_decisions(other)
     torch.testing.assert_close(dubio.predict(other, inputs, 5, seed=1).log_probs, plain.log_probs)
 
 

@@ -783,7 +783,7 @@ def blobs() -> tuple[Tensor, Tensor]:
     return centres[targets] + 0.5 * torch.randn(96, 5, generator=torch.Generator().manual_seed(1)), targets
 
 
-def trained(method: str, network: str, folder: Path, epochs: int, resume: bool = False) -> dubio.Run:
+def trained(method: str, network: str, folder: Path, epochs: int, resume: bool = False) -> dubio.FitResult:
     torch.manual_seed(3)
     model = row_of(method).method.convert(NETWORKS[network].make())
     return dubio.fit(

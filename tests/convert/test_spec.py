@@ -16,14 +16,14 @@ LIKELIHOOD = dubio.Gaussian(std=0.3)
 
 def test_a_converted_network_carries_its_method_and_likelihood() -> None:
     record = dubio.spec(METHOD.convert(mlp(5, 4, 3), LIKELIHOOD))
-    assert record == dubio.Spec(METHOD, LIKELIHOOD)
+    assert record == dubio.ModelSpec(METHOD, LIKELIHOOD)
     assert dubio.spec(dubio.Bayes().convert(mlp(5, 3))).likelihood == dubio.Categorical()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
 def test_the_spec_survives_copies(copied: object) -> None:
     model = METHOD.convert(mlp(5, 4, 3), LIKELIHOOD)
-    assert dubio.spec(copied(model)) == dubio.Spec(METHOD, LIKELIHOOD)  # type: ignore[operator]
+    assert dubio.spec(copied(model)) == dubio.ModelSpec(METHOD, LIKELIHOOD)  # type: ignore[operator]
 
 
 def test_the_spec_is_immutable() -> None:

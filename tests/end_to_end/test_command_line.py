@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import dubio
 from dubio.cli.commands import app
 from dubio.cli.demo import _comparison, parse_methods
-from dubio.cli.runs import Order, load_splits, train_order
+from dubio.cli.runs import TrainConfig, load_splits, train_order
 from dubio.methods import METHODS
 
 pytest.importorskip("sklearn")
@@ -102,7 +102,7 @@ def test_predictions_are_those_of_the_saved_network(runs: Path) -> None:
     by_file = invoke("predict", runs / "first" / "model.safetensors", "--index", "4..5", "--samples", 20, "--seed", 3)
     by_folder = invoke("predict", runs / "first", "--index", "4..5", "--samples", 20, "--seed", 3)
     assert by_file.stdout == by_folder.stdout
-    assert isinstance(expected, dubio.ClassPredictive)
+    assert isinstance(expected, dubio.ClassificationPredictive)
     rows = [line.split("│")[1:-1] for line in by_file.stdout.splitlines() if line.startswith("│")]
     assert [int(row[2]) for row in rows] == expected.label.tolist()
     assert [float(row[5]) for row in rows] == pytest.approx(expected.mutual_information.tolist(), abs=6e-4)
@@ -116,8 +116,8 @@ def test_predictions_are_made_in_the_precision_asked_for(runs: Path) -> None:
     assert shown.exit_code == 0, shown.output
     rows = [line.split("│")[1:-1] for line in shown.stdout.splitlines() if line.startswith("│")]
     rounded, exact = (dubio.predict(model, inputs, 20, seed=3, precision=name) for name in ("bf16", "fp32"))
-    assert isinstance(rounded, dubio.ClassPredictive)
-    assert isinstance(exact, dubio.ClassPredictive)
+    assert isinstance(rounded, dubio.ClassificationPredictive)
+    assert isinstance(exact, dubio.ClassificationPredictive)
     assert [row[3].strip() for row in rows] == [f"{value:.3f}" for value in rounded.confidence.tolist()]
     assert [row[3].strip() for row in rows] != [f"{value:.3f}" for value in exact.confidence.tolist()]
     assert_refused(invoke("predict", "first", "--precision", "fp16", "--runs", runs), "--precision", "fp16")
@@ -214,7 +214,7 @@ def test_the_likelihood_is_chosen_kept_and_resumed(text: str, tmp_path: Path) ->
 
 def test_a_run_begun_before_targets_were_standardised_goes_on_as_it_was(tmp_path: Path) -> None:
     splits = dubio.data.load("diabetes")
-    order = Order(data="diabetes", model="fc:4", method="deterministic", epochs=1, standardise_targets=False)
+    order = TrainConfig(data="diabetes", model="fc:4", method="deterministic", epochs=1, standardise_targets=False)
     train_order(order, splits, tmp_path / "old", progress=False)
     command = tmp_path / "old" / "command.json"
     stored = json.loads(command.read_text())
@@ -248,7 +248,7 @@ def test_wrong_labels_and_augmentation_change_what_is_learned(tmp_path: Path) ->
     first = next(iter(weights[0]))
     assert not torch.equal(weights[0][first], weights[1][first])
     assert not torch.equal(weights[0][first], weights[2][first])
-    noisy, clean = load_splits(Order(label_noise="flip:0.4")), load_splits(Order())
+    noisy, clean = load_splits(TrainConfig(label_noise="flip:0.4")), load_splits(TrainConfig())
     assert noisy.train is not None
     assert clean.train is not None
     assert 0.3 < (noisy.train.targets != clean.train.targets).float().mean() < 0.5
@@ -404,8 +404,8 @@ def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
         model = dubio.load(tmp_path / f"demo-{name}" / "model.safetensors")
         found = dubio.predict(model, test.tensors[0], num_samples=20, seed=0)
         strange = dubio.predict(model, noise, num_samples=20, seed=0)
-        assert isinstance(found, dubio.ClassPredictive)
-        assert isinstance(strange, dubio.ClassPredictive)
+        assert isinstance(found, dubio.ClassificationPredictive)
+        assert isinstance(strange, dubio.ClassificationPredictive)
         nll = torch.nn.functional.nll_loss(found.log_probs, test.tensors[1])
         ece = dubio.Evaluation.load(tmp_path / f"demo-{name}" / "evaluation.json").metrics["ece"].value
         doubts = (found.entropy.mean(), strange.entropy.mean())

@@ -151,7 +151,7 @@ def test_a_network_from_plain_to_exported(name: str, tmp_path: Path) -> None:
 
     prediction = dubio.predict(model, inputs, num_samples=5, seed=3, batch_size=5)
     assert model.training  # its mode was put back
-    assert isinstance(prediction, dubio.ClassPredictive)
+    assert isinstance(prediction, dubio.ClassificationPredictive)
     assert prediction.label.shape == targets.shape
     torch.testing.assert_close(prediction.probs.sum(dim=-1), torch.ones_like(prediction.entropy))
     assert prediction.mutual_information.max() > 1e-4

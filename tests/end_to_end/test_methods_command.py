@@ -14,7 +14,7 @@ import dubio
 from dubio.cli import train as train_command
 from dubio.cli.commands import app
 from dubio.cli.fields import fields_of, make_method
-from dubio.cli.runs import Order
+from dubio.cli.runs import TrainConfig
 from dubio.flows import NormalPlanar1d
 from dubio.methods import METHODS
 from dubio.methods.bayes import Bayes
@@ -197,9 +197,9 @@ def test_the_help_of_train_has_an_example_of_each_method_at_its_defaults(
     shown = invoke("train", "--help", columns=80).stdout
     assert "dubio methods NAME lists a method's own options" in shown
     [line] = [line for line in shown.splitlines() if "Example:" in line and f"--method {name} " in line]
-    orders: list[Order] = []
+    orders: list[TrainConfig] = []
 
-    def note(order: Order, *others: Any) -> NoReturn:
+    def note(order: TrainConfig, *others: Any) -> NoReturn:
         orders.append(order)
         raise ValueError("enough is known")
 

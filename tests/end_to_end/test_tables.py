@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.cli.runs import Order, build_for, load_splits, read_encoder, read_order
+from dubio.cli.runs import TrainConfig, build_for, load_splits, read_encoder, read_order
 from dubio.data.examples import Examples
 from dubio.models.networks import Standardise
 
@@ -71,7 +71,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Resul
 @pytest.mark.feature("dubio train learns a .csv of numbers in any units, texts, dates, booleans and gaps as it is")
 def test_training_on_a_mixed_table_beats_the_majority_class(trained: tuple[Path, Path, Result]) -> None:
     folder, data, result = trained
-    labels = part(load_splits(Order(data=str(data))).test).targets
+    labels = part(load_splits(TrainConfig(data=str(data))).test).targets
     majority = torch.bincount(labels).max().item() / len(labels)
     accuracy, nll = accuracy_and_nll(result.output)
     assert accuracy > majority + 0.15
@@ -79,7 +79,7 @@ def test_training_on_a_mixed_table_beats_the_majority_class(trained: tuple[Path,
     assert "target: bought (2 classes; 5 inputs: age, income, city, since, member)" in result.stdout
     assert "left out: name (every text is different)" in result.stdout
     assert "left out: country (one value only)" in result.stdout
-    assert read_encoder(folder / "shop") == part(load_splits(Order(data=str(data))).train).encoder
+    assert read_encoder(folder / "shop") == part(load_splits(TrainConfig(data=str(data))).train).encoder
 
 
 def test_units_of_a_column_do_not_matter(trained: tuple[Path, Path, Result], tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_images_and_named_datasets_are_not_standardised(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x=images, y=np.arange(40) % 2)
     np.savez(tmp_path / "features.npz", x=features, y=np.arange(40) % 2)
     for data, expected in (("digits", 0), ("diabetes", 0), ("clusters", 0), ("images.npz", 0), ("features.npz", 1)):
-        order = Order(data=str(tmp_path / data) if "." in data else data, model="fc:8")
+        order = TrainConfig(data=str(tmp_path / data) if "." in data else data, model="fc:8")
         net, _ = build_for(order, part(load_splits(order).train))
         layers = [module for module in net.modules() if isinstance(module, Standardise)]
         assert len(layers) == expected, data
@@ -262,7 +262,7 @@ def test_options_of_tables_are_refused_beside_other_data(tmp_path: Path) -> None
 
 def test_a_column_of_prices_in_whole_numbers_is_for_regression_when_told(tmp_path: Path) -> None:
     data = write(tmp_path / "table.csv", WHOLE, "a,price")
-    splits = load_splits(Order(data=str(data), task="regression"))
+    splits = load_splits(TrainConfig(data=str(data), task="regression"))
     assert part(splits.train).classes == ()
     assert part(splits.train).targets.dtype == torch.float32
     with pytest.raises(dubio.data.DataError, match="add task='regression', or task='classification' if they are class"):

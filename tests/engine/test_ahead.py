@@ -200,7 +200,7 @@ def test_predictions_of_large_layers_draw_ahead_on_a_cpu(monkeypatch: pytest.Mon
 def test_no_more_than_one_stack_of_each_posterior_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Tensor]] = []
     most: list[int] = []
-    whole = ahead.Ahead._drawn
+    whole = ahead.WeightPrefetcher._drawn
 
     def spy(self: Any, *values: Any) -> Any:
         most.append(sum(one() is not None for one in alive))
@@ -208,7 +208,7 @@ def test_no_more_than_one_stack_of_each_posterior_is_held(monkeypatch: pytest.Mo
         alive.append(weakref.ref(found.tensor))
         return found
 
-    monkeypatch.setattr(ahead.Ahead, "_drawn", spy)
+    monkeypatch.setattr(ahead.WeightPrefetcher, "_drawn", spy)
     looped(dubio.Bayes().convert(mlp(5, 8, 3)), 48)
     assert (len(most), max(most)) == (12, 3)  # of four posteriors, as one draws anew
     assert not any(one() is not None for one in alive)

@@ -8,8 +8,8 @@ from torch import nn
 
 import dubio
 from dubio._engine import planner as choosing, planner as planning, probe as trying
-from dubio._engine.planner import Wanted, choose
-from dubio._engine.probe import Found
+from dubio._engine.planner import PlanRequest, choose
+from dubio._engine.probe import ProbeResult
 from networks import InPlace, Residual, mlp
 
 
@@ -74,10 +74,10 @@ def test_chunks_are_cut_by_memory() -> None:
 
 
 def test_twice_the_inputs_halve_the_chunk() -> None:
-    found = Found("vmap", "", lines=((0, 2**20),), bytes_per_output=0, size=100, backward=False)
+    found = ProbeResult("vmap", "", lines=((0, 2**20),), bytes_per_output=0, size=100, backward=False)
 
     def chunk(size: int) -> int:
-        return choose(found, Wanted(10**6, size, 1, None, limit=planning.CPU_BUDGET, strict=False)).chunk
+        return choose(found, PlanRequest(10**6, size, 1, None, limit=planning.CPU_BUDGET, strict=False)).chunk
 
     assert chunk(100) == 256
     assert chunk(200) == 128
@@ -142,7 +142,7 @@ def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_net
     net = nn.Sequential(backbone, nn.Conv2d(4, 3, 1), nn.Flatten())
     head = dubio.Bayes(where="1", estimator="weight").convert(net).eval()
     assert executor_for(head, MANY) == "vmap"  # its filters meet inputs that are the same for all draws
-    dropped = dubio.Dropout().convert(nn.Sequential(nn.Dropout(0.5), convolutions())).eval()
+    dropped = dubio.BernoulliDropout().convert(nn.Sequential(nn.BernoulliDropout(0.5), convolutions())).eval()
     assert executor_for(dropped, MANY) == "vmap"  # draws are further rows
     normed = bayes.convert(nn.Sequential(convolutions()[:3], nn.BatchNorm2d(4), nn.Flatten()))
     assert [executor_for(normed.eval(), MANY), executor_for(normed.train(), MANY)] == ["loop", "vmap"]

@@ -20,7 +20,7 @@ METHODS = {
     "weight": dubio.Bayes(estimator="weight", init_std=0.2),
     "local": dubio.Bayes(estimator="local", init_std=0.2),
     "flipout": dubio.Bayes(estimator="flipout", init_std=0.2),
-    "dropout": dubio.Dropout(p=0.3),
+    "dropout": dubio.BernoulliDropout(p=0.3),
 }
 
 
@@ -32,8 +32,8 @@ def small(method: str = "local") -> nn.Module:
 def scarce() -> Iterator[None]:
     """A limit into which one chunk fits, however large, and never all draws."""
     with pytest.MonkeyPatch.context() as patch, dubio.memory_limit("1 GiB"):
-        patch.setattr(choosing._Takes, "at_once", lambda self, draws: 2**40 if draws > 3 else 1)
-        patch.setattr(choosing._Takes, "fitting", lambda self, limit: 3)
+        patch.setattr(choosing._MemoryCost, "at_once", lambda self, draws: 2**40 if draws > 3 else 1)
+        patch.setattr(choosing._MemoryCost, "fitting", lambda self, limit: 3)
         yield
 
 

@@ -14,7 +14,7 @@ from dubio.data.examples import Examples
 from dubio.evaluation.comparison import metric_curve
 from dubio.evaluation.judge import SCORES, judge
 from dubio.evaluation.records import Evaluation
-from dubio.prediction.predictive import ClassPredictive
+from dubio.prediction.predictive import ClassificationPredictive
 
 
 def network(init_std: float = 0.3, classes: int = 3) -> nn.Module:
@@ -31,7 +31,7 @@ def test_numbers_are_those_of_the_prediction_with_the_seed() -> None:
     model, (inputs, targets) = network(), data()
     found = dubio.evaluate(model, (inputs, targets), num_samples=30, num_resamples=0, seed=5)
     expected = dubio.predict(model, inputs, 30, seed=5)
-    assert isinstance(expected, ClassPredictive)
+    assert isinstance(expected, ClassificationPredictive)
     assert found.metrics["accuracy"].value == pytest.approx((expected.label == targets).double().mean().item())
     assert found.metrics["mutual_information"].value == pytest.approx(expected.mutual_information.mean().item())
     single = (expected.samples.argmax(-1) == targets).double().mean().item()  # type: ignore[union-attr]
@@ -88,8 +88,8 @@ def test_unseen_data_are_the_positives() -> None:
     scores = found.unseen["far"].scores
     assert set(scores) == {*SCORES}
     known, far = (dubio.predict(model, x, 50, seed=0) for x in (inputs, 1.5 * inputs))
-    assert isinstance(known, ClassPredictive)
-    assert isinstance(far, ClassPredictive)
+    assert isinstance(known, ClassificationPredictive)
+    assert isinstance(far, ClassificationPredictive)
     expected = functional.uncertainty.auroc(known.mutual_information, far.mutual_information).item()
     estimate = scores["mutual_information"].auroc
     assert estimate.value == pytest.approx(expected)
@@ -106,7 +106,7 @@ def test_energy_is_that_of_the_logits_and_absent_without_them() -> None:
     with dubio._engine.Using(estimator="weight"):
         logits = dubio.sample(model, inputs, 8, seed=3)
     found = dubio.predict(model, inputs, 8, seed=3)
-    assert isinstance(found, ClassPredictive)
+    assert isinstance(found, ClassificationPredictive)
     assert found.energy is not None
     torch.testing.assert_close(found.energy, -logits.logsumexp(-1).mean(0))
     net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=-1))
@@ -176,7 +176,7 @@ def test_yes_or_no_is_two_classes() -> None:
     targets = (inputs[:, :1] > 0).float()
     found = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=0)
     yes = dubio.predict(model, inputs, 20, seed=0)
-    assert isinstance(yes, ClassPredictive)
+    assert isinstance(yes, ClassificationPredictive)
     expected = (yes.label == targets).double().mean().item()
     assert found.metrics["accuracy"].value == pytest.approx(expected)
     assert len(found.classes) == 2
@@ -218,7 +218,7 @@ def test_what_was_decided_is_judged_too() -> None:
         """Labels as often right as half the network's log-probabilities say."""
         inputs, _ = data(count, seed=seed)
         found = dubio.predict(model, inputs, 20, seed=0)
-        assert isinstance(found, ClassPredictive)
+        assert isinstance(found, ClassificationPredictive)
         odds = (found.log_probs / 2.0).softmax(dim=-1)
         return inputs, torch.multinomial(odds, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
 
@@ -236,7 +236,7 @@ def test_what_was_decided_is_judged_too() -> None:
     assert metrics["accepted_share"] == pytest.approx(0.5, abs=0.1)
     assert metrics["set_coverage"] == pytest.approx(0.8, abs=0.1)
     expected = dubio.predict(model, test[0], 20, seed=0)
-    assert isinstance(expected, ClassPredictive)
+    assert isinstance(expected, ClassificationPredictive)
     wrong = (expected.label != test[1])[expected.accepted].double().mean().item()
     assert metrics["accepted_error"] == pytest.approx(wrong)
     assert metrics["set_size"] == pytest.approx(expected.sets.sum(1).double().mean().item())
@@ -266,10 +266,10 @@ def test_ten_thousand_predictions_take_at_most_a_second() -> None:
     assert min(seconds) <= 1.0
 
 
-def predictive(log_probs: Tensor) -> ClassPredictive:
+def predictive(log_probs: Tensor) -> ClassificationPredictive:
     """One draw's prediction."""
     probs = log_probs.exp()
-    return ClassPredictive(
+    return ClassificationPredictive(
         num_samples=1,
         seed=0,
         samples=None,

@@ -18,7 +18,7 @@ from dubio._engine import execute as executors
 from dubio._engine.draws import Call, Numbers, map_draws
 from dubio._engine.planner import plans
 from dubio._engine.settings import STATE
-from dubio.attacks.target import Victim
+from dubio.attacks.target import AttackTarget
 from dubio.nn.ensemble import num_members
 from dubio.objectives import EnsembleLoss
 from networks import mlp
@@ -452,7 +452,7 @@ def test_an_attack_looks_at_every_member_once() -> None:
     calls: Counter[int] = Counter()
     for number, member in enumerate(model.members):
         member.register_forward_hook(lambda *_, number=number: calls.update([number]))
-    victim = Victim(model, 1, "predictive", "cross_entropy", "fresh", 0, executor="loop")
+    victim = AttackTarget(model, 1, "predictive", "cross_entropy", "fresh", 0, executor="loop")
 
     assert victim.num_samples == 4
     victim.log_probs(INPUTS)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio._engine.passes import current_pass, is_mapped
-from dubio.nn.vmappable import apart, loop_over_draws
+from dubio.nn.vmappable import call_outside_vmap, loop_inside_vmap
 
 
 class Looped(nn.Module):
@@ -22,7 +22,7 @@ class Looped(nn.Module):
         run = current_pass()
         if run is None or not run.mapped:
             return self.inner(*args, **kwargs)
-        return loop_over_draws(self, self.inner, *args, **kwargs)
+        return loop_inside_vmap(self, self.inner, *args, **kwargs)
 
 
 class Spread(nn.Module):
@@ -109,7 +109,7 @@ def test_a_rule_sees_the_draws_apart_and_shared_tensors_whole() -> None:
     def one(row: Tensor) -> Tensor:
         assert is_mapped(row)
         assert not is_mapped(shared)
-        return apart(rule, [row, shared])[0]
+        return call_outside_vmap(rule, [row, shared])[0]
 
     torch.testing.assert_close(torch.func.vmap(one)(many), many + shared)
     assert seen == [(4, [(4, 3), (3,)], [0, None], False)]

@@ -150,7 +150,7 @@ def test_t19_memory_kept_for_the_backward_pass_grows_linearly_in_draws(executor,
 
 
 def test_t19_planned_chunks_shrink_in_proportion_to_the_memory_of_a_draw():
-    def plan(width: int, rows: int) -> _engine.Plan:
+    def plan(width: int, rows: int) -> _engine.SamplingPlan:
         model = dubio.Bayes(estimator="local").convert(mlp(64, width, 10))
         return dubio.plan(model, torch.randn(rows, 64), 10**6)
 

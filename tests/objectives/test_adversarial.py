@@ -131,7 +131,7 @@ ONE_FAR_ROW = {
 }
 
 
-def train_against(attack: FGSM, data: object) -> dubio.Run:
+def train_against(attack: FGSM, data: object) -> dubio.FitResult:
     model = dubio.Bayes().convert(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
     objective = dubio.Adversarial(attack=attack)
     return dubio.fit(model, data, objective=objective, num_data=8, epochs=1, batch_size=4, progress=False)

@@ -1,4 +1,4 @@
-"""``ClassPredictive`` against plain NumPy, computed from the draws it kept."""
+"""``ClassificationPredictive`` against plain NumPy, computed from the draws it kept."""
 
 import dataclasses
 from typing import Any
@@ -55,22 +55,22 @@ def close(actual: Tensor, expected: Any, atol: float = 2e-6) -> None:
 
 
 @pytest.fixture(scope="module")
-def kept() -> dubio.ClassPredictive:
+def kept() -> dubio.ClassificationPredictive:
     torch.manual_seed(0)
     pred = dubio.predict(model(), 2 * torch.randn(ROWS, 5), NUM_SAMPLES, seed=1)
-    assert isinstance(pred, dubio.ClassPredictive)
+    assert isinstance(pred, dubio.ClassificationPredictive)
     return pred
 
 
 @pytest.mark.feature("a prediction says how much doubt lies in the data and how much in the network")
 @pytest.mark.parametrize("summary", SUMMARIES)
-def test_class_summaries_equal_their_definitions(kept: dubio.ClassPredictive, summary: str) -> None:
+def test_class_summaries_equal_their_definitions(kept: dubio.ClassificationPredictive, summary: str) -> None:
     assert kept.samples is not None
     # A variance from a mean of squares is exact to rounding; its root is so only where the variance is not tiny.
     close(getattr(kept, summary), reference(kept.samples)[summary], atol=1e-5 if summary == "top_std" else 2e-6)
 
 
-def test_kept_samples_are_log_probabilities_per_draw(kept: dubio.ClassPredictive) -> None:
+def test_kept_samples_are_log_probabilities_per_draw(kept: dubio.ClassificationPredictive) -> None:
     assert kept.samples is not None
     assert kept.samples.shape == (NUM_SAMPLES, ROWS, CLASSES)
     close(kept.samples.exp().sum(dim=-1), 1.0)
@@ -173,11 +173,11 @@ def test_segmentation_puts_the_class_axis_last(class_axis: int) -> None:
     close(mean.probs, net(inputs).softmax(dim=1).movedim(1, -1).detach().numpy())
 
 
-def test_a_class_prediction_prints_its_size_and_its_doubt(kept: dubio.ClassPredictive) -> None:
+def test_a_class_prediction_prints_its_size_and_its_doubt(kept: dubio.ClassificationPredictive) -> None:
     text = repr(kept)
-    assert text.startswith(f"ClassPredictive({ROWS} inputs, {CLASSES} classes, {NUM_SAMPLES} draws, seed 1: ")
+    assert text.startswith(f"ClassificationPredictive({ROWS} inputs, {CLASSES} classes, {NUM_SAMPLES} draws, seed 1: ")
     assert f"mutual information {kept.mutual_information.mean():.3f}" in text
-    assert repr(dubio.predict(nn.Linear(2, 2), torch.ones(1, 2), 1)).startswith("ClassPredictive(1 input, ")
+    assert repr(dubio.predict(nn.Linear(2, 2), torch.ones(1, 2), 1)).startswith("ClassificationPredictive(1 input, ")
 
 
 def test_the_axis_of_an_only_output_goes_from_all_that_is_told() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dubio
 from dubio._engine.memory import Footprint
-from dubio.prediction.inputs import Block
+from dubio.prediction.inputs import RowBlock
 from dubio.prediction.predictive import statistics_for
 from networks import mlp
 
@@ -107,7 +107,7 @@ def test_outputs_that_are_no_numbers_are_no_matter_of_layout(monkeypatch: pytest
             calls.append(1)
             return torch.full((len(x), 3), torch.nan)
 
-    def laid_out(model: nn.Module, block: Block, *options: Any) -> Block:
+    def laid_out(model: nn.Module, block: RowBlock, *options: Any) -> RowBlock:
         return block.changed(torch.clone)
 
     calls, forgotten = list[int](), list[nn.Module]()

@@ -27,7 +27,7 @@ from torch.utils.data import (
 import dubio
 from dubio.data.batches import Loader
 from dubio.data.examples import Examples
-from dubio.prediction.inputs import Block, blocks_of
+from dubio.prediction.inputs import RowBlock, blocks_of
 from networks import Attention, TwoInputs, mlp
 
 predicting = importlib.import_module("dubio.prediction.predict")
@@ -38,7 +38,7 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "weight": (dubio.Bayes(init_std=0.3), {}),
     "local": (dubio.Bayes(init_std=0.3), {"estimator": "local"}),
     "flipout": (dubio.Bayes(init_std=0.3), {"estimator": "flipout"}),
-    "dropout": (dubio.Dropout(p=0.4), {}),
+    "dropout": (dubio.BernoulliDropout(p=0.4), {}),
     "flow": (dubio.Flow(), {}),
 }
 
@@ -256,7 +256,7 @@ def test_tensors_in_memory_are_one_block_and_are_not_copied() -> None:
 
 def test_tensors_that_have_to_be_moved_are_moved_a_block_at_a_time() -> None:
     inputs, mask = torch.randn(50, 5), torch.randn(2, 2)
-    blocks: list[Block] = list(blocks_of((inputs, mask), (1,), torch.device("meta"), 20 * BYTES_OF_A_ROW))
+    blocks: list[RowBlock] = list(blocks_of((inputs, mask), (1,), torch.device("meta"), 20 * BYTES_OF_A_ROW))
     assert [(block.first_row, block.num_rows) for block in blocks] == [(0, 20), (20, 20), (40, 10)]
     assert all(block.args[0].device.type == "meta" and block.args[1].shape == (2, 2) for block in blocks)
     (fits,) = blocks_of((inputs, mask), (1,), torch.device("meta"), 50 * BYTES_OF_A_ROW)

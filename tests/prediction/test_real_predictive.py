@@ -1,4 +1,4 @@
-"""``RealPredictive`` against NumPy and SciPy, computed from the draws it kept."""
+"""``RegressionPredictive`` against NumPy and SciPy, computed from the draws it kept."""
 
 import numpy as np
 import pytest
@@ -12,11 +12,11 @@ from networks import mlp
 NUM_SAMPLES, ROWS = 17, 6
 
 
-def predict(likelihood: dubio.Gaussian, outputs: int, **options: object) -> dubio.RealPredictive:
+def predict(likelihood: dubio.Gaussian, outputs: int, **options: object) -> dubio.RegressionPredictive:
     torch.manual_seed(0)
     model = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, outputs), likelihood)
     pred = dubio.predict(model, torch.randn(ROWS, 5), NUM_SAMPLES, seed=2, **options)  # type: ignore[arg-type]
-    assert isinstance(pred, dubio.RealPredictive)
+    assert isinstance(pred, dubio.RegressionPredictive)
     return pred
 
 
@@ -135,5 +135,5 @@ def test_streamed_moments_are_exact_far_from_zero() -> None:
 
 def test_a_real_prediction_prints_its_size_and_its_doubt() -> None:
     pred = predict(dubio.Gaussian(std=0.25), 2)
-    assert repr(pred).startswith(f"RealPredictive({ROWS} inputs, {NUM_SAMPLES} draws, seed 2: mean std ")
+    assert repr(pred).startswith(f"RegressionPredictive({ROWS} inputs, {NUM_SAMPLES} draws, seed 2: mean std ")
     assert "of the data 0.25" in repr(pred)

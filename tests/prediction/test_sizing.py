@@ -54,7 +54,7 @@ def test_bf16_changes_predictions_by_its_rounding_and_tells_them_in_float32(like
     assert 1e-5 < difference.max() < 8 * 2**-9 * exact.samples.abs().max()
     told = [value for value in vars(rounded).values() if isinstance(value, Tensor)]
     assert {value.dtype for value in told} == {torch.float32}
-    if isinstance(rounded, dubio.prediction.ClassPredictive):
+    if isinstance(rounded, dubio.prediction.ClassificationPredictive):
         torch.testing.assert_close(rounded.probs.sum(dim=-1), torch.ones(40))
         assert (exact.probs - rounded.probs).abs().max() < 8 * 2**-9
 

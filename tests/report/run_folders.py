@@ -21,13 +21,13 @@ from dubio.evaluation.records import (
     Curve,
     DataRecord,
     DetectionScore,
-    Doubt,
     Estimate,
     Evaluation,
     Histogram,
     IntervalRow,
     NotableExample,
     Thumbnail,
+    Uncertainty,
     UnseenSet,
 )
 from dubio.functional.uncertainty import auroc
@@ -127,7 +127,7 @@ def classification(noise: float = 0.8, sharpness: float = 9.0, seed: int = 0, **
             -torch.tensor(known["probs"][np.arange(NUM_EXAMPLES), targets]).log(),
             torch.tensor(sure),
         ),
-        "made_by": {"dubio": "0.1.0", "torch": "2.13.0", "command": "dubio evaluate it"},
+        "build_optimizer": {"dubio": "0.1.0", "torch": "2.13.0", "command": "dubio evaluate it"},
     }
     return Evaluation(**{**values, **changed})
 
@@ -152,9 +152,9 @@ def _metrics(
     }
 
 
-def _doubt(found: dict[str, np.ndarray], rows: np.ndarray) -> Doubt:
+def _doubt(found: dict[str, np.ndarray], rows: np.ndarray) -> Uncertainty:
     expected, mutual = float(found["expected"][rows].mean()), float(found["mutual"][rows].mean())
-    return Doubt(int(rows.sum()), expected + mutual, expected, mutual)
+    return Uncertainty(int(rows.sum()), expected + mutual, expected, mutual)
 
 
 def _class(name: str, own: np.ndarray, named: np.ndarray) -> ClassRow:

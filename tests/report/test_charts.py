@@ -7,13 +7,13 @@ from xml.etree.ElementTree import Element, fromstring
 import pytest
 
 from dubio.report.charts import LEFT, PLOT_HEIGHT, RIGHT, WIDTH, draw, shortened
-from dubio.report.elements import Bars, Figure, Lines, Reliability, Series, Stacks
+from dubio.report.elements import Bars, Figure, LineChart, ReliabilityChart, Series, Stacks
 
 LINE = Series("one", (0.0, 1.0, 2.0), (0.0, 0.5, 1.0), (0.0, 0.4, 0.9), (0.1, 0.6, 1.0))
 OTHER = Series("other", (0.0, 1.0, 2.0), (1.0, 0.9, 0.95))
-LINES = Lines("Title", "What it shows.", "x", "y", (LINE, OTHER), y_range=(0.0, 1.0))
+LINES = LineChart("Title", "What it shows.", "x", "y", (LINE, OTHER), y_range=(0.0, 1.0))
 BARS = Bars("Title", "What it shows.", "x", "y", (0.0, 1.0, 2.0), {"known": (0.25, 0.75), "unseen": (0.5, 0.5)}, 1.5)
-RELIABILITY = Reliability("Title", "What it shows.", (0.0, 0.2, 0.8), (None, 0.5, 0.9), (None, 0.25, 1.0))
+RELIABILITY = ReliabilityChart("Title", "What it shows.", (0.0, 0.2, 0.8), (None, 0.5, 0.9), (None, 0.25, 1.0))
 STACKS = Stacks("Title", "What it shows.", "nats", ("all", "wrong"), {"data": (0.5, 1.0), "network": (0.25, 1.0)})
 
 
@@ -40,7 +40,7 @@ def test_every_drawing_says_what_it_shows(figure: Figure) -> None:
 
 
 def test_points_of_a_line_lie_where_the_axes_say() -> None:
-    svg = drawn(Lines("Title", "Words.", "x", "y", (LINE,), y_range=(0.0, 1.0)))
+    svg = drawn(LineChart("Title", "Words.", "x", "y", (LINE,), y_range=(0.0, 1.0)))
     (path,) = of_class(svg, "line")
     points = coordinates(path)
     assert [x for x, _ in points] == pytest.approx([LEFT, (LEFT + WIDTH - RIGHT) / 2, WIDTH - RIGHT])
@@ -61,14 +61,14 @@ def test_lines_differ_in_more_than_colour() -> None:
 
 def test_more_lines_than_colours_still_look_different() -> None:
     many = tuple(Series(f"a long name, number {number}", (0.0, 1.0), (0.0, 1.0)) for number in range(13))
-    svg = drawn(Lines("Title", "Words.", "x", "y", many))
+    svg = drawn(LineChart("Title", "Words.", "x", "y", many))
     looks = {(line.get("class"), line.get("stroke-dasharray")) for line in of_class(svg, "line")}
     assert len(looks) == 13
 
 
 def test_few_lines_with_short_names_are_named_at_their_ends_and_the_names_keep_apart() -> None:
     close = tuple(Series(f"run {number}", (0.0, 1.0), (0.0, 0.5 + number / 1000)) for number in range(4))
-    labels = of_class(drawn(Lines("Title", "Words.", "x", "y", close, y_range=(0.0, 1.0))), "name")
+    labels = of_class(drawn(LineChart("Title", "Words.", "x", "y", close, y_range=(0.0, 1.0))), "name")
     places = sorted(float(label.get("y", "")) for label in labels)
     assert [label.text for label in reversed(labels)] == ["run 3", "run 2", "run 1", "run 0"]
     assert all(later - earlier >= 13 for earlier, later in pairwise(places))
@@ -78,7 +78,7 @@ def test_few_lines_with_short_names_are_named_at_their_ends_and_the_names_keep_a
 
 def test_long_names_go_to_a_legend_and_keep_both_ends() -> None:
     names = ["a-very-long-name-of-a-run-that-ends-in-1", "a-very-long-name-of-a-run-that-ends-in-2"]
-    svg = drawn(Lines("Title", "Words.", "x", "y", tuple(Series(name, (0.0, 1.0), (0.0, 1.0)) for name in names)))
+    svg = drawn(LineChart("Title", "Words.", "x", "y", tuple(Series(name, (0.0, 1.0), (0.0, 1.0)) for name in names)))
     assert of_class(svg, "name") == []
     keys = [key.text for key in of_class(svg, "key")]
     assert keys == [shortened(name) for name in names]
@@ -87,7 +87,7 @@ def test_long_names_go_to_a_legend_and_keep_both_ends() -> None:
 
 
 def test_the_line_of_perfection_joins_equal_values() -> None:
-    svg = drawn(Lines("Title", "Words.", "x", "y", (LINE,), (0.0, 2.0), (0.0, 1.0), diagonal="as it should be"))
+    svg = drawn(LineChart("Title", "Words.", "x", "y", (LINE,), (0.0, 2.0), (0.0, 1.0), diagonal="as it should be"))
     (ideal,) = of_class(svg, "ideal")
     assert float(ideal.get("x2", "")) == pytest.approx((LEFT + WIDTH - RIGHT) / 2)  # y ends at 1, x at 2
 
@@ -126,6 +126,6 @@ def test_parts_stand_one_after_the_other() -> None:
 
 def test_text_from_elsewhere_is_escaped() -> None:
     name = '<script>alert("x")</script>'
-    text = draw(Lines(name, name, name, name, (Series(name, (0.0, 1.0), (0.0, 1.0)), OTHER)))
+    text = draw(LineChart(name, name, name, name, (Series(name, (0.0, 1.0), (0.0, 1.0)), OTHER)))
     assert "<script" not in text
     assert fromstring(text).findtext("title") == name

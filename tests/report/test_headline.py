@@ -11,7 +11,7 @@ import torch
 from dubio.evaluation.comparison import pack
 from dubio.evaluation.records import DataRecord, Estimate
 from dubio.io import Identity
-from dubio.report.elements import Headline
+from dubio.report.elements import HeadlineTable
 from dubio.report.runs import read_runs
 from dubio.report.summary import headlines, summarise, unpaired
 from report.run_folders import audit, classification, regression, write_attack, write_json, write_run
@@ -33,11 +33,11 @@ def judged(tmp_path: Path, *wrong: set[int], **changed: Any) -> list[Path]:
     return folders
 
 
-def marks(headline: Headline, name: str) -> list[str]:
+def marks(headline: HeadlineTable, name: str) -> list[str]:
     return [row.cells[name].mark for row in headline.rows]
 
 
-def p_values(headline: Headline, name: str) -> list[float]:
+def p_values(headline: HeadlineTable, name: str) -> list[float]:
     return [pair.p_value for pair in headline.comparisons if pair.metric == name]
 
 

@@ -13,7 +13,18 @@ import torch
 
 from dubio.evaluation.comparison import pack
 from dubio.evaluation.records import Estimate, Evaluation, UnseenSet
-from dubio.report.elements import Bars, Gallery, Lines, Note, Reliability, Report, Stacks, Table, number, thinned
+from dubio.report.elements import (
+    Bars,
+    Gallery,
+    LineChart,
+    Note,
+    ReliabilityChart,
+    Report,
+    Stacks,
+    Table,
+    number,
+    thinned,
+)
 from dubio.report.page import tabulate, write_report
 from report.run_folders import (
     CLASSES,
@@ -27,7 +38,7 @@ from report.run_folders import (
     write_run,
 )
 
-FIGURES = (Lines, Bars, Reliability, Stacks)
+FIGURES = (LineChart, Bars, ReliabilityChart, Stacks)
 HOSTILE = '<script>alert("x")</script>&<img src=x onerror=y>'
 
 
@@ -161,7 +172,7 @@ def test_parts_of_records_that_are_missing_leave_their_figures_out(tmp_path: Pat
     write_json(folder / "pruning.json", {"format": "dubio-pruning-1", "curve": PRUNING["curve"]})
     classification(unseen={}, notable={"most confidently wrong": ()}, corruptions={}).save(folder / "evaluation.json")
     report, _, _ = written(tmp_path, folder)
-    assert [type(block) for block in section(report, "pruning").blocks] == [Lines, Lines]
+    assert [type(block) for block in section(report, "pruning").blocks] == [LineChart, LineChart]
     assert section(report, "examples").blocks == (Note("first: most confidently wrong: there are none."),)
     assert not {"unseen", "corruptions"} & set(names(report))
 
@@ -188,7 +199,7 @@ def test_the_best_epoch_is_told_even_where_points_are_left_out(tmp_path: Path) -
 def test_a_run_looks_the_same_in_all_figures(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "fresh"), write_full_run(tmp_path / "judged")]
     report, _, _ = written(tmp_path, *folders)
-    lines = [block for part in report.sections for block in part.blocks if isinstance(block, Lines)]
+    lines = [block for part in report.sections for block in part.blocks if isinstance(block, LineChart)]
     styles = {(series.name, series.style) for block in lines for series in block.series}
     assert styles == {("fresh", 0), ("judged", 1), ("by snr", None), ("by magnitude", None)}
 
@@ -245,7 +256,7 @@ def test_a_verdict_is_told_in_plain_words(full: tuple[Report, Text, dict[str, An
         "not. Failed: C16 Nothing left at any distance?. At linf distance 0.1, 41.0 % (33.0 % to 50.0 %) of 128 images "
         "are right, 97.0 % without an attack; the checks can tell a change of 3.0 points."
     )
-    assert isinstance(curve, Lines)
+    assert isinstance(curve, LineChart)
     assert (curve.series[0].x, curve.series[0].y) == ((1.0, 10.0, 20.0), (0.5, 0.43, 0.42))
     assert isinstance(left, Table)
     assert [row[0].text for row in left.rows] == ["not attacked", "R_pred", "R_1", "R_retry", "R_frozen"]

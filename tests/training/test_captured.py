@@ -32,7 +32,7 @@ SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         dubio.Deterministic(),
         lambda method: dubio.Adversarial(dubio.ELBO(100), ATTACK, weight=0.0, label="true"),
     ),
-    "dropout, alpha": (dubio.Dropout(), lambda method: dubio.Alpha(0.5, num_data=100)),
+    "dropout, alpha": (dubio.BernoulliDropout(), lambda method: dubio.Alpha(0.5, num_data=100)),
     "input noise": (dubio.InputNoise(), lambda method: method.objective(100)),
     "flow": (dubio.Flow(), lambda method: method.objective(100)),
     "se-snn": (dubio.SESNN(), lambda method: method.objective(100)),
@@ -308,7 +308,7 @@ def test_a_recording_is_kept_for_the_next_run() -> None:
     inputs, _ = data()
     labels = [torch.randint(3, (ROWS,), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     options: Any = {"epochs": 6, "batch_size": 6, "num_samples": 2, "progress": False, "fast": True}
-    steps, place = dubio.Steps(), make(dubio.Bayes())
+    steps, place = dubio.StepCache(), make(dubio.Bayes())
     start = copy.deepcopy(place.state_dict())
     with torch._inductor.config.patch(fallback_random=True):
         for seed, targets in enumerate(labels):

@@ -26,7 +26,7 @@ def make(**fields: object) -> nn.Module:
     return dubio.Bayes(**{"init_std": 0.02, **fields}).convert(mlp(5, 20, 3))
 
 
-def quick(model: nn.Module, *args: object, **options: object) -> dubio.Run:
+def quick(model: nn.Module, *args: object, **options: object) -> dubio.FitResult:
     return dubio.fit(model, *args, **{"epochs": 3, "batch_size": 32, "lr": 0.01, "progress": False, **options})
 
 
@@ -136,7 +136,7 @@ class Rates:
 
     def on_epoch(self, metrics: dict[str, float]) -> None: ...
 
-    def on_end(self, run: dubio.Run) -> None: ...
+    def on_end(self, run: dubio.FitResult) -> None: ...
 
 
 def test_accumulated_batches_are_one_step() -> None:
@@ -214,7 +214,7 @@ def test_callbacks_see_steps_epochs_and_the_end() -> None:
         def on_epoch(self, metrics: dict[str, float]) -> None:
             seen.append(("epoch", metrics["epoch"]))
 
-        def on_end(self, run: dubio.Run) -> None:
+        def on_end(self, run: dubio.FitResult) -> None:
             seen.append(run)
 
     run = quick(make(), (INPUTS, TARGETS), epochs=2, batch_size=120, callbacks=[Watch()])
@@ -267,7 +267,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_layer(tmp_path: P
 
         def on_epoch(self, metrics: dict[str, float]) -> None: ...
 
-        def on_end(self, run: dubio.Run) -> None: ...
+        def on_end(self, run: dubio.FitResult) -> None: ...
 
     good = make(estimator="weight")
     with pytest.raises(
@@ -320,7 +320,7 @@ def test_the_number_of_examples_is_what_the_data_give_or_the_objective_says() ->
 
         def on_epoch(self, metrics: dict[str, float]) -> None: ...
 
-        def on_end(self, run: dubio.Run) -> None: ...
+        def on_end(self, run: dubio.FitResult) -> None: ...
 
     terms: list[float] = []
     stream = [(INPUTS, TARGETS)]

@@ -29,7 +29,7 @@ def beginnings() -> list[nn.Module]:
     return [dubio.Bayes().convert(mlp(6, 8, 3)) for _ in LABELS]
 
 
-def runs(steps: dubio.Steps, **options: Any) -> list[dict[str, Tensor]]:
+def runs(steps: dubio.StepCache, **options: Any) -> list[dict[str, Tensor]]:
     """The weights after a run for each labelling, in one module."""
     first, *_ = nets = beginnings()
     place, ends = copy.deepcopy(first), []
@@ -43,7 +43,7 @@ def runs(steps: dubio.Steps, **options: Any) -> list[dict[str, Tensor]]:
 @pytest.mark.feature("A network is trained again, from other weights or on other labels, without compiling it again")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_runs_with_a_kept_step_are_those_with_new_ones(name: str) -> None:
-    steps = dubio.Steps()
+    steps = dubio.StepCache()
     kept = runs(steps, optimizer=OPTIMIZERS[name])
     for seed, (net, labels) in enumerate(zip(beginnings(), LABELS, strict=True)):
         dubio.fit(net, (INPUTS, labels), seed=seed, optimizer=OPTIMIZERS[name], **OPTIONS)
@@ -58,7 +58,7 @@ def test_a_kept_step_is_compiled_once(quick_compiler: None, monkeypatch: pytest.
     asked: list[Any] = []
     compiled = computing.compiled
     monkeypatch.setattr(computing, "compiled", lambda *args: asked.append(args[0]) or compiled(*args))
-    runs(dubio.Steps(), fast=True)
+    runs(dubio.StepCache(), fast=True)
     assert asked == [computing.compute]
 
 
@@ -71,7 +71,7 @@ def doubled(likelihood: Any, outputs: Tensor, targets: Tensor, scale: Tensor | N
 
 
 def test_a_step_is_made_anew_for_another_network_or_another_way_of_training() -> None:
-    steps = dubio.Steps()
+    steps = dubio.StepCache()
     net, other = beginnings()
     dubio.fit(net, (INPUTS, LABELS[0]), steps=steps, **OPTIONS)
     changes: list[dict[str, Any]] = [
@@ -99,7 +99,7 @@ def test_a_step_is_made_anew_for_another_network_or_another_way_of_training() ->
 
 
 def test_a_run_that_broke_leaves_nothing_behind() -> None:
-    steps = dubio.Steps()
+    steps = dubio.StepCache()
     net, _ = beginnings()
     start = copy.deepcopy(net.state_dict())
     with torch.no_grad():
@@ -115,7 +115,9 @@ def test_a_run_that_broke_leaves_nothing_behind() -> None:
 
 def test_a_run_that_is_resumed_keeps_no_steps(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="steps must be None for a run that is resumed"):
-        dubio.fit(beginnings()[0], (INPUTS, LABELS[0]), folder=tmp_path, resume=True, steps=dubio.Steps(), **OPTIONS)
+        dubio.fit(
+            beginnings()[0], (INPUTS, LABELS[0]), folder=tmp_path, resume=True, steps=dubio.StepCache(), **OPTIONS
+        )
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Weighing(dubio.ELBO):
 
 
 def test_an_objective_that_cannot_be_compared_makes_a_new_step() -> None:
-    steps, (net, _) = dubio.Steps(), beginnings()
+    steps, (net, _) = dubio.StepCache(), beginnings()
     for number in (1, 2):
         dubio.fit(net, (INPUTS, LABELS[0]), objective=Weighing(), steps=steps, **OPTIONS)
         assert steps.num_made == number

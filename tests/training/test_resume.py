@@ -31,7 +31,9 @@ def make() -> nn.Module:
     return dubio.Bayes(init_std=0.1).convert(mlp(5, 7, 4))
 
 
-def train(folder: Path, *, resume: bool = False, epochs: int = 6, **options: object) -> tuple[nn.Module, dubio.Run]:
+def train(
+    folder: Path, *, resume: bool = False, epochs: int = 6, **options: object
+) -> tuple[nn.Module, dubio.FitResult]:
     model = make()
     arguments = {"batch_size": 16, "schedule": "cosine", "progress": False, "num_samples": 2, **options}
     run = dubio.fit(
@@ -395,7 +397,7 @@ class Removes:
 
     def on_epoch(self, metrics: dict[str, float]) -> None: ...
 
-    def on_end(self, run: dubio.Run) -> None: ...
+    def on_end(self, run: dubio.FitResult) -> None: ...
 
 
 def test_metrics_that_were_removed_during_training_are_written_again(tmp_path: Path, whole: Path) -> None:
@@ -529,7 +531,7 @@ class FullDisk:
         if metrics["epoch"] == self.epoch:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1024, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    def on_end(self, run: dubio.Run) -> None:
+    def on_end(self, run: dubio.FitResult) -> None:
         pass
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubio.training.checkpoints import Standing, own_state, pack, unpack
+from dubio.training.checkpoints import TrainState, own_state, pack, unpack
 from dubio.training.processes import Processes
 
 NUM_GPUS = 4
@@ -38,7 +38,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[int, Tensor]:
 def packed(device: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return pack(model, optimizer, Standing(), None, [own_state(model, Processes(0, 1, torch.device(device)))])
+    return pack(model, optimizer, TrainState(), None, [own_state(model, Processes(0, 1, torch.device(device)))])
 
 
 def resume(tensors: dict[str, Tensor], state: dict[str, Any], device: str) -> None:

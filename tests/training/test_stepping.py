@@ -16,8 +16,8 @@ from dubio.data.batches import Batch
 from dubio.training import batch_loss as computing, steps as stepping
 from dubio.training.batch_loss import MOST_CHANGES, OTHERS_TO_CHANGE, Place, Shapes
 from dubio.training.diagnosis import BrokenLossError
-from dubio.training.optimizers import load_keeping_the_way, make_capturable, match_layouts, set_learning_rates
-from dubio.training.steps import TRIALS, Step, Trial
+from dubio.training.optimizers import load_optimizer_state, make_capturable, match_layouts, set_learning_rates
+from dubio.training.steps import TRIALS, CompileTrial, Step
 from networks import mlp
 
 INPUTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))
@@ -27,7 +27,7 @@ ATTACK = PGD(epsilon=0.1, steps=2, num_samples=2)
 OBJECTIVES: dict[str, tuple[Any, Any]] = {
     "bayes": (dubio.Bayes(), dubio.ELBO(40)),
     "bayes, drawn weights": (dubio.Bayes(estimator="weight"), dubio.ELBO(40)),
-    "dropout, alpha": (dubio.Dropout(), dubio.Alpha(0.5, num_data=40)),
+    "dropout, alpha": (dubio.BernoulliDropout(), dubio.Alpha(0.5, num_data=40)),
     "flow": (dubio.Flow(), dubio.ELBO(40)),
     "ensemble": (dubio.Ensemble(2), dubio.Ensemble(2).objective(40)),
     "bayes, adversarial": (dubio.Bayes(), dubio.Adversarial(dubio.ELBO(40), ATTACK)),
@@ -451,7 +451,7 @@ def test_a_step_that_falls_back_lets_go_of_its_recording(traced: None) -> None:
 # The trial on a CPU
 
 
-def times(trial: Trial, eager: float, compiled: float, num_steps: int = 40) -> Trial:
+def times(trial: CompileTrial, eager: float, compiled: float, num_steps: int = 40) -> CompileTrial:
     for _ in range(num_steps):
         trial.note(compiled if trial.compiled_next else eager)
         if trial.choice is not None:
@@ -467,11 +467,11 @@ def times(trial: Trial, eager: float, compiled: float, num_steps: int = 40) -> T
 def test_a_long_run_on_a_cpu_compiles_where_that_measures_faster(
     num_steps: int, eager: float, compiled: float, choice: bool
 ) -> None:
-    assert times(Trial(num_steps), eager, compiled).choice is choice
+    assert times(CompileTrial(num_steps), eager, compiled).choice is choice
 
 
 def test_the_trial_takes_turns_and_leaves_out_what_warms_up() -> None:
-    trial, ways = Trial(10**6), []
+    trial, ways = CompileTrial(10**6), []
     while trial.choice is None:
         ways.append(trial.compiled_next)
         first = ways.count(ways[-1]) == 1
@@ -528,7 +528,7 @@ def test_a_state_is_loaded_without_the_way_its_updates_were_made() -> None:
     make_capturable(other, torch.device("cpu"))
     rate = other.param_groups[0]["lr"]
     one.param_groups[0]["lr"] = 0.3
-    load_keeping_the_way(other, one.state_dict())
+    load_optimizer_state(other, one.state_dict())
     group = other.param_groups[0]
     assert (group["fused"], group["capturable"], group["foreach"]) == (True, True, False)
     assert group["lr"] is rate

@@ -29,7 +29,7 @@ def wait_for_the_next_second() -> None:
     time.sleep(1.01 - time.time() % 1.0)
 
 
-def train(board: Path, folder: Path | None = None, **options: object) -> dubio.Run:
+def train(board: Path, folder: Path | None = None, **options: object) -> dubio.FitResult:
     torch.manual_seed(0)
     model: nn.Module = dubio.Bayes(init_std=0.1).convert(mlp(5, 7, 4))
     callbacks = [dubio.TensorBoard(board), *options.pop("callbacks", ())]  # type: ignore[misc]
@@ -49,7 +49,7 @@ def curves(board: Path) -> Curves:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dubio.Run, Curves]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dubio.FitResult, Curves]:
     """A run from start to end, and its curves."""
     board = tmp_path_factory.mktemp("board")
     return train(board), curves(board)
@@ -62,7 +62,7 @@ def assert_same_but_for_time(found: Curves, expected: Curves) -> None:
 
 
 @pytest.mark.feature("dubio.TensorBoard writes every step and every epoch, and goes on where a resumed run does")
-def test_the_curves_are_the_history(whole: tuple[dubio.Run, Curves]) -> None:
+def test_the_curves_are_the_history(whole: tuple[dubio.FitResult, Curves]) -> None:
     run, found = whole
 
     names = set(run.history[0]) - {"epoch", "step"}
@@ -73,7 +73,7 @@ def test_the_curves_are_the_history(whole: tuple[dubio.Run, Curves]) -> None:
         assert found[f"epoch/{name}"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_steps_of_an_epoch_have_the_mean_of_the_epoch(whole: tuple[dubio.Run, Curves]) -> None:
+def test_the_steps_of_an_epoch_have_the_mean_of_the_epoch(whole: tuple[dubio.FitResult, Curves]) -> None:
     run, found = whole
 
     rows = [16, 16, 16, 16, 6]
@@ -96,7 +96,7 @@ class StopAfter:
 
     def on_epoch(self, metrics: dict[str, float]) -> None: ...
 
-    def on_end(self, run: dubio.Run) -> None: ...
+    def on_end(self, run: dubio.FitResult) -> None: ...
 
 
 def interrupt(board: Path, folder: Path, step: int) -> None:
@@ -117,7 +117,7 @@ def kill(board: Path, folder: Path, step: int) -> None:
 @pytest.mark.parametrize("step", [7, 10], ids=["middle of an epoch", "end of an epoch"])
 @pytest.mark.parametrize("end", [interrupt, kill])
 def test_a_resumed_run_has_the_curves_of_a_whole_one(
-    tmp_path: Path, whole: tuple[dubio.Run, Curves], step: int, end: Callable[[Path, Path, int], None]
+    tmp_path: Path, whole: tuple[dubio.FitResult, Curves], step: int, end: Callable[[Path, Path, int], None]
 ) -> None:
     end(tmp_path / "cut", tmp_path / "run", step)
     assert curves(tmp_path / "cut")["step/divergence"].keys() == set(range(1, step + 1))  # nothing was left unwritten
@@ -126,7 +126,7 @@ def test_a_resumed_run_has_the_curves_of_a_whole_one(
     assert_same_but_for_time(curves(tmp_path / "cut"), whole[1])
 
 
-def test_a_run_that_is_trained_on_goes_on_with_its_steps(tmp_path: Path, whole: tuple[dubio.Run, Curves]) -> None:
+def test_a_run_that_is_trained_on_goes_on_with_its_steps(tmp_path: Path, whole: tuple[dubio.FitResult, Curves]) -> None:
     train(tmp_path / "grown", tmp_path / "run", epochs=2)
     wait_for_the_next_second()
     train(tmp_path / "grown", tmp_path / "run", epochs=3, resume=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dubio_lab.results import Result
 from dubio_lab.running import default_folder, load_results
-from dubio_lab.spec import Spec, load_spec
+from dubio_lab.spec import ExperimentSpec, load_spec
 from dubio_lab.tables import Row, results_that_count, tabulate
 
 __all__ = ["Claim", "Number", "NotRunError", "Outcome", "Records"]
@@ -88,7 +88,7 @@ class Records:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self._folder = default_folder() if folder is None else Path(folder)
-        self._known: dict[str, tuple[Spec, list[Result], dict[tuple[str, str], Row]]] = {}
+        self._known: dict[str, tuple[ExperimentSpec, list[Result], dict[tuple[str, str], Row]]] = {}
 
     def number(self, spec: str, cell: str, metric: str) -> Number:
         """The mean over seeds of a metric of a cell."""
@@ -123,7 +123,7 @@ class Records:
         place = next(one for one in found.cells if one.name == cell)
         return {one.seed: one.metrics[metric].value for one in results_that_count(found, place, results)}
 
-    def _read(self, name: str) -> tuple[Spec, list[Result], dict[tuple[str, str], Row]]:
+    def _read(self, name: str) -> tuple[ExperimentSpec, list[Result], dict[tuple[str, str], Row]]:
         if name not in self._known:
             spec = load_spec(name)
             results = load_results(spec, self._folder)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dubio.data import Examples, Splits
 from dubio.methods import Dropout
 from dubio.models import dad_cnn, dad_mlp
-from dubio.prediction import ClassPredictive
-from dubio.training import Callback, Run, fit
+from dubio.prediction import ClassificationPredictive
+from dubio.training import Callback, FitResult, fit
 from dubio_lab.protocols.measuring import predict_classes
 from dubio_lab.protocols.trial import Learned, Trial
 from dubio_lab.protocols.watching import Watch
@@ -65,7 +65,7 @@ def timed_network(trial: Trial, splits: Splits) -> Learned[nn.Module]:
     return trial.learned({**described(trial), "watched": watched}, lambda: _untrained(trial, splits), train)
 
 
-def summed_log_likelihood(found: ClassPredictive, targets: Tensor) -> tuple[float, float]:
+def summed_log_likelihood(found: ClassificationPredictive, targets: Tensor) -> tuple[float, float]:
     """The sum over all images of the log of the mean probability of their class, and its standard error (E-14)."""
     own = found.log_probs.gather(-1, targets[:, None]).squeeze(-1).double()
     return own.sum().item(), own.std().item() * len(own) ** 0.5
@@ -83,7 +83,7 @@ def _untrained(trial: Trial, splits: Splits) -> nn.Module:
     return Dropout(settings["rate"], alpha, settings["l2"]).convert(builders[settings["network"]]())
 
 
-def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[Callback] = ()) -> Run:
+def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[Callback] = ()) -> FitResult:
     settings = trial.settings
     run = fit(
         model,

@@ -13,7 +13,7 @@ from dubio.evaluation import real_measures_per_example
 from dubio.likelihoods import Gaussian
 from dubio.methods import Dropout
 from dubio.models import dad_mlp
-from dubio.prediction import RealPredictive, predict
+from dubio.prediction import RegressionPredictive, predict
 from dubio.training import fit
 from dubio_lab.protocols.trial import Trial
 from dubio_lab.results import Findings, Measured
@@ -51,7 +51,7 @@ def random_split(table: Examples, share: float, seed: int) -> tuple[Examples, Ex
     return table[first], table[second]
 
 
-def measures_in_units(found: RealPredictive, targets: Tensor, seen: Tensor) -> dict[str, Tensor]:
+def measures_in_units(found: RegressionPredictive, targets: Tensor, seen: Tensor) -> dict[str, Tensor]:
     """What each example adds, of standardised predictions in the unit of the targets, of which ``seen`` were known."""
     assert found.samples is not None
     assert found.sample_stds is not None
@@ -64,7 +64,7 @@ def _measured(trial: Trial, known: Examples, asked: Examples, precision: float) 
     model = _trained(trial, standardised(known, known), precision)
     inputs = standardised(asked, known).inputs.to(trial.device)
     found = predict(model, inputs, trial.settings["draws"], seed=trial.seed)
-    assert isinstance(found, RealPredictive)
+    assert isinstance(found, RegressionPredictive)
     return measures_in_units(found, asked.targets, known.targets)
 
 

@@ -17,7 +17,7 @@ from dubio.data import Examples, clusters
 from dubio.flows import NormalPlanar1d
 from dubio.methods import Deterministic, Flow
 from dubio.plots import draw_regions
-from dubio.training import Schedule, Steps, fit
+from dubio.training import Schedule, StepCache, fit
 from dubio_lab.protocols.flow_networks import bound, described
 from dubio_lab.protocols.measuring import mean_of, predict_classes, quality, share
 from dubio_lab.protocols.trial import Learned, Trial
@@ -134,7 +134,7 @@ def _train(trial: Trial, model: nn.Module) -> dict[str, Tensor]:
     """Until it has converged; the training loss of every epoch."""
     settings = trial.settings
     train, _ = plane_points(trial)
-    steps = Steps()  # compiled once for both parts
+    steps = StepCache()  # compiled once for both parts
 
     def go(epochs: int, patience: int | None, schedule: Schedule, seed: int) -> list[float]:
         run = fit(

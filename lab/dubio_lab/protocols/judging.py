@@ -16,7 +16,7 @@ from dubio.auditing import audit
 from dubio.calibration import calibrate
 from dubio.calibrators import Temperature
 from dubio.data import Examples, Splits
-from dubio.prediction import ClassPredictive
+from dubio.prediction import ClassificationPredictive
 from dubio_lab.protocols.images import load_unseen
 from dubio_lab.protocols.measuring import predict_classes, quality
 from dubio_lab.protocols.trial import Trial
@@ -55,7 +55,7 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
         return found_out | _audited(trial, model, splits.test) if settings["audit_images"] else found_out
 
 
-def _unseen(trial: Trial, model: nn.Module, seen: ClassPredictive) -> dict[str, Measured]:
+def _unseen(trial: Trial, model: nn.Module, seen: ClassificationPredictive) -> dict[str, Measured]:
     """How well doubt tells unseen images from the test images."""
     metrics = {}
     for name, examples in load_unseen(trial).items():

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.prediction import ClassPredictive, predict
+from dubio.prediction import ClassificationPredictive, predict
 from dubio_lab.protocols.trial import Trial
 from dubio_lab.results import Measured
 
@@ -12,7 +12,7 @@ __all__ = ["mean_of", "predict_classes", "quality", "share"]
 
 def predict_classes(
     trial: Trial, model: nn.Module, inputs: Tensor, draws: int | None = None, *, keep: bool = False
-) -> ClassPredictive:
+) -> ClassificationPredictive:
     """The prediction of many draws, each one set of weights for all inputs, and none that had a part in training.
 
     Args:
@@ -24,7 +24,7 @@ def predict_classes(
     """
     count = trial.settings["draws"] if draws is None else draws
     found = predict(model, inputs, count, keep_samples=keep, seed=trial.judging_seed, decisions=False)
-    assert isinstance(found, ClassPredictive)
+    assert isinstance(found, ClassificationPredictive)
     return found
 
 

@@ -16,7 +16,7 @@ from dubio.io import from_json
 from dubio.methods import Method
 from dubio.models import build
 from dubio.objectives import BootstrapHard, BootstrapSoft, Objective
-from dubio.training import Steps, fit
+from dubio.training import StepCache, fit
 from dubio_lab.protocols.trial import Trial
 
 __all__ = ["train_network"]
@@ -24,7 +24,7 @@ __all__ = ["train_network"]
 BOOTSTRAPS = {"hard": BootstrapHard, "soft": BootstrapSoft}
 TRAINING = ("data", "num_train", "num_validation", "model", "epochs", "batch_size", "lr", "weight_decay", "train_draws")
 """Settings that a trained network depends on, beside its own and the share of wrong labels."""
-WORKSHOP: dict[tuple[str, str], tuple[nn.Module, Steps]] = {}
+WORKSHOP: dict[tuple[str, str], tuple[nn.Module, StepCache]] = {}
 """The module in which networks of one kind, the last, are trained one after another: it is compiled once."""
 
 
@@ -88,12 +88,12 @@ def _learn(trial: Trial, model: nn.Module, train: Examples, own: dict[str, Any])
     model.load_state_dict(place.state_dict())
 
 
-def _workshop(model: nn.Module, device: torch.device) -> tuple[nn.Module, Steps]:
+def _workshop(model: nn.Module, device: torch.device) -> tuple[nn.Module, StepCache]:
     """A module of the network's kind with the network's weights, and the steps that others of the kind have left."""
     kind = (f"{spec(model)!r} {model}", str(device))
     if kind not in WORKSHOP:
         WORKSHOP.clear()
-        WORKSHOP[kind] = copy.deepcopy(model), Steps()
+        WORKSHOP[kind] = copy.deepcopy(model), StepCache()
     place, steps = WORKSHOP[kind]
     place.load_state_dict(model.state_dict())
     return place, steps

@@ -12,7 +12,7 @@ from dubio.likelihoods import Gaussian
 from dubio.methods import Bayes
 from dubio.models import build
 from dubio.objectives import ELBO
-from dubio.prediction import RealPredictive, predict
+from dubio.prediction import RegressionPredictive, predict
 from dubio.priors import Normal
 from dubio.training import fit
 from dubio_lab.protocols.trial import Trial
@@ -49,7 +49,7 @@ def regression(trial: Trial) -> Findings:
     )
     places = splits.test.inputs
     found = predict(model, places.to(trial.device), settings["draws"], seed=trial.seed)
-    assert isinstance(found, RealPredictive)
+    assert isinstance(found, RegressionPredictive)
     assert found.samples is not None
     low, median, high = quartiles = found.samples.cpu().squeeze(-1).quantile(torch.tensor([0.25, 0.5, 0.75]), dim=0)
     x = places.squeeze(-1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dubio.objectives import Loss
-from dubio.training import Run
+from dubio.training import FitResult
 
 __all__ = ["Watch"]
 
@@ -43,5 +43,5 @@ class Watch:
             self._seen.append({"epoch": float(epoch), **self.look()})
             self._latest = time.perf_counter() - began
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: FitResult) -> None:
         """Nothing is left to do."""

@@ -79,8 +79,8 @@ from dubio._engine.passes import (
 )
 from dubio._engine.planner import (
     DoesNotFitError as DoesNotFitError,
-    Plan,
-    Use as Use,
+    OutputUse as OutputUse,
+    SamplingPlan,
     circumstances as circumstances,
     memory_budget as memory_budget,
     plan,
@@ -108,7 +108,7 @@ from dubio._engine.settings import (
     settings_for_run as settings_for_run,
 )
 from dubio._engine.snapshot import (
-    Standing as Standing,
+    TensorSnapshot as TensorSnapshot,
     eval_mode as eval_mode,
     same_numbers as same_numbers,
     statistics_of as statistics_of,
@@ -124,7 +124,7 @@ __all__ = [
     "Inputs",
     "LoopOnlyError",
     "Pass",
-    "Plan",
+    "SamplingPlan",
     "Precision",
     "Settings",
     "Using",

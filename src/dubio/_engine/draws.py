@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from dubio._engine.passes import Pass, Supply
+from dubio._engine.passes import Pass, PerturbationSource
 from dubio._engine.settings import STATE, Settings
-from dubio._engine.snapshot import Beginning
+from dubio._engine.snapshot import Snapshot
 from dubio._engine.vmap_rules import MappedProducts, needs_mapped_products, without_fallback_warnings
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "Perturbations",
     "Inputs",
     "Numbers",
-    "TakingTurns",
+    "OneMemberPerDraw",
     "arguments",
     "arguments_for",
     "join",
@@ -71,7 +71,7 @@ class Call:
     kwargs: dict[str, Any]
     settings: Settings
     collecting: Collection[str] = ()
-    ahead: Supply | None = None
+    ahead: PerturbationSource | None = None
     """Who draws weights of looped draws ahead, where anyone does."""
 
     def rows_and_device(self) -> tuple[int, torch.device]:
@@ -108,13 +108,13 @@ class Numbers(NamedTuple):
 
 
 @runtime_checkable
-class TakingTurns(Protocol):
+class OneMemberPerDraw(Protocol):
     """A module of whose parts each draw runs one, with parameters and buffers of its own."""
 
-    def turns(self) -> list[str]:
+    def member_names(self) -> list[str]:
         """The names of these parts, which are all alike."""
 
-    def take_back(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
+    def accept_buffers(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
         """Keep what these draws, in order, have made of the buffers: `(sample, ...)` each."""
 
 
@@ -232,7 +232,7 @@ def _settled(call: Call, draws: Numbers, outputs: Any, terms: dict[str, Tensor],
         for who, buffers in moved.items():
             if who not in known:
                 raise RuntimeError("a part of the network moves buffers and is no submodule of it: register it as one")
-            cast(TakingTurns, known[who]).take_back(draws, buffers)
+            cast(OneMemberPerDraw, known[who]).accept_buffers(draws, buffers)
     return Draws(outputs, terms)
 
 
@@ -315,7 +315,7 @@ class _Chunk:
         ]
         self.inputs: list[Tensor] = [self._leaves[place] for place in self._places]
         """Tensors among the arguments, all of them: torch notices if they change before the backward pass."""
-        self.beginning = Beginning(call.model, moving, draws_itself)
+        self.beginning = Snapshot(call.model, moving, draws_itself)
         self._autocasts = [
             torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
             for device in {"cpu", call.rows_and_device()[1].type}

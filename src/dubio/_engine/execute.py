@@ -34,8 +34,8 @@ from dubio._engine.draws import (
     Draws,
     Inputs,
     Numbers,
+    OneMemberPerDraw,
     Perturbations,
-    TakingTurns,
     arguments_for,
     join,
     loop_draws,
@@ -48,8 +48,8 @@ from dubio._engine.passes import Pass, is_plain, is_transformed, name_sources, w
 from dubio._engine.planner import (
     GIVEN_AWAY,
     DoesNotFitError,
-    Plan,
-    Use,
+    OutputUse,
+    SamplingPlan,
     memory_budget,
     plan_for,
     remember_failure,
@@ -59,7 +59,7 @@ from dubio._engine.planner import (
 )
 from dubio._engine.probe import Executor
 from dubio._engine.settings import STATE, Settings, Using, check_module, check_num_samples, settings_for_run
-from dubio._engine.snapshot import Standing
+from dubio._engine.snapshot import TensorSnapshot
 from dubio._engine.vmap_rules import without_fallback_warnings
 
 __all__ = [
@@ -67,7 +67,7 @@ __all__ = [
     "run",
     "sample",
     "stream",
-    "Ahead",
+    "WeightPrefetcher",
     "ahead_of",
 ]
 
@@ -143,7 +143,7 @@ class _Stack:
         )
 
 
-class Ahead:
+class WeightPrefetcher:
     """Draws for posteriors of a looped run, a few draws at a time.
 
     Args:
@@ -218,7 +218,7 @@ def run(
     first_draw: int = 0,
     collecting: Collection[str] = (),
     drawn: Sequence[Perturbations] | None = None,
-    ahead: Ahead | None = None,
+    ahead: WeightPrefetcher | None = None,
 ) -> Draws:
     """What ``sample`` does, with the terms that the layers collected.
 
@@ -274,7 +274,7 @@ def _run(
 
 def _in_chunks(
     call: Call,
-    plan: Plan,
+    plan: SamplingPlan,
     draws: Numbers,
     executor: Executor,
     chunk: int | None,
@@ -295,13 +295,13 @@ def _in_chunks(
 
 def _chunks(
     call: Call,
-    plan: Plan,
+    plan: SamplingPlan,
     draws: Numbers,
     executor: Executor,
     chunk: int | None,
     drawn: Sequence[Perturbations] | None,
     piece: bool,
-    first: Standing | None,
+    first: TensorSnapshot | None,
 ) -> list[Draws]:
     """Draws in chunks; what runs out of memory runs again in smaller ones, from where it began."""
     parts: list[Draws] = []
@@ -332,12 +332,12 @@ def _chunks(
     return parts
 
 
-def _standing(call: Call, plan: Plan) -> Standing | None:
+def _standing(call: Call, plan: SamplingPlan) -> TensorSnapshot | None:
     """What draws will move, as it is now; nothing where they move nothing."""
-    return Standing(call.model, plan.moving) if plan.moving else None
+    return TensorSnapshot(call.model, plan.moving) if plan.moving else None
 
 
-def _put_back(call: Call, before: Standing | None) -> None:
+def _put_back(call: Call, before: TensorSnapshot | None) -> None:
     if before is not None:
         before.put_back(call.model)
 
@@ -345,15 +345,15 @@ def _put_back(call: Call, before: Standing | None) -> None:
 def _in_turns(model: nn.Module, num_samples: int, chunk: int | None) -> int | None:
     """Draws at a time: as asked for, and where parts that take turns may move buffers, none of them twice at once."""
     for module in model.modules():
-        if not hasattr(type(module), "turns") or not any(part.training for part in module.modules()):
+        if not hasattr(type(module), "member_names") or not any(part.training for part in module.modules()):
             continue
-        turns = len(cast(TakingTurns, module).turns())
-        if turns < num_samples and list(module.buffers()):
-            chunk = min(turns, chunk or turns)
+        member_names = len(cast(OneMemberPerDraw, module).member_names())
+        if member_names < num_samples and list(module.buffers()):
+            chunk = min(member_names, chunk or member_names)
     return chunk
 
 
-def _carry_out(call: Call, plan: Plan, draws: Numbers, drawn: Sequence[Perturbations] | None) -> Draws:
+def _carry_out(call: Call, plan: SamplingPlan, draws: Numbers, drawn: Sequence[Perturbations] | None) -> Draws:
     def run_draws(call: Call) -> Draws:
         if plan.executor == "loop":
             return loop_draws(call, draws, drawn if not plan.recompute else None)
@@ -375,7 +375,7 @@ def stream(
     num_rows: Sequence[int] | None = None,
     first_row: int = 0,
     trial: Inputs | None = None,
-    use: Use = GIVEN_AWAY,
+    use: OutputUse = GIVEN_AWAY,
 ) -> Iterator[tuple[int, Any]]:
     """The same draws on several batches of rows, a few draws at a time: batch number and `(sample, batch, ...)`.
 
@@ -437,7 +437,7 @@ def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str)
 
 
 def _choose(
-    call: Call, num_samples: int, executor: Executor, chunk: int | None, use: Use = GIVEN_AWAY
+    call: Call, num_samples: int, executor: Executor, chunk: int | None, use: OutputUse = GIVEN_AWAY
 ) -> tuple[str, int]:
     """Mechanism and chunk size of draws whose outputs are given away chunk by chunk."""
     if _is_exporting():
@@ -468,7 +468,7 @@ SHARE = 4
 """What is drawn ahead may take one part in so many of what draws may."""
 
 
-def ahead_of(call: Call, num_samples: int) -> Ahead | None:
+def ahead_of(call: Call, num_samples: int) -> WeightPrefetcher | None:
     """Who draws weights of looped draws ahead, where that saves time; what it holds is in no limit."""
     device = call.rows_and_device()[1]
     is_frozen = call.settings.mode == "frozen" and call.settings.memory is None
@@ -476,7 +476,9 @@ def ahead_of(call: Call, num_samples: int) -> Ahead | None:
         return None
     weights = max(tensor_bytes(list(call.model.parameters())), 1)
     most = min(MOST, memory_budget(device) // SHARE // weights)
-    return Ahead(call.settings, num_samples, most if device.type == "cuda" else _busy(most, torch.get_num_threads()))
+    return WeightPrefetcher(
+        call.settings, num_samples, most if device.type == "cuda" else _busy(most, torch.get_num_threads())
+    )
 
 
 def _busy(most: int, threads: int) -> int:

@@ -30,7 +30,7 @@ from dubio._engine.settings import STATE, Settings
 __all__ = [
     "Joined",
     "Pass",
-    "Supply",
+    "PerturbationSource",
     "attach",
     "attach_alone",
     "checkpoint",
@@ -51,7 +51,7 @@ _WARNED_LOCK = threading.Lock()
 
 
 @runtime_checkable
-class Supply(Protocol):
+class PerturbationSource(Protocol):
     """Who may know a perturbation before its posterior draws it (``ahead``)."""
 
     def perturbation(self, source: Any, run: "Pass") -> Tensor | None:
@@ -69,7 +69,7 @@ class Pass:
         collecting: Collection[str] = (),
         owner: nn.Module | None = None,
         mapped: bool = False,
-        ahead: Supply | None = None,
+        ahead: PerturbationSource | None = None,
     ) -> None:
         self.settings = settings
         self.draw = draw

@@ -49,15 +49,15 @@ from dubio._engine.memory import Footprint, free_memory, memory_in_words, tensor
 from dubio._engine.probe import (
     Executor,
     ExecutorWarning,
-    Found,
     LoopOnlyError,
     Mechanism,
+    ProbeResult,
     cannot_be_mapped,
     no_memory_left,
     try_out,
 )
 from dubio._engine.settings import STATE, check_module, check_num_samples, memory_limit
-from dubio._engine.snapshot import Standing, statistics_of, unchanged
+from dubio._engine.snapshot import TensorSnapshot, statistics_of, unchanged
 
 __all__ = [
     "CPU_BUDGET",
@@ -65,7 +65,7 @@ __all__ = [
     "ExecutorWarning",
     "Footprint",
     "LoopOnlyError",
-    "Plan",
+    "SamplingPlan",
     "memory_budget",
     "plan",
     "plan_for",
@@ -78,8 +78,8 @@ __all__ = [
     "unchanged",
     "GIVEN_AWAY",
     "JOINED",
-    "Use",
-    "Wanted",
+    "OutputUse",
+    "PlanRequest",
     "choose",
     "refusal",
     "circumstances",
@@ -100,7 +100,7 @@ CUDA_SHARE_WITH_GRAPH = 0.5
 
 
 @dataclass(frozen=True)
-class Use:
+class OutputUse:
     """What becomes of outputs, for a limit that someone set."""
 
     kept: float = 0.0
@@ -113,20 +113,20 @@ class Use:
     """What else helps where there is no room."""
 
 
-JOINED = Use(kept=2.0)
+JOINED = OutputUse(kept=2.0)
 """All in one tensor: as they come and joined, or joined and their gradients."""
 
 
-class _Order(NamedTuple):
+class _PlanOptions(NamedTuple):
     """What was asked for, whatever the inputs."""
 
     num_samples: int
     chunk: int | None = None
-    use: Use = JOINED
+    use: OutputUse = JOINED
 
 
 @dataclass(frozen=True)
-class Plan:
+class SamplingPlan:
     """How so many draws run, what that takes, and why."""
 
     executor: Mechanism
@@ -170,7 +170,7 @@ def plan(
     memory: int | str | None = None,
     gradients: bool = False,
     collecting: Collection[str] = (),
-) -> Plan:
+) -> SamplingPlan:
     """How ``dubio.sample`` would run: executor, draws at a time, memory, and why.
 
     Args:
@@ -188,7 +188,7 @@ def plan(
     check_num_samples(num_samples)
     with nullcontext() if memory is None else memory_limit(memory), torch.set_grad_enabled(gradients):
         if STATE.own.settings.mode == "off":
-            return Plan("loop", num_samples, num_samples, False, 0, 0, None, "noise is off: all draws are one")
+            return SamplingPlan("loop", num_samples, num_samples, False, 0, 0, None, "noise is off: all draws are one")
         return plan_for(Call(model, *arguments_for(model, inputs), STATE.own.settings, collecting), num_samples)
 
 
@@ -196,21 +196,21 @@ def plan(
 class _Known:
     """What is known of a network in one situation."""
 
-    found: Found
+    found: ProbeResult
     gradients: bool
     most: int | None = None
     """Draws at a time, where more have run out of memory."""
     most_at: int = 0
     """Number of elements of the inputs with which they have."""
     halvings: int = 0
-    plan: Plan | None = None
-    order: _Order | None = None
+    plan: SamplingPlan | None = None
+    order: _PlanOptions | None = None
     size: int = 0
     """Number of elements of the inputs that the plan was made for."""
     asked: tuple[object, ...] = ()
     """What the plan was made for: order, number of elements, limit. Nothing where it does not hold any more."""
 
-    def halve(self, tried: Plan, size: int) -> None:
+    def halve(self, tried: SamplingPlan, size: int) -> None:
         """Take half as many draws at a time as a plan that ran out of memory with inputs of a size."""
         at_once = tried.num_samples if self.gradients and not tried.recompute else tried.chunk
         self.most, self.most_at = max(1, at_once // 2), size
@@ -226,7 +226,7 @@ class _Memory:
     """By all that a trial depends on."""
     latest: dict[str, _Known] = field(default_factory=dict)
     """By situation, in words."""
-    before: Standing | None = None
+    before: TensorSnapshot | None = None
     """What the latest run with gradients has moved, as it was before."""
 
 
@@ -239,9 +239,9 @@ def plan_for(
     executor: Executor = "auto",
     chunk: int | None = None,
     *,
-    use: Use = JOINED,
+    use: OutputUse = JOINED,
     piece: bool = False,
-) -> Plan:
+) -> SamplingPlan:
     """The plan for these draws under the settings of the call; the network is tried on first use.
 
     ``use`` says what becomes of the outputs; ``piece``, whether these draws are some of a run that was planned as a
@@ -250,26 +250,28 @@ def plan_for(
     limit = call.settings.memory
     mechanism: Mechanism = "loop" if executor == "auto" else executor
     if num_samples == 1 and (limit is None or piece):
-        return Plan(mechanism, 1, 1, False, 0, 0, None, "a single draw leaves no choice")
+        return SamplingPlan(mechanism, 1, 1, False, 0, 0, None, "a single draw leaves no choice")
     if executor != "auto" and limit is None and not _is_known(call, executor):
         at_a_time = 1 if executor == "loop" else chunk or num_samples
-        return Plan(executor, num_samples, at_a_time, False, 0, 0, None, "as asked for", statistics_of(call.model))
+        return SamplingPlan(
+            executor, num_samples, at_a_time, False, 0, 0, None, "as asked for", statistics_of(call.model)
+        )
     known = _known(call, executor)
     if num_samples == 1:
-        fitting = _choose(call, known, executor, _wanted(call, known, _Order(1, chunk, use)))
+        fitting = _choose(call, known, executor, _wanted(call, known, _PlanOptions(1, chunk, use)))
         return replace(fitting, executor=mechanism, reason="a single draw leaves no choice")
     if piece and known.plan is not None and not known.gradients:
         whole = known.plan
         if not known.asked and known.order is not None:  # it ran out of memory meanwhile
             whole = _plan(call, known, executor, known.order)
         return replace(whole, num_samples=num_samples, chunk=min(whole.chunk, num_samples))
-    order = _Order(num_samples, chunk, use)
+    order = _PlanOptions(num_samples, chunk, use)
     if known.plan is None or known.asked != (order, call.size, limit):
         return _plan(call, known, executor, order)
     return known.plan
 
 
-def plans(model: nn.Module) -> dict[str, Plan]:
+def plans(model: nn.Module) -> dict[str, SamplingPlan]:
     """The latest plan of a network in each situation, by what it was made for."""
     latest = _memory(model).latest
     return {situation: known.plan for situation, known in latest.items() if known.plan is not None}
@@ -294,7 +296,7 @@ def shrink_chunks(model: nn.Module) -> bool:
     return shrunk
 
 
-def remember_standing(call: Call, before: Standing | None) -> None:
+def remember_standing(call: Call, before: TensorSnapshot | None) -> None:
     """A run with gradients is done: this is what it has moved, should its backward pass fail."""
     _memory(call.model).before = before
 
@@ -313,7 +315,7 @@ def remember_obstacle(call: Call, executor: Executor, obstacle: str) -> None:
     known.found, known.asked = replace(known.found, obstacle=obstacle), ()
 
 
-def remember_out_of_memory(call: Call, executor: Executor, tried: Plan, said: str) -> None:
+def remember_out_of_memory(call: Call, executor: Executor, tried: SamplingPlan, said: str) -> None:
     """Halve the chunk of a plan that ran out of memory; raises where there is nothing left to halve."""
     if tried.num_samples == 1:
         raise no_memory_left(call, "one draw", said)
@@ -364,7 +366,7 @@ def _memory(model: nn.Module) -> _Memory:
     return found
 
 
-def _plan(call: Call, known: _Known, executor: Executor, order: _Order) -> Plan:
+def _plan(call: Call, known: _Known, executor: Executor, order: _PlanOptions) -> SamplingPlan:
     known.plan = _choose(call, known, executor, _wanted(call, known, order))
     known.order, known.size = order, call.size
     known.asked = (order, call.size, call.settings.memory)
@@ -372,7 +374,7 @@ def _plan(call: Call, known: _Known, executor: Executor, order: _Order) -> Plan:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlanRequest:
     """What a plan is asked for."""
 
     num_samples: int
@@ -386,13 +388,13 @@ class Wanted:
     """Whether the limit was set by someone, and is kept or refused."""
     chunk: int | None = None
     """Draws at a time, at most, where asked for."""
-    use: Use = JOINED
+    use: OutputUse = JOINED
     most: int | None = None
     """Draws at a time, where more ran out of memory."""
     halvings: int = 0
 
 
-def _wanted(call: Call, known: _Known, order: _Order) -> Wanted:
+def _wanted(call: Call, known: _Known, order: _PlanOptions) -> PlanRequest:
     rows, device = call.rows_and_device()
     limit: int | None = call.settings.memory
     if limit is None and (device.type == "cuda" or not known.gradients):
@@ -401,7 +403,7 @@ def _wanted(call: Call, known: _Known, order: _Order) -> Wanted:
     most = known.most
     if most is not None and call.size < known.most_at:
         most = most * known.most_at // max(call.size, 1)
-    return Wanted(
+    return PlanRequest(
         order.num_samples,
         call.size,
         rows,
@@ -415,7 +417,7 @@ def _wanted(call: Call, known: _Known, order: _Order) -> Wanted:
     )
 
 
-def _choose(call: Call, known: _Known, executor: Executor, wanted: Wanted) -> Plan:
+def _choose(call: Call, known: _Known, executor: Executor, wanted: PlanRequest) -> SamplingPlan:
     chosen = choose(known.found, wanted)
     larger, others = wanted.size > known.found.size, wanted.size != known.found.size
     tight = chosen is None or (larger and chosen.chunk < wanted.num_samples)
@@ -427,7 +429,7 @@ def _choose(call: Call, known: _Known, executor: Executor, wanted: Wanted) -> Pl
     return chosen
 
 
-def _can_shrink(tried: Plan, known: _Known) -> bool:
+def _can_shrink(tried: SamplingPlan, known: _Known) -> bool:
     if known.gradients and (known.found.obstacle or not tried.recompute):
         return not known.found.obstacle
     return tried.chunk > 1 and tried.executor != "loop"
@@ -455,12 +457,12 @@ class DoesNotFitError(ValueError):
     """A memory limit that leaves no room for a run."""
 
 
-GIVEN_AWAY = Use()
+GIVEN_AWAY = OutputUse()
 """Chunk by chunk to someone who keeps nothing."""
 
 
 @dataclass(frozen=True)
-class _Takes:
+class _MemoryCost:
     """What a run takes for the inputs at hand, in bytes."""
 
     lines: tuple[tuple[int, int], ...]
@@ -480,7 +482,7 @@ class _Takes:
         return min((left - shared) // max(each, 1) for shared, each in self.lines)
 
 
-def choose(found: Found, wanted: Wanted) -> Plan | None:
+def choose(found: ProbeResult, wanted: PlanRequest) -> SamplingPlan | None:
     """The plan; None where a strict limit cannot be kept."""
     why = _why_looped(found, wanted)
     if why:
@@ -507,7 +509,7 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
     if wanted.strict and wanted.limit is not None and in_all > wanted.limit:
         return None
     words = _words(found, wanted, takes, chunk, recompute)
-    return Plan(
+    return SamplingPlan(
         found.executor,
         wanted.num_samples,
         chunk,
@@ -521,7 +523,7 @@ def choose(found: Found, wanted: Wanted) -> Plan | None:
     )
 
 
-def _why_looped(found: Found, wanted: Wanted) -> str:
+def _why_looped(found: ProbeResult, wanted: PlanRequest) -> str:
     """Why draws that can be mapped are faster one by one; nothing where they are not."""
     if found.executor == "loop":
         return ""
@@ -537,7 +539,7 @@ def _why_looped(found: Found, wanted: Wanted) -> str:
     return "so many rows are convolved faster draw by draw" if is_grouped else ""
 
 
-def refusal(found: Found, wanted: Wanted) -> DoesNotFitError:
+def refusal(found: ProbeResult, wanted: PlanRequest) -> DoesNotFitError:
     """Why a limit cannot be kept, and what to do."""
     takes = _takes(found, wanted)
     one, left = memory_in_words(takes.at_once(1) - takes.beside), takes.kept + takes.beside
@@ -555,7 +557,7 @@ def refusal(found: Found, wanted: Wanted) -> DoesNotFitError:
     )
 
 
-def _takes(found: Found, wanted: Wanted) -> _Takes:
+def _takes(found: ProbeResult, wanted: PlanRequest) -> _MemoryCost:
     scale = max(1.0, _scale(found, wanted))
     lines = tuple((math.ceil(scale * shared), math.ceil(scale * each)) for shared, each in found.lines)
     output = math.ceil(scale * found.bytes_per_output)
@@ -566,15 +568,15 @@ def _takes(found: Found, wanted: Wanted) -> _Takes:
     if wanted.strict:
         lines = (*lines, (0, (1 + wanted.use.consumed) * output))
         lines = tuple((shared + beside, each) for shared, each in lines)
-    return _Takes(lines, each, kept + (wanted.gradient_bytes or 0), beside)
+    return _MemoryCost(lines, each, kept + (wanted.gradient_bytes or 0), beside)
 
 
-def _scale(found: Found, wanted: Wanted) -> float:
+def _scale(found: ProbeResult, wanted: PlanRequest) -> float:
     """How many times what was tried is wanted."""
     return wanted.size / max(found.size, 1)
 
 
-def _words(found: Found, wanted: Wanted, takes: _Takes, chunk: int, recompute: bool) -> str:
+def _words(found: ProbeResult, wanted: PlanRequest, takes: _MemoryCost, chunk: int, recompute: bool) -> str:
     if chunk >= wanted.num_samples:
         amount = f"all {wanted.num_samples} draws at once"
     else:

@@ -36,8 +36,8 @@ from torch.utils import _pytree as pytree
 from dubio._engine.draws import (
     Call,
     Numbers,
+    OneMemberPerDraw,
     Perturbations,
-    TakingTurns,
     asking,
     map_draws,
     obstacle_to_repeating,
@@ -51,7 +51,7 @@ from dubio._engine.snapshot import same_numbers, unchanged
 __all__ = [
     "Executor",
     "ExecutorWarning",
-    "Found",
+    "ProbeResult",
     "LoopOnlyError",
     "Mechanism",
     "cannot_be_mapped",
@@ -78,7 +78,7 @@ class LoopOnlyError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Found:
+class ProbeResult:
     """What trying a network told."""
 
     executor: Mechanism
@@ -111,7 +111,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _ProbeTrial:
     """What some draws took."""
 
     footprint: Footprint
@@ -123,7 +123,7 @@ class _Trial:
     obstacle: str
 
 
-def try_out(call: Call, executor: Executor, backward: bool) -> Found:
+def try_out(call: Call, executor: Executor, backward: bool) -> ProbeResult:
     """Run the network for one draw and for two, and put back all it changed."""
     if executor == "loop":
         return _try_looped(call, backward, "draws run one after another, as asked for")
@@ -140,7 +140,7 @@ def try_out(call: Call, executor: Executor, backward: bool) -> Found:
     return cannot_be_mapped(call, _try_looped(call, backward, ""), failure)
 
 
-def cannot_be_mapped(call: Call, found: Found, error: Exception) -> Found:
+def cannot_be_mapped(call: Call, found: ProbeResult, error: Exception) -> ProbeResult:
     """What is known of a network once mapping it has failed: it is looped. Warns, unless it is meant to be."""
     reason = f"{_culprit(call.model, error)} cannot be mapped: {_first_sentence(error)}"
     if not isinstance(error, LoopOnlyError):
@@ -158,7 +158,7 @@ def no_memory_left(call: Call, tried: str, said: str) -> torch.OutOfMemoryError:
     )
 
 
-def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool) -> Found:
+def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool) -> ProbeResult:
     rows, device = call.rows_and_device()
     limit = call.settings.memory
     lines: tuple[tuple[int, int], ...]
@@ -184,7 +184,7 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
     if draws_itself:
         notice(call.model, TORCH)
     gave_way_to = limit if two is None else None
-    found = Found(
+    found = ProbeResult(
         mechanism,
         share,
         lines,
@@ -221,7 +221,7 @@ def _follows_host(call: Call) -> bool:
         return True
 
 
-def _try_looped(call: Call, backward: bool, reason: str) -> Found:
+def _try_looped(call: Call, backward: bool, reason: str) -> ProbeResult:
     """Raises where the inputs and not the map are at fault."""
     with unchanged(call.model) as moving:
         one, watch = _try_first(call, "loop", backward), STATE.own.watch
@@ -229,7 +229,7 @@ def _try_looped(call: Call, backward: bool, reason: str) -> Found:
     draws_itself = watch is not None and watch.itself
     if draws_itself:
         notice(call.model, TORCH)
-    found = Found("loop", reason, lines, one.bytes_per_output, call.size, backward, moved, one.obstacle)
+    found = ProbeResult("loop", reason, lines, one.bytes_per_output, call.size, backward, moved, one.obstacle)
     return replace(found, draws_itself=draws_itself)
 
 
@@ -237,14 +237,18 @@ def _in_all_turns(model: nn.Module, moving: Collection[tuple[str, str]]) -> tupl
     """What all draws move, where some have moved this: those of other parts that take turns move theirs."""
     found = list(moving)
     for root, module in model.named_modules():
-        parts = [f"{root}.{turn}".lstrip(".") for turn in module.turns()] if isinstance(module, TakingTurns) else []
+        parts = (
+            [f"{root}.{turn}".lstrip(".") for turn in module.member_names()]
+            if isinstance(module, OneMemberPerDraw)
+            else []
+        )
         for path, name in moving:
             inside = next((path[len(part) :] for part in parts if f"{path}.".startswith(f"{part}.")), None)
             found += [(part + inside, name) for part in parts if inside is not None]
     return tuple(dict.fromkeys(found))
 
 
-def _try_first(call: Call, mechanism: Mechanism, backward: bool) -> _Trial:
+def _try_first(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial:
     try:
         return _try_few_rows(call, mechanism, backward) or _try_draws(call, mechanism, 1, backward)
     except (RuntimeError, MemoryError) as error:
@@ -253,7 +257,7 @@ def _try_first(call: Call, mechanism: Mechanism, backward: bool) -> _Trial:
         raise no_memory_left(call, "one draw", str(error)) from error
 
 
-def _try_few_rows(call: Call, mechanism: Mechanism, backward: bool) -> _Trial | None:
+def _try_few_rows(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial | None:
     """What one draw of all rows would take, where fewer rows tell that it exceeds a limit; None where it may fit.
 
     The rows are doubled, and what twice as many would take follows from the last two trials, operator by operator.
@@ -302,7 +306,7 @@ def row_lines(fewer: Footprint, more: Footprint) -> Sequence[tuple[int, int]]:
     return [(more.peak - 2 * each, each)]
 
 
-def _try_second(call: Call, mechanism: Mechanism, backward: bool) -> _Trial | None:
+def _try_second(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial | None:
     try:
         return _try_draws(call, mechanism, 2, backward)
     except (RuntimeError, MemoryError) as error:
@@ -311,7 +315,7 @@ def _try_second(call: Call, mechanism: Mechanism, backward: bool) -> _Trial | No
         return None
 
 
-def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: bool) -> _Trial:
+def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: bool) -> _ProbeTrial:
     call = _detached(call) if backward else call
     drawn: Perturbations = {}
     with Footprint() as footprint:
@@ -329,7 +333,7 @@ def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: boo
         if backward:
             _differentiate(call, values)
     output = tensor_bytes(values) // num_samples
-    return _Trial(footprint, written, forward_peak, output, drew_weights, obstacle)
+    return _ProbeTrial(footprint, written, forward_peak, output, drew_weights, obstacle)
 
 
 def _grouped(one: Footprint, two: Footprint) -> int:

@@ -2,8 +2,8 @@
 
 A forward may move buffers (running statistics, the vectors of a spectral norm), keep tensors as attributes, rescale
 rows of an embedding and use generators. ``unchanged`` gives it copies of torch's generators to draw from, undoes all
-else and tells which tensors moved; ``Beginning`` remembers these few, so that a run can be done again from where it
-began without moving anything a second time. ``Standing`` puts them back after a run that failed.
+else and tells which tensors moved; ``Snapshot`` remembers these few, so that a run can be done again from where it
+began without moving anything a second time. ``TensorSnapshot`` puts them back after a run that failed.
 """
 
 import threading
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dubio._engine.host_rng import LOCK, HostState, Stream, generator_state, may_draw_on_host, redirected
 
-__all__ = ["Beginning", "Standing", "eval_mode", "same_numbers", "statistics_of", "unchanged"]
+__all__ = ["Snapshot", "TensorSnapshot", "eval_mode", "same_numbers", "statistics_of", "unchanged"]
 
 MOST_STATISTICS = 2**20
 """Bytes of a buffer up to which it is taken for a statistic that training moves."""
@@ -74,7 +74,7 @@ def same_numbers(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class Standing:
+class TensorSnapshot:
     """What some tensors on a network hold, such as running statistics; ``moving`` names module and tensor of each.
 
     It does not refer to the network, so that it may be kept beside it.
@@ -94,7 +94,7 @@ class Standing:
                 holder[name] = tensor
 
 
-class Beginning:
+class Snapshot:
     """What a run of a network begins with: modes, generators, and the tensors that it moves.
 
     ``draws_itself`` says whether the network may draw from torch's global generator.

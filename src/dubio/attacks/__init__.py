@@ -5,18 +5,18 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. What an attack leaves of a
 ``score``, on draws that had no part in it.
 """
 
-from dubio.attacks.attack import Attack, Attacked, check_count as check_count, short_form
+from dubio.attacks.attack import Attack, AttackResult, check_count as check_count, short_form
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
 from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
 from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm
 from dubio.attacks.score import Accuracy, Score, TransferTable, score, strongest, transfer_table
-from dubio.attacks.target import Model as Model, Victim as Victim, untouched as untouched
+from dubio.attacks.target import AttackTarget as AttackTarget, Model as Model, untouched as untouched
 
 __all__ = [
     "Accuracy",
     "APGD",
     "Attack",
-    "Attacked",
+    "AttackResult",
     "DDN",
     "FGSM",
     "FMN",

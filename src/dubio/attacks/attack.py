@@ -33,18 +33,18 @@ from dubio._engine import (
     seeded_run,
     seeded_step,
 )
-from dubio.attacks.target import Model, Noise, Recorder, Thrift, Victim, check_classifier, untouched
+from dubio.attacks.target import AttackTarget, MemoryBackoff, Model, Noise, Recorder, check_classifier, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 
 __all__ = [
     "Attack",
-    "Attacked",
+    "AttackResult",
     "Perturbed",
     "check_count",
     "stronger",
     "ShortForm",
     "short_form",
-    "Ticker",
+    "Progress",
 ]
 
 
@@ -74,7 +74,7 @@ class Perturbed:
 
 
 @dataclass(frozen=True, eq=False)
-class Attacked:
+class AttackResult:
     """The result of an attack."""
 
     inputs: Float[Tensor, "batch ..."]
@@ -92,7 +92,7 @@ class Attacked:
     """Weight of the distance (E-64), where the attack searches for it; NaN where it found no perturbation."""
 
 
-class Ticker:
+class Progress:
     """Counts steps, and shows them once the attack has taken longer than ``PATIENCE`` seconds, until it is over."""
 
     def __init__(self, total: int, name: str, wanted: bool = True) -> None:
@@ -115,7 +115,7 @@ class Ticker:
         """There will be more steps than thought."""
         self._total += more
 
-    def __enter__(self) -> "Ticker":
+    def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -195,7 +195,7 @@ class Attack:
 
     def __call__(
         self, model: Model, inputs: Float[Tensor, "batch ..."], targets: Int[Tensor, " batch"], *, progress: bool = True
-    ) -> Attacked:
+    ) -> AttackResult:
         """Attack a network (or a function from inputs to logits) on inputs whose labels are ``targets``."""
         return self._run(model, inputs, targets, progress=progress)
 
@@ -225,18 +225,18 @@ class Attack:
 
     def _run(
         self, model: Model, inputs: Tensor, targets: Tensor, first_row: int = 0, *, progress: bool = False
-    ) -> Attacked:
+    ) -> AttackResult:
         """What a call does, on rows of which the first is row ``first_row`` of the whole data."""
         self._check_call(model, inputs, targets)
         began = time.perf_counter()
         with torch.inference_mode(False), untouched(model), torch.no_grad():
             inputs, targets = inputs.detach().clone(), targets.clone().long()  # one's own, outside of any graph
 
-            def attack() -> Attacked:
+            def attack() -> AttackResult:
                 victim = self.victim(model)
                 victim.check(inputs, targets, self.batch_size)
                 rows = min(self.batch_size or victim.rows_at_a_time(inputs, targets, self._uses_gradients), len(inputs))
-                with Ticker(-(-len(inputs) // rows) * self._num_steps(), type(self).__name__, progress) as ticker:
+                with Progress(-(-len(inputs) // rows) * self._num_steps(), type(self).__name__, progress) as ticker:
                     part = replace(victim, first_row=first_row)
                     perturbed, victims = self._in_pieces(part, inputs, targets, rows, ticker)
                 return self._collect(perturbed, inputs, victims, began)
@@ -244,17 +244,17 @@ class Attack:
             return seeded_run(self.seed, inputs.device, attack)
 
     def _in_pieces(
-        self, victim: Victim, inputs: Tensor, targets: Tensor, rows: int, ticker: Ticker
-    ) -> tuple[list[Perturbed], list[Victim]]:
+        self, victim: AttackTarget, inputs: Tensor, targets: Tensor, rows: int, ticker: Progress
+    ) -> tuple[list[Perturbed], list[AttackTarget]]:
         """Some rows after the others, each piece seen by a victim of its own.
 
         What runs out of memory begins anew with fewer draws at a time, then with fewer rows: with the same noise, if it
         is frozen.
         """
         found: list[Perturbed] = []
-        victims: list[Victim] = []
+        victims: list[AttackTarget] = []
         done, recorder = 0, self._recorder(victim, inputs.device)
-        thrift = Thrift(victim.model, rows, victim.num_samples)
+        thrift = MemoryBackoff(victim.model, rows, victim.num_samples)
         try:
             while done < len(inputs):
                 piece = slice(done, done + thrift.rows)
@@ -278,7 +278,7 @@ class Attack:
                 recorder.close()
         return found, victims
 
-    def _recorder(self, victim: Victim, device: torch.device) -> Recorder | None:
+    def _recorder(self, victim: AttackTarget, device: torch.device) -> Recorder | None:
         """What replays the looks at a network on a GPU, where there are many.
 
         Frozen noise cannot be recorded, nor what the host draws: a replay would repeat it.
@@ -287,12 +287,14 @@ class Attack:
         fits = device.type == "cuda" and isinstance(victim.model, nn.Module) and victim.noise != "frozen"
         return Recorder(device) if many and fits and not victim.draws_on_host else None
 
-    def _collect(self, found: list[Perturbed], inputs: Tensor, victims: list[Victim], began: float) -> Attacked:
+    def _collect(
+        self, found: list[Perturbed], inputs: Tensor, victims: list[AttackTarget], began: float
+    ) -> AttackResult:
         adversarial = torch.cat([part.inputs for part in found])
         values = torch.cat([part.values for part in found])
         if bool(values.isnan().any()):
             raise ValueError("the model must give finite logits, got NaN on inputs within the bounds of the attack")
-        return Attacked(
+        return AttackResult(
             adversarial,
             values,
             functional.adversarial.perturbation_norm(adversarial - inputs, self.norm),
@@ -303,7 +305,7 @@ class Attack:
             c=None if found[0].c is None else torch.cat([part.c for part in found if part.c is not None]),
         )
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         """Move the inputs of some examples."""
         raise TypeError(f"{type(self).__name__} is what attacks share, not an attack; see dubio.attacks")
 
@@ -311,16 +313,16 @@ class Attack:
         """Ticks of one piece, for the progress bar."""
         return 1
 
-    def _moved(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _moved(self, victim: AttackTarget, inputs: Tensor, targets: Tensor) -> Tensor:
         """The inputs of some examples, moved."""
-        return self._perturb(victim, inputs, targets, Ticker(1, "", wanted=False)).inputs
+        return self._perturb(victim, inputs, targets, Progress(1, "", wanted=False)).inputs
 
-    def victim(self, model: Model) -> Victim:
+    def victim(self, model: Model) -> AttackTarget:
         """The network as this attack looks at it."""
         seed = int(new_seed(2**31)) if self.seed is None else self.seed
-        return Victim(model, self.num_samples, self.objective, self.loss, self.noise, seed, self.targeted)
+        return AttackTarget(model, self.num_samples, self.objective, self.loss, self.noise, seed, self.targeted)
 
-    def _select(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Perturbed:
+    def _select(self, victim: AttackTarget, inputs: Tensor, targets: Tensor) -> Perturbed:
         """Look at candidates with draws of their own."""
         return Perturbed(inputs, *victim.judge(inputs, targets))
 
@@ -329,7 +331,7 @@ class Attack:
         assert self.epsilon is not None
         return functional.adversarial.project_inputs(candidate, inputs, self.norm, self.epsilon).clamp(*self.bounds)
 
-    def _random_start(self, victim: Victim, inputs: Tensor) -> Tensor:
+    def _random_start(self, victim: AttackTarget, inputs: Tensor) -> Tensor:
         assert self.epsilon is not None
         uniform, normal = (victim.random(inputs.shape, kind, inputs) for kind in ("uniform", "normal"))
         return self._inside(

@@ -21,9 +21,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks.attack import Attack, Perturbed, Ticker, check_count, stronger
+from dubio.attacks.attack import Attack, Perturbed, Progress, check_count, stronger
 from dubio.attacks.gradient import PGD, check_steps
-from dubio.attacks.target import Victim
+from dubio.attacks.target import AttackTarget
 from dubio.functional.adversarial import AttackLoss
 
 __all__ = [
@@ -69,7 +69,7 @@ class Square(Attack):
     def _num_steps(self) -> int:
         return self.steps
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         images = self._as_images(inputs)
         start = self._stripes if self.norm == "linf" else self._tiles
         change = self._with_square if self.norm == "linf" else self._with_bump
@@ -100,18 +100,18 @@ class Square(Attack):
             )
         return inputs.contiguous()
 
-    def _stripes(self, victim: Victim, images: Tensor) -> Tensor:
+    def _stripes(self, victim: AttackTarget, images: Tensor) -> Tensor:
         """Vertical stripes, up or down."""
         batch, channels, _, width = images.shape
         return images + self.epsilon * victim.random((batch, channels, 1, width), "sign", images)
 
-    def _with_square(self, victim: Victim, moved: Tensor, images: Tensor, share: float) -> Tensor:
+    def _with_square(self, victim: AttackTarget, moved: Tensor, images: Tensor, share: float) -> Tensor:
         """One window at the edge of the ball, up or down in each channel."""
         numbers = victim.random((len(images), 2 + images.shape[1]), "uniform", images)
         window = _Windows.at(numbers[:, :2], images, share)
         return window.put(moved, window.get(images) + self.epsilon * _signs(numbers[:, 2:]))
 
-    def _tiles(self, victim: Victim, images: Tensor) -> Tensor:
+    def _tiles(self, victim: AttackTarget, images: Tensor) -> Tensor:
         """Bumps on a grid of five by five, up or down in each channel, as far out as the ball goes."""
         batch, channels, height, width = images.shape
         tall, wide = (max(length // 5, 1) for length in (height, width))
@@ -123,7 +123,7 @@ class Square(Attack):
         perturbation[..., top : top + rows * tall, left : left + columns * wide] = tiles
         return images + self.epsilon * functional.adversarial.steepest_direction(perturbation, "l2")
 
-    def _with_bump(self, victim: Victim, moved: Tensor, images: Tensor, share: float) -> Tensor:
+    def _with_bump(self, victim: AttackTarget, moved: Tensor, images: Tensor, share: float) -> Tensor:
         """One window put back, and all the distance this frees given to a bump in another."""
         numbers = victim.random((len(images), 5 + images.shape[1]), "uniform", images)
         raised, dropped = (_Windows.at(numbers[:, i : i + 2], images, share, SMALLEST_BUMP) for i in (0, 2))
@@ -207,7 +207,7 @@ class RandomNoise(Attack):
     def _num_steps(self) -> int:
         return self.tries
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         def tries() -> Iterator[Perturbed]:
             for _ in range(self.tries):
                 yield self._select(victim, self._candidate(victim, inputs), targets)
@@ -215,7 +215,7 @@ class RandomNoise(Attack):
 
         return reduce(stronger, tries())
 
-    def _candidate(self, victim: Victim, inputs: Tensor) -> Tensor:
+    def _candidate(self, victim: AttackTarget, inputs: Tensor) -> Tensor:
         if self.kind == "uniform":
             return self._random_start(victim, inputs)
         signs = victim.random(inputs.shape, "sign", inputs)
@@ -247,7 +247,7 @@ class Transfer(Attack):
                 raise ValueError(f"{name} must be that of the attack, {its!r}, got {getattr(self, name)!r}")
         super().__post_init__()
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         attack, source = self.attack, self.source
         if source is None:
             attack, source = replace(attack, noise="off"), victim.model

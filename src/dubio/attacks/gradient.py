@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks.attack import Attack, Perturbed, Ticker, check_count, stronger
-from dubio.attacks.target import Victim
+from dubio.attacks.attack import Attack, Perturbed, Progress, check_count, stronger
+from dubio.attacks.target import AttackTarget
 
 __all__ = [
     "FGSM",
@@ -52,19 +52,19 @@ class FGSM(Attack):
         if self.label == "own" and self.targeted:
             raise ValueError("label must be 'true' for a targeted attack, which goes towards the targets, got 'own'")
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         moved = self._moved(victim, inputs, targets)
         ticker.tick()
         return self._select(victim, moved, targets)
 
-    def _moved(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _moved(self, victim: AttackTarget, inputs: Tensor, targets: Tensor) -> Tensor:
         own = self.label == "own"
         gradient = self._own_gradient(victim, inputs) if own else victim.look(inputs, targets).gradient
         return self._inside(
             inputs + self.epsilon * functional.adversarial.steepest_direction(gradient, self.norm), inputs
         )
 
-    def _own_gradient(self, victim: Victim, inputs: Tensor) -> Tensor:
+    def _own_gradient(self, victim: AttackTarget, inputs: Tensor) -> Tensor:
         """Gradient of ``-log pbar`` of the predicted class; classes that tie share it equally."""
         leaf = inputs.detach().requires_grad_(True)
         with torch.enable_grad():
@@ -92,7 +92,7 @@ class TargetedFGSM(Attack):
     def _num_steps(self) -> int:
         return self.steps
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         moved = inputs
         for _ in range(self.steps):
             gradient = victim.look(moved, targets).gradient
@@ -133,16 +133,16 @@ class PGD(Attack):
     def _num_steps(self) -> int:
         return self.steps * self.restarts
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         climbed = (self._climb(victim, inputs, targets, ticker) for _ in range(self.restarts))
         return reduce(stronger, (self._select(victim, moved, targets) for moved in climbed))
 
-    def _moved(self, victim: Victim, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _moved(self, victim: AttackTarget, inputs: Tensor, targets: Tensor) -> Tensor:
         if self.restarts > 1:
             return super()._moved(victim, inputs, targets)
-        return self._climb(victim, inputs, targets, Ticker(1, "", wanted=False))  # of one there is none to select
+        return self._climb(victim, inputs, targets, Progress(1, "", wanted=False))  # of one there is none to select
 
-    def _climb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Tensor:
+    def _climb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Tensor:
         size = 2.5 * self.epsilon / self.steps if self.step_size is None else self.step_size
         moved = self._random_start(victim, inputs) if self.random_start else inputs
         direction = torch.zeros_like(inputs)
@@ -195,11 +195,11 @@ class APGD(Attack):
     def _num_steps(self) -> int:
         return self.steps * self.restarts
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         climbed = (self._climb(victim, inputs, targets, ticker) for _ in range(self.restarts))
         return reduce(stronger, (self._select(victim, moved, targets) for moved in climbed))
 
-    def _climb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Tensor:
+    def _climb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Tensor:
         """The strongest of all points on the way."""
         before = self._random_start(victim, inputs) if self.random_start else inputs
         here = best = _Point.seen(victim, before, targets)
@@ -235,7 +235,7 @@ class _Point:
     gradient: Float[Tensor, "batch ..."]
 
     @classmethod
-    def seen(cls, victim: Victim, inputs: Tensor, targets: Tensor) -> "_Point":
+    def seen(cls, victim: AttackTarget, inputs: Tensor, targets: Tensor) -> "_Point":
         view = victim.look(inputs, targets)
         return cls(Perturbed(inputs, view.values, view.fooled), view.gradient)
 

@@ -33,9 +33,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks.attack import Attack, Perturbed, Ticker, check_count
+from dubio.attacks.attack import Attack, Perturbed, Progress, check_count
 from dubio.attacks.gradient import check_steps
-from dubio.attacks.target import Model, Victim, View
+from dubio.attacks.target import AttackTarget, LossAndGrad, Model
 from dubio.functional.adversarial import AttackLoss, Norm
 
 __all__ = [
@@ -102,7 +102,7 @@ class DDN(Attack):
     def _num_steps(self) -> int:
         return self.steps
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         view, moved = victim.look(inputs, targets), inputs
         nearest = Nearest(inputs, self.norm)
         radius = torch.full_like(nearest.size, self.radius)
@@ -119,7 +119,7 @@ class DDN(Attack):
         nearest.consider(moved, view.fooled)
         return Perturbed(nearest.inputs, victim.values(nearest.inputs, targets), nearest.found)
 
-    def _direction(self, victim: Victim, gradient: Tensor) -> Tensor:
+    def _direction(self, victim: AttackTarget, gradient: Tensor) -> Tensor:
         """Along the gradient; where it vanishes, as that of a saturated network does, anywhere."""
         vanished = functional.adversarial.perturbation_norm(gradient, "linf") == 0.0
         anywhere = victim.random(gradient.shape, "normal", gradient)
@@ -160,7 +160,7 @@ class FMN(Attack):
     def _num_steps(self) -> int:
         return self.steps
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         view, moved = victim.look(inputs, targets), inputs
         nearest = Nearest(inputs, self.norm)
         radius = torch.full_like(nearest.size, math.inf)
@@ -176,7 +176,7 @@ class FMN(Attack):
         nearest.consider(moved, view.fooled)
         return Perturbed(nearest.inputs, victim.values(nearest.inputs, targets), nearest.found)
 
-    def _linear_distance(self, perturbation: Tensor, view: View) -> Tensor:
+    def _linear_distance(self, perturbation: Tensor, view: LossAndGrad) -> Tensor:
         """Norm of the perturbation that reaches the boundary to first order."""
         size = functional.adversarial.perturbation_norm(perturbation, self.norm)
         return size + functional.adversarial.boundary_distance(view.values, view.gradient, self.norm)
@@ -216,7 +216,7 @@ class Problem:
     attack has chosen some itself.
     """
 
-    victim: Victim
+    victim: AttackTarget
     inputs: Float[Tensor, "batch ..."]
     labels: Int[Tensor, " batch"]
     goals: Int[Tensor, " batch"] | None
@@ -303,12 +303,12 @@ class MinimumNorm(Attack):
     def _num_steps(self) -> int:
         return DECADES + self.bisections if self.search else 1
 
-    def victim(self, model: Model) -> Victim:
+    def victim(self, model: Model) -> AttackTarget:
         """The network as this attack looks at it; a line search needs noise that stays."""
         victim = super().victim(model)
         return replace(victim, noise="frozen") if self.solver == "lbfgs" and self.noise == "fresh" else victim
 
-    def _perturb(self, victim: Victim, inputs: Tensor, targets: Tensor, ticker: Ticker) -> Perturbed:
+    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
         log_probs = functional.uncertainty.predictive_log_probs(victim.log_probs(inputs))
         nearest = Nearest(inputs, self.norm)
         nearest.consider(inputs, (log_probs.argmax(dim=-1) == targets) == self.targeted)
@@ -322,7 +322,7 @@ class MinimumNorm(Attack):
             c = self._search(problem, nearest, c, ticker)
         return Perturbed(nearest.inputs, victim.values(nearest.inputs, targets), nearest.found, c)
 
-    def _solve_once(self, problem: Problem, nearest: Nearest, ticker: Ticker) -> Perturbed:
+    def _solve_once(self, problem: Problem, nearest: Nearest, ticker: Progress) -> Perturbed:
         """One c for all; what fools the network already, and what does not in the end, stays as it was."""
         already = nearest.size == 0.0
         nearest.open = ~already
@@ -334,7 +334,7 @@ class MinimumNorm(Attack):
         values = problem.victim.values(moved, problem.labels)
         return Perturbed(moved, values, counts | already, torch.where(counts, c, math.nan))
 
-    def _search(self, problem: Problem, nearest: Nearest, kept: Tensor, ticker: Ticker) -> Tensor:
+    def _search(self, problem: Problem, nearest: Nearest, kept: Tensor, ticker: Progress) -> Tensor:
         """Try one c after another; returns those with which the perturbations now kept were found."""
         c = torch.full_like(kept, self.c)
         works, fails = torch.zeros_like(c), torch.full_like(c, math.inf)
@@ -359,7 +359,7 @@ class MinimumNorm(Attack):
             return minimise(problem, start, c, nearest, self.steps)
         return descend(problem, start, c, nearest, self.steps, self.step_size)
 
-    def _goals(self, victim: Victim, log_probs: Tensor, labels: Tensor) -> list[Int[Tensor, " batch"] | None]:
+    def _goals(self, victim: AttackTarget, log_probs: Tensor, labels: Tensor) -> list[Int[Tensor, " batch"] | None]:
         """Classes to go to, one set after another; None where the labels themselves say it."""
         num_classes = log_probs.shape[-1]
         if self.targeted or self.mode == "untargeted":

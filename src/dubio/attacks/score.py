@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import Using, check_num_samples, noise_key, seeded, seeded_run, stream
-from dubio.attacks.attack import Attack, Attacked, check_count
-from dubio.attacks.target import Model, Victim, check_classifier, untouched
+from dubio.attacks.attack import Attack, AttackResult, check_count
+from dubio.attacks.target import AttackTarget, Model, check_classifier, untouched
 from dubio.codec import RecordError, dump_json, parse_json, read_value, write_atomically
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of
@@ -114,7 +114,7 @@ def score(
         )
 
     def look() -> tuple[Tensor, Tensor]:
-        victim = Victim(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
+        victim = AttackTarget(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
         predicted, right = [], []
         victim.check(inputs, targets, batch_size)
         for first in range(0, len(inputs), batch_size):
@@ -134,7 +134,7 @@ def score(
 @torch.no_grad()
 def strongest(
     model: Model,
-    results: Sequence[Attacked],
+    results: Sequence[AttackResult],
     targets: Int[Tensor, " batch"],
     *,
     num_samples: int = 20,
@@ -158,7 +158,7 @@ def strongest(
         )
 
     def look() -> Tensor:
-        victim = Victim(model, num_samples, objective, loss, "fresh", 0)
+        victim = AttackTarget(model, num_samples, objective, loss, "fresh", 0)
         victim.check(inputs[0], targets, batch_size)
         pieces = zip(inputs.split(batch_size, dim=1), targets.split(batch_size), strict=True)
         values = [torch.stack([victim.values(one, labels) for one in piece]) for piece, labels in pieces]

@@ -66,12 +66,12 @@ from dubio.nn import num_members
 __all__ = [
     "Model",
     "Noise",
-    "Victim",
-    "View",
+    "AttackTarget",
+    "LossAndGrad",
     "check_classifier",
     "untouched",
     "Recorder",
-    "Thrift",
+    "MemoryBackoff",
     "rows_that_fit",
     "rows_to_try",
     "with_fewer_rows",
@@ -87,7 +87,7 @@ Noise = Literal["fresh", "frozen", "off"]
 KEY = noise_key("attacks")
 
 
-class View(NamedTuple):
+class LossAndGrad(NamedTuple):
     """What the attacker learns from one look at some inputs."""
 
     values: Float[Tensor, " batch"]
@@ -142,7 +142,7 @@ class Recorder:
 
 
 @dataclass
-class Victim:
+class AttackTarget:
     """A network or function, and how it is looked at; counts the passes that each example has cost."""
 
     model: Model
@@ -237,20 +237,20 @@ class Victim:
         self.forwards += twin.forwards
         return values
 
-    def look(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> View:
+    def look(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> LossAndGrad:
         """What the attacker raises, whether it has won, and the gradient: that of the average over draws."""
         replayed = None if self.recorder is None else self.recorder(self._view, inputs, labels)
-        found = self._view(inputs, labels) if replayed is None else View(*replayed)
+        found = self._view(inputs, labels) if replayed is None else LossAndGrad(*replayed)
         self.forwards += self.num_samples
         self.backwards += self.num_samples
         return found
 
-    def _view(self, inputs: Tensor, labels: Tensor) -> View:
+    def _view(self, inputs: Tensor, labels: Tensor) -> LossAndGrad:
         leaf = inputs.detach().requires_grad_(True)
         with torch.enable_grad():
             values, fooled = self._judge(leaf, labels)
             gradient = _gradient(values, leaf)
-        return View(values.detach(), fooled, gradient)
+        return LossAndGrad(values.detach(), fooled, gradient)
 
     def gradient(self, values: Float[Tensor, " batch"], leaf: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Gradient of a sum over examples with respect to the inputs."""
@@ -488,7 +488,7 @@ ROWS_TO_TRY = 8
 T = TypeVar("T")
 
 
-class Thrift:
+class MemoryBackoff:
     """How an attack goes on when memory has run out: with half as many draws at a time, then half as many rows."""
 
     def __init__(self, model: object, rows: int, num_samples: int) -> None:

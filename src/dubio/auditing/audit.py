@@ -37,14 +37,14 @@ from dubio.auditing.records import (
     Status,
     ThreatModel,
 )
-from dubio.auditing.session import Bench, Check, Keeper
+from dubio.auditing.session import AuditSession, Check, PartialResults
 from dubio.evaluation import gather
 from dubio.functional.adversarial import Norm
 from dubio.version import VERSION, versions
 
 __all__ = [
     "audit",
-    "Bar",
+    "AuditProgress",
     "progress_bar",
 ]
 
@@ -95,9 +95,9 @@ def audit(
         "twin": None if twin is None else _fingerprint(twin, inputs[:8]),
         "version": VERSION,
     }
-    keeper = Keeper(None if folder is None else Path(folder), settings)
+    keeper = PartialResults(None if folder is None else Path(folder), settings)
     with progress_bar(len(CHECKS), progress) as bar:
-        bench = Bench(
+        bench = AuditSession(
             model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar.say, judged.record.name, twin
         )
         checks = _with_proof([_run(check, bench, bar) for check in CHECKS])
@@ -106,7 +106,7 @@ def audit(
     return found
 
 
-def _record(bench: Bench, checks: list[CheckRecord], fingerprint: str, began: float) -> Audit:
+def _record(bench: AuditSession, checks: list[CheckRecord], fingerprint: str, began: float) -> Audit:
     """All that was found; the worst of all attacks is scored on draws that had no part in choosing it."""
     plan = bench.budget
     images, shares = bench.worst()
@@ -141,11 +141,11 @@ def _record(bench: Bench, checks: list[CheckRecord], fingerprint: str, began: fl
             sum(attempt.backwards for attempt in tried),
             time.perf_counter() - began,
         ),
-        made_by=versions(),
+        build_optimizer=versions(),
     )
 
 
-class Bar:
+class AuditProgress:
     """Which check is on, and what is being done for it."""
 
     def __init__(self, show: Callable[[str, int], None]) -> None:
@@ -162,7 +162,7 @@ class Bar:
         self._show(f"{self._name}  {text}".strip(), self._done)
 
 
-def _run(check: Check, bench: Bench, bar: Bar) -> CheckRecord:
+def _run(check: Check, bench: AuditSession, bar: AuditProgress) -> CheckRecord:
     began = time.perf_counter()
     bar.begin(check.name)
     known = bench.keeper.find_check(check.id) if check.id in KEPT else None
@@ -204,7 +204,7 @@ def _status(records: list[CheckRecord]) -> Status:
     return "VALID"
 
 
-def _attack_records(bench: Bench) -> tuple[AttackRecord, ...]:
+def _attack_records(bench: AuditSession) -> tuple[AttackRecord, ...]:
     tried = [
         AttackRecord(name, attempt.accuracy, attempt.forwards, attempt.backwards, attempt.seconds)
         for name, attempt in bench.attempts.items()
@@ -259,16 +259,16 @@ def _fingerprint(model: Model, few: Tensor) -> str:
 
 
 @contextmanager
-def progress_bar(total: int, wanted: bool) -> Iterator[Bar]:
+def progress_bar(total: int, wanted: bool) -> Iterator[AuditProgress]:
     """A bar on stderr where that is a terminal and rich is there; it is gone when the block is left."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     except ImportError:
-        yield Bar(lambda text, done: None)
+        yield AuditProgress(lambda text, done: None)
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn())
     disabled = not (wanted and sys.stderr.isatty())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=disabled) as shown:
         task = shown.add_task("starting", total=total)
-        yield Bar(lambda text, done: shown.update(task, description=text, completed=done))
+        yield AuditProgress(lambda text, done: shown.update(task, description=text, completed=done))

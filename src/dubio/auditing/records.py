@@ -146,7 +146,7 @@ class Audit(Record):
     data: str
     fingerprint: str
     cost: Cost
-    made_by: dict[str, str] = field(default_factory=dict)
+    build_optimizer: dict[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> tuple[CheckRecord, ...]:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import Stream, noise_key, redirected, seeded, seeded_run
-from dubio.attacks import PGD, Attack, Model, Victim, score, untouched
+from dubio.attacks import PGD, Attack, AttackTarget, Model, score, untouched
 from dubio.auditing.records import Budget, CheckRecord, CurvePoint, Verdict
 from dubio.codec import check_regular, dump_json, parse_json, read_json, read_value, write_atomically
 from dubio.convert import to_mean
@@ -42,9 +42,9 @@ from dubio.nn import Members, num_members
 from dubio.training import fit
 
 __all__ = [
-    "Attempt",
-    "Bench",
-    "Keeper",
+    "AttackRun",
+    "AuditSession",
+    "PartialResults",
     "Kept",
     "ordinary_twin",
     "NO_GRADIENT",
@@ -63,7 +63,7 @@ MAIN = "pgd"
 
 
 @dataclass(frozen=True, eq=False)
-class Attempt:
+class AttackRun:
     """What one attack made of the images, as the selection draws see it."""
 
     name: str
@@ -98,7 +98,7 @@ class Kept:
     seconds: float
 
 
-class Keeper:
+class PartialResults:
     """Keeps attacks and checks that are finished; without a folder, keeps nothing.
 
     ``settings`` say which audit this is: parts of another one are not taken for its own.
@@ -123,7 +123,7 @@ class Keeper:
         try:
             check_regular(file)
             with safe_open(file, framework="pt") as content:
-                cost = read_value(_Cost, parse_json((content.metadata() or {})["dubio"], str(file)))
+                cost = read_value(_CostMeter, parse_json((content.metadata() or {})["dubio"], str(file)))
                 return Kept(content.get_tensor("inputs"), cost.forwards, cost.backwards, cost.seconds)
         except (SafetensorError, KeyError, ValueError):
             return None  # written by something else, or damaged: run it again
@@ -165,7 +165,7 @@ class Keeper:
 
 
 @dataclass(eq=False)
-class Bench:
+class AuditSession:
     """A network under audit."""
 
     model: Model
@@ -176,16 +176,16 @@ class Bench:
     bounds: tuple[float, float]
     budget: Budget
     seed: int
-    keeper: Keeper
+    keeper: PartialResults
     step: Callable[[str], None]
     """Called with what begins."""
     data: str = "data"
     """What the images are called."""
     twin: Model | None = None
     """An adversarially trained network without noise to compare with."""
-    attempts: dict[str, Attempt] = field(default_factory=dict)
+    attempts: dict[str, AttackRun] = field(default_factory=dict)
     """At the full distance: these count."""
-    others: dict[str, Attempt] = field(default_factory=dict)
+    others: dict[str, AttackRun] = field(default_factory=dict)
     """At other distances: these are looked at."""
     failures: dict[str, str] = field(default_factory=dict)
     """Why some attacks could not be run."""
@@ -215,9 +215,9 @@ class Bench:
         return "random" if self._checked.is_random else "fixed"
 
     @cached_property
-    def _checked(self) -> Victim:
+    def _checked(self) -> AttackTarget:
         """The network as two draws have shown it."""
-        victim = Victim(self.model, 2, "predictive", "margin", "fresh", 0)
+        victim = AttackTarget(self.model, 2, "predictive", "margin", "fresh", 0)
         with untouched(self.model):
             seeded_run(self.seed_for("kind"), self.inputs.device, lambda: victim.check(self.inputs, self.targets))
         return victim
@@ -248,7 +248,7 @@ class Bench:
         ranked = log_probs.scatter(1, self.targets[:, None], -torch.inf).argsort(dim=1, descending=True)
         return ranked[:, :-1].T
 
-    def attempt(self, name: str, attack: Attack, goals: Int[Tensor, " image"] | None = None) -> Attempt | None:
+    def attempt(self, name: str, attack: Attack, goals: Int[Tensor, " image"] | None = None) -> AttackRun | None:
         """Run an attack at the full distance, once; None where it cannot be run.
 
         One that is the same as another in all its fields is not run again, and goes by the first one's name. One that
@@ -256,12 +256,12 @@ class Bench:
         """
         return self._once(name, attack, self.attempts, goals)
 
-    def look(self, name: str, attack: Attack) -> Attempt | None:
+    def look(self, name: str, attack: Attack) -> AttackRun | None:
         """Run an attack that does not count for the headline, such as one at another distance."""
         same = next((known for known in self.attempts.values() if known.attack == attack), None)
         return same or self._once(name, attack, self.others)
 
-    def add(self, name: str, kept: Kept, attack: Attack | None = None) -> Attempt:
+    def add(self, name: str, kept: Kept, attack: Attack | None = None) -> AttackRun:
         """Let images count that are made already."""
         self.attempts[name] = self._judged(name, kept, attack)
         return self.attempts[name]
@@ -284,31 +284,33 @@ class Bench:
                 found.append(dataclasses.replace(victim, first_row=first).judge(part, labels)[1].cpu())
         return torch.cat(found)
 
-    def victim(self, objective: AttackObjective, loss: AttackLoss, num_samples: int, frozen: bool = False) -> Victim:
+    def victim(
+        self, objective: AttackObjective, loss: AttackLoss, num_samples: int, frozen: bool = False
+    ) -> AttackTarget:
         """The network as an attacker sees it."""
         noise, seed = ("frozen", self.seed_for("frozen")) if frozen else ("fresh", 0)
         draws = 1 if self.kind == "fixed" else num_samples
         checked = {"executor": self._checked.executor, "draws_itself": self._checked.draws_itself}
-        return Victim(self.model, draws, objective, loss, noise, seed, **checked)  # type: ignore[arg-type]
+        return AttackTarget(self.model, draws, objective, loss, noise, seed, **checked)  # type: ignore[arg-type]
 
     def pieces(self, images: Tensor, rows: int = ROWS) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Images and their labels, some at a time, with the number of the first."""
         for first in range(0, len(images), rows):
             yield first, images[first : first + rows], self.targets[first : first + rows]
 
-    def rows_with_gradient(self, victim: Victim) -> int:
+    def rows_with_gradient(self, victim: AttackTarget) -> int:
         """How many images at a time fit into memory with a gradient."""
         with self.seeded("rows"):
             return min(ROWS, victim.rows_at_a_time(self.inputs, self.targets))
 
-    def left_by(self, chosen: Iterable[Attempt]) -> Bool[Tensor, " image"]:
+    def left_by(self, chosen: Iterable[AttackRun]) -> Bool[Tensor, " image"]:
         """Which images are still right when for each the worst of several attacks counts."""
         every = list(chosen)
         values = torch.stack([attempt.values for attempt in every])
         right = torch.stack([attempt.right for attempt in every])
         return right.gather(0, values.argmax(dim=0, keepdim=True)).squeeze(0)
 
-    def direct(self) -> list[Attempt]:
+    def direct(self) -> list[AttackRun]:
         """Attacks by the network's own gradients, over fresh draws."""
         return [attempt for attempt in self.attempts.values() if attempt.is_direct]
 
@@ -342,8 +344,8 @@ class Bench:
         return dataclasses.replace(self.main(), epsilon=epsilon)
 
     def _once(
-        self, name: str, attack: Attack, among: dict[str, Attempt], goals: Tensor | None = None
-    ) -> Attempt | None:
+        self, name: str, attack: Attack, among: dict[str, AttackRun], goals: Tensor | None = None
+    ) -> AttackRun | None:
         same = next((known for known in among.values() if known.attack == attack), None)
         if same is not None or name in self.failures:
             return same
@@ -359,9 +361,9 @@ class Bench:
         among[name] = self._judged(name, kept, attack)
         return among[name]
 
-    def _judged(self, name: str, kept: Kept, attack: Attack | None) -> Attempt:
+    def _judged(self, name: str, kept: Kept, attack: Attack | None) -> AttackRun:
         images = kept.inputs.to(self.inputs.device)
-        return Attempt(name, attack, images, *self.judge(images), kept.forwards, kept.backwards, kept.seconds)
+        return AttackRun(name, attack, images, *self.judge(images), kept.forwards, kept.backwards, kept.seconds)
 
     @torch.no_grad()
     def _log_probs(self, images: Tensor, num_samples: int, purpose: str) -> Float[Tensor, "sample batch class"]:
@@ -373,7 +375,7 @@ FOLDER = "audit-parts"
 
 
 @dataclass(frozen=True)
-class _Cost:
+class _CostMeter:
     """What the file of an attack says beside its images."""
 
     forwards: int
@@ -415,7 +417,7 @@ def _without_noise(model: nn.Module) -> nn.Module:
 
 def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor, seed: int) -> bool:
     """Whether it has no noise of its own and knows the images."""
-    victim = Victim(twin, 1, "predictive", "margin", "fresh", 0)
+    victim = AttackTarget(twin, 1, "predictive", "margin", "fresh", 0)
     with untouched(twin):
         seeded_run(seed, inputs.device, lambda: victim.check(inputs, targets))
     if victim.is_random:
@@ -426,7 +428,7 @@ def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor, seed: int) -> boo
 NO_GRADIENT = "The network has no gradient to follow: it hides how its output depends on its input."
 
 
-def curve(xs: Sequence[float], attempts: Sequence[Attempt]) -> tuple[CurvePoint, ...]:
+def curve(xs: Sequence[float], attempts: Sequence[AttackRun]) -> tuple[CurvePoint, ...]:
     """What attempts left, at each setting of what a check varies."""
     return tuple(CurvePoint(float(x), attempt.accuracy) for x, attempt in zip(xs, attempts, strict=True))
 
@@ -451,7 +453,7 @@ class Check:
     question: str
     """What it asks and why, for a reader who has never heard of it."""
     passes_when: str
-    run: Callable[[Bench], Finding]
+    run: Callable[[AuditSession], Finding]
     required: bool = False
     may_be_skipped: bool = False
     """Whether it is required only where it can be made."""

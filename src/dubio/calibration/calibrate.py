@@ -26,7 +26,7 @@ from dubio.calibrators import Calibration, DecisionWarning, Temperature, VectorS
 from dubio.convert import change_spec, spec
 from dubio.data import Batch, Batches, batches_from, fingerprint_of_batches
 from dubio.likelihoods import Categorical
-from dubio.prediction import ClassPredictive, joined, predict
+from dubio.prediction import ClassificationPredictive, joined, predict
 
 __all__ = [
     "calibrate",
@@ -202,7 +202,7 @@ def _gain_of_a_miss(log_probs: Float[Tensor, "*any class"], calibration: Calibra
 class HeldOut:
     """Predictions beside their targets, on the device of the predictions."""
 
-    predictive: ClassPredictive
+    predictive: ClassificationPredictive
     targets: Int[Tensor, "example *rest"]
     fingerprint: str
 
@@ -301,7 +301,7 @@ def _warn_at_the_edge(found: Calibration, all_right: bool) -> None:
     why = "every validation example is predicted rightly, so a lower temperature always looks better; " * all_right
     _warn(
         f"the {found} is at the edge of what is allowed: {why}"
-        "use more validation examples, or remove it with dubio.forget_decisions(model)",
+        "use more validation examples, or remove it with dubio.reset_decisions(model)",
         stacklevel=5,
     )
 
@@ -345,7 +345,7 @@ def predict_held_out(
         )
     batches = batches_from(validation, batch_size, name=NAME)
     fingerprint = check_unjudged(model, batches, asked_by)
-    parts: list[ClassPredictive] = []
+    parts: list[ClassificationPredictive] = []
     targets: list[Tensor] = []
     for batch in batches.epoch(0):
         found = predict(
@@ -357,7 +357,7 @@ def predict_held_out(
             seed=seed,
             decisions=decisions,
         )
-        assert isinstance(found, ClassPredictive)
+        assert isinstance(found, ClassificationPredictive)
         parts.append(found)
         targets.append(_labels(batch, found))
     return HeldOut(joined(parts), torch.cat(targets), fingerprint)
@@ -385,7 +385,7 @@ def check_unjudged(model: nn.Module, batches: Batches, asked_by: str) -> str:
     return fingerprint
 
 
-def _labels(batch: Batch, found: ClassPredictive) -> Tensor:
+def _labels(batch: Batch, found: ClassificationPredictive) -> Tensor:
     targets = batch.targets if isinstance(batch.targets, Tensor) else torch.as_tensor(batch.targets, device="cpu")
     if batch.weight is not None:
         raise ValueError(f"{NAME} must come without weights, which decisions do not use; give (inputs, targets)")

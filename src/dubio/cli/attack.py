@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import device_of
-from dubio.attacks import APGD, FGSM, PGD, Attack, Attacked, RandomNoise, Score, Square, Transfer
+from dubio.attacks import APGD, FGSM, PGD, Attack, AttackResult, RandomNoise, Score, Square, Transfer
 from dubio.auditing import Audit, BudgetName, audit
 from dubio.checks import did_you_mean
 from dubio.cli.errors import say
@@ -40,14 +40,14 @@ from dubio.cli.runs import folder_of, load_model, network_of
 from dubio.cli.terminal import PlainTable
 from dubio.codec import dump_json, printable, write_atomically
 from dubio.data import Examples
-from dubio.prediction import ClassPredictive, predict
+from dubio.prediction import ClassificationPredictive, predict
 from dubio.training import Interrupted
 from dubio.version import hardware_of, versions
 
 __all__ = [
-    "Assault",
+    "AttackReport",
     "Row",
-    "assail",
+    "run_attacks",
     "check_images",
     "choose_images",
     "parse_attacks",
@@ -101,7 +101,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Assault:
+class AttackReport:
     """All attacks on one network."""
 
     examples: Examples
@@ -213,7 +213,7 @@ def check_images(examples: Examples, command: str) -> None:
         )
 
 
-def assail(
+def run_attacks(
     model: nn.Module,
     chosen: tuple[Examples, list[int]],
     names: list[str],
@@ -223,7 +223,7 @@ def assail(
     num_draws: int = 100,
     seed: int = 0,
     progress: bool = True,
-) -> Assault:
+) -> AttackReport:
     """Attack a network, where it is, by each name at each epsilon, and where there are several by the strongest.
 
     ``fields`` are those of attacks; each attack takes those it has, and one that none has is refused.
@@ -254,10 +254,10 @@ def assail(
         if len(names) > 1:
             worst = attacks.strongest(model, results, targets, seed=seeds["selection"])[0]
             rows.append(Row(STRONGEST, epsilon, None, worst.cpu(), scored(worst), *_total_cost(results)))
-    return Assault(*chosen, clean, rows, seeds, hardware_of(device))
+    return AttackReport(*chosen, clean, rows, seeds, hardware_of(device))
 
 
-def tabulate(assault: Assault) -> PlainTable:
+def tabulate(assault: AttackReport) -> PlainTable:
     """One line for each attack and epsilon, intervals at 95 % below the shares, in percent."""
     clean = assault.clean
     table = PlainTable("attack", "epsilon")
@@ -271,7 +271,7 @@ def tabulate(assault: Assault) -> PlainTable:
     return table
 
 
-def summarise(assault: Assault) -> str:
+def summarise(assault: AttackReport) -> str:
     """What the numbers mean, in a sentence about the row that leaves least."""
     worst = min(assault.rows, key=lambda row: row.score.predictive.value)
     clean, left = assault.clean.predictive.value, worst.score.predictive.value
@@ -318,7 +318,7 @@ def _check_fields(names: list[str], fields: dict[str, Any]) -> None:
             raise ValueError(f"--{field.replace('num_', '')} means nothing to {' and '.join(names)}; leave it out")
 
 
-def _total_cost(results: list[Attacked]) -> tuple[int, int, float]:
+def _total_cost(results: list[AttackResult]) -> tuple[int, int, float]:
     return (
         sum(result.forwards for result in results),
         sum(result.backwards for result in results),
@@ -352,7 +352,7 @@ MOST = 8
 RIGHT, WRONG = "#1b7837", "#b2182b"
 
 
-def picture(model: nn.Module, assault: Assault, path: Path) -> str:
+def picture(model: nn.Module, assault: AttackReport, path: Path) -> str:
     """Draw some images of the last row of an assault; says where the picture is, or why there is none."""
     shape = assault.examples.shape
     if len(shape) != 3 or shape[0] not in (1, 3):
@@ -383,17 +383,17 @@ def picture(model: nn.Module, assault: Assault, path: Path) -> str:
     return f"picture: {path}"
 
 
-def _choose(assault: Assault, row: Row) -> Tensor:
+def _choose(assault: AttackReport, row: Row) -> Tensor:
     """Images that were right and are wrong now, then the others, each in their order."""
     turned = assault.clean.predictive_per_example & ~row.score.predictive_per_example
     return (~turned).int().argsort(stable=True)[:MOST].cpu()
 
 
-def _labels(model: nn.Module, inputs: Tensor, names: tuple[str, ...], assault: Assault) -> list[tuple[str, float]]:
+def _labels(model: nn.Module, inputs: Tensor, names: tuple[str, ...], assault: AttackReport) -> list[tuple[str, float]]:
     found = predict(  # as the attack saw and scored them
         model, inputs, num_samples=assault.clean.num_samples, seed=assault.seeds["scoring"], decisions=False
     )
-    assert isinstance(found, ClassPredictive)
+    assert isinstance(found, ClassificationPredictive)
     return [(names[label], sure) for label, sure in zip(found.label.tolist(), found.confidence.tolist(), strict=True)]
 
 
@@ -467,8 +467,8 @@ def audit_run(
             folder=folder,
             progress=not quiet,
         )
-    told = {**found.made_by, "command": shlex.join(command), "network": network_of(named, runs).tensors or ""}
-    found = dataclasses.replace(found, made_by=told)
+    told = {**found.build_optimizer, "command": shlex.join(command), "network": network_of(named, runs).tensors or ""}
+    found = dataclasses.replace(found, build_optimizer=told)
     found.save(folder / FILE)
     _show(found)
     if not quiet:

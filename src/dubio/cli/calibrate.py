@@ -18,7 +18,7 @@ from dubio.convert import change_spec
 from dubio.data import Examples
 from dubio.evaluation import Evaluation
 from dubio.io import locked
-from dubio.prediction import ClassPredictive
+from dubio.prediction import ClassificationPredictive
 
 __all__ = ["abstain", "calibrate", "conformal"]
 
@@ -45,12 +45,12 @@ class Subject:
         if self.remark:
             say(f"warning: {self.remark}" if self.quiet else self.remark, err=self.quiet)
 
-    def predict(self, num_samples: int, seed: int, decisions: bool) -> ClassPredictive:
+    def predict(self, num_samples: int, seed: int, decisions: bool) -> ClassificationPredictive:
         """Predictions of the validation data."""
         found = dubio.predict(
             self.model, self.validation, num_samples, seed=seed, keep_samples=False, decisions=decisions
         )
-        assert isinstance(found, ClassPredictive)
+        assert isinstance(found, ClassificationPredictive)
         return found
 
 

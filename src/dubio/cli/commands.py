@@ -577,7 +577,7 @@ def attack(
     """
     from rich.console import Console
 
-    from dubio.cli.attack import assail, choose_images, parse_attacks, parse_epsilons, picture, summarise, tabulate
+    from dubio.cli.attack import choose_images, parse_attacks, parse_epsilons, picture, run_attacks, summarise, tabulate
     from dubio.cli.predict import check_fits, test_examples
     from dubio.cli.runs import folder_of, load_model, network_of
 
@@ -596,7 +596,7 @@ def attack(
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
     chosen = choose_images(examples, images)
-    found = assail(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed, progress=not quiet)
+    found = run_attacks(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed, progress=not quiet)
     folder = out or folder_of(named, runs)
     records = found.save(folder, {"model": named, "network": network_of(named, runs).tensors})
     Console().print(tabulate(found))

@@ -16,11 +16,11 @@ from torch import nn
 from dubio import attacks
 from dubio.auditing import Audit, audit
 from dubio.checks import did_you_mean, listed
-from dubio.cli.attack import FILE as AUDIT, assail, choose_images
+from dubio.cli.attack import FILE as AUDIT, choose_images, run_attacks
 from dubio.cli.errors import say
 from dubio.cli.evaluate import FILE as EVALUATION, headline, noise_like
 from dubio.cli.prune import RECORD as PRUNING, measure, told_of
-from dubio.cli.runs import Order, load_splits, network_of, train_order, unused_name
+from dubio.cli.runs import TrainConfig, load_splits, network_of, train_order, unused_name
 from dubio.cli.terminal import PlainTable
 from dubio.codec import printable
 from dubio.data import Splits
@@ -28,7 +28,7 @@ from dubio.evaluation import Evaluation, evaluate
 from dubio.methods import METHODS
 from dubio.objectives import Loss
 from dubio.report import write_report
-from dubio.training import Interrupted, Run
+from dubio.training import FitResult, Interrupted
 
 __all__ = ["parse_methods", "show_demo"]
 
@@ -82,7 +82,7 @@ def show_demo(
     size = TINY if tiny else Size()
     names = list(size.methods) if methods is None and size.methods is not None else parse_methods(methods)
     size = size if epochs is None else replace(size, epochs=epochs)
-    splits = load_splits(Order())
+    splits = load_splits(TrainConfig())
     with _progress(len(names), quiet) as progress:
         shown = [_try(name, number, splits, runs, size, progress) for number, name in enumerate(names)]
     assert splits.test is not None
@@ -116,7 +116,7 @@ def parse_methods(text: str | None) -> list[str]:
 
 def _try(name: str, number: int, splits: Splits, runs: Path, size: Size, progress: Progress) -> Shown:
     """Train, evaluate and attack one network."""
-    order = Order(method=name, epochs=size.epochs)
+    order = TrainConfig(method=name, epochs=size.epochs)
     run = unused_name(f"demo-{name}", runs)
     epoch_bar = _EpochBar(progress, number, f"training {name}", size.epochs or METHODS[name]().recipe.epochs)
     began = time.perf_counter()
@@ -131,11 +131,11 @@ def _try(name: str, number: int, splits: Splits, runs: Path, size: Size, progres
     evaluation = evaluate(model, test, ood={"noise": noise_like(test)}, num_samples=size.num_draws)
     network = network_of(run, runs)
     told = {"command": f"dubio evaluate {run} --samples {size.num_draws}", "network": network.network}
-    evaluation = replace(evaluation, made_by=evaluation.made_by | told)
+    evaluation = replace(evaluation, build_optimizer=evaluation.build_optimizer | told)
     evaluation.save(runs / run / EVALUATION)
     epoch_bar.say(f"attacking {name}")
     chosen, epsilons = choose_images(test, size.num_attacked), {f"{EPSILON:g}": EPSILON}
-    assault = assail(model, chosen, ["pgd"], epsilons, size.attack, num_draws=size.num_draws, progress=False)
+    assault = run_attacks(model, chosen, ["pgd"], epsilons, size.attack, num_draws=size.num_draws, progress=False)
     assault.save(runs / run, {"model": run, "network": network.tensors})
     audited = _look_further(model, name, run, splits, runs, epoch_bar) if size.looks_further else None
     progress.console.print(
@@ -156,12 +156,12 @@ def _look_further(
         epoch_bar.say(f"auditing {name}")
         found = audit(model, splits.test, epsilon=EPSILON, budget="tiny", progress=False)
         command = f"dubio audit {run} --epsilon {EPSILON:g} --budget tiny"
-        told = {**found.made_by, "command": command, "network": network.tensors or ""}
-        audited = replace(found, made_by=told)
+        told = {**found.build_optimizer, "command": command, "network": network.tensors or ""}
+        audited = replace(found, build_optimizer=told)
         audited.save(runs / run / AUDIT)
     if name == "bayes":
         measured = measure(model, splits.validation)
-        replace(measured, made_by=told_of(f"dubio prune {run}", run, network)).save(runs / run / PRUNING)
+        replace(measured, build_optimizer=told_of(f"dubio prune {run}", run, network)).save(runs / run / PRUNING)
     return audited
 
 
@@ -270,5 +270,5 @@ class _EpochBar:
         done = self._number + 0.9 * metrics["epoch"] / self.epochs  # the rest is evaluation and attack
         self._progress.update(self._progress.task_ids[0], completed=done)
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: FitResult) -> None:
         pass

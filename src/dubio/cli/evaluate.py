@@ -16,7 +16,7 @@ from dubio.cli.runs import folder_of, load_model, network_of, parse_resize
 from dubio.cli.terminal import PlainTable
 from dubio.codec import printable
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test, load_unseen
-from dubio.evaluation import METRICS, SCORE_WORDS, Estimate, Evaluation, evaluate, failures, figure
+from dubio.evaluation import METRICS, SCORE_INFO, Estimate, Evaluation, evaluate, failures, figure
 
 __all__ = ["FILE", "evaluate_run", "headline", "noise_like"]
 
@@ -70,7 +70,7 @@ def evaluate_run(
     command += [part for option, value in given.items() if value is not None for part in (option, value)]
     command += [part for option, (own, usual) in others.items() if own != usual for part in (option, str(own))]
     told = {"command": shlex.join(command), "network": network_of(named, runs).network}
-    found = dataclasses.replace(found, made_by=found.made_by | told)
+    found = dataclasses.replace(found, build_optimizer=found.build_optimizer | told)
     folder = out or folder_of(named, runs)
     folder.mkdir(parents=True, exist_ok=True)
     found.save(folder / FILE)
@@ -150,7 +150,7 @@ def tables(found: Evaluation) -> Iterator[PlainTable]:
         table = _table(f"{name} (never seen) by", "AUROC", "AUPR", "FPR at 95 %")
         for score, measured in unseen.scores.items():
             cells = f"{measured.aupr.value:.3f}", f"{measured.fpr95.value:.3f}"
-            table.add_row(SCORE_WORDS[score], _number(measured.auroc), *cells)
+            table.add_row(SCORE_INFO[score], _number(measured.auroc), *cells)
         yield table
     for name, points in found.corruptions.items():
         table = _table(f"{name}, strength", "accuracy", "NLL", "ECE", "entropy", "mutual inf.")

@@ -64,7 +64,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True)
-class Reading:
+class FieldReader:
     """One way to write a value: the rule in words, and how it is read."""
 
     rule: str
@@ -77,7 +77,7 @@ class Field:
 
     name: str
     option: str
-    readings: tuple[Reading, ...]
+    readings: tuple[FieldReader, ...]
     """Empty where no text can stand for a value."""
     is_flag: bool
     """Whether it is given as ``--name`` or ``--no-name``, and takes no text."""
@@ -155,37 +155,37 @@ def spell(value: Any) -> str:
     return repr(value)
 
 
-def _readings(hint: Any) -> Iterator[Reading]:
+def _readings(hint: Any) -> Iterator[FieldReader]:
     """How a value of a type is written."""
     if get_origin(hint) in (Union, UnionType) and type[nn.Module] in get_args(hint):  # a ``Where``
-        yield Reading(f"a glob of layers' names, {MANY}", _read_globs)
-        yield Reading("none", _read_none)
+        yield FieldReader(f"a glob of layers' names, {MANY}", _read_globs)
+        yield FieldReader("none", _read_none)
     elif get_origin(hint) in (Union, UnionType):
         members = sorted(get_args(hint), key=lambda member: (member is str, member is NoneType))  # text takes all
         rules: list[str] = []
         for reading in (reading for member in members for reading in _readings(member)):
             known = rules and reading.rule == f"{listed(rules)}, {MANY}"
             rules.append(MANY if known else reading.rule)
-            yield Reading(rules[-1], reading.read)
+            yield FieldReader(rules[-1], reading.read)
     elif get_origin(hint) is Literal:
         for choice in get_args(hint):
-            yield Reading(spell(choice), _reader_of_choice(choice))
+            yield FieldReader(spell(choice), _reader_of_choice(choice))
     elif get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
         inner = tuple(_readings(get_args(hint)[0]))
         if inner:
-            yield Reading(f"{listed([reading.rule for reading in inner])}, {MANY}", _reader_of_many(inner))
+            yield FieldReader(f"{listed([reading.rule for reading in inner])}, {MANY}", _reader_of_many(inner))
     elif hint is NoneType:
-        yield Reading("none", _read_none)
+        yield FieldReader("none", _read_none)
     elif hint is bool:
-        yield from (Reading(spell(choice), _reader_of_choice(choice)) for choice in (True, False))
+        yield from (FieldReader(spell(choice), _reader_of_choice(choice)) for choice in (True, False))
     elif hint in (int, float):
-        yield Reading("a whole number" if hint is int else "a number", _reader_of_number(hint))
+        yield FieldReader("a whole number" if hint is int else "a number", _reader_of_number(hint))
     elif hint is str:
-        yield Reading("a text", str)
+        yield FieldReader("a text", str)
     elif hint in SPELLINGS.values():
         name = next(name for name, kind in SPELLINGS.items() if kind is hint)
         numbers = ",".join(field.name.upper() for field in dataclasses.fields(hint))
-        yield Reading(f"{name}:{numbers}" if numbers else name, _reader_of_value(name, hint))
+        yield FieldReader(f"{name}:{numbers}" if numbers else name, _reader_of_value(name, hint))
 
 
 def _read_none(text: str) -> None:
@@ -237,7 +237,7 @@ def _reader_of_value(name: str, kind: type) -> Callable[[str], Any]:
     return read
 
 
-def _reader_of_many(inner: tuple[Reading, ...]) -> Callable[[str], Any]:
+def _reader_of_many(inner: tuple[FieldReader, ...]) -> Callable[[str], Any]:
     """Reads ``affine,invconv:2,3``; where values have numbers, a comma before a digit lies inside one."""
     comma = r",(?=[A-Za-z])" if any(":" in reading.rule for reading in inner) else ","
 

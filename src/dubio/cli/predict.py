@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
-from dubio.cli.runs import FILE, Order, folder_of, parse_resize, read_encoder, read_order, table_options
+from dubio.cli.runs import FILE, TrainConfig, folder_of, parse_resize, read_encoder, read_order, table_options
 from dubio.cli.terminal import PlainTable
 from dubio.codec import unfinished_file
 from dubio.data import (
@@ -34,7 +34,7 @@ from dubio.data import (
 )
 from dubio.evaluation import figure
 from dubio.models import sizes_of
-from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict_batches
+from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive, predict_batches
 
 __all__ = ["check_fits", "order_of", "parse_index", "predict_new", "tabulate", "test_examples"]
 
@@ -59,10 +59,10 @@ def test_examples(named: str, runs: Path, data: str | None, data_dir: Path | Non
         return load_test(order.data, folder=data_dir or order.data_dir, **table_options(order, encoder))
 
 
-def order_of(named: str, runs: Path) -> Order:
+def order_of(named: str, runs: Path) -> TrainConfig:
     """What a run was trained with; the defaults for a ``.safetensors`` file, and for a run of ``dubio.fit``."""
     file = folder_of(named, runs) / FILE
-    return read_order(file.parent) if Path(named).suffix != ".safetensors" and file.is_file() else Order()
+    return read_order(file.parent) if Path(named).suffix != ".safetensors" and file.is_file() else TrainConfig()
 
 
 def check_fits(model: nn.Module, examples: Examples) -> None:
@@ -172,9 +172,9 @@ def columns_of(
     (accepted, set). For numbers: mean, standard deviation and its two parts, and the central interval.
     """
     columns: Columns = {"file" if names and isinstance(names[0], str) else "row": list(names)}
-    if isinstance(pred, ClassPredictive):
+    if isinstance(pred, ClassificationPredictive):
         return columns | _columns_of_classes(pred, classes)
-    assert isinstance(pred, RealPredictive)
+    assert isinstance(pred, RegressionPredictive)
     low, high = pred.interval(level)
     numbers = {
         "mean": pred.mean,
@@ -192,7 +192,7 @@ def columns_of(
     return columns
 
 
-def _columns_of_classes(pred: ClassPredictive, classes: Sequence[str]) -> Columns:
+def _columns_of_classes(pred: ClassificationPredictive, classes: Sequence[str]) -> Columns:
     if pred.log_probs.dim() == 3 and pred.log_probs.shape[-1] == 2:  # a Bernoulli: yes or no for each output
         yes = pred.probs[..., 1]
         if yes.shape[1] > 1:
@@ -341,10 +341,10 @@ def _cell(value: Any, is_probability: bool) -> str:
 
 def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> PlainTable:
     """Predictions beside the truth."""
-    if isinstance(found, ClassPredictive):
+    if isinstance(found, ClassificationPredictive):
         found = found.in_rows()
         return _tabulate_classes(found, rows, targets, classes)
-    assert isinstance(found, RealPredictive)
+    assert isinstance(found, RegressionPredictive)
     table = PlainTable("example", "truth", "mean", "std", "of the data", "of the network")
     columns = (targets, found.mean, found.std, found.aleatoric_std, found.epistemic_std)
     first = [column.view(len(rows), -1)[:, 0].tolist() for column in columns]
@@ -353,7 +353,9 @@ def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple
     return table
 
 
-def _tabulate_classes(found: ClassPredictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> PlainTable:
+def _tabulate_classes(
+    found: ClassificationPredictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]
+) -> PlainTable:
     decided = _decided(found, classes)
     table = PlainTable(
         "example",
@@ -374,7 +376,7 @@ def _tabulate_classes(found: ClassPredictive, rows: list[int], targets: Tensor, 
     return table
 
 
-def _decided(found: ClassPredictive, classes: tuple[str, ...]) -> dict[str, list[str]]:
+def _decided(found: ClassificationPredictive, classes: tuple[str, ...]) -> dict[str, list[str]]:
     """Columns for what was decided: whether a prediction is accepted, and the classes of its set."""
     columns = {}
     if found.threshold is not None:

@@ -15,7 +15,7 @@ from dubio.codec import dump_json, printable
 from dubio.report import (
     Cell,
     Column,
-    Headline,
+    HeadlineTable,
     RunRecord,
     decimal,
     failures_of,
@@ -78,7 +78,7 @@ def compare(named: list[str], as_json: bool, quiet: bool, runs: Path) -> None:
     _fail_for(unreadable)
 
 
-def tabulate(headline: Headline, width: int) -> Iterator[PlainTable]:
+def tabulate(headline: HeadlineTable, width: int) -> Iterator[PlainTable]:
     """A headline as tables of the terminal, intervals below the numbers; as many as the columns need, all with runs."""
     shown = [column for column in headline.columns if column.name not in HIDDEN]
     for columns in _fitting(headline, shown, width):
@@ -96,7 +96,7 @@ def tabulate(headline: Headline, width: int) -> Iterator[PlainTable]:
         yield table
 
 
-def _fitting(headline: Headline, columns: Sequence[Column], width: int) -> list[list[Column]]:
+def _fitting(headline: HeadlineTable, columns: Sequence[Column], width: int) -> list[list[Column]]:
     """The columns in groups that fit beside the names of the runs."""
     groups: list[list[Column]] = [[]]
     left = width - NAME_WIDTH
@@ -125,7 +125,7 @@ def _title(column: Column) -> str:
     return column.title.replace(" at ", "\nat ")
 
 
-def _width(headline: Headline, column: Column) -> int:
+def _width(headline: HeadlineTable, column: Column) -> int:
     """The longest line of a column, or the longest word where its text may go over several lines."""
     texts = [_title(column), *(_text(row.cells[column.name]) for row in headline.rows)]
     return max(len(part) for text in texts for part in (text.split() if column.name in WRAPPED else text.splitlines()))
@@ -156,7 +156,7 @@ def _fail_for(unreadable: Sequence[str]) -> None:
         raise PartlyFailedError("\n".join(unreadable))
 
 
-def _warn(found: Sequence[Headline]) -> None:
+def _warn(found: Sequence[HeadlineTable]) -> None:
     """Say which numbers are of a network that has changed since."""
     for row in (row for headline in found for row in headline.rows):
         for told in row.stale:
@@ -176,7 +176,7 @@ def _bare(value: float) -> str:
     return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1.0 else decimal(value)
 
 
-def _explain(headline: Headline) -> None:
+def _explain(headline: HeadlineTable) -> None:
     console = Console(highlight=False)
     for column in headline.columns:
         if column.name not in HIDDEN:

@@ -51,7 +51,7 @@ from dubio.io import Identity, identity_of, load as load_network, locked, save
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.models import build, standardised
 from dubio.objectives import Loss
-from dubio.training import ALONE, Callback, Processes, Run, fit
+from dubio.training import ALONE, Callback, FitResult, Processes, fit
 
 __all__ = [
     "Summary",
@@ -66,7 +66,7 @@ __all__ = [
     "network_of",
     "num_processes_of",
     "unused_name",
-    "Order",
+    "TrainConfig",
     "build_for",
     "in_rows",
     "load_splits",
@@ -260,7 +260,7 @@ BETA = 0.5
 
 
 @dataclass(frozen=True)
-class Order:
+class TrainConfig:
     """Values of the options; None is the method's default."""
 
     data: str = "digits"
@@ -299,7 +299,7 @@ class Order:
     """What the draws of a step may take, as in ``2 GiB``."""
 
 
-def load_splits(order: Order, encoder: TableEncoder | None = None) -> Splits:
+def load_splits(order: TrainConfig, encoder: TableEncoder | None = None) -> Splits:
     """The data of an order, with noise on the labels that are trained and validated with.
 
     A run that has an encoder reads its table with it, even if the file has changed since.
@@ -322,7 +322,7 @@ def load_splits(order: Order, encoder: TableEncoder | None = None) -> Splits:
     return Splits(changed[0], changed[1] if held_out else None, splits.test)
 
 
-def table_options(order: Order, encoder: TableEncoder | None = None) -> dict[str, Any]:
+def table_options(order: TrainConfig, encoder: TableEncoder | None = None) -> dict[str, Any]:
     """Arguments of ``dubio.data.load`` that an order has for its data; an encoder knows most of them already."""
     if encoder is not None:
         return {"encoder": encoder, "delimiter": order.delimiter}
@@ -359,7 +359,7 @@ def parse_resize(text: str | None) -> tuple[int, int] | None:
     return int(sides[1]), int(sides[2] or sides[1])
 
 
-def build_for(order: Order, examples: Examples) -> tuple[nn.Module, Likelihood]:
+def build_for(order: TrainConfig, examples: Examples) -> tuple[nn.Module, Likelihood]:
     """The plain network of an order, as large as the data need, and what its outputs mean."""
     likelihood = make_likelihood(order, examples)
     torch.manual_seed(order.seed)
@@ -375,7 +375,7 @@ def build_for(order: Order, examples: Examples) -> tuple[nn.Module, Likelihood]:
     return net, likelihood
 
 
-def make_likelihood(order: Order, examples: Examples) -> Likelihood:
+def make_likelihood(order: TrainConfig, examples: Examples) -> Likelihood:
     """What ``--likelihood`` stands for with these training data; without it, what suits them."""
     name, std = parse_likelihood(order.likelihood)
     of_classes = name in ("categorical", "bernoulli")
@@ -416,14 +416,14 @@ def parse_likelihood(text: str | None) -> tuple[str, float | Literal["learned", 
     )
 
 
-def _has_features(order: Order, examples: Examples) -> bool:
+def _has_features(order: TrainConfig, examples: Examples) -> bool:
     """Whether inputs are the features of a user's table, in units of their own."""
     own_layer = "," in order.model  # the network normalises by itself
     return examples.inputs.dim() == 2 and find_name(order.data) is None and not own_layer
 
 
 def train_order(
-    order: Order,
+    order: TrainConfig,
     splits: Splits,
     folder: Path,
     resume: bool = False,
@@ -432,7 +432,7 @@ def train_order(
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     processes: Processes = ALONE,
-) -> tuple[nn.Module, Run]:
+) -> tuple[nn.Module, FitResult]:
     """Build, convert, train and save a network; of several processes the first alone writes."""
     method = make_method(order.method, order.fields)
     assert splits.train is not None
@@ -455,7 +455,7 @@ def train_order(
                 noise_lr=order.noise_lr,
                 schedule=order.schedule,
                 num_samples=order.samples,
-                callbacks=(_Keeper(order, folder), *callbacks),
+                callbacks=(_ModelKeeper(order, folder), *callbacks),
                 folder=folder,
                 resume=resume,
                 seed=order.seed,
@@ -474,7 +474,7 @@ def train_order(
     return model, run
 
 
-def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **changed: Any) -> Order:
+def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **changed: Any) -> TrainConfig:
     """What a run was asked for, but for what is asked for now; another method begins without fields."""
     file = folder / FILE
     if not file.is_file():
@@ -483,7 +483,7 @@ def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **chan
         )
     # Runs from before inputs and targets were standardised go on without.
     earlier = {"standardise": False, "standardise_targets": False}
-    stored = read_value(Order, {**earlier, **read_object(file)}, str(file))
+    stored = read_value(TrainConfig, {**earlier, **read_object(file)}, str(file))
     for name in (*OF_TABLES, "standardise"):
         before, now = getattr(stored, name), changed.get(name, getattr(stored, name))
         if before != now:
@@ -494,7 +494,7 @@ def read_order(folder: Path, fields: dict[str, str | bool] | None = None, **chan
     return dataclasses.replace(stored, fields={**kept, **(fields or {})}, **changed)
 
 
-def _training_data(order: Order, train: Examples, device: str | None) -> Examples | Loader:
+def _training_data(order: TrainConfig, train: Examples, device: str | None) -> Examples | Loader:
     if not order.augment:
         return in_rows(train)
     return Loader(train, order.batch_size, seed=order.seed, augment=CropAndFlip(), device=device)
@@ -507,10 +507,10 @@ def in_rows(examples: Examples) -> Examples:
     return dataclasses.replace(examples, targets=examples.targets.unsqueeze(1))
 
 
-class _Keeper:
+class _ModelKeeper:
     """Keeps the order of a resumed run, once ``fit`` has taken it."""
 
-    def __init__(self, order: Order, folder: Path) -> None:
+    def __init__(self, order: TrainConfig, folder: Path) -> None:
         self._order, self._folder, self._kept = order, folder, False
 
     def on_step(self, step: int, loss: Loss) -> None:
@@ -521,7 +521,7 @@ class _Keeper:
     def on_epoch(self, metrics: dict[str, float]) -> None:
         pass
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: FitResult) -> None:
         pass
 
 
@@ -530,7 +530,7 @@ def _save_model(model: nn.Module, folder: Path) -> None:
     forget_commands(folder)
 
 
-def _write_order(order: Order, folder: Path, train: Examples | None = None) -> None:
+def _write_order(order: TrainConfig, folder: Path, train: Examples | None = None) -> None:
     if train is not None and train.encoder is not None:
         write_atomically(folder / ENCODER, train.encoder.to_json().encode())
     write_atomically(folder / FILE, f"{dump_json(dataclasses.asdict(order), indent=1)}\n".encode())

@@ -26,7 +26,7 @@ from dubio.cli.evaluate import headline
 from dubio.cli.fields import make_method
 from dubio.cli.runs import (
     CONFIG,
-    Order,
+    TrainConfig,
     check_resumable,
     find_run,
     load_splits,
@@ -40,7 +40,7 @@ from dubio.cli.runs import (
 from dubio.data import Splits
 from dubio.evaluation import evaluate, failures
 from dubio.nn import num_members
-from dubio.training import Interrupted, LostProcessError, Processes, Run, is_raised_by_all
+from dubio.training import FitResult, Interrupted, LostProcessError, Processes, is_raised_by_all
 
 __all__ = [
     "train_run",
@@ -83,7 +83,7 @@ def train_run(
 
 def _order(
     name: str, runs: Path, fields: dict[str, str | bool], given: dict[str, Any], resume: bool, num_processes: int
-) -> Order:
+) -> TrainConfig:
     """What is asked for, and for a run that is resumed what it was asked for before."""
     folder = runs / name
     if resume:
@@ -99,7 +99,7 @@ def _order(
     elif (folder / CONFIG).exists():
         raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
     else:
-        order = Order(fields=fields, **given)
+        order = TrainConfig(fields=fields, **given)
     parse_resize(order.resize)
     parse_likelihood(order.likelihood)
     make_method(order.method, order.fields)  # these refuse bad options before any data are read
@@ -117,7 +117,7 @@ def _resuming(name: str, runs: Path, num_processes: int) -> str:
     return shlex.join([*launcher, "dubio", "train", name, "--resume", *where])
 
 
-def _tell(folder: Path, trained: nn.Module, run: Run, splits: Splits) -> None:
+def _tell(folder: Path, trained: nn.Module, run: FitResult, splits: Splits) -> None:
     say(f"{folder}: best epoch {run.best_epoch} of {len(run.history)}, {run.seconds:.1f} s")
     if splits.test is not None:
         found = evaluate(trained, splits.test, num_resamples=0, double=False)

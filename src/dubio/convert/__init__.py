@@ -25,12 +25,12 @@ from dubio.convert.randomise import (
     with_activation_noise,
 )
 from dubio.convert.spec import (
-    Spec,
+    ModelSpec,
     change_spec,
     drop_decisions,
     finish,
-    forget_decisions,
     prove,
+    reset_decisions,
     spec,
     warn_of_probabilities,
 )
@@ -46,7 +46,7 @@ __all__ = [
     "ConversionWarning",
     "Description",
     "Removed",
-    "Spec",
+    "ModelSpec",
     "Where",
     "change_spec",
     "chooses",
@@ -55,7 +55,7 @@ __all__ = [
     "drop_decisions",
     "export",
     "finish",
-    "forget_decisions",
+    "reset_decisions",
     "insert_noise",
     "keep_units",
     "make_mappable",

@@ -15,7 +15,7 @@ from dubio.convert.randomise import (
     visible_modules,
     why_unconvertible,
 )
-from dubio.convert.spec import Spec
+from dubio.convert.spec import ModelSpec
 from dubio.nn import (
     Drawn,
     Head,
@@ -131,7 +131,7 @@ def describe(model: nn.Module) -> Description:
     """
     check_module(model)
     record = getattr(model, "dubio_spec", None)
-    record = record if isinstance(record, Spec) else None
+    record = record if isinstance(record, ModelSpec) else None
     seen: set[int] = set()
     draws_weights = any(isinstance(module, Drawn) for module in model.modules())
     layers = [
@@ -150,7 +150,7 @@ def describe(model: nn.Module) -> Description:
 
 
 def _describe_layer(
-    name: str, module: nn.Module, record: Spec | None, draws_weights: bool, seen: set[int]
+    name: str, module: nn.Module, record: ModelSpec | None, draws_weights: bool, seen: set[int]
 ) -> LayerDescription:
     own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in seen]
     seen.update(id(parameter) for parameter in own)
@@ -182,7 +182,9 @@ def _describe_layer(
     return LayerDescription(name, kind, names, num_random, num_fixed, remark)
 
 
-def _with_removed(layer: LayerDescription, module: nn.Module, record: Spec | None, seen: set[int]) -> LayerDescription:
+def _with_removed(
+    layer: LayerDescription, module: nn.Module, record: ModelSpec | None, seen: set[int]
+) -> LayerDescription:
     """A layer's description with what pruning took out of it; tied weights count where they first appear."""
     own = module.modules() if isinstance(module, Members) else (module, *module.children())
     masks = [mask for part in own for name, mask in part._buffers.items() if _is_mask(part, name)]
@@ -204,7 +206,7 @@ def _is_mask(part: nn.Module, name: str) -> bool:
     return isinstance(part, Masked) and name.removesuffix("_removed") in part.dubio_masked_names
 
 
-def _why_fixed(name: str, module: nn.Module, record: Spec | None, draws_weights: bool) -> str:
+def _why_fixed(name: str, module: nn.Module, record: ModelSpec | None, draws_weights: bool) -> str:
     if record is None:
         return "not converted"
     if own_parameters(module) == ["observation_rho"]:

@@ -31,11 +31,11 @@ from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.nn import Drawn, Source, WeightSource
 
 __all__ = [
-    "Spec",
+    "ModelSpec",
     "attach_spec",
     "change_spec",
     "drop_decisions",
-    "forget_decisions",
+    "reset_decisions",
     "spec",
     "finish",
     "warn_of_probabilities",
@@ -46,7 +46,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Spec:
+class ModelSpec:
     """All that is known of a converted network. Immutable; kept by deepcopy, pickle and ``save``."""
 
     method: Any
@@ -63,15 +63,15 @@ class Spec:
     """Fingerprints of the data that the network was judged on, which must not decide anything about it any more."""
 
 
-def spec(model: nn.Module) -> Spec:
+def spec(model: nn.Module) -> ModelSpec:
     """The record of a converted network."""
     found = getattr(model, "dubio_spec", None)
-    if not isinstance(found, Spec):
+    if not isinstance(found, ModelSpec):
         raise ValueError(f"this {type(model).__name__} was not converted by a dubio method, so it carries no spec")
     return found
 
 
-def attach_spec(model: nn.Module, record: Spec) -> None:
+def attach_spec(model: nn.Module, record: ModelSpec) -> None:
     """Give a network its record, and the parameter that its likelihood learns."""
     likelihood = record.likelihood
     if isinstance(likelihood, Gaussian) and likelihood.std == "learned":
@@ -86,7 +86,7 @@ def change_spec(model: nn.Module, **changes: Any) -> None:
     model.dubio_spec = replace(spec(model), **changes)  # type: ignore[assignment]
 
 
-def forget_decisions(model: nn.Module) -> None:
+def reset_decisions(model: nn.Module) -> None:
     """Take back what ``calibrate``, ``abstain`` and ``conformal`` decided: ``predict`` gives what the network says."""
     change_spec(model, calibration=None, threshold=None, sets=None)
 
@@ -96,7 +96,7 @@ def drop_decisions(model: nn.Module, cause: str) -> None:
     removed = list(decisions_of(model).made)
     if not removed:
         return
-    forget_decisions(model)
+    reset_decisions(model)
     warnings.warn(removal_message(cause, removed), DecisionWarning, stacklevel=3)
 
 
@@ -130,7 +130,7 @@ def finish(
         raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
     if not consists_of(getattr(method, "where", None), str, type):
         method = replace(method, where=random_names(model))
-    attach_spec(model, Spec(method, likelihood))
+    attach_spec(model, ModelSpec(method, likelihood))
     warn_of_probabilities(model, likelihood)
     if example is not None and net is not None:
         prove(model, net, example)

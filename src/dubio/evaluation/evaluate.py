@@ -23,7 +23,7 @@ from dubio.data import CORRUPTIONS, Examples, batches_from, corrupt, fingerprint
 from dubio.evaluation.judge import in_rows, judge, judge_unseen
 from dubio.evaluation.metrics import GROUPS, class_measures, doubt_of
 from dubio.evaluation.records import CorruptionPoint, DataRecord, Evaluation
-from dubio.prediction import ClassPredictive, Predictive, RealPredictive, predict
+from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive, predict
 from dubio.version import versions
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 STRENGTHS = (1, 2, 3, 4, 5)
 
 
-Drawing = Callable[[Any], ClassPredictive]
+Drawing = Callable[[Any], ClassificationPredictive]
 
 
 def evaluate(
@@ -92,11 +92,11 @@ def evaluate(
         )
 
     found: Predictive = draw(judged.inputs, keep_samples=True)
-    if (unseen or corruptions) and not isinstance(found, ClassPredictive):
+    if (unseen or corruptions) and not isinstance(found, ClassificationPredictive):
         raise ValueError("ood and corruptions are for classes, and this network predicts numbers; leave them out")
     again = None
     if double and found.num_samples == num_samples:  # an ensemble has no more members
-        again = draw(judged.inputs, noise_key(f"again {seed}"), keep_samples=isinstance(found, RealPredictive))
+        again = draw(judged.inputs, noise_key(f"again {seed}"), keep_samples=isinstance(found, RegressionPredictive))
         again = again if _differ(found, again) else None
     evaluation = judge(
         found,
@@ -107,18 +107,18 @@ def evaluate(
         num_resamples=num_resamples,
         seed=seed,
     )
-    if isinstance(found, ClassPredictive):
+    if isinstance(found, ClassificationPredictive):
         evaluation = _with_unseen(evaluation, in_rows(found), unseen, draw, num_resamples, seed)
         curves = {name: _corruption_curve(data, name, draw, seed) for name in corruptions}
         evaluation = replace(evaluation, corruptions=curves)
     _keep_fingerprint(model, judged)
     seconds = time.perf_counter() - began
-    return replace(evaluation, decided=decisions_of(model).told(), seconds=seconds, made_by=versions())
+    return replace(evaluation, decided=decisions_of(model).told(), seconds=seconds, build_optimizer=versions())
 
 
 def _with_unseen(
     evaluation: Evaluation,
-    known: ClassPredictive,
+    known: ClassificationPredictive,
     unseen: Mapping[str, tuple[Any, DataRecord]],
     draw: Drawing,
     num_resamples: int,
@@ -177,7 +177,7 @@ def _check_unseen(unseen: Mapping[str, tuple[Any, DataRecord]], judged: Judged) 
 def _differ(found: Predictive, again: Predictive) -> bool:
     """Whether other draws say anything else."""
     one, other = (
-        part.log_probs if isinstance(part, ClassPredictive) else part.mean  # type: ignore[attr-defined]
+        part.log_probs if isinstance(part, ClassificationPredictive) else part.mean  # type: ignore[attr-defined]
         for part in (found, again)
     )
     return not torch.equal(one, other)

@@ -36,7 +36,7 @@ from dubio.evaluation.metrics import (
     weighted_mean,
 )
 from dubio.evaluation.records import DataRecord, DetectionScore, DrawCheck, Estimate, Evaluation, IntervalRow, UnseenSet
-from dubio.prediction import ClassPredictive, Predictive, RealPredictive
+from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive
 
 __all__ = [
     "judge",
@@ -83,23 +83,23 @@ def judge(
     if again is not None and type(again) is not type(found):
         raise TypeError(f"again must be of the kind of found, {type(found).__name__}, got {type(again).__name__}")
     with torch.device("cpu"):  # where the numbers of predictions are, whatever the default device is
-        if isinstance(found, ClassPredictive):
+        if isinstance(found, ClassificationPredictive):
             own = fingerprint_of(found.log_probs, targets)
             record = record or DataRecord("data", len(targets), own, tuple(classes))
-            assert again is None or isinstance(again, ClassPredictive)
+            assert again is None or isinstance(again, ClassificationPredictive)
             return judge_classes(found, targets, record, again, inputs, num_resamples, seed)
-        if isinstance(found, RealPredictive):
+        if isinstance(found, RegressionPredictive):
             record = record or DataRecord("data", len(targets), fingerprint_of(found.mean, targets))
-            assert again is None or isinstance(again, RealPredictive)
+            assert again is None or isinstance(again, RegressionPredictive)
             return judge_reals(found, targets, record, again, num_resamples, seed)
     raise TypeError(f"found must be what dubio.predict gives, got {type(found).__name__}")
 
 
 def judge_classes(
-    found: ClassPredictive,
+    found: ClassificationPredictive,
     targets: Tensor,
     record: DataRecord,
-    again: ClassPredictive | None,
+    again: ClassificationPredictive | None,
     inputs: Any,
     num_resamples: int,
     seed: int,
@@ -135,7 +135,7 @@ def judge_classes(
     )
 
 
-def in_rows(found: ClassPredictive) -> ClassPredictive:
+def in_rows(found: ClassificationPredictive) -> ClassificationPredictive:
     """Predictions of one target each, on the CPU; yes or no of one output is two classes."""
     rows = found.in_rows()
     own = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
@@ -144,7 +144,7 @@ def in_rows(found: ClassPredictive) -> ClassPredictive:
 
 
 def _measures(
-    found: ClassPredictive, labels: Int[Tensor, " example"], weight: Float[Tensor, "resample example"] | None
+    found: ClassificationPredictive, labels: Int[Tensor, " example"], weight: Float[Tensor, "resample example"] | None
 ) -> dict[str, Tensor]:
     """All numbers, those about single draws as well."""
     means = {
@@ -164,7 +164,7 @@ def _measures(
     return class_measures(found.log_probs, labels, weight) | own
 
 
-def _left_out(found: ClassPredictive, labels: Int[Tensor, " example"]) -> list[dict[str, Tensor]] | None:
+def _left_out(found: ClassificationPredictive, labels: Int[Tensor, " example"]) -> list[dict[str, Tensor]] | None:
     """The measures with each group of draws left out."""
     if found.samples is None or not can_group(found.num_samples):
         return None
@@ -172,7 +172,7 @@ def _left_out(found: ClassPredictive, labels: Int[Tensor, " example"]) -> list[d
     return [class_measures(found.calibrated(part), labels) for part in functional.statistics.left_out_means(groups)]
 
 
-def _average(found: ClassPredictive, again: ClassPredictive) -> Float[Tensor, "example class"]:
+def _average(found: ClassificationPredictive, again: ClassificationPredictive) -> Float[Tensor, "example class"]:
     """Log of the mean probability over both, calibrated as each is."""
     both = [
         part.log_probs if part.uncalibrated_log_probs is None else part.uncalibrated_log_probs
@@ -181,7 +181,7 @@ def _average(found: ClassPredictive, again: ClassPredictive) -> Float[Tensor, "e
     return found.calibrated(torch.logaddexp(both[0].double(), both[1].double()) - math.log(2.0))
 
 
-def _labels(targets: Tensor, found: ClassPredictive) -> Int[Tensor, " example"]:
+def _labels(targets: Tensor, found: ClassificationPredictive) -> Int[Tensor, " example"]:
     num_examples, num_classes = found.log_probs.shape
     labels = targets.cpu().squeeze(1) if targets.dim() == 2 and targets.shape[1] == 1 else targets.cpu()
     if labels.shape != (num_examples,):
@@ -211,10 +211,10 @@ Draws = tuple[Float[Tensor, "sample example *rest"], Float[Tensor, "sample examp
 
 
 def judge_reals(
-    found: RealPredictive,
+    found: RegressionPredictive,
     targets: Tensor,
     record: DataRecord,
-    again: RealPredictive | None,
+    again: RegressionPredictive | None,
     num_resamples: int,
     seed: int,
 ) -> Evaluation:
@@ -253,7 +253,7 @@ def judge_reals(
 
 
 def _interval_row(
-    found: RealPredictive, wanted: Float[Tensor, "example *rest"], level: float, num_resamples: int, seed: int
+    found: RegressionPredictive, wanted: Float[Tensor, "example *rest"], level: float, num_resamples: int, seed: int
 ) -> IntervalRow:
     low, high = (end.cpu() for end in found.interval(level))
     inside = ((low <= wanted) & (wanted <= high)).double().reshape(len(wanted), -1).mean(dim=1)
@@ -277,13 +277,13 @@ def _left_out_values(means: Tensor, stds: Tensor, wanted: Tensor) -> list[dict[s
     return [real_measures(real_measures_per_example(means[rows], stds[rows], wanted)) for rows in others]
 
 
-def _draws(found: RealPredictive) -> Draws:
+def _draws(found: RegressionPredictive) -> Draws:
     if found.samples is None or found.sample_stds is None:
         raise ValueError("predictions must hold the single draws to be judged: predict with keep_samples=True")
     return found.samples.cpu(), found.sample_stds.cpu()
 
 
-def _values(targets: Tensor, found: RealPredictive) -> Float[Tensor, "example *rest"]:
+def _values(targets: Tensor, found: RegressionPredictive) -> Float[Tensor, "example *rest"]:
     """Targets in the shape of the predictions: numbers and rows of one number are the same."""
     wanted = tuple(found.mean.shape)
     if tuple(targets.shape) not in (wanted, (*wanted, 1), wanted[:1] if wanted[1:] == (1,) else wanted):
@@ -293,7 +293,7 @@ def _values(targets: Tensor, found: RealPredictive) -> Float[Tensor, "example *r
     return targets.cpu().to(found.mean.dtype).reshape(wanted)
 
 
-SCORES: dict[str, Callable[[ClassPredictive], Tensor | None]] = {
+SCORES: dict[str, Callable[[ClassificationPredictive], Tensor | None]] = {
     "entropy": lambda found: found.entropy,
     "mutual_information": lambda found: found.mutual_information,
     "lack_of_confidence": lambda found: 1.0 - found.confidence,
@@ -305,7 +305,11 @@ SCORES: dict[str, Callable[[ClassPredictive], Tensor | None]] = {
 
 
 def judge_unseen(
-    known: ClassPredictive, unseen: ClassPredictive, record: DataRecord, num_resamples: int, seed: int = 0
+    known: ClassificationPredictive,
+    unseen: ClassificationPredictive,
+    record: DataRecord,
+    num_resamples: int,
+    seed: int = 0,
 ) -> UnseenSet:
     """How well each score tells unseen inputs (the positives) from known ones."""
     scores = {}

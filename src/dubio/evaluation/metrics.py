@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dubio import functional
-from dubio.evaluation.records import Bins, ClassRow, Curve, Doubt, Histogram, NotableExample, Thumbnail
-from dubio.prediction import ClassPredictive
+from dubio.evaluation.records import Bins, ClassRow, Curve, Histogram, NotableExample, Thumbnail, Uncertainty
+from dubio.prediction import ClassificationPredictive
 
 __all__ = [
     "class_measures",
@@ -193,21 +193,21 @@ def class_table(
     return tuple(rows)
 
 
-def doubt_by_group(found: ClassPredictive, correct: Bool[Tensor, " example"]) -> dict[str, Doubt]:
+def doubt_by_group(found: ClassificationPredictive, correct: Bool[Tensor, " example"]) -> dict[str, Uncertainty]:
     """Mean doubt on all examples, and on those that are right and wrong, where there are any."""
     groups = zip(GROUPS, (torch.ones_like(correct), correct, ~correct), strict=True)
     return {name: doubt_of(found, rows) for name, rows in groups if bool(rows.any())}
 
 
-def doubt_of(found: ClassPredictive, rows: Bool[Tensor, " example"] | None = None) -> Doubt:
+def doubt_of(found: ClassificationPredictive, rows: Bool[Tensor, " example"] | None = None) -> Uncertainty:
     """Mean doubt over some examples."""
     parts = (found.entropy, found.expected_entropy, found.mutual_information)
     chosen = [part if rows is None else part[rows] for part in parts]
-    return Doubt(len(chosen[0]), *(part.double().mean().item() for part in chosen))
+    return Uncertainty(len(chosen[0]), *(part.double().mean().item() for part in chosen))
 
 
 def notable_examples(
-    found: ClassPredictive, targets: Int[Tensor, " example"], names: tuple[str, ...], inputs: Any
+    found: ClassificationPredictive, targets: Int[Tensor, " example"], names: tuple[str, ...], inputs: Any
 ) -> dict[str, tuple[NotableExample, ...]]:
     """The examples of the largest entropy, and the wrong ones of the largest confidence."""
     wrong = (found.label != targets).nonzero().squeeze(-1)
@@ -222,7 +222,9 @@ def notable_examples(
     }
 
 
-def _notable(found: ClassPredictive, targets: Tensor, names: tuple[str, ...], inputs: Any, row: int) -> NotableExample:
+def _notable(
+    found: ClassificationPredictive, targets: Tensor, names: tuple[str, ...], inputs: Any, row: int
+) -> NotableExample:
     largest = found.probs[row].topk(min(NUM_NAMED, len(names)))
     return NotableExample(
         index=row,

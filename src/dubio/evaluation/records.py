@@ -28,7 +28,7 @@ __all__ = [
     "Curve",
     "DataRecord",
     "DetectionScore",
-    "Doubt",
+    "Uncertainty",
     "DrawCheck",
     "Estimate",
     "Evaluation",
@@ -40,8 +40,8 @@ __all__ = [
     "UnseenSet",
     "failures",
     "METRICS",
-    "MetricWords",
-    "SCORE_WORDS",
+    "MetricInfo",
+    "SCORE_INFO",
     "figure",
 ]
 
@@ -119,7 +119,7 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class Uncertainty:
     """Mean doubt over a group of examples, in nats, and where it lies."""
 
     num_examples: int
@@ -246,7 +246,7 @@ class Evaluation(Record):
     """Of the confidence, groups ``right`` and ``wrong``."""
     risk_coverage: Curve | None = None
     """The error among the most confident, by their share."""
-    doubt: dict[str, Doubt] = field(default_factory=dict)
+    doubt: dict[str, Uncertainty] = field(default_factory=dict)
     """By group: ``all``, ``right``, ``wrong``, and each unseen set."""
     classes: tuple[ClassRow, ...] = ()
     intervals: tuple[IntervalRow, ...] = ()
@@ -258,7 +258,7 @@ class Evaluation(Record):
     """What paired tests need: ``correct``, ``nll``, ``confidence``; or ``square``, ``mae``, ``nll``, ``crps``."""
     baseline: dict[str, float] = field(default_factory=dict)
     """What always predicting the mean of these targets gives: ``rmse``."""
-    made_by: dict[str, str] = field(default_factory=dict)
+    build_optimizer: dict[str, str] = field(default_factory=dict)
     """Versions, and the command where there was one."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -397,7 +397,7 @@ def figure(value: float, digits: int = 4) -> str:
 
 
 @dataclass(frozen=True)
-class MetricWords:
+class MetricInfo:
     """A metric in words."""
 
     label: str
@@ -405,45 +405,45 @@ class MetricWords:
     better: Literal["more", "less", "neither"]
 
 
-METRICS: dict[str, MetricWords] = {
-    "accuracy": MetricWords("accuracy", "Share of examples whose most probable class is the true one.", "more"),
-    "nll": MetricWords(
+METRICS: dict[str, MetricInfo] = {
+    "accuracy": MetricInfo("accuracy", "Share of examples whose most probable class is the true one.", "more"),
+    "nll": MetricInfo(
         "NLL", "What the truth costs in nats at the probabilities given; sure but wrong is worst.", "less"
     ),
-    "brier": MetricWords("Brier score", "Squared distance of the probabilities from the truth, 0 to 2.", "less"),
-    "confidence": MetricWords("mean confidence", "Mean probability of the class that is predicted.", "neither"),
-    "entropy": MetricWords("entropy", "All doubt together, in nats; 0 is certain.", "neither"),
-    "ece": MetricWords(
+    "brier": MetricInfo("Brier score", "Squared distance of the probabilities from the truth, 0 to 2.", "less"),
+    "confidence": MetricInfo("mean confidence", "Mean probability of the class that is predicted.", "neither"),
+    "entropy": MetricInfo("entropy", "All doubt together, in nats; 0 is certain.", "neither"),
+    "ece": MetricInfo(
         "ECE", "How far confidence and accuracy lie apart, in 15 bins of equal width (calibration error).", "less"
     ),
-    "adaptive_ece": MetricWords("adaptive ECE", "The same in 15 bins of equally many examples.", "less"),
-    "classwise_ece": MetricWords("class-wise ECE", "The same for the probability of every class, averaged.", "less"),
-    "aurc": MetricWords(
+    "adaptive_ece": MetricInfo("adaptive ECE", "The same in 15 bins of equally many examples.", "less"),
+    "classwise_ece": MetricInfo("class-wise ECE", "The same for the probability of every class, averaged.", "less"),
+    "aurc": MetricInfo(
         "AURC",
         "Error among the most confident, averaged over how many are accepted: whether doubt knows errors.",
         "less",
     ),
-    "expected_entropy": MetricWords(
+    "expected_entropy": MetricInfo(
         "doubt of the data", "The part of the entropy that all draws have, in nats.", "neither"
     ),
-    "mutual_information": MetricWords(
+    "mutual_information": MetricInfo(
         "doubt of the network", "What draws disagree about, in nats: mutual information.", "neither"
     ),
-    "single_draw_accuracy": MetricWords("accuracy of one draw", "Mean accuracy of single draws.", "more"),
-    "accepted_share": MetricWords("accepted", "Share of examples above the threshold of doubt.", "more"),
-    "accepted_error": MetricWords("error among accepted", "Share of the accepted that are wrong.", "less"),
-    "set_coverage": MetricWords("coverage of sets", "Share of prediction sets that hold the true class.", "neither"),
-    "set_size": MetricWords("size of sets", "Mean number of classes in a prediction set.", "less"),
-    "rmse": MetricWords("RMSE", "Root of the mean squared error of the mean.", "less"),
-    "mae": MetricWords("MAE", "Mean absolute error of the mean.", "less"),
-    "crps": MetricWords("CRPS", "Ranked probability score, in the unit of the target.", "less"),
-    "std": MetricWords("predicted std", "Mean standard deviation of the prediction, both kinds of doubt.", "neither"),
-    "aleatoric_std": MetricWords("std of the data", "The part that lies in the data.", "neither"),
-    "epistemic_std": MetricWords("std of the network", "The part that draws disagree about.", "neither"),
+    "single_draw_accuracy": MetricInfo("accuracy of one draw", "Mean accuracy of single draws.", "more"),
+    "accepted_share": MetricInfo("accepted", "Share of examples above the threshold of doubt.", "more"),
+    "accepted_error": MetricInfo("error among accepted", "Share of the accepted that are wrong.", "less"),
+    "set_coverage": MetricInfo("coverage of sets", "Share of prediction sets that hold the true class.", "neither"),
+    "set_size": MetricInfo("size of sets", "Mean number of classes in a prediction set.", "less"),
+    "rmse": MetricInfo("RMSE", "Root of the mean squared error of the mean.", "less"),
+    "mae": MetricInfo("MAE", "Mean absolute error of the mean.", "less"),
+    "crps": MetricInfo("CRPS", "Ranked probability score, in the unit of the target.", "less"),
+    "std": MetricInfo("predicted std", "Mean standard deviation of the prediction, both kinds of doubt.", "neither"),
+    "aleatoric_std": MetricInfo("std of the data", "The part that lies in the data.", "neither"),
+    "epistemic_std": MetricInfo("std of the network", "The part that draws disagree about.", "neither"),
 }
 
 
-SCORE_WORDS: dict[str, str] = {
+SCORE_INFO: dict[str, str] = {
     "entropy": "entropy",
     "mutual_information": "mutual information",
     "lack_of_confidence": "1 - confidence",

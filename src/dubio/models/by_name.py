@@ -112,12 +112,12 @@ def build(
     if constants is not None:
         _check_channels(constants, given.inputs)
 
-    net = READERS[kind](_Reading(name, tuple(parts), given))
+    net = READERS[kind](_NameReader(name, tuple(parts), given))
     return net if constants is None else normalised(net, constants)
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _NameReader:
     """A name being read: what stands behind its kind, and the sizes given beside it."""
 
     name: str
@@ -166,19 +166,19 @@ class _Reading:
             )
 
 
-def _read_mlp(reading: _Reading) -> nn.Module:
+def _read_mlp(reading: _NameReader) -> nn.Module:
     widths = reading.widths("mlp:784-100-100-10")
     reading.check(widths[:1], widths[-1])
     return mlp(*widths)
 
 
-def _read_fc(reading: _Reading) -> nn.Module:
+def _read_fc(reading: _NameReader) -> nn.Module:
     hidden = reading.widths("fc:100-100") if reading.parts else ()
     inputs, num_classes = reading.given_sizes("mlp:784-100-100-10")
     return fc(*hidden, inputs=inputs, num_classes=num_classes)
 
 
-def _read_dad_mlp(reading: _Reading) -> nn.Module:
+def _read_dad_mlp(reading: _NameReader) -> nn.Module:
     example = "dad_mlp:784-100-100-10"
     if not reading.parts:
         inputs, num_classes = reading.given_sizes(example)
@@ -188,12 +188,12 @@ def _read_dad_mlp(reading: _Reading) -> nn.Module:
     return dad_mlp(*widths)
 
 
-def _sized(make: MakeSized, example: str) -> Callable[[_Reading], nn.Module]:
+def _sized(make: MakeSized, example: str) -> Callable[[_NameReader], nn.Module]:
     return lambda reading: make(*reading.sizes(reading.parts, example))
 
 
-def _stemmed(make: MakeStemmed, example: str) -> Callable[[_Reading], nn.Module]:
-    def read(reading: _Reading) -> nn.Module:
+def _stemmed(make: MakeStemmed, example: str) -> Callable[[_NameReader], nn.Module]:
+    def read(reading: _NameReader) -> nn.Module:
         is_named = reading.parts[:1] and reading.parts[0] in get_args(Stem)
         stem, *parts = reading.parts if is_named else ("cifar", *reading.parts)
         return make(*reading.sizes(parts, example), cast(Stem, stem))
@@ -201,8 +201,8 @@ def _stemmed(make: MakeStemmed, example: str) -> Callable[[_Reading], nn.Module]
     return read
 
 
-def _external(make: MakeExternal, example: str) -> Callable[[_Reading], nn.Module]:
-    def read(reading: _Reading) -> nn.Module:
+def _external(make: MakeExternal, example: str) -> Callable[[_NameReader], nn.Module]:
+    def read(reading: _NameReader) -> nn.Module:
         model, *parts = reading.parts or ("",)
         found = read_sizes(parts[0]) if len(parts) == 1 else None if parts else reading.given
         if not model or found is None:
@@ -250,7 +250,7 @@ def timm_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn
     return named(net, _name("timm", model, inputs, num_classes))
 
 
-READERS: dict[str, Callable[[_Reading], nn.Module]] = {
+READERS: dict[str, Callable[[_NameReader], nn.Module]] = {
     "mlp": _read_mlp,
     "fc": _read_fc,
     "dad_mlp": _read_dad_mlp,

@@ -33,7 +33,7 @@ from dubio import functional
 from dubio._engine import Estimator, Pass, autocast_dtype, is_mapped, is_transformed, joined_pass, lowered
 from dubio.nn.rewrite import Drawn, drawn_property, gaussian_of, plain_value, posterior_of
 from dubio.nn.sources import WeightSource
-from dubio.nn.vmappable import apart
+from dubio.nn.vmappable import call_outside_vmap
 
 __all__ = [
     "BAYESIAN",
@@ -288,7 +288,7 @@ def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         lower = autocast_dtype(input.device)
         factors = [lowered(value, lower) for value in (input, weight, bias)]
         if all(value.dtype == (lower or bias.dtype) for value in factors):
-            return apart(_one_by_one, factors)[0]
+            return call_outside_vmap(_one_by_one, factors)[0]
     return F.linear(input, weight, bias)
 
 

@@ -41,12 +41,12 @@ class Members(Source):
                 return self.members[int(place)](*args, **kwargs)
             return self._stacked(run, place, args, kwargs)
 
-    def turns(self) -> list[str]:
+    def member_names(self) -> list[str]:
         """The names of its members."""
         return [f"members.{place}" for place in range(len(self.members))]
 
     @torch.no_grad()
-    def take_back(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
+    def accept_buffers(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
         """Give every member the buffers that its draw has moved."""
         for row in range(draws.how_many):
             buffers = dict(self.members[(draws.first + row) % len(self.members)].named_buffers())

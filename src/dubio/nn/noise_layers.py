@@ -325,7 +325,9 @@ class RandomDropout(_Masks):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.dubio_plain_class.__name__
-        raise TypeError(f"an always-on {name} is made from a plain one: dubio.Dropout().convert(torch.nn.{name}(...))")
+        raise TypeError(
+            f"an always-on {name} is made from a plain one: dubio.BernoulliDropout().convert(torch.nn.{name}(...))"
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """The inputs with some of them dropped."""
@@ -336,10 +338,10 @@ class RandomDropout(_Masks):
         return f"always on, rate {self.p:g}"
 
 
-class Dropout(RandomDropout, nn.Dropout):
+class BernoulliDropout(RandomDropout, nn.BernoulliDropout):
     """``nn.Dropout``, always on."""
 
-    dubio_plain_class = nn.Dropout
+    dubio_plain_class = nn.BernoulliDropout
 
 
 class AlphaDropout(RandomDropout, nn.AlphaDropout):
@@ -409,6 +411,6 @@ class FeatureAlphaDropout(RandomDropout, nn.FeatureAlphaDropout):
 
 DROPOUTS: dict[type[nn.Module], type[RandomDropout]] = {
     layer.dubio_plain_class: layer
-    for layer in (Dropout, Dropout1d, Dropout2d, Dropout3d, AlphaDropout, FeatureAlphaDropout)
+    for layer in (BernoulliDropout, Dropout1d, Dropout2d, Dropout3d, AlphaDropout, FeatureAlphaDropout)
 }
 """The layer that is always on for each plain one."""

@@ -71,8 +71,8 @@ __all__ = [
     "GRUCell",
     "LSTMCell",
     "RNNCell",
-    "apart",
-    "loop_over_draws",
+    "call_outside_vmap",
+    "loop_inside_vmap",
 ]
 
 
@@ -267,7 +267,7 @@ class Embedding(nn.Embedding):
             or self.scale_grad_by_freq
             or (self.sparse and posterior_of(self, "weight") is None)
         ):
-            return loop_over_draws(self, self._look_up, input)  # type: ignore[no-any-return]
+            return loop_inside_vmap(self, self._look_up, input)  # type: ignore[no-any-return]
         if self.padding_idx is None:
             return F.embedding(input, self.weight)
         vectors = F.embedding(input, self.weight)
@@ -340,7 +340,7 @@ class _Recurrent(nn.RNNBase):
             return super().forward(input, hx)
         if not drawn_names(self) and isinstance(input, Tensor) and input.dim() == 3 and is_mapped(input, hx):
             return self._fold(input, hx)
-        return loop_over_draws(self, super().forward, input, hx)
+        return loop_inside_vmap(self, super().forward, input, hx)
 
     def _fold(self, input: Tensor, hx: Any) -> Any:
         """Shared weights: draws are more rows. Rows are on axis 0 or 1 of the inputs, and on axis 1 of the states."""
@@ -361,7 +361,7 @@ class _Recurrent(nn.RNNBase):
                 _part(output, num_samples, input_rows if place == 0 else 1) for place, output in enumerate(outputs)
             )
 
-        outputs = apart(rule, [input, *states])
+        outputs = call_outside_vmap(rule, [input, *states])
         return pytree.tree_unflatten(list(outputs), output_spec[0])
 
 
@@ -377,24 +377,24 @@ class RNN(_Recurrent, nn.RNN):
     """``nn.RNN`` that can be mapped over draws."""
 
 
-class _Cell(nn.RNNCellBase):
+class _RecurrentCell(nn.RNNCellBase):
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """One step of the cell."""
         run = current_pass()
         if run is None or not run.mapped:
             return super().forward(input, hx)
-        return loop_over_draws(self, super().forward, input, hx)
+        return loop_inside_vmap(self, super().forward, input, hx)
 
 
-class LSTMCell(_Cell, nn.LSTMCell):
+class LSTMCell(_RecurrentCell, nn.LSTMCell):
     """``nn.LSTMCell`` that can be mapped over draws."""
 
 
-class GRUCell(_Cell, nn.GRUCell):
+class GRUCell(_RecurrentCell, nn.GRUCell):
     """``nn.GRUCell`` that can be mapped over draws."""
 
 
-class RNNCell(_Cell, nn.RNNCell):
+class RNNCell(_RecurrentCell, nn.RNNCell):
     """``nn.RNNCell`` that can be mapped over draws."""
 
 
@@ -494,12 +494,12 @@ Rule = Callable[[int, Sequence[Tensor], Sequence[int | None]], tuple[Tensor, ...
 """Number of draws, tensors and the axis of each that counts draws (None: shared) to outputs with draws on axis 0."""
 
 
-def apart(rule: Rule, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def call_outside_vmap(rule: Rule, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Apply a rule to mapped tensors outside the map; at least one of them must be mapped."""
     return _Apart.apply(rule, *tensors)  # type: ignore[no-any-return]
 
 
-def loop_over_draws(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def loop_inside_vmap(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``forward(*args, **kwargs)`` of a module in a mapped pass, one draw after another where anything is mapped."""
     run = current_pass()
     assert run is not None
@@ -542,7 +542,7 @@ def loop_over_draws(module: nn.Module, forward: Callable[..., Any], *args: Any, 
         ]
         return tuple(torch.stack(column) for column in zip(*draws, strict=True))
 
-    stacked = iter(apart(rule, [*perturbations, *draw, *(leaves[place] for place in places)]))
+    stacked = iter(call_outside_vmap(rule, [*perturbations, *draw, *(leaves[place] for place in places)]))
     values = [next(stacked) if isinstance(leaf, Tensor) else leaf for leaf in output_leaves]
     return pytree.tree_unflatten(values, output_spec[0])
 

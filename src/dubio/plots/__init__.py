@@ -2,8 +2,8 @@
 
 from dubio.plots.bands import Bands, bands_of, draw_bands
 from dubio.plots.classification import (
-    Doubt,
     Regions,
+    UncertaintyMeasure,
     Votes,
     clouds_of,
     draw_embedding,
@@ -16,7 +16,7 @@ from dubio.plots.figures import blank_figure as blank_figure, class_colours as c
 
 __all__ = [
     "Bands",
-    "Doubt",
+    "UncertaintyMeasure",
     "Regions",
     "Votes",
     "bands_of",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio._engine import check_module
 from dubio.plots.figures import blank_figure, write
-from dubio.prediction import RealPredictive, predict
+from dubio.prediction import RegressionPredictive, predict
 
 __all__ = ["Bands", "bands_of", "draw_bands"]
 
@@ -65,7 +65,7 @@ def bands_of(
     if places.dim() != 2 or places.shape[1] != 1:
         raise ValueError(f"places must be numbers, of shape (n, 1), got {tuple(places.shape)}")
     found = predict(model, places, num_samples, seed=seed)
-    if not isinstance(found, RealPredictive):
+    if not isinstance(found, RegressionPredictive):
         raise ValueError("model must be one for regression, got one for classes; convert with likelihood=Gaussian(...)")
     if found.mean.numel() != len(places):
         raise ValueError(f"model must have one output, got {found.mean[0].numel()} for one input")

@@ -40,7 +40,7 @@ from dubio.nn import WassersteinHead
 from dubio.plots.figures import blank_figure, check_labels, check_rows, class_colours, class_names, classes_of, write
 
 __all__ = [
-    "Doubt",
+    "UncertaintyMeasure",
     "Regions",
     "draw_regions",
     "regions_of",
@@ -52,8 +52,8 @@ __all__ = [
 ]
 
 
-Doubt = Literal["mutual_information", "entropy", "expected_entropy", "variation_ratio", "top_std"]
-"""A summary of doubt that a ``ClassPredictive`` has, by its name."""
+UncertaintyMeasure = Literal["mutual_information", "entropy", "expected_entropy", "variation_ratio", "top_std"]
+"""A summary of doubt that a ``ClassificationPredictive`` has, by its name."""
 
 
 UNITS = {"variation_ratio": "share of draws", "top_std": "of a probability"}
@@ -86,7 +86,7 @@ def regions_of(
     resolution: int = 120,
     *,
     num_samples: int = 100,
-    doubt: Doubt = "mutual_information",
+    doubt: UncertaintyMeasure = "mutual_information",
     seed: int = 0,
 ) -> Regions:
     """Ask a network that reads two numbers about a grid of places.
@@ -123,7 +123,7 @@ def draw_regions(
     high: tuple[float, float] | None = None,
     resolution: int = 120,
     num_samples: int = 100,
-    doubt: Doubt = "mutual_information",
+    doubt: UncertaintyMeasure = "mutual_information",
     classes: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Any:
@@ -242,7 +242,7 @@ def _check_grid(low: tuple[float, float], high: tuple[float, float], resolution:
         raise ValueError(f"resolution must be a whole number of at least 2, got {resolution!r}")
     if len(low) != 2 or len(high) != 2 or not all(first < last for first, last in zip(low, high, strict=True)):
         raise ValueError(f"low and high must be corners (x, y), low below high on both axes, got {low} and {high}")
-    if doubt not in get_args(Doubt):
+    if doubt not in get_args(UncertaintyMeasure):
         raise ValueError(f"doubt must be one of {', '.join(get_args(Doubt))}, got {doubt!r}")
 
 

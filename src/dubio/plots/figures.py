@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dubio._engine import check_module
 from dubio.models import sizes_of
-from dubio.prediction import ClassPredictive, predict
+from dubio.prediction import ClassificationPredictive, predict
 
 __all__ = [
     "blank_figure",
@@ -63,11 +63,11 @@ ROWS = 2048  # at a time; a picture asks about thousands of places
 
 def classes_of(
     model: nn.Module, inputs: Float[Tensor, "batch ..."], *, num_samples: int, seed: int, keep_samples: bool = False
-) -> ClassPredictive:
+) -> ClassificationPredictive:
     """What ``predict`` says of some inputs, where it is one class for each of them; yes or no counts as two."""
     check_module(model)
     found = predict(model, inputs, num_samples, seed=seed, keep_samples=keep_samples, batch_size=ROWS)
-    if not isinstance(found, ClassPredictive):
+    if not isinstance(found, ClassificationPredictive):
         raise ValueError("model must tell classes apart to be drawn, got one for regression; see draw_bands")
     rest = tuple(found.log_probs.shape[1:-1])
     if rest not in ((), (1,)):

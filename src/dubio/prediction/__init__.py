@@ -1,6 +1,6 @@
 """Predictions from many draws, with their doubt."""
 
 from dubio.prediction.predict import predict, predict_batches
-from dubio.prediction.predictive import ClassPredictive, Predictive, RealPredictive, joined
+from dubio.prediction.predictive import ClassificationPredictive, Predictive, RegressionPredictive, joined
 
-__all__ = ["ClassPredictive", "Predictive", "RealPredictive", "joined", "predict", "predict_batches"]
+__all__ = ["ClassificationPredictive", "Predictive", "RegressionPredictive", "joined", "predict", "predict_batches"]

@@ -58,7 +58,7 @@ from dubio._engine import (
 from dubio.data import Examples, Loader, batches_from, refuse_string_inputs, scaled
 
 __all__ = [
-    "Block",
+    "RowBlock",
     "Readable",
     "blocks_of",
     "is_in_memory",
@@ -80,7 +80,7 @@ SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class RowBlock:
     """Some rows of the data, as arguments of a network."""
 
     args: tuple[Any, ...]
@@ -97,7 +97,7 @@ class Block:
             return {name: self._cut(name, value, start, stop) for name, value in self.kwargs.items()}
         return tuple(self._cut(place, value, start, stop) for place, value in enumerate(self.args))
 
-    def first(self, num_rows: int) -> "Block":
+    def first(self, num_rows: int) -> "RowBlock":
         """The first rows, as a block."""
         args, kwargs = arguments(self.rows(0, num_rows))
         return replace(self, args=args, kwargs=kwargs, num_rows=min(num_rows, self.num_rows))
@@ -108,7 +108,7 @@ class Block:
         sizes = [min(batch_size, self.num_rows - start) for start in starts]
         return [self.rows(start, start + size) for start, size in zip(starts, sizes, strict=True)], sizes
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "Block":
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "RowBlock":
         """The same rows, each tensor of them as ``change`` gives it."""
         args, kwargs = self.args, self.kwargs
         changed = {
@@ -118,7 +118,7 @@ class Block:
         own_args = tuple(changed[place] for place in range(len(args)))
         return replace(self, args=own_args, kwargs={name: changed[name] for name in kwargs})
 
-    def copied(self) -> "Block":
+    def copied(self) -> "RowBlock":
         """The same in memory of its own, what has no rows included."""
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (self.args, self.kwargs))
         return replace(self, args=args, kwargs=kwargs)
@@ -138,7 +138,7 @@ def is_in_memory(inputs: object) -> bool:
 
 def blocks_of(
     inputs: Readable, shared: Collection[int | str], device: torch.device | None, limit: int
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
     """All rows of ``inputs``, a block of about ``limit`` bytes at a time, on ``device`` (None: where they are).
 
     Args:
@@ -285,7 +285,7 @@ def _concatenated(batches: list[Inputs]) -> Inputs:
     return kwargs if kwargs else tuple(args)
 
 
-def _checked(inputs: Inputs, shared: Collection[int | str], first_row: int) -> Block:
+def _checked(inputs: Inputs, shared: Collection[int | str], first_row: int) -> RowBlock:
     args, kwargs = arguments(inputs)
     named = _named(args, kwargs)
     unknown = [name for name in shared if name not in named]
@@ -307,7 +307,7 @@ def _checked(inputs: Inputs, shared: Collection[int | str], first_row: int) -> B
         raise ValueError(f"inputs must have at least one row, got none{where}")
     for name, leaf in _tensors(named, ()):
         _refuse_nan(name, leaf, 0 if name in shared else first_row)
-    return Block(args, kwargs, shared, first_row, num_rows)
+    return RowBlock(args, kwargs, shared, first_row, num_rows)
 
 
 def _refuse_packed(named: Mapping[int | str, Any]) -> None:
@@ -330,14 +330,14 @@ def _refuse_nan(name: int | str, leaf: Tensor, first_row: int) -> None:
     )
 
 
-def _moved(block: Block, device: torch.device | None, limit: int) -> Iterator[Block]:
+def _moved(block: RowBlock, device: torch.device | None, limit: int) -> Iterator[RowBlock]:
     """The block on a device; in several, where that would take more than ``limit`` bytes there."""
     size = sum(leaf.nbytes for leaf in block.tensors() if device is not None and leaf.device != device)
     step = block.num_rows if size <= limit else max(1, limit * block.num_rows // size)
     for start in range(0, block.num_rows, step):
         stop = min(start + step, block.num_rows)
         args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: _to(leaf, device), arguments(block.rows(start, stop)))
-        yield Block(args, kwargs, block.shared, block.first_row + start, stop - start)
+        yield RowBlock(args, kwargs, block.shared, block.first_row + start, stop - start)
 
 
 def _to(leaf: Tensor, device: torch.device | None) -> Tensor:
@@ -375,7 +375,7 @@ SEVERAL_DRAWS = 8
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 
 
-def rows_at_a_time(model: nn.Module, block: Block, num_samples: int, seed: int | None) -> int:
+def rows_at_a_time(model: nn.Module, block: RowBlock, num_samples: int, seed: int | None) -> int:
     """Rows of a batch: all of the block, or batches of about one size."""
     limit, few = STATE.own.settings.memory, block.num_rows <= MODEST_ROWS
     if limit is None and (few or block.num_rows * num_samples < WORTH_A_TRIAL):
@@ -404,7 +404,7 @@ def _evenly(num_rows: int, most: int) -> int:
     return rows if rows < ROWS else -(-rows // ROWS) * ROWS
 
 
-def _key(model: nn.Module, block: Block, seed: int | None) -> tuple[Any, ...]:
+def _key(model: nn.Module, block: RowBlock, seed: int | None) -> tuple[Any, ...]:
     """What the answer depends on."""
     limit = STATE.own.settings.memory
     form = [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in block.tensors()]
@@ -413,14 +413,14 @@ def _key(model: nn.Module, block: Block, seed: int | None) -> tuple[Any, ...]:
     return str(form), STATE.own.settings.estimator, is_autocast, limit, limit and block.num_rows, network
 
 
-def _bytes_per_row(model: nn.Module, block: Block, seed: int | None) -> int:
+def _bytes_per_row(model: nn.Module, block: RowBlock, seed: int | None) -> int:
     """What a further row takes while one draw runs, from the peaks of two trials."""
     half = MODEST_ROWS // 2
     fewer, more = (_tried(model, block, rows, seed).peak for rows in (half, MODEST_ROWS))
     return max(1, (more - fewer) // half)
 
 
-def _within(model: nn.Module, block: Block, seed: int | None, limit: int) -> int:
+def _within(model: nn.Module, block: RowBlock, seed: int | None, limit: int) -> int:
     """Rows of which one draw takes half of a limit at most, where so few can be had; no trial takes more."""
     on_cpu = block.tensors()[0].device.type == "cpu"
     rows, last = 1, None
@@ -435,7 +435,7 @@ def _within(model: nn.Module, block: Block, seed: int | None, limit: int) -> int
     return rows
 
 
-def _tried(model: nn.Module, block: Block, rows: int, seed: int | None) -> Footprint:
+def _tried(model: nn.Module, block: RowBlock, rows: int, seed: int | None) -> Footprint:
     """What one draw of some rows took."""
     few = block.first(rows).copied()  # a network may change its inputs
     call = Call(model, few.args, few.kwargs, settings_for_run(seed))

@@ -34,8 +34,8 @@ from dubio._engine import (
     Executor,
     Inputs,
     Numbers,
+    OutputUse,
     Precision,
-    Use,
     Using,
     channels_last,
     check_num_samples,
@@ -62,8 +62,16 @@ from dubio._engine import (
 from dubio.calibrators import Decisions, decisions_of
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
 from dubio.nn import num_members
-from dubio.prediction.inputs import MODEST_ROWS, WORTH_A_TRIAL, Block, Readable, blocks_of, is_in_memory, rows_at_a_time
-from dubio.prediction.predictive import ClassPredictive, Predictive, joined, moved, statistics_for
+from dubio.prediction.inputs import (
+    MODEST_ROWS,
+    WORTH_A_TRIAL,
+    Readable,
+    RowBlock,
+    blocks_of,
+    is_in_memory,
+    rows_at_a_time,
+)
+from dubio.prediction.predictive import ClassificationPredictive, Predictive, joined, moved, statistics_for
 
 __all__ = [
     "predict",
@@ -92,7 +100,7 @@ COPIES_OF_CLASSES, COPIES_OF_REAL = 2, 4
 
 
 @dataclass(frozen=True)
-class _Order:
+class _PredictRequest:
     """What was asked for, whatever the rows."""
 
     num_samples: int
@@ -228,7 +236,7 @@ def _order(
     executor: Executor,
     chunk: int | None,
     decisions: bool,
-) -> _Order:
+) -> _PredictRequest:
     """The arguments of a prediction, checked and completed by the network's own."""
     _check(num_samples, estimator, batch_size, precision)
     num_samples = min(num_samples, num_members(model) or num_samples)
@@ -237,7 +245,7 @@ def _order(
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
     noisy = STATE.own.settings.mode != "off"
-    return _Order(
+    return _PredictRequest(
         num_samples=num_samples if noisy else 1,
         keep_samples=keep_samples,
         batch_size=batch_size,
@@ -252,7 +260,7 @@ def _order(
 
 
 def _parts(
-    model: nn.Module, inputs: Readable, order: _Order, shared: Collection[int | str], first_row: int = 0
+    model: nn.Module, inputs: Readable, order: _PredictRequest, shared: Collection[int | str], first_row: int = 0
 ) -> Iterator[tuple[Predictive, int]]:
     """Predictions of a block of rows after the other, and how many rows each has."""
     device = device_of(model)
@@ -279,7 +287,7 @@ def _warned(model: nn.Module, pred: Predictive) -> Predictive:
 def _draws_are_equal(pred: Predictive) -> bool:
     if pred.samples is not None:
         return torch.equal(pred.samples, pred.samples[:1].expand_as(pred.samples))
-    spread = pred.class_variance if isinstance(pred, ClassPredictive) else pred.epistemic_std  # type: ignore[attr-defined]
+    spread = pred.class_variance if isinstance(pred, ClassificationPredictive) else pred.epistemic_std  # type: ignore[attr-defined]
     return not bool(spread.any())
 
 
@@ -298,7 +306,7 @@ def _limit(inputs: Readable, device: torch.device) -> int:
     return share if is_in_memory(inputs) else min(share, MOST_READ)
 
 
-def _predict_block(model: nn.Module, block: Block, order: _Order) -> Predictive:
+def _predict_block(model: nn.Module, block: RowBlock, order: _PredictRequest) -> Predictive:
     """All draws for the rows of one block; where nobody said how many at a time, half of them where memory is short."""
     rows = order.batch_size or rows_at_a_time(model, block, order.num_samples, order.seed)
     while True:
@@ -313,7 +321,7 @@ def _predict_block(model: nn.Module, block: Block, order: _Order) -> Predictive:
         rows = max(1, min(rows, block.num_rows) // 2)
 
 
-def _predict_laid_out(model: nn.Module, block: Block, order: _Order, batch_size: int) -> Predictive:
+def _predict_laid_out(model: nn.Module, block: RowBlock, order: _PredictRequest, batch_size: int) -> Predictive:
     """All draws for the rows of one block; its images as the device takes them fastest, unless the network fails so."""
     laid_out = with_images_laid_out(model, block, order.num_samples, order.seed, order.executor)
     try:
@@ -326,7 +334,7 @@ def _predict_laid_out(model: nn.Module, block: Block, order: _Order, batch_size:
     return _predict_rows(model, block, order, batch_size)
 
 
-def _predict_rows(model: nn.Module, block: Block, order: _Order, batch_size: int) -> Predictive:
+def _predict_rows(model: nn.Module, block: RowBlock, order: _PredictRequest, batch_size: int) -> Predictive:
     """All draws for the rows of one block as they lie."""
     batches, num_rows = block.batches(batch_size)
     on_cpu = block.tensors()[0].device.type == "cpu"
@@ -356,15 +364,15 @@ def _predict_rows(model: nn.Module, block: Block, order: _Order, batch_size: int
     return joined([part.finish(order.seed) for part in statistics])
 
 
-def _use(order: _Order, block: Block, rows: int) -> Use:
+def _use(order: _PredictRequest, block: RowBlock, rows: int) -> OutputUse:
     """What becomes of the outputs of a batch: sums of them, and where they are kept, all of them until the end."""
     is_rounded = torch.is_autocast_enabled(block.tensors()[0].device.type)
     consumed = (2 if is_rounded else 1) * TIMES_CONSUMED
     if not order.keep_samples:
-        return Use(consumed=consumed)
+        return OutputUse(consumed=consumed)
     copies = COPIES_OF_REAL if isinstance(order.likelihood, Gaussian) else COPIES_OF_CLASSES
     all_rows = block.first_row + block.num_rows
-    return Use(0.0, copies * all_rows / rows, consumed, "keep none of the draws (keep_samples=False), ")
+    return OutputUse(0.0, copies * all_rows / rows, consumed, "keep none of the draws (keep_samples=False), ")
 
 
 def _seed(seed: int | None) -> int:
@@ -394,8 +402,8 @@ _TAKEN: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyD
 
 
 def with_images_laid_out(
-    model: nn.Module, block: Block, num_samples: int, seed: int | None, executor: Executor = "auto"
-) -> Block:
+    model: nn.Module, block: RowBlock, num_samples: int, seed: int | None, executor: Executor = "auto"
+) -> RowBlock:
     """The same rows; images among them channels last, where that is faster and there is room for a copy."""
     settings, tensors = STATE.own.settings, block.tensors()
     device = tensors[0].device
@@ -427,7 +435,7 @@ def forget_layout(model: nn.Module) -> None:
     _TAKEN[model] = dict.fromkeys(_TAKEN.get(model, {}), False)
 
 
-def _form(block: Block) -> tuple[Any, ...] | None:
+def _form(block: RowBlock) -> tuple[Any, ...] | None:
     """What a forward may go by beside numbers: structure, shapes and types of its arguments, and what is no tensor.
 
     None where there are other things among them, which may change from call to call.
@@ -437,7 +445,9 @@ def _form(block: Block) -> tuple[Any, ...] | None:
     return signature(values) if is_plain else None
 
 
-def _gives_the_same(model: nn.Module, block: Block, laid_out: Block, seed: int | None, looped: bool) -> bool | None:
+def _gives_the_same(
+    model: nn.Module, block: RowBlock, laid_out: RowBlock, seed: int | None, looped: bool
+) -> bool | None:
     """None where the network fails as it is: the run itself tells what is wrong, or that nothing is."""
     try:
         expected = _tried(model, block, seed, looped)
@@ -449,7 +459,7 @@ def _gives_the_same(model: nn.Module, block: Block, laid_out: Block, seed: int |
         return None if is_out_of_memory(error) else False
 
 
-def _tried(model: nn.Module, block: Block, seed: int | None, looped: bool) -> Any:
+def _tried(model: nn.Module, block: RowBlock, seed: int | None, looped: bool) -> Any:
     """Two mapped draws, or one where they are looped or cannot be mapped."""
     if not looped:
         try:
@@ -462,7 +472,7 @@ def _tried(model: nn.Module, block: Block, seed: int | None, looped: bool) -> An
         return one_draw(_call(model, block, seed), torch.zeros((), dtype=torch.int64, device="cpu"))[0]
 
 
-def _call(model: nn.Module, block: Block, seed: int | None) -> Call:
+def _call(model: nn.Module, block: RowBlock, seed: int | None) -> Call:
     copied = block.copied()  # a network may change its inputs
     return Call(model, copied.args, copied.kwargs, settings_for_run(seed))
 
@@ -485,7 +495,7 @@ def _tensors(values: Any) -> list[Tensor]:
     return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel()]
 
 
-def _strides(block: Block) -> list[tuple[int, ...]]:
+def _strides(block: RowBlock) -> list[tuple[int, ...]]:
     return [leaf.stride() for leaf in block.tensors()]
 
 

@@ -24,9 +24,9 @@ from dubio.calibrators import Calibration, Decisions, PredictionSets, Threshold
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 
 __all__ = [
-    "ClassPredictive",
+    "ClassificationPredictive",
     "Predictive",
-    "RealPredictive",
+    "RegressionPredictive",
     "joined",
     "moved",
     "ClassStatistics",
@@ -51,7 +51,7 @@ class Predictive:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ClassPredictive(Predictive):
+class ClassificationPredictive(Predictive):
     """A distribution over classes for every input. Entropies are in nats.
 
     ``entropy`` is the sum of ``expected_entropy`` and ``mutual_information``, calibrated or not, and neither part is
@@ -129,7 +129,7 @@ class ClassPredictive(Predictive):
         """Other mean predictions of the same network, calibrated as these are."""
         return log_probs if self.calibration is None else self.calibration.apply(log_probs)
 
-    def in_rows(self) -> "ClassPredictive":
+    def in_rows(self) -> "ClassificationPredictive":
         """The same without the axis of an only output, as yes or no has it: one row of classes for each input.
 
         Raises:
@@ -169,14 +169,14 @@ class ClassPredictive(Predictive):
 
     def __repr__(self) -> str:
         return (
-            f"ClassPredictive({_count(self.label)}, {self.log_probs.shape[-1]} classes, {self.num_samples} draws, "
+            f"ClassificationPredictive({_count(self.label)}, {self.log_probs.shape[-1]} classes, {self.num_samples} draws, "
             f"seed {self.seed}: mean confidence {self.confidence.mean():.3f}, entropy {self.entropy.mean():.3f}, "
             f"mutual information {self.mutual_information.mean():.3f})"
         )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RealPredictive(Predictive):
+class RegressionPredictive(Predictive):
     """A distribution over real targets for every input: a mixture of one Gaussian per draw."""
 
     mean: Float[Tensor, "batch *rest"]
@@ -212,7 +212,7 @@ class RealPredictive(Predictive):
 
     def __repr__(self) -> str:
         return (
-            f"RealPredictive({_count(self.mean)}, {self.num_samples} draws, seed {self.seed}: mean std "
+            f"RegressionPredictive({_count(self.mean)}, {self.num_samples} draws, seed {self.seed}: mean std "
             f"{self.std.mean():.3g}, of the data {self.aleatoric_std.mean():.3g}, of the network "
             f"{self.epistemic_std.mean():.3g})"
         )
@@ -313,7 +313,7 @@ class ClassStatistics:
         self._count += count
         self._dtype = log_probs.dtype
 
-    def finish(self, seed: int | None) -> ClassPredictive:
+    def finish(self, seed: int | None) -> ClassificationPredictive:
         """The prediction from all draws so far."""
         assert self._log_sum is not None
         log_probs = self._log_sum - math.log(self._count)
@@ -329,7 +329,7 @@ class ClassStatistics:
                 functional.uncertainty.entropy(log_probs.exp()),
             )
             calibrated_expected = functional.uncertainty.calibrated_expected_entropy(*entropies, expected)
-        return ClassPredictive(
+        return ClassificationPredictive(
             num_samples=self._count,
             seed=seed,
             samples=None if self._kept is None else torch.cat(self._kept),
@@ -383,10 +383,10 @@ class RealStatistics:
         self._count += count
         self._dtype = means.dtype
 
-    def finish(self, seed: int | None) -> RealPredictive:
+    def finish(self, seed: int | None) -> RegressionPredictive:
         """The prediction from all draws so far."""
         assert self._mean is not None
-        return RealPredictive(
+        return RegressionPredictive(
             num_samples=self._count,
             seed=seed,
             samples=None if self._kept is None else torch.cat([means for means, _ in self._kept]),

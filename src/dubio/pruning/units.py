@@ -58,7 +58,7 @@ __all__ = [
     "Link",
     "find_links",
     "refusal",
-    "Step",
+    "TracedCall",
     "Trace",
     "in_eval",
     "is_layer",
@@ -259,7 +259,7 @@ def refusal(layer: str, reason: str) -> ValueError:
 
 
 @dataclass(eq=False)
-class Step:
+class TracedCall:
     """A module or function that was called."""
 
     kind: str
@@ -273,7 +273,7 @@ class Step:
     """Empty where it gives no tensor, as an assignment to parts of one."""
     axes: tuple[int, ...] = ()
     """Which axes a mean is taken over, counted from the first."""
-    users: list["Step"] = field(default_factory=list)
+    users: list["TracedCall"] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -287,13 +287,13 @@ class Step:
 class Trace:
     """One run of a network."""
 
-    steps: list[Step]
+    steps: list[TracedCall]
     """In their order."""
     readers: dict[str, str]
     """Modules whose parameters are read from outside of them, each with what reads them."""
 
 
-def _follow(model: nn.Module, first: Step, calls: Counter[str], traced: Trace) -> Link | str:
+def _follow(model: nn.Module, first: TracedCall, calls: Counter[str], traced: Trace) -> Link | str:
     """From a layer to the one that reads its units, or why there is no way."""
     norms: list[str] = []
     repeats, step = 1, first
@@ -316,7 +316,7 @@ def _follow(model: nn.Module, first: Step, calls: Counter[str], traced: Trace) -
             repeats *= math.prod(step.shape_in[2:])
 
 
-def _why_not_cut(model: nn.Module, step: Step, traced: Trace) -> str:
+def _why_not_cut(model: nn.Module, step: TracedCall, traced: Trace) -> str:
     """Why a layer itself cannot lose outputs."""
     if getattr(step.module, "groups", 1) != 1:
         return "it is a grouped convolution"
@@ -327,7 +327,7 @@ def _why_not_cut(model: nn.Module, step: Step, traced: Trace) -> str:
     return _why_tied(model, step, traced)
 
 
-def _why_not_fed(model: nn.Module, step: Step, traced: Trace) -> str:
+def _why_not_fed(model: nn.Module, step: TracedCall, traced: Trace) -> str:
     """Why the next layer cannot lose inputs."""
     if getattr(step.module, "groups", 1) != 1:
         return "is a grouped convolution"
@@ -339,13 +339,13 @@ def _why_not_fed(model: nn.Module, step: Step, traced: Trace) -> str:
     return f"cannot lose inputs: {tied}" if tied else ""
 
 
-def _reads_rows(step: Step) -> bool:
+def _reads_rows(step: TracedCall) -> bool:
     """Whether the first axis of a layer's inputs is that of rows, and the second that of units."""
     positions = len(step.module.kernel_size) if isinstance(step.module, CONVOLUTIONS) else 0
     return len(step.shape_in) == 2 + positions
 
 
-def _why_tied(model: nn.Module, step: Step, traced: Trace) -> str:
+def _why_tied(model: nn.Module, step: TracedCall, traced: Trace) -> str:
     """Whether anything else reads a parameter of this layer."""
     assert step.module is not None
     own = {id(parameter) for parameter in step.module.parameters()}
@@ -357,7 +357,7 @@ def _why_tied(model: nn.Module, step: Step, traced: Trace) -> str:
     return "" if reader is None else f"its parameters are read by {reader}"
 
 
-def _leads_to_layer(step: Step) -> bool:
+def _leads_to_layer(step: TracedCall) -> bool:
     """Whether any other layer comes behind this one."""
     waiting, seen = list(step.users), {step}
     while waiting:
@@ -370,7 +370,7 @@ def _leads_to_layer(step: Step) -> bool:
     return False
 
 
-def _is_unitwise(step: Step) -> bool:
+def _is_unitwise(step: TracedCall) -> bool:
     """Whether every unit of the outputs is computed from the same unit of the inputs alone."""
     if step.num_tensors != 1:
         return False
@@ -384,7 +384,7 @@ def _is_unitwise(step: Step) -> bool:
     return _pools_positions(step) or averaged or _flattens(step)
 
 
-def _pools_positions(step: Step) -> bool:
+def _pools_positions(step: TracedCall) -> bool:
     """Whether it is a pool of positions, behind axes for rows and for units; without these it would mix units."""
     if step.module is not None:
         positions = next((axes for axes, kinds in POOLS.items() if isinstance(step.module, kinds)), None)
@@ -393,7 +393,7 @@ def _pools_positions(step: Step) -> bool:
     return positions is not None and len(step.shape_in) == 2 + positions and step.shape_in[:2] == step.shape_out[:2]
 
 
-def _flattens(step: Step) -> bool:
+def _flattens(step: TracedCall) -> bool:
     """Whether positions become features of their channel: rows stay, and nothing is mixed."""
     is_kind = isinstance(step.module, nn.Flatten) if step.module is not None else step.kind in FLATTENED
     return is_kind and step.shape_out == (step.shape_in[0], math.prod(step.shape_in[1:]))
@@ -444,9 +444,9 @@ class _Tracer(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[TracedCall] = []
         self.readers: dict[str, str] = {}
-        self._made_by: dict[int, Step] = {}
+        self._made_by: dict[int, TracedCall] = {}
         self._kept: list[Any] = []  # identities are those of living tensors
         self._running: list[str] = []
         self._inside: list[str] = []
@@ -524,10 +524,10 @@ class _Tracer(TorchFunctionMode):
                 for owner in owners:
                     self.readers.setdefault(owner, f"{kind}() in {place or 'the network itself'}")
 
-    def _note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> Step:
+    def _note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> TracedCall:
         read, made = _tensors(inputs), _tensors(outputs)
         shape_in = tuple(read[0].shape) if read else ()
-        step = Step(kind, place, module, len(read), shape_in, tuple(made[0].shape) if made else ())
+        step = TracedCall(kind, place, module, len(read), shape_in, tuple(made[0].shape) if made else ())
         for tensor in read:
             source = self._made_by.get(id(tensor))
             if source is not None:

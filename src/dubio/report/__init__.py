@@ -1,6 +1,6 @@
 """Reports on runs: one HTML page that works offline, and the same as JSON, from the files in run folders."""
 
-from dubio.report.elements import Cell, Column, Headline, HeadlineRow, Report, Section, decimal as decimal
+from dubio.report.elements import Cell, Column, HeadlineRow, HeadlineTable, Report, Section, decimal as decimal
 from dubio.report.page import make_report as make_report, write_report
 from dubio.report.runs import RunRecord, read_run, read_runs
 from dubio.report.summary import failures_of, headlines, unpaired
@@ -8,7 +8,7 @@ from dubio.report.summary import failures_of, headlines, unpaired
 __all__ = [
     "Cell",
     "Column",
-    "Headline",
+    "HeadlineTable",
     "HeadlineRow",
     "Report",
     "RunRecord",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from dubio.report.elements import Bars, Figure, Lines, Reliability, Series, Stacks, number
+from dubio.report.elements import Bars, Figure, LineChart, ReliabilityChart, Series, Stacks, number
 
 __all__ = [
     "draw",
@@ -50,14 +50,14 @@ MOST_MARKS = 12
 
 def draw(figure: Figure) -> str:
     """A figure as SVG."""
-    if isinstance(figure, Lines):
+    if isinstance(figure, LineChart):
         return _draw_lines(figure)
     if isinstance(figure, Bars):
         return _draw_bars(figure)
-    return _draw_reliability(figure) if isinstance(figure, Reliability) else _draw_stacks(figure)
+    return _draw_reliability(figure) if isinstance(figure, ReliabilityChart) else _draw_stacks(figure)
 
 
-def _draw_lines(figure: Lines) -> str:
+def _draw_lines(figure: LineChart) -> str:
     names = [series.name for series in figure.series]
     at_ends = 1 < len(names) <= MOST_LABELS and max(map(len, names)) <= LONGEST_LABEL
     in_legend = [] if at_ends or len(names) == 1 else names
@@ -111,7 +111,7 @@ class Axes:
     y_label: str
 
 
-def _axes_of(figure: Lines, top: float, end: float) -> Axes:
+def _axes_of(figure: LineChart, top: float, end: float) -> Axes:
     shown = [value for series in figure.series for value in (*series.y, *series.low, *series.high)]
     low, high = figure.y_range or (min(shown), max(shown))
     places = [value for series in figure.series for value in series.x]
@@ -177,7 +177,7 @@ def _draw_bars(figure: Bars) -> str:
     return markup(svg)
 
 
-def _draw_reliability(figure: Reliability) -> str:
+def _draw_reliability(figure: ReliabilityChart) -> str:
     names = ["accuracy", "share of examples"]
     top = legend_height(names)
     svg = canvas(figure.title, figure.words, top + PLOT_HEIGHT + BOTTOM)

@@ -21,13 +21,13 @@ __all__ = [
     "Commands",
     "Figure",
     "Gallery",
-    "Headline",
+    "HeadlineTable",
     "HeadlineRow",
-    "Lines",
+    "LineChart",
     "Mark",
     "Note",
     "Picture",
-    "Reliability",
+    "ReliabilityChart",
     "Report",
     "Section",
     "Series",
@@ -100,7 +100,7 @@ class HeadlineRow:
 
 
 @dataclass(frozen=True)
-class Headline:
+class HeadlineTable:
     """All runs of one kind, side by side."""
 
     kind: Literal["classification", "regression"]
@@ -136,7 +136,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineChart:
     """Lines over one axis."""
 
     title: str
@@ -167,7 +167,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Reliability:
+class ReliabilityChart:
     """By bin of confidence, the share of examples, their mean confidence and their accuracy."""
 
     title: str
@@ -188,7 +188,7 @@ class Stacks:
     parts: dict[str, tuple[float, ...]]
 
 
-Figure = Lines | Bars | Reliability | Stacks
+Figure = LineChart | Bars | ReliabilityChart | Stacks
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Note:
     tone: Literal["plain", "good", "warn"] = "plain"
 
 
-Block = Lines | Bars | Reliability | Stacks | Table | Gallery | Commands | Note
+Block = LineChart | Bars | ReliabilityChart | Stacks | Table | Gallery | Commands | Note
 
 
 @dataclass(frozen=True)
@@ -255,9 +255,9 @@ class Report:
 
     title: str
     summary: tuple[str, ...]
-    headlines: tuple[Headline, ...]
+    headlines: tuple[HeadlineTable, ...]
     sections: tuple[Section, ...]
-    made_by: dict[str, str]
+    build_optimizer: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; every block says of which kind it is."""
@@ -267,7 +267,7 @@ class Report:
             "summary": list(self.summary),
             "headlines": [headline.to_json() for headline in self.headlines],
             "sections": [_with_kinds(section) for section in self.sections],
-            "made_by": self.made_by,
+            "build_optimizer": self.build_optimizer,
         }
 
 

@@ -30,8 +30,8 @@ from dubio.report.elements import (
     Block,
     Cell,
     Figure,
-    Lines,
-    Reliability,
+    LineChart,
+    ReliabilityChart,
     Report,
     Section,
     Stacks,
@@ -100,7 +100,7 @@ def _joined(value: Any) -> Any:
 
 def _kind(block: Block) -> str:
     """How the page shows a block."""
-    return "figure" if isinstance(block, Lines | Bars | Reliability | Stacks) else type(block).__name__.lower()
+    return "figure" if isinstance(block, LineChart | Bars | ReliabilityChart | Stacks) else type(block).__name__.lower()
 
 
 def _interval(cell: Cell) -> str:
@@ -114,14 +114,14 @@ def _interval(cell: Cell) -> str:
 def tabulate(figure: Figure) -> Table:
     """A figure's numbers."""
     caption = f"{figure.title}: the numbers"
-    if isinstance(figure, Lines):
+    if isinstance(figure, LineChart):
         return _of_lines(figure, caption)
     if isinstance(figure, Bars):
         columns = (f"{figure.x_label} from", "to", *(f"{figure.y_label}: {name}" for name in figure.groups))
         groups = zip(*figure.groups.values(), strict=True)
         rows = [(*bounds, *values) for bounds, values in zip(pairwise(figure.edges), groups, strict=True)]
         return Table(caption, columns, tuple(tuple(map(_cell, row)) for row in rows))
-    if isinstance(figure, Reliability):
+    if isinstance(figure, ReliabilityChart):
         found = zip(figure.share, figure.confidence, figure.accuracy, strict=True)
         filled = [tuple(map(_cell, row)) for row in found if row[1] is not None]
         return Table(caption, ("share of examples", "mean confidence", "accuracy"), tuple(filled))
@@ -130,7 +130,7 @@ def tabulate(figure: Figure) -> Table:
     return Table(caption, ("", *figure.parts), rows_of_parts)
 
 
-def _of_lines(figure: Lines, caption: str) -> Table:
+def _of_lines(figure: LineChart, caption: str) -> Table:
     """One column for each line where all have the same places; else one row for each point."""
     first = figure.series[0].x
     if all(series.x == first and not series.low for series in figure.series):
@@ -194,7 +194,7 @@ def make_report(records: Sequence[RunRecord], title: str | None = None) -> Repor
         summary=summarise(records, tables),
         headlines=tables,
         sections=tuple(_with_styles(part, names) for part in (*told, learned.training(records), reproduction(records))),
-        made_by=versions(),
+        build_optimizer=versions(),
     )
 
 
@@ -208,7 +208,7 @@ def _with_styles(section: Section, names: list[str]) -> Section:
                 for series in block.series
             ),
         )
-        if isinstance(block, Lines)
+        if isinstance(block, LineChart)
         else block
         for block in section.blocks
     ]

@@ -19,7 +19,7 @@ from dubio.report.elements import (
     Card,
     Cell,
     Gallery,
-    Lines,
+    LineChart,
     Note,
     Picture,
     Section,
@@ -31,7 +31,7 @@ from dubio.report.elements import (
     plural,
     points,
 )
-from dubio.report.runs import AttackRecord, AttackRow, RunRecord, Shares
+from dubio.report.runs import AttackRow, ReportedAttack, RunRecord, Shares
 from dubio.report.sections import data_address, is_image
 
 __all__ = [
@@ -65,7 +65,7 @@ def attacks(records: Sequence[RunRecord]) -> Section:
     return Section("attacks", "How much does an attack leave?", about, tuple(blocks))
 
 
-def _curve(attacked: list[tuple[str, AttackRecord]], norm: str) -> Lines:
+def _curve(attacked: list[tuple[str, ReportedAttack]], norm: str) -> LineChart:
     lines, parts = [], []
     for name in dict.fromkeys(name for name, _ in attacked):
         own = [found for run, found in attacked if run == name]
@@ -85,10 +85,10 @@ def _curve(attacked: list[tuple[str, AttackRecord]], norm: str) -> Lines:
         parts.append(f"{name}: {percent(shown[0].value)} without attack, {percent(shown[-1].value)} at {last.epsilon}")
     explained = f" ({norm}: {NORMS[norm]})" if norm in NORMS else ""
     label, words = f"epsilon, {norm}", f"{'; '.join(parts)}{explained}."
-    return Lines("Accuracy by size of the attack", words, label, "accuracy left", tuple(lines), y_range=(0.0, 1.0))
+    return LineChart("Accuracy by size of the attack", words, label, "accuracy left", tuple(lines), y_range=(0.0, 1.0))
 
 
-def _rows(name: str, found: AttackRecord) -> list[tuple[Cell, ...]]:
+def _rows(name: str, found: ReportedAttack) -> list[tuple[Cell, ...]]:
     def line(attack: str, epsilon: str, scored: Shares) -> tuple[Cell, ...]:
         numbers = (percent_cell(share) for share in (scored.predictive, scored.single, scored.retry))
         return (Cell(name), Cell(attack), Cell(epsilon), *numbers)
@@ -113,7 +113,7 @@ def before_and_after(records: Sequence[RunRecord]) -> Section:
     return Section("adversarial", "What do attacked images look like?", about, tuple(blocks))
 
 
-def _gallery(name: str, found: AttackRecord, file: Path) -> Gallery | None:
+def _gallery(name: str, found: ReportedAttack, file: Path) -> Gallery | None:
     if not file.is_file():
         return None
     if found.sha256_of_images and hashlib.sha256(file.read_bytes()).hexdigest() != found.sha256_of_images:
@@ -131,7 +131,7 @@ def _gallery(name: str, found: AttackRecord, file: Path) -> Gallery | None:
     return Gallery(f"{name}: before and after", words, cards) if cards else None
 
 
-def _cards(found: AttackRecord, row: AttackRow, file: Path) -> tuple[Card, ...]:
+def _cards(found: ReportedAttack, row: AttackRow, file: Path) -> tuple[Card, ...]:
     before, after = (torch.tensor(scored.predictive_per_example, dtype=torch.bool) for scored in (found.clean, row))
     if len(before) != len(after) or not len(before):
         return ()
@@ -213,7 +213,7 @@ def _verdict(name: str, audit: Audit) -> Note:
     )
 
 
-def _audit_curve(audited: dict[str, Audit], id: str) -> Lines:
+def _audit_curve(audited: dict[str, Audit], id: str) -> LineChart:
     title, axis = CURVES[id]
     series = []
     for name, audit in audited.items():
@@ -221,7 +221,7 @@ def _audit_curve(audited: dict[str, Audit], id: str) -> Lines:
         if len(shown) > 1:
             series.append(Series(name, tuple(point.x for point in shown), tuple(point.accuracy for point in shown)))
     words = "; ".join(f"{line.name}: from {percent(line.y[0])} to {percent(line.y[-1])}" for line in series)
-    return Lines(f"{id}: {title}", f"{words}.", axis, "accuracy left", tuple(series), y_range=(0.0, 1.0))
+    return LineChart(f"{id}: {title}", f"{words}.", axis, "accuracy left", tuple(series), y_range=(0.0, 1.0))
 
 
 def _accuracies(name: str, audit: Audit) -> Table:

@@ -26,10 +26,10 @@ __all__ = [
     "RunRecord",
     "read_run",
     "read_runs",
-    "AttackRecord",
+    "ReportedAttack",
     "AttackRow",
     "Density",
-    "PruningPoint",
+    "ReportedPruningPoint",
     "PruningRecord",
     "Shares",
 ]
@@ -102,7 +102,7 @@ class AttackRow(Shares):
 
 
 @dataclass(frozen=True)
-class AttackRecord:
+class ReportedAttack:
     """``attack-*.json``: attacks at one distance; ``attack.json`` of earlier versions may hold several."""
 
     clean: Shares
@@ -138,7 +138,7 @@ class AttackRecord:
         epsilon = max(self.rows, key=lambda row: row.distance).epsilon
         return epsilon if self.norm == "linf" else f"{self.norm} {epsilon}"
 
-    def at(self, distance: float) -> "AttackRecord":
+    def at(self, distance: float) -> "ReportedAttack":
         """What was tried at this distance alone."""
         return replace(self, rows=tuple(row for row in self.rows if row.distance == distance))
 
@@ -161,7 +161,7 @@ class AttackRecord:
 
 
 @dataclass(frozen=True)
-class PruningPoint:
+class ReportedPruningPoint:
     """How a network does without a fraction of its weights."""
 
     by: str
@@ -195,8 +195,8 @@ class PruningRecord:
     step_seconds_before: float | None = None
     step_seconds_after: float | None = None
     density: Density | None = None
-    curve: tuple[PruningPoint, ...] = ()
-    made_by: dict[str, str] = field(default_factory=dict)
+    curve: tuple[ReportedPruningPoint, ...] = ()
+    build_optimizer: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +211,7 @@ class RunRecord:
     history: tuple[dict[str, Any], ...] = ()
     """Metrics, epoch by epoch."""
     evaluation: Evaluation | None = None
-    attacks: tuple[AttackRecord, ...] = ()
+    attacks: tuple[ReportedAttack, ...] = ()
     """By norm and distance."""
     pruning: PruningRecord | None = None
     audit: Audit | None = None
@@ -223,7 +223,7 @@ class RunRecord:
     """Of the network's file."""
 
     @property
-    def attack(self) -> AttackRecord | None:
+    def attack(self) -> ReportedAttack | None:
         """The attacks that left least; None where there are none."""
         tried = [record for record in self.attacks if record.rows]
         return min(tried, key=lambda record: min(row.predictive.value for row in record.rows), default=None)
@@ -266,10 +266,10 @@ class RunRecord:
             return ()
         now, tensors, run = self.identity.network, self.identity.tensors, shlex.quote(self.folder.resolve().name)
         known = (
-            ("judged", "evaluate", self.evaluation and self.evaluation.made_by.get("network"), now),
+            ("judged", "evaluate", self.evaluation and self.evaluation.build_optimizer.get("network"), now),
             *(("attacked", "attack", record.network, tensors) for record in self.attacks),
-            ("audited", "audit", self.audit and self.audit.made_by.get("network"), tensors),
-            ("measured for pruning", "prune", self.pruning and self.pruning.made_by.get("network"), tensors),
+            ("audited", "audit", self.audit and self.audit.build_optimizer.get("network"), tensors),
+            ("measured for pruning", "prune", self.pruning and self.pruning.build_optimizer.get("network"), tensors),
         )
         told = (
             f"{done} before the network changed; dubio {command} {run}"
@@ -338,10 +338,10 @@ def _evaluation(file: Path, command: str) -> Evaluation | None:
         raise RecordError(f"{error}; write it anew: {command}") from error
 
 
-def _attacks(folder: Path, command: str) -> tuple[AttackRecord, ...]:
+def _attacks(folder: Path, command: str) -> tuple[ReportedAttack, ...]:
     """All that ``dubio attack`` kept, and the one file that earlier versions kept."""
     files = [folder / "attack.json", *folder.glob("attack-*.json")]
-    read = {file.stem: _record(AttackRecord, file, "dubio-attack-1", command) for file in files}
+    read = {file.stem: _record(ReportedAttack, file, "dubio-attack-1", command) for file in files}
     named = [dataclasses.replace(record, file_name=stem) for stem, record in read.items() if record is not None]
     return tuple(sorted(named, key=lambda record: (record.norm, min(record.weakest(), default=0.0), record.file_name)))
 

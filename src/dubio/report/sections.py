@@ -25,16 +25,16 @@ from torch import Tensor
 
 from dubio.evaluation import (
     METRICS,
-    SCORE_WORDS,
+    SCORE_INFO,
     Bins,
     CorruptionPoint,
     DetectionScore,
-    Doubt,
     Estimate,
     Evaluation,
     Histogram as Counts,
     NotableExample,
     Thumbnail,
+    Uncertainty,
     UnseenSet,
     metric_curve,
 )
@@ -44,10 +44,10 @@ from dubio.report.elements import (
     Card,
     Cell,
     Gallery,
-    Lines,
+    LineChart,
     Note,
     Picture,
-    Reliability,
+    ReliabilityChart,
     Section,
     Series,
     Stacks,
@@ -117,7 +117,7 @@ def training(records: Sequence[RunRecord]) -> Section:
     return Section("training", "How did it learn?", about, tuple(blocks))
 
 
-def _curve(records: Sequence[RunRecord], metric: str, title: str, label: str) -> list[Lines]:
+def _curve(records: Sequence[RunRecord], metric: str, title: str, label: str) -> list[LineChart]:
     """One metric of all runs of a kind, epoch by epoch; nothing where none has it."""
     lines = [line for record in records for line in [_learned(record, metric)] if line is not None]
     if not lines:
@@ -131,7 +131,7 @@ def _curve(records: Sequence[RunRecord], metric: str, title: str, label: str) ->
     ]
     values = [value for line in lines for value in line.y]
     wide = min(values) > 0.0 and max(values) > 20.0 * min(values)
-    return [Lines(title, f"{'; '.join(parts)}.", "epoch", label, tuple(lines), log_y=less and wide)]
+    return [LineChart(title, f"{'; '.join(parts)}.", "epoch", label, tuple(lines), log_y=less and wide)]
 
 
 def _learned(record: RunRecord, metric: str) -> Series | None:
@@ -219,7 +219,7 @@ def _curves(name: str, found: PruningRecord, metric: str, label: str) -> list[Bl
         for line in lines
     ]
     title = f"{name}: {'NLL' if metric == 'nll' else metric} by fraction removed"
-    return [Lines(title, f"{'; '.join(parts)}.", f"fraction of {what} removed", label, tuple(lines))]
+    return [LineChart(title, f"{'; '.join(parts)}.", f"fraction of {what} removed", label, tuple(lines))]
 
 
 PARTS_OF_OTHERS = (
@@ -250,7 +250,7 @@ def reliability(records: Sequence[RunRecord]) -> Section:
     return Section("reliability", "Can its confidence be taken at its word?", about, tuple(blocks))
 
 
-def _reliability(name: str, bins: Bins, found: Evaluation) -> Reliability:
+def _reliability(name: str, bins: Bins, found: Evaluation) -> ReliabilityChart:
     ece, accuracy, sure = (found.metrics.get(metric) for metric in ("ece", "accuracy", "confidence"))
     words = ""
     if accuracy is not None and sure is not None:
@@ -260,7 +260,7 @@ def _reliability(name: str, bins: Bins, found: Evaluation) -> Reliability:
     if ece is not None:
         words += f"On average over bins the two lie {points(ece.value)} apart (ECE)."
     words = words or "Accuracy by bin of confidence."
-    return Reliability(name, words.strip(), bins.share, bins.confidence, bins.accuracy)
+    return ReliabilityChart(name, words.strip(), bins.share, bins.confidence, bins.accuracy)
 
 
 def confidence(records: Sequence[RunRecord]) -> Section:
@@ -298,7 +298,7 @@ def risk_coverage(records: Sequence[RunRecord]) -> Section:
         "confidence knows where the errors are."
     )
     highest = max((max(line.y) for line in lines), default=0.0) or 0.01
-    figure = Lines(
+    figure = LineChart(
         "Error by share answered",
         f"{'; '.join(parts)}.",
         "share of examples answered",
@@ -339,7 +339,7 @@ def doubt(records: Sequence[RunRecord]) -> Section:
     return Section("doubt", "Where does the doubt come from?", about, tuple(blocks))
 
 
-def _adds_up(part: Doubt) -> bool:
+def _adds_up(part: Uncertainty) -> bool:
     """Whether the entropy is the sum of its parts; earlier versions calibrated the entropy and not its parts."""
     return abs(part.expected_entropy + part.mutual_information - part.entropy) <= 1e-4 + 1e-3 * part.entropy
 
@@ -361,7 +361,7 @@ def intervals(records: Sequence[RunRecord]) -> Section:
         "An interval of level 90 % should hold the target in 90 % of the cases: lines should lie on the dotted one. "
         "Below it, intervals are too narrow. Of two networks on the line, the one with narrower intervals says more."
     )
-    covered = Lines(
+    covered = LineChart(
         "Coverage by level",
         f"{'; '.join(parts)}.",
         "level",
@@ -373,7 +373,7 @@ def intervals(records: Sequence[RunRecord]) -> Section:
     wide = "; ".join(f"{line.name}: {number(line.y[-1])} at {percent(line.x[-1])}" for line in widths)
     highest = max((max(line.y) for line in widths), default=1.0)
     told = f"Mean width of intervals: {wide}."
-    width = Lines("Width by level", told, "level", "mean width", tuple(widths), y_range=(0.0, highest))
+    width = LineChart("Width by level", told, "level", "mean width", tuple(widths), y_range=(0.0, highest))
     return Section("intervals", "Do its intervals hold what they say?", about, (covered, width) if lines else ())
 
 
@@ -420,7 +420,7 @@ def _telling(found: UnseenSet) -> str | None:
 
 
 def _histogram(title: str, score: str, scored: DetectionScore, num_examples: int) -> Bars:
-    label = SCORE_WORDS.get(score, score)
+    label = SCORE_INFO.get(score, score)
     words = (
         f"{label.capitalize()} of {num_examples} unseen examples against known ones: AUROC "
         f"{_with_interval(scored.auroc)}."
@@ -436,7 +436,7 @@ def _with_interval(found: Estimate) -> str:
 
 
 def _row(run: str, name: str, score: str, scored: DetectionScore) -> tuple[Cell, ...]:
-    label = SCORE_WORDS.get(score, score)
+    label = SCORE_INFO.get(score, score)
     return (Cell(run), Cell(name), Cell(label), cell(scored.auroc), cell(scored.aupr), cell(scored.fpr95))
 
 
@@ -481,7 +481,7 @@ def wrong_labels(records: Sequence[RunRecord]) -> Section:
     )
     words = "; ".join(f"{line.name}: from {number(line.y[0])} to {number(line.y[-1])}" for line in series)
     title, axis = "Accuracy by share of wrong labels", "share of wrong labels"
-    lines = Lines(title, f"{words}.", axis, "accuracy", tuple(series), y_range=(0.0, 1.0))
+    lines = LineChart(title, f"{words}.", axis, "accuracy", tuple(series), y_range=(0.0, 1.0))
     return Section("labels", "What do wrong labels do?", about, (lines,) if series else ())
 
 
@@ -498,7 +498,7 @@ def _accuracies(name: str, judged: dict[float, Evaluation]) -> Series:
 
 def _by_strength(
     found: dict[str, dict[str, tuple[CorruptionPoint, ...]]], metric: str, title: str, label: str
-) -> Lines:
+) -> LineChart:
     lines = []
     for run, kinds in found.items():
         strengths = sorted({point.strength for points in kinds.values() for point in points})
@@ -509,7 +509,7 @@ def _by_strength(
         lines.append(Series(run, tuple(map(float, strengths)), tuple(means)))
     words = "; ".join(f"{line.name}: from {number(line.y[0])} to {number(line.y[-1])}" for line in lines)
     top = 1.0 if metric == "accuracy" else max(max(line.y) for line in lines) or 1.0
-    return Lines(title, f"{words}.", "strength", label, tuple(lines), y_range=(0.0, top))
+    return LineChart(title, f"{words}.", "strength", label, tuple(lines), y_range=(0.0, top))
 
 
 def _point(kind: str, point: CorruptionPoint) -> tuple[Cell, ...]:

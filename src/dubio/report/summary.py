@@ -19,7 +19,7 @@ from typing import Literal
 from dubio.auditing import FEWEST_IMAGES, Audit
 from dubio.evaluation import (
     METRICS,
-    SCORE_WORDS,
+    SCORE_INFO,
     Comparison,
     PairedValues,
     compare_pairs,
@@ -31,8 +31,8 @@ from dubio.evaluation import (
 from dubio.report.elements import (
     Cell,
     Column,
-    Headline,
     HeadlineRow,
+    HeadlineTable,
     Mark,
     bytes_text,
     cell,
@@ -43,7 +43,7 @@ from dubio.report.elements import (
     plural,
     points,
 )
-from dubio.report.runs import AttackRecord, RunRecord
+from dubio.report.runs import ReportedAttack, RunRecord
 from dubio.report.sections import tells
 
 __all__ = [
@@ -72,7 +72,7 @@ STANDINGS = {
 """By column, how a better run is described, and what is compared."""
 
 
-def summarise(records: Sequence[RunRecord], headlines: Sequence[Headline]) -> tuple[str, ...]:
+def summarise(records: Sequence[RunRecord], headlines: Sequence[HeadlineTable]) -> tuple[str, ...]:
     """A few sentences about all runs."""
     sentences = (
         _trained(records),
@@ -104,7 +104,7 @@ def _trained(records: Sequence[RunRecord]) -> str:
     return f"{plural(len(records), 'network')}, trained by {methods} on {data}."
 
 
-def _known(headline: Headline, name: str) -> dict[str, Cell]:
+def _known(headline: HeadlineTable, name: str) -> dict[str, Cell]:
     return {
         row.run: row.cells[name] for row in headline.rows if name in row.cells and row.cells[name].value is not None
     }
@@ -119,7 +119,7 @@ def _value(cell: Cell) -> str:
     return f"{cell.text}{f' {cell.note}' if cell.note else ''} ({low} to {high})"
 
 
-def _standing(records: Sequence[RunRecord], headline: Headline, name: str) -> str:
+def _standing(records: Sequence[RunRecord], headline: HeadlineTable, name: str) -> str:
     """Which run has the best number of a column, by the paired tests behind the marks."""
     known = _known(headline, name)
     best = [run for run, cell in known.items() if cell.mark == "best"]
@@ -175,7 +175,7 @@ def _leads(known: dict[str, Cell], one: str, other: str, better: str) -> bool:
     return difference < 0.0 if better == STANDINGS["rmse"][0] else difference > 0.0
 
 
-def _calibrated(headlines: Sequence[Headline]) -> list[str]:
+def _calibrated(headlines: Sequence[HeadlineTable]) -> list[str]:
     known = {run: cell for headline in headlines for run, cell in _known(headline, "ece").items()}
     if not known:
         return []
@@ -186,14 +186,14 @@ def _calibrated(headlines: Sequence[Headline]) -> list[str]:
     return [f"{first}." if least == most else f"{first}, of {most} {far}."]
 
 
-def _noticed(records: Sequence[RunRecord], headlines: Sequence[Headline]) -> list[str]:
+def _noticed(records: Sequence[RunRecord], headlines: Sequence[HeadlineTable]) -> list[str]:
     """Which network detects unseen data, where any does, by each score."""
     sentences = []
     for headline in headlines:
         for name, score in DETECTORS.items():
             known = _known(headline, name)
             if known and all((cell.low or 0.0) <= 0.5 for cell in known.values()):
-                label = SCORE_WORDS[score]
+                label = SCORE_INFO[score]
                 sentences.append(f"By {label} no network tells unseen data from known better than chance.")
             else:
                 sentences.append(_standing(records, headline, name))
@@ -204,7 +204,7 @@ def _reserved(audit: Audit) -> bool:
     return audit.status != "UPPER BOUND ONLY" and bool(audit.caveats)
 
 
-def unpaired(headlines: Sequence[Headline]) -> list[str]:
+def unpaired(headlines: Sequence[HeadlineTable]) -> list[str]:
     """What has to be done before runs can be compared, where their files hold no results of single examples."""
     commands = [command for headline in headlines for command in headline.unpaired]
     if not commands:
@@ -298,7 +298,7 @@ REALS = (
 )
 
 
-def headlines(records: Sequence[RunRecord]) -> tuple[Headline, ...]:
+def headlines(records: Sequence[RunRecord]) -> tuple[HeadlineTable, ...]:
     """One table for runs that classify, and one for those that predict numbers."""
     records = with_shared_attacks(records)
     kinds: tuple[tuple[Literal["classification", "regression"], tuple[Column, ...]], ...] = (
@@ -316,7 +316,7 @@ def headlines(records: Sequence[RunRecord]) -> tuple[Headline, ...]:
             rows, compared = _marked(rows, column, _paired(chosen, column))
             comparisons += compared
         kept = [replace(row, cells={column.name: row.cells[column.name] for column in used}) for row in rows]
-        found += [Headline(kind, used, tuple(kept), tuple(comparisons), _unpaired(chosen))] if chosen else []
+        found += [HeadlineTable(kind, used, tuple(kept), tuple(comparisons), _unpaired(chosen))] if chosen else []
     return tuple(found)
 
 
@@ -342,7 +342,7 @@ def with_shared_attacks(records: Sequence[RunRecord]) -> list[RunRecord]:
     distance; where they share none, what leaves least at the largest distance that they share; else at their own.
     """
     tried = [_tried(record) for record in records]
-    for key in (AttackRecord.setting, _norm_and_distance):
+    for key in (ReportedAttack.setting, _norm_and_distance):
         least = [{key(attack): attack for attack in sorted(own, key=_left, reverse=True)} for own in tried]
         shared = set.intersection(*(set(own) for own in least if own)) if any(least) else set()
         if shared:
@@ -361,22 +361,22 @@ def with_shared_attacks(records: Sequence[RunRecord]) -> list[RunRecord]:
     ]
 
 
-def _tried(record: RunRecord) -> list[AttackRecord]:
+def _tried(record: RunRecord) -> list[ReportedAttack]:
     """Attacks on the network that the run holds now, one for each distance; on an earlier one where there are none."""
     now = None if record.identity is None else record.identity.tensors
     current = [attack for attack in record.attacks if None in (now, attack.network) or attack.network == now]
     return [attack.at(distance) for attack in current or record.attacks for distance in attack.weakest()]
 
 
-def _distance(attack: AttackRecord) -> float:
+def _distance(attack: ReportedAttack) -> float:
     return attack.rows[0].distance
 
 
-def _norm_and_distance(attack: AttackRecord) -> tuple[str, float]:
+def _norm_and_distance(attack: ReportedAttack) -> tuple[str, float]:
     return attack.norm, _distance(attack)
 
 
-def _left(attack: AttackRecord) -> float:
+def _left(attack: ReportedAttack) -> float:
     return min(row.predictive.value for row in attack.rows)
 
 

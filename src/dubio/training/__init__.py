@@ -1,10 +1,10 @@
 """Training: data in, a trained network and a record out."""
 
-from dubio.training.callbacks import Callback, Interrupted, Run, TensorBoard
+from dubio.training.callbacks import Callback, FitResult, Interrupted, TensorBoard
 from dubio.training.diagnosis import CollapseWarning
 from dubio.training.fit import fit
 from dubio.training.processes import ALONE, LostProcessError, Processes, is_raised_by_all
-from dubio.training.steps import Fast, Step, Steps
+from dubio.training.steps import Fast, Step, StepCache
 from dubio.training.trainer import Schedule as Schedule, validate as validate
 
 __all__ = [
@@ -15,9 +15,9 @@ __all__ = [
     "Interrupted",
     "LostProcessError",
     "Processes",
-    "Run",
+    "FitResult",
     "Step",
-    "Steps",
+    "StepCache",
     "TensorBoard",
     "fit",
     "is_raised_by_all",

@@ -24,8 +24,8 @@ from dubio.objectives import Loss
 __all__ = [
     "Callback",
     "Interrupted",
-    "Plan",
-    "Run",
+    "FitConfig",
+    "FitResult",
     "Display",
     "display_for",
     "TensorBoard",
@@ -46,12 +46,12 @@ class Callback(Protocol):
     def on_epoch(self, metrics: dict[str, float]) -> None:
         """After every epoch."""
 
-    def on_end(self, run: "Run") -> None:
+    def on_end(self, run: "FitResult") -> None:
         """When training is over."""
 
 
 @dataclass(frozen=True)
-class Run:
+class FitResult:
     """What training did."""
 
     history: tuple[dict[str, float], ...]
@@ -73,7 +73,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitConfig:
     """The plain values of a run, on which a resumed one must agree."""
 
     epochs: int
@@ -133,7 +133,7 @@ class Display:
         """Something worth a line."""
 
 
-class Lines(Display):
+class ProgressLines(Display):
     """A line after the first epoch, the last, and about twenty between, with the time left: for a file or a pipe.
 
     While the first epoch takes long, a line after ten seconds and then every half minute says how far it is. What the
@@ -174,7 +174,7 @@ class Lines(Display):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-class Bar(Display):
+class ProgressBar(Display):
     """A bar over all batches, with the latest metrics."""
 
     def __init__(self, bar: Any, task: Any, epochs: int, num_batches: int | None) -> None:
@@ -215,16 +215,16 @@ def display_for(progress: bool, epochs: int, num_batches: int | None) -> Iterato
     try:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
-        yield Lines(epochs, num_batches)
+        yield ProgressLines(epochs, num_batches)
         return
     if not sys.stderr.isatty():
-        yield Lines(epochs, num_batches)
+        yield ProgressLines(epochs, num_batches)
         return
     from rich.console import Console
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield Bar(bar, bar.add_task("starting", total=epochs), epochs, num_batches)
+        yield ProgressBar(bar, bar.add_task("starting", total=epochs), epochs, num_batches)
 
 
 COUNTERS = ("epoch", "step")
@@ -257,7 +257,7 @@ class TensorBoard:
         # A run that was interrupted at the end of an epoch begins with this: the step itself is written already.
         self._write("epoch", values, step, first=step + 1)
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: FitResult) -> None:
         """Close the file."""
         if self._writer is not None:
             self._writer.close()

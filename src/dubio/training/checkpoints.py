@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from dubio._engine import generator_state, set_generator_state
 from dubio.codec import UNFINISHED, flush, read_object, read_value
 from dubio.io import with_ties, without_ties
-from dubio.training.optimizers import load_keeping_the_way
+from dubio.training.optimizers import load_optimizer_state
 from dubio.training.processes import Processes
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "read_checkpoint",
     "remove_checkpoints",
     "write_checkpoint",
-    "Standing",
+    "TrainState",
     "own_state",
     "pack",
     "unpack",
@@ -135,7 +135,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass
-class Standing:
+class TrainState:
     """Counters and sums of a run."""
 
     epoch: int = 0
@@ -169,7 +169,7 @@ def own_state(model: nn.Module, processes: Processes) -> dict[str, Tensor]:
 def pack(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    standing: Standing,
+    standing: TrainState,
     best: dict[str, Tensor] | None,
     own_states: list[dict[str, Tensor]],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -203,7 +203,7 @@ def unpack(
     tensors: dict[str, Tensor],
     state: dict[str, Any],
     processes: Processes,
-) -> tuple[Standing, dict[str, Tensor] | None]:
+) -> tuple[TrainState, dict[str, Tensor] | None]:
     """Put a run's tensors and values back, and of those that belong to one process its own."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -216,11 +216,11 @@ def unpack(
     for name, tensor in parts.get("optimizer", {}).items():
         place, _, key = name.partition("/")
         slots.setdefault(int(place), {})[key] = tensor
-    load_keeping_the_way(optimizer, {"state": slots, "param_groups": state["optimizer"]["param_groups"]})
+    load_optimizer_state(optimizer, {"state": slots, "param_groups": state["optimizer"]["param_groups"]})
     _restore_generators(_of_rank(parts["random"], processes), processes.device)
     for name, value in _of_rank(parts.get("buffers", {}), processes).items():
         model.get_buffer(name).copy_(value)
-    return read_value(Standing, state["standing"], "state.json: standing"), parts.get("best")
+    return read_value(TrainState, state["standing"], "state.json: standing"), parts.get("best")
 
 
 def _of_rank(tensors: dict[str, Tensor], processes: Processes) -> dict[str, Tensor]:

@@ -23,10 +23,10 @@ from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import ELBO, Objective
 from dubio.training.batch_loss import Attacking
-from dubio.training.callbacks import Callback, Plan, Run, display_for
-from dubio.training.optimizers import MakeOptimizer, made_by, parameter_groups
+from dubio.training.callbacks import Callback, FitConfig, FitResult, display_for
+from dubio.training.optimizers import MakeOptimizer, build_optimizer, parameter_groups
 from dubio.training.processes import Processes, chosen_device
-from dubio.training.steps import Fast, Step, Steps
+from dubio.training.steps import Fast, Step, StepCache
 from dubio.training.trainer import Schedule, Trainer, schedule_factor
 
 __all__ = ["fit"]
@@ -64,9 +64,9 @@ def fit(
     device: torch.device | str | None = None,
     precision: Precision = "fp32",
     fast: Fast = "auto",
-    steps: Steps | None = None,
+    steps: StepCache | None = None,
     progress: bool = True,
-) -> Run:
+) -> FitResult:
     """Train a network in place; under ``torchrun``, by several processes together.
 
     Args:
@@ -100,7 +100,7 @@ def fit(
         precision: ``"fp32"``; ``"tf32"`` rounds factors of products on a GPU; ``"bf16"`` runs under autocast.
         fast: ``"auto"`` compiles the step and records it as a CUDA graph where there is a GPU, and on a CPU compiles it
             in long runs where a trial shows that to be faster; ``True`` insists on it, ``False`` runs eagerly.
-        steps: what keeps the compiled and recorded step for the next run of the same network; see ``dubio.Steps``.
+        steps: what keeps the compiled and recorded step for the next run of the same network; see ``dubio.StepCache``.
         progress: show how it goes.
     """
     check_module(model)
@@ -125,7 +125,7 @@ def fit(
     method = getattr(getattr(model, "dubio_spec", None), "method", None)
     recipe = method.recipe if isinstance(method, Method) else Recipe()
     lr = recipe.lr if lr is None else lr
-    plan = Plan(
+    plan = FitConfig(
         epochs=recipe.epochs if epochs is None else epochs,
         batch_size=batch_size,
         lr=lr,
@@ -184,7 +184,9 @@ def fit(
         return Step(
             model,
             objective,
-            made_by(optimizer or torch.optim.Adam, parameter_groups(model, plan.lr, plan.noise_lr, weight_decay)),
+            build_optimizer(
+                optimizer or torch.optim.Adam, parameter_groups(model, plan.lr, plan.noise_lr, weight_decay)
+            ),
             num_samples=plan.num_samples,
             clip_norm=clip_norm,
             precision=precision,

@@ -19,8 +19,8 @@ __all__ = [
     "check_updates",
     "forget",
     "is_fused",
-    "load_keeping_the_way",
-    "made_by",
+    "load_optimizer_state",
+    "build_optimizer",
     "make_capturable",
     "match_layouts",
     "parameter_groups",
@@ -58,7 +58,7 @@ def check_updates(model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm:
         raise ValueError("optimizer must update parameters of the model, got none of them")
 
 
-def made_by(make: MakeOptimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def build_optimizer(make: MakeOptimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """The optimiser that a user's function makes of parameter groups, if it did."""
     optimizer = make(groups)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -85,7 +85,7 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
             group["lr"] = rate
 
 
-def load_keeping_the_way(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load a state that another machine may have written, with how updates are made left as it is here."""
     ways = [{name: group[name] for name in WAYS if name in group} for group in optimizer.param_groups]
     rates = [group["lr"] for group in optimizer.param_groups]

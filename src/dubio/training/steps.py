@@ -9,7 +9,7 @@ numbers within the tolerance of floats; with ``fallback_random`` also where nois
 
 Steps that outlive a run: the same network is trained again, and compiled and recorded once.
 
-Compiling takes seconds, and so do many runs of a small network: other weights, other labels, another seed. ``Steps``
+Compiling takes seconds, and so do many runs of a small network: other weights, other labels, another seed. ``StepCache``
 keeps the step of the network that was trained last, with its optimiser. A recording reads and writes tensors where they
 are, so it fits as long as the network is the same module, with the weights of the next run copied into it
 (``load_state_dict``), and as long as it is trained in the same way; else a new step is made.
@@ -36,7 +36,7 @@ from dubio._engine import (
     STATE,
     TORCH,
     Precision,
-    Standing,
+    TensorSnapshot,
     Watch,
     as_it_is,
     check_precision,
@@ -80,16 +80,16 @@ __all__ = [
     "Learned",
     "Place",
     "Step",
-    "Steps",
+    "StepCache",
     "Update",
-    "Trial",
+    "CompileTrial",
 ]
 
 
 Fast = bool | Literal["auto"]
 
 
-class Trial:
+class CompileTrial:
     """Times of steps, and what they say."""
 
     def __init__(self, num_steps: int) -> None:
@@ -125,7 +125,7 @@ class Step:
     the place of others; for other options of the optimiser, or plain attributes of modules that are set later, call
     ``record_again()``. After the last batch, ``check()`` tells whether some loss was not finite.
 
-    >>> step = dubio.Step(model, method.objective(len(data)), torch.optim.Adam(model.parameters()), num_samples=10)
+    >>> step = dubio.TracedCall(model, method.objective(len(data)), torch.optim.Adam(model.parameters()), num_samples=10)
     >>> for inputs, targets in batches:
     ...     loss = step(inputs, targets)
 
@@ -174,7 +174,7 @@ class Step:
         on_trial = fast == "auto" and not on_gpu and processes.count == 1 and not limited
         # Draws that are looped eagerly are mapped when compiled, and share the statistics of a batch then.
         on_trial = on_trial and not (num_samples > 1 and any(isinstance(part, _BatchNorm) for part in model.modules()))
-        self._trial = Trial(num_steps) if on_trial and num_steps else None
+        self._trial = CompileTrial(num_steps) if on_trial and num_steps else None
         self.settled: bool | None = None
         """What a trial on a CPU has decided: whether steps are compiled. None before, and where there is no trial."""
         self.draws_itself = False
@@ -184,7 +184,7 @@ class Step:
         self._proved: set[tuple[Any, ...]] = set()
         """Ways in which a step, backward pass included, was ever finished."""
         self._shapes = Shapes()
-        self._statistics = Standing(model, ())
+        self._statistics = TensorSnapshot(model, ())
         self._last = Batch(None, torch.empty(0, device="cpu"))
         self._looked = time.perf_counter()
         self._recording: Recording | None = None
@@ -284,7 +284,7 @@ class Step:
         while True:
             waiting, self._gradients.is_under_way = self.num_rows, False
             if not self._is_recorded:
-                self._statistics = Standing(self.model, statistics_of(self.model))
+                self._statistics = TensorSnapshot(self.model, statistics_of(self.model))
             try:
                 with self._numbers():
                     learned = self._learn(batch, place, complete)
@@ -475,7 +475,7 @@ class Step:
         self._gradients.take()
         return without_graph(loss), sums
 
-    def _learn_on_trial(self, trial: Trial, batch: Batch, place: Place) -> Learned:
+    def _learn_on_trial(self, trial: CompileTrial, batch: Batch, place: Place) -> Learned:
         """A step like any other, timed; after enough of them the faster way is kept."""
         self._compile = trial.compiled_next
         began = time.perf_counter()
@@ -509,10 +509,10 @@ class Step:
             self._layout.undo()
 
 
-class Steps:
+class StepCache:
     """What one run leaves to the next: ``dubio.fit(model, ..., steps=steps)``, again and again.
 
-    >>> steps = dubio.Steps()
+    >>> steps = dubio.StepCache()
     >>> for seed, labels in enumerate(label_sets):
     ...     model.load_state_dict(first_weights[seed])
     ...     dubio.fit(model, (inputs, labels), seed=seed, steps=steps)

@@ -39,10 +39,10 @@ from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_
 from dubio.nn import num_trained
 from dubio.objectives import Objective
 from dubio.training.batch_loss import Place
-from dubio.training.callbacks import Callback, Display, Interrupted, Plan, Run
+from dubio.training.callbacks import Callback, Display, FitConfig, FitResult, Interrupted
 from dubio.training.checkpoints import (
     CheckpointError,
-    Standing,
+    TrainState,
     checkpoints_in,
     latest_checkpoint,
     own_state,
@@ -97,7 +97,7 @@ class Trainer:
     objective: Objective
     optimizer: torch.optim.Optimizer
     schedule: Schedule
-    plan: Plan
+    plan: FitConfig
     callbacks: tuple[Callback, ...]
     folder: Path | None
     device: torch.device
@@ -117,7 +117,7 @@ class Trainer:
     _previous: Path | None = None
     """The checkpoint that was written last, or that the run was resumed from."""
 
-    def run(self, resume: bool, interrupted: threading.Event, display: Display) -> Run:
+    def run(self, resume: bool, interrupted: threading.Event, display: Display) -> FitResult:
         """All epochs, from the start or from the checkpoint."""
         self.processes.broadcast(self.model)
         if self.processes.count > 1:
@@ -139,12 +139,12 @@ class Trainer:
 
     def _run(
         self,
-        standing: Standing,
+        standing: TrainState,
         best: dict[str, Tensor] | None,
         history: list[dict[str, float]],
         interrupted: threading.Event,
         display: Display,
-    ) -> Run:
+    ) -> FitResult:
         self._first_step = standing.step
         self.step.settle(standing.compiled)
         self.model.train()
@@ -166,13 +166,13 @@ class Trainer:
                 callback.on_epoch(metrics)
         return self._end(standing, best, history)
 
-    def _start(self, resume: bool) -> tuple[Standing, dict[str, Tensor] | None, list[dict[str, float]]]:
+    def _start(self, resume: bool) -> tuple[TrainState, dict[str, Tensor] | None, list[dict[str, float]]]:
         if self.folder is None:
             if resume:
                 raise ValueError("resume needs the folder of the run to go on with")
-            return Standing(), None, []
+            return TrainState(), None, []
         config = self.processes.by_writer(lambda: self._open(resume))
-        standing, best = self._load_checkpoint() if resume else (Standing(), None)
+        standing, best = self._load_checkpoint() if resume else (TrainState(), None)
         return standing, best, self.processes.by_writer(lambda: self._prepare_files(config, standing))
 
     def _open(self, resume: bool) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Trainer:
         described = {part: None if one is None else dataclasses.asdict(one) for part, one in data.items()}
         return {**config, "data": described, "versions": {name: versions()[name] for name in VERSIONS}}
 
-    def _load_checkpoint(self) -> tuple[Standing, dict[str, Tensor] | None]:
+    def _load_checkpoint(self) -> tuple[TrainState, dict[str, Tensor] | None]:
         """Put the newest checkpoint back that is whole; of a run without any, the beginning."""
         assert self.folder is not None
         folder = self.folder / "checkpoint"
@@ -220,9 +220,9 @@ class Trainer:
                 f"cannot resume, no checkpoint is whole: {'; '.join(damage)}; put {folder} back from a copy, or begin "
                 "another run"
             )
-        return Standing(), None
+        return TrainState(), None
 
-    def _read(self, path: Path) -> tuple[Standing, dict[str, Tensor] | None]:
+    def _read(self, path: Path) -> tuple[TrainState, dict[str, Tensor] | None]:
         tensors, state = read_checkpoint(path)
         try:
             return unpack(self.model, self.optimizer, tensors, state, self.processes)
@@ -233,7 +233,7 @@ class Trainer:
         except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit the run: {error}") from error
 
-    def _prepare_files(self, config: dict[str, Any], standing: Standing) -> list[dict[str, float]]:
+    def _prepare_files(self, config: dict[str, Any], standing: TrainState) -> list[dict[str, float]]:
         """Write the configuration, and cut the metrics to the epochs that are over; these metrics.
 
         What was written after the checkpoint will be written again.
@@ -253,10 +253,10 @@ class Trainer:
         self._write_metrics(history)
         return history
 
-    def _is_over(self, standing: Standing) -> bool:
+    def _is_over(self, standing: TrainState) -> bool:
         return standing.epoch >= self.plan.epochs or self._out_of_patience(standing)
 
-    def _warn_of_nothing_left(self, standing: Standing) -> None:
+    def _warn_of_nothing_left(self, standing: TrainState) -> None:
         done = standing.epoch
         if done < self.plan.epochs:
             why = f"training stopped at epoch {done}, after {self.plan.patience} epochs without improvement"
@@ -267,7 +267,7 @@ class Trainer:
                 f"{done} of {self.plan.epochs} epochs are done already; nothing to train; {more}", stacklevel=2
             )
 
-    def _batches_of(self, standing: Standing) -> Iterator[tuple[Batch, bool]]:
+    def _batches_of(self, standing: TrainState) -> Iterator[tuple[Batch, bool]]:
         """The batches of the epoch that are left, and whether each is the last.
 
         Where their number is known none is fetched before its time: fetching may draw random numbers, and a run that
@@ -280,7 +280,7 @@ class Trainer:
             for number, batch in enumerate(batches, start=standing.batch + 1):
                 yield batch, number == self.batches.num_batches
 
-    def _learn_from(self, batch: Batch, last: bool, standing: Standing, display: Display) -> bool:
+    def _learn_from(self, batch: Batch, last: bool, standing: TrainState, display: Display) -> bool:
         """Take a batch in; whether it completed a step."""
         batch = batch.to(self.device)
         if self.step.num_rows == 0:
@@ -309,7 +309,7 @@ class Trainer:
                 callback.on_step(standing.step, loss)
         return complete
 
-    def _explained(self, error: BrokenLossError, standing: Standing) -> FloatingPointError:
+    def _explained(self, error: BrokenLossError, standing: TrainState) -> FloatingPointError:
         step = standing.step + 1
         if self.device.type == "cuda" and self.plan.accumulate == 1:  # noticed some steps after it came
             step = self._first_step + error.num_steps + 1
@@ -338,17 +338,17 @@ class Trainer:
         self._looked = now
         return True
 
-    def _is_told_to_stop(self, interrupted: threading.Event, standing: Standing) -> bool:
+    def _is_told_to_stop(self, interrupted: threading.Event, standing: TrainState) -> bool:
         """Whether this process was interrupted, or some other: then all stop at the same step."""
         if self.processes.count > 1 and self.device.type == "cuda" and standing.step % ASK_EVERY:
             return False
         return self.processes.any(interrupted.is_set())
 
-    def _epochs_done(self, standing: Standing) -> float:
+    def _epochs_done(self, standing: TrainState) -> float:
         """How many epochs are over; whole ones alone where nobody knows how many batches an epoch has."""
         return standing.epoch + (standing.batch / self.batches.num_batches if self.batches.num_batches else 0.0)
 
-    def _gather_sums(self, standing: Standing) -> None:
+    def _gather_sums(self, standing: TrainState) -> None:
         """Take the sums over, from the devices of all processes to where they are kept."""
         own: dict[str, float] = {}
         if self._sums is not None:
@@ -358,7 +358,7 @@ class Trainer:
                 standing.sums[name] = standing.sums.get(name, 0.0) + value
         self._sums = None
 
-    def _finish_epoch(self, standing: Standing) -> dict[str, float]:
+    def _finish_epoch(self, standing: TrainState) -> dict[str, float]:
         self._gather_sums(standing)
         sums, standing.sums = standing.sums, {}
         if not sums:
@@ -382,7 +382,7 @@ class Trainer:
         if broken:
             raise FloatingPointError(f"{broken} after epoch {int(metrics['epoch'])}{self._kept()}")
 
-    def _improved(self, metrics: dict[str, float], standing: Standing) -> bool:
+    def _improved(self, metrics: dict[str, float], standing: TrainState) -> bool:
         value = metrics[self.plan.monitor]
         better = -value if self.plan.monitor.endswith("accuracy") else value
         if standing.best is not None and better >= standing.best:
@@ -390,10 +390,10 @@ class Trainer:
         standing.best, standing.best_epoch = better, standing.epoch
         return True
 
-    def _out_of_patience(self, standing: Standing) -> bool:
+    def _out_of_patience(self, standing: TrainState) -> bool:
         return self.plan.patience is not None and standing.epoch - standing.best_epoch >= self.plan.patience
 
-    def _keep(self, history: list[dict[str, float]], standing: Standing, best: dict[str, Tensor] | None) -> None:
+    def _keep(self, history: list[dict[str, float]], standing: TrainState, best: dict[str, Tensor] | None) -> None:
         if self.folder is not None:
             self.processes.by_writer(lambda: self._append(history))
             self._save(standing, best)
@@ -427,7 +427,7 @@ class Trainer:
         except OSError as error:
             raise OSError(f"cannot write to {metrics}: {error}{self._kept()}") from error
 
-    def _save(self, standing: Standing, best: dict[str, Tensor] | None) -> None:
+    def _save(self, standing: TrainState, best: dict[str, Tensor] | None) -> None:
         assert self.folder is not None
         self._gather_sums(standing)
         standing.compiled = self.step.settled
@@ -444,7 +444,7 @@ class Trainer:
         if self.processes.is_writer:
             self._previous = latest_checkpoint(checkpoint)
 
-    def _stop(self, standing: Standing, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> None:
+    def _stop(self, standing: TrainState, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> None:
         if self.folder is None:
             raise Interrupted(f"training was interrupted at step {standing.step}; without a folder nothing was saved")
         self.processes.by_writer(lambda: self._restore_metrics(history))
@@ -453,7 +453,7 @@ class Trainer:
             f"training was interrupted at step {standing.step}; go on with resume=True, folder={self.folder}"
         )
 
-    def _end(self, standing: Standing, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> Run:
+    def _end(self, standing: TrainState, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> FitResult:
         if self.processes.is_writer:
             warn_of_collapse(self.model, history[-1], self._num_classes)  # before the best weights hide it
         if best is not None:
@@ -465,7 +465,7 @@ class Trainer:
             self.processes.by_writer(lambda: self._write_model(file))
         best_epoch = standing.best_epoch if best is not None else standing.epoch
         stopped = standing.epoch < self.plan.epochs
-        run = Run(tuple(history), best_epoch, stopped, standing.seconds, self.folder, how, capture_seconds)
+        run = FitResult(tuple(history), best_epoch, stopped, standing.seconds, self.folder, how, capture_seconds)
         for callback in self.callbacks:
             callback.on_end(run)
         return run
@@ -557,7 +557,9 @@ def _warn_of_versions(saved: Any) -> None:
     now = versions()
     other = [name for name in VERSIONS if saved.get(name) != now[name]]
     if other:
-        before, after = (" and ".join(f"{name} {made_by.get(name)}" for name in other) for made_by in (saved, now))
+        before, after = (
+            " and ".join(f"{name} {made_by.get(name)}" for name in other) for build_optimizer in (saved, now)
+        )
         warnings.warn(
             f"the run was trained with {before} and goes on with {after}; its numbers may differ from those of a run "
             "that was not interrupted",

@@ -16,7 +16,7 @@ from dubio.data import Examples, Splits
 from dubio.methods import Bayes, Deterministic, Dropout, Method
 from dubio.models import build, normalised
 from dubio.objectives import ELBO
-from dubio.prediction import ClassPredictive, predict
+from dubio.prediction import ClassificationPredictive, predict
 from dubio.priors import Normal, Prior, ScaleMixture
 from dubio.training import fit
 from dubio_lab.protocols.images import load_images
@@ -60,7 +60,7 @@ def train_network(trial: Trial) -> Trained:
     def look(model: nn.Module) -> dict[str, float]:
         inputs, targets = test.tensors
         found = predict(model, inputs, settings["curve_draws"], keep_samples=False, seed=0)
-        assert isinstance(found, ClassPredictive)
+        assert isinstance(found, ClassificationPredictive)
         return {"error": 100.0 * (found.label != targets).double().mean().item()}
 
     def train_it(model: nn.Module) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ def _with_dropout(net: nn.Module, input_rate: float, hidden_rate: float) -> nn.S
     for layer in net.children():
         if isinstance(layer, nn.Linear):
             is_first = not any(isinstance(before, nn.Linear) for before in layers)
-            layers.append(nn.Dropout(input_rate if is_first else hidden_rate))
+            layers.append(nn.BernoulliDropout(input_rate if is_first else hidden_rate))
         layers.append(layer)
     return nn.Sequential(*layers)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dubio import functional
 from dubio.data import Examples
 from dubio.plots import draw_votes
-from dubio.prediction import ClassPredictive
+from dubio.prediction import ClassificationPredictive
 from dubio_lab.protocols.bbb.networks import Trained, train_network
 from dubio_lab.protocols.images import load_unseen
 from dubio_lab.protocols.measuring import mean_of, predict_classes, share
@@ -49,7 +49,11 @@ def ood(trial: Trial) -> Findings:
 
 
 def claims(
-    known: ClassPredictive, labels: Tensor, unseen: ClassPredictive, strange_labels: Tensor, limits: dict[str, Any]
+    known: ClassificationPredictive,
+    labels: Tensor,
+    unseen: ClassificationPredictive,
+    strange_labels: Tensor,
+    limits: dict[str, Any],
 ) -> dict[str, Measured]:
     """What the source says in words of its figures, in percent.
 
@@ -71,14 +75,16 @@ def claims(
     return found
 
 
-def _scores(found: ClassPredictive) -> Tensor:
+def _scores(found: ClassificationPredictive) -> Tensor:
     """The score of every draw."""
     assert found.samples is not None
     answer = found.label.expand(found.samples.shape[:-1]).unsqueeze(-1)
     return found.samples.gather(-1, answer).squeeze(-1).exp()
 
 
-def _draw(trial: Trial, trained: Trained, known: ClassPredictive, strange: Examples, unseen: ClassPredictive) -> None:
+def _draw(
+    trial: Trial, trained: Trained, known: ClassificationPredictive, strange: Examples, unseen: ClassificationPredictive
+) -> None:
     """Votes and scores of one image of each kind, of the known one that spreads most and the unseen one that least."""
     name = trial.settings["unseen"]
     rows = (0, int(known.top_std.argmax()), 0, int(unseen.confidence.argmax()))

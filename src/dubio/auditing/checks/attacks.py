@@ -17,10 +17,10 @@ from torch import Tensor
 
 from dubio import functional
 from dubio._engine import seeded
-from dubio.attacks import FGSM, PGD, Attack, Model, RandomNoise, Square, Transfer, Victim, score, untouched
+from dubio.attacks import FGSM, PGD, Attack, AttackTarget, Model, RandomNoise, Square, Transfer, score, untouched
 from dubio.auditing.checks.randomness import gradients
 from dubio.auditing.records import CurvePoint
-from dubio.auditing.session import MAIN, NO_GRADIENT, Attempt, Bench, Finding, Kept, curve, fall_within, points
+from dubio.auditing.session import MAIN, NO_GRADIENT, AttackRun, AuditSession, Finding, Kept, curve, fall_within, points
 
 __all__ = [
     "OFF",
@@ -56,7 +56,7 @@ NOISE_MARGIN = 0.05
 OFF = "transfer from noise off"
 
 
-def steps_converged(bench: Bench) -> Finding:
+def steps_converged(bench: AuditSession) -> Finding:
     """C5: what is left as the attack takes more steps."""
     bench.attempt(MAIN, bench.main())
     counts = bench.budget.step_counts
@@ -70,7 +70,7 @@ def steps_converged(bench: Bench) -> Finding:
     return fall_within(fall, bench.budget.resolution, words, more, curve(counts, known))
 
 
-def iterating_helps(bench: Bench) -> Finding:
+def iterating_helps(bench: AuditSession) -> Finding:
     """C6: many small steps against one large one."""
     main = bench.main()
     one = bench.attempt(
@@ -95,7 +95,7 @@ def iterating_helps(bench: Bench) -> Finding:
     return Finding("pass", words, gain.value, 0.0)
 
 
-def restarts_agree(bench: Bench) -> Finding:
+def restarts_agree(bench: AuditSession) -> Finding:
     """C7: other steps, momenta and starting points; the best of them against their mean."""
     size = 2.5 * bench.epsilon / bench.budget.steps
     variants: dict[str, Attack] = {MAIN: bench.main()}
@@ -117,7 +117,7 @@ def restarts_agree(bench: Bench) -> Finding:
     return Finding("pass", words, gain, RESTART_GAIN)
 
 
-def starts(bench: Bench) -> list[Attempt | None]:
+def starts(bench: AuditSession) -> list[AttackRun | None]:
     """The main attack from several starting points."""
     found = [bench.attempt(MAIN, bench.main())]
     for number in range(2, bench.budget.num_seeds + 1):
@@ -126,7 +126,7 @@ def starts(bench: Bench) -> list[Attempt | None]:
     return found
 
 
-def objectives_agree(bench: Bench) -> Finding:
+def objectives_agree(bench: AuditSession) -> Finding:
     """C8: what is averaged over draws, which loss is raised, and which class is aimed at."""
     tried = _objectives(bench)
     if not tried:
@@ -140,9 +140,9 @@ def objectives_agree(bench: Bench) -> Finding:
     return fall_within(gain, bench.budget.resolution, words, "They differ so much that others might leave less.")
 
 
-def _objectives(bench: Bench) -> dict[str, list[Attempt]]:
+def _objectives(bench: AuditSession) -> dict[str, list[AttackRun]]:
     """Attacks by objective; aiming at one class after another is one more. None where there is no gradient."""
-    tried: dict[str, list[Attempt]] = {}
+    tried: dict[str, list[AttackRun]] = {}
     for objective, loss in bench.budget.objectives:
         if loss == "dlr" and bench.num_classes < 3:  # constant for two classes
             continue
@@ -161,7 +161,7 @@ def _objectives(bench: Bench) -> dict[str, list[Attempt]]:
     return tried | {"pgd, aimed at other classes": [attempt for attempt in aimed if attempt is not None]}
 
 
-def no_better_without_noise(bench: Bench) -> Finding:
+def no_better_without_noise(bench: AuditSession) -> Finding:
     """C9: images made on the network with its noise off."""
     if bench.kind != "random":
         return Finding("pass", "The network has no noise that could hide anything.")
@@ -175,7 +175,7 @@ def no_better_without_noise(bench: Bench) -> Finding:
     return _not_stronger(bench, [found], reason)
 
 
-def no_better_without_gradients(bench: Bench) -> Finding:
+def no_better_without_gradients(bench: AuditSession) -> Finding:
     """C14: random search, which needs no gradient, and images made on other networks."""
     square = Square(
         epsilon=bench.epsilon,
@@ -201,7 +201,7 @@ def no_better_without_gradients(bench: Bench) -> Finding:
     return _not_stronger(bench, known, "Attacks that need no gradient do better than those that do: it is masked.")
 
 
-def beats_noise(bench: Bench) -> Finding:
+def beats_noise(bench: AuditSession) -> Finding:
     """C15: random perturbations of the same size."""
     noise = RandomNoise(
         epsilon=bench.epsilon,
@@ -222,7 +222,7 @@ def beats_noise(bench: Bench) -> Finding:
     return Finding("pass", words, margin, NOISE_MARGIN)
 
 
-def _not_stronger(bench: Bench, found: list[Attempt], reason: str) -> Finding:
+def _not_stronger(bench: AuditSession, found: list[AttackRun], reason: str) -> Finding:
     """Whether attacks of another kind leave no less than all that follow the network's own gradients."""
     best = min(found, key=lambda attempt: attempt.accuracy)
     direct = bench.direct()
@@ -258,7 +258,7 @@ NUM_REPEATS = 8
 ALONG = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def nothing_left_at_one(bench: Bench) -> Finding:
+def nothing_left_at_one(bench: AuditSession) -> Finding:
     """C16: with any image in reach, nothing may be left."""
     reach = _widest(bench)
     found = bench.look(f"pgd at {reach:g}", bench.at(reach))
@@ -270,7 +270,7 @@ def nothing_left_at_one(bench: Bench) -> Finding:
     return Finding("pass", words, found.accuracy, LEFT_AT_ONE)
 
 
-def grows_with_distance(bench: Bench) -> Finding:
+def grows_with_distance(bench: AuditSession) -> Finding:
     """C17: accuracy falls as the distance grows, and once it falls does not stop above chance."""
     reach = _widest(bench)
     distances = [factor * bench.epsilon for factor in bench.budget.epsilon_factors if factor * bench.epsilon < reach]
@@ -296,7 +296,7 @@ def grows_with_distance(bench: Bench) -> Finding:
     return Finding("pass", "The accuracy falls as the attacker may go further.", max(risen, 0.0), 0.0, shown)
 
 
-def nothing_moves_at_zero(bench: Bench) -> Finding:
+def nothing_moves_at_zero(bench: AuditSession) -> Finding:
     """C18: no distance, no change; every image stays in the ball and in the box; no network gives NaN."""
     seed = bench.seed_for("zero")
     noise = RandomNoise(epsilon=0.0, norm=bench.norm, bounds=bench.bounds, tries=1, num_samples=1, seed=seed)
@@ -320,7 +320,7 @@ def nothing_moves_at_zero(bench: Bench) -> Finding:
     return Finding("pass", words, 0.0)
 
 
-def gradients_live(bench: Bench) -> Finding:
+def gradients_live(bench: AuditSession) -> Finding:
     """C19: no gradient is zero, and the loss is largest where the attack ended."""
     try:
         found = gradients(bench, bench.budget.num_samples, "zero")
@@ -337,7 +337,7 @@ def gradients_live(bench: Bench) -> Finding:
     return Finding("pass" if last >= AT_BOUNDARY else "fail", words, last, AT_BOUNDARY)
 
 
-def differences_agree(bench: Bench) -> Finding:
+def differences_agree(bench: AuditSession) -> Finding:
     """C20: small differences of the loss, with the same draws, against its gradient."""
     few, labels = bench.inputs[:NUM_DIFFERENCES], bench.targets[:NUM_DIFFERENCES]
     victim = bench.victim("predictive", "margin", bench.budget.num_samples, frozen=True)
@@ -355,7 +355,7 @@ def differences_agree(bench: Bench) -> Finding:
     return Finding("pass" if share >= SIGN_AGREEMENT else "fail", words, share, SIGN_AGREEMENT)
 
 
-def seeds_agree(bench: Bench) -> Finding:
+def seeds_agree(bench: AuditSession) -> Finding:
     """C23: other seeds of the attack, and how far other draws would move the headline."""
     found = starts(bench)
     known = [attempt for attempt in found if attempt is not None]
@@ -369,13 +369,13 @@ def seeds_agree(bench: Bench) -> Finding:
     return Finding("pass", words, error, limit)
 
 
-def _widest(bench: Bench) -> float:
+def _widest(bench: AuditSession) -> float:
     """The distance that allows any image."""
     widest = bench.bounds[1] - bench.bounds[0]
     return widest if bench.norm == "linf" else widest * math.sqrt(bench.inputs[0].numel())
 
 
-def _plateau(bench: Bench, distances: list[float], known: list[Attempt]) -> tuple[float, float] | None:
+def _plateau(bench: AuditSession, distances: list[float], known: list[AttackRun]) -> tuple[float, float] | None:
     """Two distances, one twice the other or more, between which accuracy that was falling stays above chance."""
     for place, attempt in enumerate(known):
         begun = functional.statistics.paired_difference(bench.clean, attempt.right).low > FALLING
@@ -391,7 +391,7 @@ def _plateau(bench: Bench, distances: list[float], known: list[Attempt]) -> tupl
 
 
 @torch.no_grad()
-def _largest_at_the_end(bench: Bench, images: Tensor) -> float:
+def _largest_at_the_end(bench: AuditSession, images: Tensor) -> float:
     """Share of the images on which no point on the straight way has a larger loss than its end, by the same draws."""
     victim = bench.victim("predictive", "margin", bench.budget.num_samples, frozen=True)
     values = []
@@ -409,14 +409,16 @@ def _largest_at_the_end(bench: Bench, images: Tensor) -> float:
 
 
 @torch.no_grad()
-def _same_sign(victim: Victim, few: Tensor, labels: Tensor, gradient: Tensor, column: Tensor, size: float) -> Tensor:
+def _same_sign(
+    victim: AttackTarget, few: Tensor, labels: Tensor, gradient: Tensor, column: Tensor, size: float
+) -> Tensor:
     step = torch.zeros_like(gradient).scatter_(1, column[:, None], size).view_as(few)
     rise = victim.values(few + step, labels) - victim.values(few - step, labels)
     said = gradient.gather(1, column[:, None]).squeeze(1).sign()
     return (said != 0.0) & (rise.sign() == said)  # a gradient that says nothing agrees with nothing
 
 
-def _error_over_draws(bench: Bench, images: Tensor) -> float:
+def _error_over_draws(bench: AuditSession, images: Tensor) -> float:
     """Standard error over draws of the accuracy of their mean, from as many draws again and again.
 
     Leaving groups of draws out would be cheaper, but tells too much where few images lie at the border of two classes.
@@ -459,7 +461,7 @@ REFERENCES = (
 )
 
 
-def beats_twin(bench: Bench) -> Finding:
+def beats_twin(bench: AuditSession) -> Finding:
     """C10: the network with its noise off, against an adversarially trained network without noise."""
     if bench.twin is None:
         return Finding("skipped", "No adversarially trained network without noise was given to compare with.")
@@ -477,7 +479,7 @@ def beats_twin(bench: Bench) -> Finding:
     return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", words, behind.value, TWIN_LIMIT)
 
 
-def autoattack_agrees(bench: Bench) -> Finding:
+def autoattack_agrees(bench: AuditSession) -> Finding:
     """C12: AutoAttack on the mean over frozen draws, scored like every other attack; its images count."""
     try:
         from pyautoattack import AutoAttack  # type: ignore[import-not-found]
@@ -492,7 +494,7 @@ def autoattack_agrees(bench: Bench) -> Finding:
     return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", words, behind.value, TWIN_LIMIT)
 
 
-def twin_falls(bench: Bench) -> Finding:
+def twin_falls(bench: AuditSession) -> Finding:
     """C24: the same attack on a network of this kind without noise or defence, trained on these very images."""
     twin = bench.ordinary_twin
     if twin is None:
@@ -509,7 +511,7 @@ def twin_falls(bench: Bench) -> Finding:
     return Finding("pass", words, left, FALLEN)
 
 
-def plausible(bench: Bench) -> Finding:
+def plausible(bench: AuditSession) -> Finding:
     """C25: against the best that is published for this distance, or for a smaller one."""
     for known in REFERENCES:
         as_hard = bench.epsilon >= known.epsilon * (1.0 - 1e-6)
@@ -520,12 +522,12 @@ def plausible(bench: Bench) -> Finding:
     return Finding("skipped", "No published figure is known for these data and this distance.")
 
 
-def _left_of(twin: torch.nn.Module, attack: PGD, bench: Bench) -> float:
+def _left_of(twin: torch.nn.Module, attack: PGD, bench: AuditSession) -> float:
     images = attack(twin, bench.inputs, bench.targets, progress=False).inputs
     return score(twin, images, bench.targets, num_samples=1, num_tries=1).predictive.value
 
 
-def _autoattack(bench: Bench, attacker: Callable[..., Any]) -> Attempt:
+def _autoattack(bench: AuditSession, attacker: Callable[..., Any]) -> AttackRun:
     """Its images, put exactly into the ball, as one more attack of the audit."""
     kept = bench.keeper.find(AUTOATTACK)
     if kept is None:

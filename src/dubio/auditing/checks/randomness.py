@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.auditing.session import NO_GRADIENT, Bench, Finding, curve, fall_within, points
+from dubio.auditing.session import NO_GRADIENT, AuditSession, Finding, curve, fall_within, points
 from dubio.nn import sources
 
 __all__ = ["FROZEN", "draws_enough", "eot_converged", "frozen_draws", "gradients_agree", "is_random"]
@@ -23,7 +23,7 @@ NO_NOISE = {
 }
 
 
-def is_random(bench: Bench) -> Finding:
+def is_random(bench: AuditSession) -> Finding:
     """C1: five passes over the same batch, in which every image stands twice."""
     module = isinstance(bench.model, nn.Module)
     declared = module and bool(sources(bench.model))  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def is_random(bench: Bench) -> Finding:
     return Finding("pass", f"{seen}{'' if says else ' (it does not say whether it should be)'}.")
 
 
-def draws_enough(bench: Bench) -> Finding:
+def draws_enough(bench: AuditSession) -> Finding:
     """C2: accuracy from T and from 2T draws, on clean and on attacked images; one image may always change."""
     if bench.kind != "random":
         return Finding("pass", f"{NO_NOISE[bench.kind]}: more draws change nothing.", 0.0, DRAWS_LIMIT)
@@ -59,7 +59,7 @@ def draws_enough(bench: Bench) -> Finding:
     return Finding("pass" if value <= limit * (1.0 + 1e-9) else "fail", words, value, limit)
 
 
-def eot_converged(bench: Bench) -> Finding:
+def eot_converged(bench: AuditSession) -> Finding:
     """C3: what is left as each gradient averages more draws."""
     if bench.kind != "random":
         return Finding("pass", f"{NO_NOISE[bench.kind]}: there is nothing more to average.")
@@ -77,7 +77,7 @@ def eot_converged(bench: Bench) -> Finding:
     return dataclasses.replace(judged, status="warn") if judged.status == "pass" and gap > ONE_DRAW_GAP else judged
 
 
-def gradients_agree(bench: Bench) -> Finding:
+def gradients_agree(bench: AuditSession) -> Finding:
     """C4: the cosine of two gradients, each averaged over draws of its own."""
     if bench.kind != "random":
         return Finding("pass", f"{NO_NOISE[bench.kind]}: two gradients are the same.", 1.0, AGREEMENT)
@@ -95,7 +95,7 @@ def gradients_agree(bench: Bench) -> Finding:
     return Finding("fail", f"{words}mostly noise. Attacks by gradients say little here.", cosine, AGREEMENT)
 
 
-def frozen_draws(bench: Bench) -> Finding:
+def frozen_draws(bench: AuditSession) -> Finding:
     """C11: the attacker knows the draws that will answer. As many unknown draws are compared with them."""
     known = known_draws_accuracy(bench)
     if known is None:
@@ -109,7 +109,7 @@ def frozen_draws(bench: Bench) -> Finding:
     return Finding("warn" if gap > SECRET_GAP else "pass", words, gap, SECRET_GAP)
 
 
-def known_draws_accuracy(bench: Bench) -> float | None:
+def known_draws_accuracy(bench: AuditSession) -> float | None:
     """R_frozen: what known draws have right when for each image the worst for them counts; None without noise.
 
     Who knows the draws may choose by them: here alone the draws that judge are those that were attacked.
@@ -125,7 +125,7 @@ def known_draws_accuracy(bench: Bench) -> float | None:
     return 1.0 - fooled.double().mean().item()
 
 
-def gradients(bench: Bench, count: int, purpose: str) -> Tensor:
+def gradients(bench: AuditSession, count: int, purpose: str) -> Tensor:
     """Gradients at the images, each averaged over fresh draws."""
     victim = bench.victim("predictive", "margin", count)
     rows = bench.rows_with_gradient(victim)
@@ -134,7 +134,7 @@ def gradients(bench: Bench, count: int, purpose: str) -> Tensor:
 
 
 @torch.no_grad()
-def _passes(bench: Bench, count: int) -> Tensor:
+def _passes(bench: AuditSession, count: int) -> Tensor:
     """Log-probabilities of fresh passes over a few images, each of which stands in the batch twice."""
     few = bench.inputs[:NUM_TILED]
     tiled = torch.cat([few, few])
