@@ -38,7 +38,7 @@ MNIST = Setting("mnist", "fc:400-400", "full", 8, 8, 256)
 CONTROLS = Setting("mnist", "fc:400-400", "quick", 3, 3, 256)
 PLAIN: dict[str, Method] = {
     "deterministic": dubio.Deterministic(),
-    "dropout": dubio.BernoulliDropout(),
+    "dropout": dubio.Dropout(),
     "bayes": dubio.Bayes(beta=1.0, init_std=0.05),
     "flow": dubio.Flow(),
     "wasserstein": dubio.Wasserstein(),

@@ -75,7 +75,7 @@ def measure_alpha() -> list[dict[str, Any]]:
     records = []
     for alpha in ALPHAS:
         for seed in ALPHA_SEEDS:
-            model, seconds = train(dubio.BernoulliDropout(p=0.2, alpha=alpha), seed, ALPHA_DRAWS)
+            model, seconds = train(dubio.Dropout(p=0.2, alpha=alpha), seed, ALPHA_DRAWS)
             records.append({"alpha": alpha, "seed": seed, **judge(model), "seconds": seconds})
         own = [-record["nll"] for record in records if record["alpha"] == alpha]
         error = statistics.stdev(own) / len(own) ** 0.5

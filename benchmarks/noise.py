@@ -16,7 +16,7 @@ import dubio
 BATCH = 128
 METHODS: dict[str, Any] = {
     "plain": None,
-    "dropout": dubio.BernoulliDropout(),
+    "dropout": dubio.Dropout(),
     "input noise": dubio.InputNoise(),
     "flow": dubio.Flow(),
 }

@@ -304,7 +304,7 @@ def test_fit_warns_of_targets_far_from_what_a_network_starts_at() -> None:
     dubio.fit(near, (inputs, targets), epochs=1, progress=False, fast=False)
 
 
-@pytest.mark.parametrize("method", [dubio.Bayes(), dubio.Ensemble(2), dubio.BernoulliDropout(0.2)], ids=repr)
+@pytest.mark.parametrize("method", [dubio.Bayes(), dubio.Ensemble(2), dubio.Dropout(0.2)], ids=repr)
 def test_targets_in_other_units_are_predicted_the_same(method: dubio.Bayes) -> None:
     inputs = torch.randn(40, 2)
     targets = inputs.sum(dim=1, keepdim=True) + 0.1 * torch.randn(40, 1)

@@ -86,7 +86,7 @@ def test_the_settings_of_a_cell_reach_the_network(tmp_path: Path, cell: int, rat
     assert [module.p for module in model.modules() if isinstance(module, RandomDropout)] == [rate, rate]
     assert [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)] == [16, 10]
     method = dubio.spec(model).method
-    assert isinstance(method, dubio.BernoulliDropout)
+    assert isinstance(method, dubio.Dropout)
     assert method.objective() == Alpha(alpha, l2=1e-6)
 
 

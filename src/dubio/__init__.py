@@ -73,8 +73,8 @@ if TYPE_CHECKING:
         SESNN,
         VIB,
         Bayes,
-        BernoulliDropout,
         Deterministic,
+        Dropout,
         Ensemble,
         Flow,
         InputNoise,
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from dubio.priors import CentredNormal, Normal, ScaleMixture
     from dubio.pruning import Pruning
     from dubio.pruning.prune import prune
-    from dubio.training import Callback, CollapseWarning, FitResult, Interrupted, StepCache, TensorBoard, TracedCall
+    from dubio.training import Callback, CollapseWarning, FitResult, Interrupted, Step, StepCache, TensorBoard
     from dubio.training.fit import fit
 
 __version__ = VERSION
@@ -118,7 +118,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "methods": (
         "Bayes",
         "Deterministic",
-        "BernoulliDropout",
+        "Dropout",
         "Ensemble",
         "Flow",
         "InputNoise",
@@ -152,7 +152,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "CollapseWarning",
         "Interrupted",
         "FitResult",
-        "TracedCall",
+        "Step",
         "StepCache",
         "TensorBoard",
         "fit",
@@ -177,7 +177,7 @@ __all__ = [
     "DecisionWarning",
     "Description",
     "Deterministic",
-    "BernoulliDropout",
+    "Dropout",
     "ELBO",
     "Ensemble",
     "Evaluation",
@@ -198,7 +198,7 @@ __all__ = [
     "ScaleMixture",
     "SESNN",
     "ModelSpec",
-    "TracedCall",
+    "Step",
     "StepCache",
     "Temperature",
     "TensorBoard",

@@ -31,7 +31,7 @@ class Counter(nn.Module):
 def training_net(convert: bool) -> nn.Module:
     """A network in the middle of its training: statistics, dropout, mixed flags, gradients, a frozen parameter."""
     net: nn.Module = nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.BernoulliDropout(0.3), Counter(), nn.Linear(8, 4)
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), Counter(), nn.Linear(8, 4)
     )
     if convert:
         net = dubio.Bayes(estimator="local").convert(net)

@@ -18,7 +18,7 @@ def test_sets_at_ninety_percent_cover_ninety_percent_of_noisy_digits(capsys: pyt
     assert digits.validation is not None
     assert digits.test is not None
     torch.manual_seed(0)
-    model = dubio.BernoulliDropout(p=0.1).convert(dubio.models.build("fc:50", inputs=(1, 8, 8), num_classes=10))
+    model = dubio.Dropout(p=0.1).convert(dubio.models.build("fc:50", inputs=(1, 8, 8), num_classes=10))
     dubio.fit(model, digits.train, epochs=15, progress=False)
     inputs, labels = (torch.cat(parts) for parts in zip(digits.validation.tensors, digits.test.tensors, strict=True))
     inputs = inputs + NOISE_STD * torch.randn(inputs.shape, generator=torch.Generator().manual_seed(1))

@@ -104,7 +104,7 @@ class Checked(nn.Module):
         return self.layers(x)
 
 
-@pytest.mark.parametrize("method", [dubio.Bayes(), dubio.BernoulliDropout()])
+@pytest.mark.parametrize("method", [dubio.Bayes(), dubio.Dropout()])
 def test_numbers_of_python_that_no_output_follows_are_no_noise(method: Any) -> None:
     model = method.convert(Checked()).train()
     assert dubio.plan(model, INPUTS, 16).executor == "vmap"

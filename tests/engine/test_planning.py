@@ -142,7 +142,7 @@ def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_net
     net = nn.Sequential(backbone, nn.Conv2d(4, 3, 1), nn.Flatten())
     head = dubio.Bayes(where="1", estimator="weight").convert(net).eval()
     assert executor_for(head, MANY) == "vmap"  # its filters meet inputs that are the same for all draws
-    dropped = dubio.BernoulliDropout().convert(nn.Sequential(nn.BernoulliDropout(0.5), convolutions())).eval()
+    dropped = dubio.Dropout().convert(nn.Sequential(nn.Dropout(0.5), convolutions())).eval()
     assert executor_for(dropped, MANY) == "vmap"  # draws are further rows
     normed = bayes.convert(nn.Sequential(convolutions()[:3], nn.BatchNorm2d(4), nn.Flatten()))
     assert [executor_for(normed.eval(), MANY), executor_for(normed.train(), MANY)] == ["loop", "vmap"]

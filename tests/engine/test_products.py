@@ -22,7 +22,7 @@ METHODS = {
     "bayes, weight": dubio.Bayes(estimator="weight", init_std=0.1),
     "bayes, flipout": dubio.Bayes(estimator="flipout", init_std=0.1),
     "bayes, first layer": dubio.Bayes(where="0", init_std=0.1),
-    "dropout": dubio.BernoulliDropout(),
+    "dropout": dubio.Dropout(),
     "input noise": dubio.InputNoise(),
     "pni": dubio.PNI(),
 }
@@ -35,7 +35,7 @@ def autoencoder(kind: str) -> tuple[nn.Sequential, torch.Tensor]:
     net = nn.Sequential(
         down(2, 6, 3, padding=1),
         nn.ReLU(),
-        nn.BernoulliDropout(0.3),
+        nn.Dropout(0.3),
         down(6, 6, 3, padding=1, bias=False),
         nn.ReLU(),
         up(6, 2, 2),
@@ -84,7 +84,7 @@ def test_every_kind_of_convolution_is_mapped_under_autocast(
     method: str, options: dict[str, Any], batched: bool
 ) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(2, 4, 3, **options), nn.BernoulliDropout(0.3), nn.Conv2d(4, 4, 3, **options))
+    net = nn.Sequential(nn.Conv2d(2, 4, 3, **options), nn.Dropout(0.3), nn.Conv2d(4, 4, 3, **options))
     model, inputs = METHODS[method].convert(net).eval(), torch.randn(3, 2, 19, 18)
     inputs = inputs if batched else inputs[0]
     with autocast():
@@ -133,7 +133,7 @@ OTHERS: dict[str, Callable[..., nn.Module]] = {
 def test_convolutions_of_any_class_are_mapped_under_autocast(other: str, method: str, bias: bool) -> None:
     torch.manual_seed(0)
     plain, own = nn.Conv2d(2, 4, 3, bias=bias), OTHERS[other](4, 4, 3, bias=bias)
-    net = nn.Sequential(plain, nn.ReLU(), nn.BernoulliDropout(0.3), own, nn.Flatten(), nn.Linear(64, 3))
+    net = nn.Sequential(plain, nn.ReLU(), nn.Dropout(0.3), own, nn.Flatten(), nn.Linear(64, 3))
     model, images = METHODS[method].convert(net).eval(), torch.randn(5, 2, 8, 8)
     with autocast():
         mapped, looped = (dubio.sample(model, images, 3, seed=1, executor=way) for way in ("vmap", "loop"))
@@ -149,7 +149,7 @@ def test_attention_is_lowered_as_it_is_looped(method: str, weights: bool) -> Non
     class Attending(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.drop, self.attention = nn.BernoulliDropout(0.3), nn.MultiheadAttention(8, 2, batch_first=True)
+            self.drop, self.attention = nn.Dropout(0.3), nn.MultiheadAttention(8, 2, batch_first=True)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.attention(*[self.drop(x)] * 3, need_weights=weights)[0]
@@ -168,8 +168,8 @@ def test_attention_is_lowered_as_it_is_looped(method: str, weights: bool) -> Non
 def test_every_type_but_double_becomes_that_of_autocast(
     inputs: torch.dtype, weights: torch.dtype, lower: torch.dtype
 ) -> None:
-    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BernoulliDropout(0.3), nn.Conv2d(3, 3, 3)).to(weights)
-    model, images = dubio.BernoulliDropout().convert(net), torch.randn(2, 2, 7, 7).to(inputs)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Conv2d(3, 3, 3)).to(weights)
+    model, images = dubio.Dropout().convert(net), torch.randn(2, 2, 7, 7).to(inputs)
     with torch.autocast("cpu", lower):
         mapped, looped = (dubio.sample(model, images, 3, seed=1, executor=way) for way in ("vmap", "loop"))
     assert mapped.dtype == looped.dtype == lower
@@ -193,8 +193,8 @@ def test_draws_are_mapped_in_the_type_of_autocast_on_a_gpu(method: str, mode: st
 
 
 def test_double_precision_is_left_alone() -> None:
-    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BernoulliDropout(0.3), nn.Conv2d(3, 3, 3)).double()
-    model, images = dubio.BernoulliDropout().convert(net), torch.randn(2, 2, 7, 7).double()
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Conv2d(3, 3, 3)).double()
+    model, images = dubio.Dropout().convert(net), torch.randn(2, 2, 7, 7).double()
     plain = dubio.sample(model, images, 3, seed=1)
     with autocast():
         assert torch.equal(dubio.sample(model, images, 3, seed=1), plain)

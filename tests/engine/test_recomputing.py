@@ -20,7 +20,7 @@ METHODS = {
     "weight": dubio.Bayes(estimator="weight", init_std=0.2),
     "local": dubio.Bayes(estimator="local", init_std=0.2),
     "flipout": dubio.Bayes(estimator="flipout", init_std=0.2),
-    "dropout": dubio.BernoulliDropout(p=0.3),
+    "dropout": dubio.Dropout(p=0.3),
 }
 
 

@@ -189,7 +189,7 @@ def test_seeded_attacks_on_a_network_that_draws_itself_take_turns(name: str, lay
 
 
 def test_fits_with_ordinary_dropout_take_turns() -> None:
-    model = network(nn.BernoulliDropout(0.5))
+    model = network(nn.Dropout(0.5))
     before, expected = states(), fitted(model)
     assert all(torch.equal(result, expected) for result in in_threads(lambda: fitted(model)))
     assert states() == before
@@ -249,7 +249,7 @@ def test_attacks_in_several_threads_all_run_in_eval_mode() -> None:
 
 
 def test_a_network_that_begins_to_draw_later_is_noticed_in_the_next_step() -> None:
-    model = network(nn.BernoulliDropout(0.0)).train()
+    model = network(nn.Dropout(0.0)).train()
     with Stream(0).in_use():
         step = dubio.TracedCall(model, dubio.ELBO(num_data=6), torch.optim.SGD(model.parameters(), lr=0.01), fast=False)
         for _ in range(2):

@@ -105,7 +105,7 @@ def test_t45_entropy_is_rewarded_whatever_the_posterior(method: dubio.Flow | dub
 
 
 def test_entropy_is_refused_where_there_is_no_posterior() -> None:
-    model = dubio.BernoulliDropout().convert(mlp(4, 3))
+    model = dubio.Dropout().convert(mlp(4, 3))
     with pytest.raises(ValueError, match=r"gamma must be 0 for a network without a posterior, got 0\.3"):
         dubio.ELBO(20, gamma=0.3)(model, torch.randn(2, 4), torch.tensor([0, 1]))
 

@@ -92,7 +92,7 @@ def test_a_layer_that_is_called_twice_draws_twice() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x) - self.layer(x)
 
-    for method in (dubio.InputNoise(), dubio.InputNoise(components=2), dubio.Flow(), dubio.BernoulliDropout()):
+    for method in (dubio.InputNoise(), dubio.InputNoise(components=2), dubio.Flow(), dubio.Dropout()):
         model = method.convert(Twice())
         for executor in ("vmap", "loop"):
             assert dubio.sample(model, torch.ones(4, 5), 2, seed=1, executor=executor).abs().max() > 1e-3
@@ -106,7 +106,7 @@ def test_the_closed_entropy_is_that_of_torch_distributions() -> None:
     bayes = dubio.Bayes(init_std=0.2).convert(mlp(5, 4, 3))
     count = sum(p.numel() for p in mlp(5, 4, 3).parameters())
     torch.testing.assert_close(closed_entropy(bayes), count * torch.distributions.Normal(0.0, 0.2).entropy())
-    assert closed_entropy(dubio.BernoulliDropout().convert(mlp(5, 4, 3))) is None
+    assert closed_entropy(dubio.Dropout().convert(mlp(5, 4, 3))) is None
 
 
 @pytest.mark.parametrize("method", [dubio.InputNoise, dubio.Flow])

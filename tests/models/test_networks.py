@@ -170,7 +170,7 @@ def test_an_activated_block_is_positive_and_adds_its_shortcut() -> None:
 
 
 def test_dropout_stands_where_dad_has_it() -> None:
-    linear, drop, relu = nn.Linear, nn.BernoulliDropout, nn.ReLU
+    linear, drop, relu = nn.Linear, nn.Dropout, nn.ReLU
     assert [type(layer) for layer in dad_mlp(4, 3, 2)] == [nn.Flatten, drop, linear, relu, drop, linear]
     cnn = dad_cnn((1, 8, 8), 2)
     assert not any(isinstance(layer, drop) for layer in cnn.features)

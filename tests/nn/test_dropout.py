@@ -8,7 +8,7 @@ import dubio
 from dubio.nn.noise_layers import DROPOUTS, InputMask, RandomDropout
 
 SHAPES: dict[type[nn.Module], tuple[int, ...]] = {
-    nn.BernoulliDropout: (40, 50),
+    nn.Dropout: (40, 50),
     nn.Dropout1d: (40, 50, 5),
     nn.Dropout2d: (40, 50, 2, 3),
     nn.Dropout3d: (40, 50, 2, 1, 3),
@@ -21,7 +21,7 @@ every_dropout = pytest.mark.parametrize("kind", SHAPES)
 
 def always_on(layer: nn.Module) -> RandomDropout:
     """A dropout layer out of a converted network."""
-    converted = dubio.BernoulliDropout().convert(nn.Sequential(layer, nn.Linear(3, 3)))[0]
+    converted = dubio.Dropout().convert(nn.Sequential(layer, nn.Linear(3, 3)))[0]
     assert isinstance(converted, RandomDropout)
     return converted
 
@@ -38,11 +38,11 @@ def test_the_table_holds_every_dropout() -> None:
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_t33_masks_differ_across_draws_and_examples_in_either_mode(executor: str, mode: str) -> None:
-    for net in (nn.Sequential(nn.BernoulliDropout(0.5), nn.Linear(64, 64)), nn.Linear(64, 64)):
+    for net in (nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 64)), nn.Linear(64, 64)):
         linear = net if isinstance(net, nn.Linear) else net[1]
         nn.init.eye_(linear.weight)
         nn.init.zeros_(linear.bias)
-        model = dubio.BernoulliDropout(0.5).convert(net).train(mode == "train")
+        model = dubio.Dropout(0.5).convert(net).train(mode == "train")
         masks = dubio.sample(model, torch.ones(8, 64), 4, executor=executor).reshape(32, 64)
         assert set(masks.detach().unique().tolist()) == {0.0, 2.0}
         assert len(masks.unique(dim=0)) == 32
@@ -102,32 +102,32 @@ def test_alpha_dropout_keeps_mean_and_variance(kind: type[nn.Module]) -> None:
 
 
 def test_rates_are_exact_in_half_precision() -> None:
-    dropped = always_on(nn.BernoulliDropout(1e-3))(torch.ones(500_000, dtype=torch.bfloat16)) == 0.0
+    dropped = always_on(nn.Dropout(1e-3))(torch.ones(500_000, dtype=torch.bfloat16)) == 0.0
     assert within(dropped.sum(), 500_000, 1e-3)
 
 
 def test_a_rate_of_zero_draws_nothing() -> None:
-    net = nn.Sequential(nn.BernoulliDropout(0.0), nn.BernoulliDropout(0.5), nn.Linear(4, 2))
-    inputs, layers = torch.randn(3, 4), (dubio.BernoulliDropout().convert(net)[0], InputMask(0.0))
+    net = nn.Sequential(nn.Dropout(0.0), nn.Dropout(0.5), nn.Linear(4, 2))
+    inputs, layers = torch.randn(3, 4), (dubio.Dropout().convert(net)[0], InputMask(0.0))
     state = torch.get_rng_state()
     assert all(layer(inputs) is inputs for layer in layers)
     assert torch.equal(torch.get_rng_state(), state)
     with pytest.raises(ValueError, match=r"p must be given: all dropout of this network has rate 0 \(0\)"):
-        dubio.BernoulliDropout().convert(nn.Sequential(nn.BernoulliDropout(0.0), nn.Linear(4, 2)))
+        dubio.Dropout().convert(nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 2)))
 
 
 def test_dropout_that_conversion_cannot_reach_is_told() -> None:
-    net = nn.Sequential(nn.BernoulliDropout(0.5), nn.LSTM(4, 4, num_layers=2, dropout=0.3))
+    net = nn.Sequential(nn.Dropout(0.5), nn.LSTM(4, 4, num_layers=2, dropout=0.3))
     with pytest.warns(
         dubio.ConversionWarning, match=r"the dropout inside 1 \(LSTM\) stays as it is, random in training"
     ):
-        dubio.BernoulliDropout().convert(net)
+        dubio.Dropout().convert(net)
 
-    class Own(nn.BernoulliDropout):
+    class Own(nn.Dropout):
         """A dropout of one's own."""
 
     with pytest.raises(TypeError, match="cannot convert: 0: Own is a dropout of its own kind"):
-        dubio.BernoulliDropout().convert(nn.Sequential(Own(0.5), nn.Linear(4, 2)))
+        dubio.Dropout().convert(nn.Sequential(Own(0.5), nn.Linear(4, 2)))
 
 
 def test_an_always_on_layer_is_made_from_a_plain_one() -> None:
@@ -138,4 +138,4 @@ def test_an_always_on_layer_is_made_from_a_plain_one() -> None:
 def test_layers_say_what_they_do() -> None:
     assert InputMask(0.25).describe() == "dropped at rate 0.25"
     assert repr(InputMask(0.25)) == "InputMask(p=0.25)"
-    assert always_on(nn.BernoulliDropout(0.25)).describe() == "always on, rate 0.25"
+    assert always_on(nn.Dropout(0.25)).describe() == "always on, rate 0.25"

@@ -40,7 +40,7 @@ def test_alpha_one_is_the_likelihood_of_the_mean_prediction() -> None:
 
 def test_regression_learns_its_precision_with_alpha() -> None:
     """l = (tau / 2) |y - f|^2 - (D / 2) log tau up to a constant, with a minus before the logarithm."""
-    model = dubio.BernoulliDropout(0.3, alpha=0.5).convert(mlp(5, 8, 2), dubio.Gaussian("learned"))
+    model = dubio.Dropout(0.3, alpha=0.5).convert(mlp(5, 8, 2), dubio.Gaussian("learned"))
     targets = torch.rand(20, 2)
 
     loss = dubio.Alpha(0.5, 20)(model, INPUTS, targets, 6, seed=3)

@@ -81,7 +81,7 @@ def test_a_detached_opinion_is_no_penalty_on_entropy() -> None:
 
 
 def test_fit_fills_the_number_of_examples_in() -> None:
-    model = dubio.BernoulliDropout().convert(mlp(5, 8, 3))
+    model = dubio.Dropout().convert(mlp(5, 8, 3))
     for objective in (dubio.BootstrapHard(), dubio.BootstrapSoft()):
         assert objective.num_data is None
         assert objective.with_num_data(7).num_data == 7

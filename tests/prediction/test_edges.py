@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dubio
 
-METHODS = [dubio.Bayes(init_std=0.1), dubio.BernoulliDropout(0.2)]
+METHODS = [dubio.Bayes(init_std=0.1), dubio.Dropout(0.2)]
 
 
 class Returning(nn.Module):
@@ -225,7 +225,7 @@ class SoftmaxInForward(nn.Linear):
 
 
 def test_outputs_that_are_probabilities_are_warned_of_wherever_the_softmax_is() -> None:
-    model = dubio.BernoulliDropout().convert(nn.Sequential(nn.Linear(4, 4), SoftmaxInForward(4, 3)))
+    model = dubio.Dropout().convert(nn.Sequential(nn.Linear(4, 4), SoftmaxInForward(4, 3)))
     with pytest.warns(UserWarning, match=r"sums to 1, as after a softmax, and .* expects logits; leave"):
         dubio.predict(model, torch.rand(9, 4), 3)
 
@@ -283,7 +283,7 @@ def test_what_is_random_or_meant_not_to_be_is_not_warned_of() -> None:
         WORK[name](dubio.Bayes().convert(dubio.models.mlp(4, 8, 3)))
     dubio.sample(Noisy(), DATA[0], 3)
     dubio.predict(Noisy(), DATA[0], 3)
-    dropping = nn.Sequential(nn.Linear(4, 8), nn.BernoulliDropout(0.5), nn.Linear(8, 3))
+    dropping = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
     dubio.sample(dropping.train(), DATA[0], 3)
     net = dubio.models.mlp(4, 8, 3)
     dubio.predict(net, DATA[0], 1)

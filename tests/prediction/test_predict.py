@@ -263,7 +263,7 @@ def test_the_trial_run_of_a_network_leaves_batch_statistics_alone_in_a_part_that
 def test_predict_runs_in_eval_mode() -> None:
     model = (
         dubio.Bayes(where="0")
-        .convert(nn.Sequential(nn.Linear(5, 8), nn.BernoulliDropout(0.5), nn.Linear(8, 4)))
+        .convert(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 4)))
         .train()
     )
     inputs = torch.randn(6, 5)
@@ -390,7 +390,7 @@ def test_predictions_are_made_in_float32_at_least(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [dubio.Bayes(), dubio.BernoulliDropout(0.5), dubio.InputNoise()], ids=lambda m: type(m).__name__
+    "method", [dubio.Bayes(), dubio.Dropout(0.5), dubio.InputNoise()], ids=lambda m: type(m).__name__
 )
 def test_batches_meet_the_draws_of_all_rows_together(method: dubio.methods.Method) -> None:
     model, inputs = method.convert(mlp(6, 8, 3)).eval(), torch.rand(11, 6)

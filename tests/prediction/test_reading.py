@@ -38,7 +38,7 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "weight": (dubio.Bayes(init_std=0.3), {}),
     "local": (dubio.Bayes(init_std=0.3), {"estimator": "local"}),
     "flipout": (dubio.Bayes(init_std=0.3), {"estimator": "flipout"}),
-    "dropout": (dubio.BernoulliDropout(p=0.4), {}),
+    "dropout": (dubio.Dropout(p=0.4), {}),
     "flow": (dubio.Flow(), {}),
 }
 

@@ -13,7 +13,7 @@ IMAGES = torch.randn(3, 2, 8, 8, generator=torch.Generator().manual_seed(1))
 ROWS = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
 METHODS = [
     *(dubio.Bayes(dubio.CentredNormal(0.3), "local"), dubio.Bayes(estimator="flipout", bayesian_bias=False)),
-    *(dubio.Deterministic(), dubio.BernoulliDropout(0.3), dubio.PNI(per="channel"), dubio.PNI(per="element")),
+    *(dubio.Deterministic(), dubio.Dropout(0.3), dubio.PNI(per="channel"), dubio.PNI(per="element")),
 ]
 
 
@@ -26,7 +26,7 @@ def cnn() -> nn.Sequential:
         nn.Conv2d(6, 4, 3),
         nn.Tanh(),
         nn.Flatten(),
-        nn.BernoulliDropout(0.2),
+        nn.Dropout(0.2),
         nn.Linear(16, 5),
         nn.ReLU(),
         nn.Linear(5, 3),

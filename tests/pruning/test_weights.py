@@ -22,7 +22,7 @@ METHODS = [
         dubio.Bayes(init_std=0.2),
         dubio.Bayes(where="2"),
         dubio.Deterministic(),
-        dubio.BernoulliDropout(),
+        dubio.Dropout(),
         dubio.InputNoise(),
     ),
     *(dubio.Flow(), dubio.SESNN(), dubio.VIB(), dubio.PNI(), dubio.PNI(per="element"), dubio.Ensemble(members=3)),

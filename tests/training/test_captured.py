@@ -32,7 +32,7 @@ SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         dubio.Deterministic(),
         lambda method: dubio.Adversarial(dubio.ELBO(100), ATTACK, weight=0.0, label="true"),
     ),
-    "dropout, alpha": (dubio.BernoulliDropout(), lambda method: dubio.Alpha(0.5, num_data=100)),
+    "dropout, alpha": (dubio.Dropout(), lambda method: dubio.Alpha(0.5, num_data=100)),
     "input noise": (dubio.InputNoise(), lambda method: method.objective(100)),
     "flow": (dubio.Flow(), lambda method: method.objective(100)),
     "se-snn": (dubio.SESNN(), lambda method: method.objective(100)),

@@ -27,7 +27,7 @@ ATTACK = PGD(epsilon=0.1, steps=2, num_samples=2)
 OBJECTIVES: dict[str, tuple[Any, Any]] = {
     "bayes": (dubio.Bayes(), dubio.ELBO(40)),
     "bayes, drawn weights": (dubio.Bayes(estimator="weight"), dubio.ELBO(40)),
-    "dropout, alpha": (dubio.BernoulliDropout(), dubio.Alpha(0.5, num_data=40)),
+    "dropout, alpha": (dubio.Dropout(), dubio.Alpha(0.5, num_data=40)),
     "flow": (dubio.Flow(), dubio.ELBO(40)),
     "ensemble": (dubio.Ensemble(2), dubio.Ensemble(2).objective(40)),
     "bayes, adversarial": (dubio.Bayes(), dubio.Adversarial(dubio.ELBO(40), ATTACK)),

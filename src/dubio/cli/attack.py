@@ -111,7 +111,7 @@ class AttackReport:
     seeds: dict[str, int]
     hardware: str
 
-    def by_epsilon(self) -> "list[Assault]":
+    def by_epsilon(self) -> "list[AttackReport]":
         """One for each epsilon, in order."""
         epsilons = dict.fromkeys(row.epsilon for row in self.rows)
         return [

@@ -288,7 +288,7 @@ class Evaluation(Record):
         for name, unseen in self.unseen.items():
             for score in ("entropy", "mutual_information"):
                 if score in unseen.scores:
-                    shown[f"AUROC on {name} by {SCORE_WORDS[score]}"] = unseen.scores[score].auroc
+                    shown[f"AUROC on {name} by {SCORE_INFO[score]}"] = unseen.scores[score].auroc
         width = max(map(len, shown), default=0)
         draws = "1 draw" if self.num_samples == 1 else f"{self.num_samples} draws"
         return "\n".join(

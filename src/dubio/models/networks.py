@@ -98,7 +98,7 @@ def dad_mlp(*widths: int) -> nn.Sequential:
     _check_widths("dad_mlp", widths)
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise(widths):
-        layers += [nn.BernoulliDropout(0.5), nn.Linear(inputs, outputs), nn.ReLU()]
+        layers += [nn.Dropout(0.5), nn.Linear(inputs, outputs), nn.ReLU()]
     net = nn.Sequential(*layers[:-1])
     init_glorot(net)
     return named(net, f"dad_mlp:{'-'.join(map(str, widths))}")
@@ -194,10 +194,10 @@ class DADCNN(nn.Module):
             nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
         )
         self.classifier = nn.Sequential(
-            nn.BernoulliDropout(0.5),
+            nn.Dropout(0.5),
             nn.Linear(num_features, 100),
             nn.ReLU(),
-            nn.BernoulliDropout(0.5),
+            nn.Dropout(0.5),
             nn.Linear(100, num_classes),
         )
         init_glorot(self)
@@ -226,10 +226,10 @@ class VGG16(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(512, 1024),
             nn.ReLU(),
-            nn.BernoulliDropout(0.5),
+            nn.Dropout(0.5),
             nn.Linear(1024, 512),
             nn.ReLU(),
-            nn.BernoulliDropout(0.5),
+            nn.Dropout(0.5),
             nn.Linear(512, num_classes),
         )
         self._init_weights()

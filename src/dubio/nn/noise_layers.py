@@ -326,7 +326,7 @@ class RandomDropout(_Masks):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.dubio_plain_class.__name__
         raise TypeError(
-            f"an always-on {name} is made from a plain one: dubio.BernoulliDropout().convert(torch.nn.{name}(...))"
+            f"an always-on {name} is made from a plain one: dubio.Dropout().convert(torch.nn.{name}(...))"
         )
 
     def forward(self, input: Tensor) -> Tensor:
@@ -338,10 +338,10 @@ class RandomDropout(_Masks):
         return f"always on, rate {self.p:g}"
 
 
-class BernoulliDropout(RandomDropout, nn.BernoulliDropout):
+class BernoulliDropout(RandomDropout, nn.Dropout):
     """``nn.Dropout``, always on."""
 
-    dubio_plain_class = nn.BernoulliDropout
+    dubio_plain_class = nn.Dropout
 
 
 class AlphaDropout(RandomDropout, nn.AlphaDropout):

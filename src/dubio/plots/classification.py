@@ -243,7 +243,7 @@ def _check_grid(low: tuple[float, float], high: tuple[float, float], resolution:
     if len(low) != 2 or len(high) != 2 or not all(first < last for first, last in zip(low, high, strict=True)):
         raise ValueError(f"low and high must be corners (x, y), low below high on both axes, got {low} and {high}")
     if doubt not in get_args(UncertaintyMeasure):
-        raise ValueError(f"doubt must be one of {', '.join(get_args(Doubt))}, got {doubt!r}")
+        raise ValueError(f"doubt must be one of {', '.join(get_args(UncertaintyMeasure))}, got {doubt!r}")
 
 
 MOST = 8

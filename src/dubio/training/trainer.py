@@ -558,7 +558,7 @@ def _warn_of_versions(saved: Any) -> None:
     other = [name for name in VERSIONS if saved.get(name) != now[name]]
     if other:
         before, after = (
-            " and ".join(f"{name} {made_by.get(name)}" for name in other) for build_optimizer in (saved, now)
+            " and ".join(f"{name} {versions.get(name)}" for name in other) for versions in (saved, now)
         )
         warnings.warn(
             f"the run was trained with {before} and goes on with {after}; its numbers may differ from those of a run "

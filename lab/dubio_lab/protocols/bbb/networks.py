@@ -105,7 +105,7 @@ def _with_dropout(net: nn.Module, input_rate: float, hidden_rate: float) -> nn.S
     for layer in net.children():
         if isinstance(layer, nn.Linear):
             is_first = not any(isinstance(before, nn.Linear) for before in layers)
-            layers.append(nn.BernoulliDropout(input_rate if is_first else hidden_rate))
+            layers.append(nn.Dropout(input_rate if is_first else hidden_rate))
         layers.append(layer)
     return nn.Sequential(*layers)
 
