@@ -66,26 +66,26 @@ def ensemble(device: torch.device, epochs: int = 15) -> dict[str, Any]:
     """Five networks for the digits trained in one run, and in five; each three times, in turn."""
     train, test = digits()
     options: Any = {"epochs": epochs, "batch_size": 64, "progress": False, "device": device}
-    times: dict[str, list[float]] = {"together": [], "call_outside_vmap": []}
-    accuracies: dict[str, list[float]] = {"together": [], "call_outside_vmap": []}
+    times: dict[str, list[float]] = {"together": [], "apart": []}
+    accuracies: dict[str, list[float]] = {"together": [], "apart": []}
     for seed in range(3):
         torch.manual_seed(seed)
         together = dubio.Ensemble(MEMBERS).convert(dubio.models.build("mlp:64-100-100-10"))
-        call_outside_vmap = [dubio.Deterministic().convert(member) for member in together.members]
+        apart = [dubio.Deterministic().convert(member) for member in together.members]
         start = time.perf_counter()
         dubio.fit(together, train, seed=seed, **options)
         times["together"].append(time.perf_counter() - start)
         start = time.perf_counter()
-        for member in call_outside_vmap:
+        for member in apart:
             dubio.fit(member, train, seed=seed, **options)
-        times["call_outside_vmap"].append(time.perf_counter() - start)
-        gathered = dubio.Ensemble().convert([dubio.to_mean(member) for member in call_outside_vmap])
-        for name, model in (("together", together), ("call_outside_vmap", gathered)):
+        times["apart"].append(time.perf_counter() - start)
+        gathered = dubio.Ensemble().convert([dubio.to_mean(member) for member in apart])
+        for name, model in (("together", together), ("apart", gathered)):
             label = dubio.predict(model, test[0], MEMBERS).label.cpu()
             accuracies[name].append((label == test[1]).float().mean().item())
     medians = {name: statistics.median(own) for name, own in times.items()}
     accuracy = {name: statistics.mean(own) for name, own in accuracies.items()}
-    ratio = medians["together"] / medians["call_outside_vmap"]
+    ratio = medians["together"] / medians["apart"]
     print(
         f"five MLPs for the digits in one run          {medians['together']:8.2f} s    {ratio:5.2f}x five runs   "
         f"accuracy {accuracy['together']:.4f} and {accuracy['apart']:.4f}"

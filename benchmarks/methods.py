@@ -45,7 +45,7 @@ def judge(model: nn.Module) -> dict[str, float]:
     unseen = {"noise": noise_like(test)}
     found = dubio.evaluate(model, test, ood=unseen, num_samples=TEST_DRAWS, num_resamples=0, double=False)
     known = {name: found.metrics[name].value for name in ("accuracy", "nll", "entropy")}
-    return known | {"entropy_on_noise": found.doubt["noise"].entropy}
+    return known | {"entropy_on_noise": found.uncertainty["noise"].entropy}
 
 
 def measure(device: torch.device) -> dict[str, Any]:

@@ -60,8 +60,8 @@ def report(name: str, model: nn.Module, pictures: Tensor, labels: Tensor) -> Non
     found = dubio.predict(model, pictures, num_samples=100, seed=0)
     right = found.label == labels
     print(f"{name:<22}accuracy {right.float().mean():.3f}  nll {nn.functional.nll_loss(found.log_probs, labels):.3f}")
-    for kind, doubt in {"entropy": found.entropy, "mutual information": found.mutual_information}.items():
-        print(f"  {kind:<20}{doubt[right].mean():.3f} where right, {doubt[~right].mean():.3f} where wrong")
+    for kind, uncertainty in {"entropy": found.entropy, "mutual information": found.mutual_information}.items():
+        print(f"  {kind:<20}{uncertainty[right].mean():.3f} where right, {uncertainty[~right].mean():.3f} where wrong")
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def compare_audits() -> int:
         data = (bench.inputs, bench.labels)
         found = audit(bench.net, data, epsilon=AUDIT_RADIUS, num_images=AUDIT_IMAGES, progress=False)
         check = next(check for check in found.checks if check.id == "C12")
-        print(f"audit, {name}: {found.status}, C12 {check.status}. {check.words} {time.perf_counter() - began:.1f} s")
+        print(f"audit, {name}: {found.status}, C12 {check.status}. {check.summary} {time.perf_counter() - began:.1f} s")
         failed += check.status != "pass" or found.status != "VALID"
     return 1 if failed else 0
 

@@ -149,7 +149,7 @@ def test_targets_in_double_precision_are_not_rounded_and_do_not_spread(
 def test_a_step_in_bf16_has_its_loss_in_float32(name: str) -> None:
     likelihood = LIKELIHOODS[name]
     model = dubio.Bayes().convert(nn.Linear(5, 4), likelihood)
-    step = dubio.TracedCall(
+    step = dubio.Step(
         model, dubio.ELBO(num_data=6), torch.optim.SGD(model.parameters(), lr=0.1), precision="bf16", fast=False
     )
     targets = {dubio.Categorical: torch.randint(4, (6,)), dubio.Bernoulli: torch.rand(6, 4)}

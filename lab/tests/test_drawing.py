@@ -335,9 +335,9 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     words = "less must be a cell of made-up, or the NAME of cells called NAME-NUMBER, got plain"
     with pytest.raises(ValueError, match=words):
         draw_sweep(swept, [record(swept, "ours-1", 0)], ["metric_0"], "strength", path, less="plain")
-    call_outside_vmap = [record(SPEC, "first", seed, curves={"rise": Curve((float(seed),), (0.0,))}) for seed in (0, 1)]
+    apart = [record(SPEC, "first", seed, curves={"rise": Curve((float(seed),), (0.0,))}) for seed in (0, 1)]
     with pytest.raises(ValueError, match="rise of first in made-up cannot be drawn: curves must overlap"):
-        draw_curves(SPEC, call_outside_vmap, ["rise"], path)
+        draw_curves(SPEC, apart, ["rise"], path)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"a picture needs matplotlib; pip install 'dubio\[plots\]'"):
         draw_curves(SPEC, RESULTS, ["rise"], path)

@@ -34,6 +34,7 @@ __all__ = [
     "RecordError",
     "check_fields",
     "check_regular",
+    "current_names",
     "dump_json",
     "fits",
     "flush",
@@ -74,6 +75,22 @@ INTEGERS = range(-(2**63), 2**64)
 
 
 UNFINISHED = ".unfinished-"
+
+FORMER_CLASSES = {
+    "Apgd": "APGD",
+    "Ddn": "DDN",
+    "Elbo": "ELBO",
+    "Fgsm": "FGSM",
+    "Fmn": "FMN",
+    "Pgd": "PGD",
+    "Pni": "PNI",
+    "SeSnn": "SESNN",
+    "TargetedFgsm": "TargetedFGSM",
+    "Vib": "VIB",
+}
+"""Classes as files of earlier versions name them."""
+FORMER_FIELDS = {"doubt": "uncertainty", "words": "summary"}
+"""Fields of records as earlier versions wrote them."""
 
 
 KINDS = {
@@ -169,6 +186,18 @@ def read_value(kind: type[T], data: Any, name: str = "") -> T:
     """
     value: T = _read(kind, data, name or kind.__name__)
     return value
+
+
+def current_names(data: Any) -> Any:
+    """JSON with the classes that it names, alone or with their fields, under the names that they have now."""
+    if isinstance(data, dict):
+        return {name: current_names(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [current_names(part) for part in data]
+    if isinstance(data, str):
+        name, bracket, fields = data.partition("(")
+        return FORMER_CLASSES.get(name, name) + bracket + fields
+    return data
 
 
 def fits(kind: Any, value: Any) -> bool:
@@ -406,6 +435,7 @@ def _read_fields(kind: Any, data: Any, place: str) -> Any:
     _checked(isinstance(data, dict), data, place)
     hints = _hints(kind)
     names = {field.name for field in dataclasses.fields(kind)}
+    data = {FORMER_FIELDS.get(name, name) if name not in names else name: value for name, value in data.items()}
     unknown = sorted(set(data) - names)
     if unknown:
         raise RecordError(

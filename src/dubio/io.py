@@ -52,7 +52,16 @@ from torch import Tensor, nn
 from dubio import calibrators, flows
 from dubio._engine import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
 from dubio.calibrators import Calibration, PredictionSets, Threshold
-from dubio.codec import RecordError, check_regular, dump_json, fits, parse_json, read_value, write_atomically
+from dubio.codec import (
+    RecordError,
+    check_regular,
+    current_names,
+    dump_json,
+    fits,
+    parse_json,
+    read_value,
+    write_atomically,
+)
 from dubio.convert import change_spec, consists_of, is_norm, random_names, spec
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods import METHODS
@@ -380,7 +389,7 @@ def from_json(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     name = data.get("value")
-    kind = VALUES.get(name) if isinstance(name, str) else None
+    kind = VALUES.get(current_names(name)) if isinstance(name, str) else None
     if kind is None:
         raise RecordError(f"unknown value {name!r}; was the file written by a newer version?")
     known = {field.name for field in dataclasses.fields(kind)}

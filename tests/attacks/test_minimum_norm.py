@@ -292,9 +292,9 @@ def test_without_a_search_one_weight_holds_for_all_and_perturbations_go_beyond_t
     assert (found[0.1].norm[:-1] > found[0.5].norm[:-1]).all()
     assert (found[0.5].norm[:-1] > 1.05 * boundary).all()
     # Where the solver has come to rest, the loss falls as fast as the distance costs: p(y) ||w_t - w_y|| = c.
-    call_outside_vmap = (net.weight[0] - net.weight[1]).norm()
+    apart = (net.weight[0] - net.weight[1]).norm()
     left = net(found[0.5].inputs).softmax(dim=1).gather(1, labels[:, None])[:-1, 0]
-    torch.testing.assert_close(left * call_outside_vmap, torch.full_like(left, 0.5), rtol=0.05, atol=0.0)
+    torch.testing.assert_close(left * apart, torch.full_like(left, 0.5), rtol=0.05, atol=0.0)
     assert not found[20.0].fooled[:-1].any()
     assert torch.equal(found[20.0].inputs, inputs)
 

@@ -49,7 +49,7 @@ def test_an_audit_repeats_itself_and_leaves_the_generator_alone(plain: nn.Module
     again = audited(model, digits)
     assert again.headline == first.headline
     assert (again.r_1, again.r_retry, again.r_frozen) == (first.r_1, first.r_retry, first.r_frozen)
-    assert [check.words for check in again.checks] == [check.words for check in first.checks]
+    assert [check.summary for check in again.checks] == [check.summary for check in first.checks]
 
 
 def test_the_worst_attack_counts_for_each_image_and_other_draws_score_it() -> None:
@@ -111,7 +111,7 @@ def test_other_bounds_scale_what_is_reached(plain: nn.Module, digits: dubio.data
         return logits
 
     found = audited(centred, (2.0 * images - 1.0, labels), epsilon=2 * EPSILON, bounds=(-1.0, 1.0))
-    assert "With epsilon 2, which allows any image" in {check.id: check.words for check in found.checks}["C16"]
+    assert "With epsilon 2, which allows any image" in {check.id: check.summary for check in found.checks}["C16"]
     assert verdicts(found)["C18"] == verdicts(found)["C20"] == "pass"
     assert verdicts(found)["C24"] == "skipped"
     assert "C24" in {check.id for check in found.failed}  # AutoAttack is not there to stand in for it

@@ -77,7 +77,7 @@ OFF = "transfer from noise off"
 
 
 @pytest.mark.parametrize(
-    ("id", "left", "status", "words"),
+    ("id", "left", "status", "summary"),
     [
         (
             "C3",
@@ -115,13 +115,13 @@ OFF = "transfer from noise off"
         ("C17", {**all_left(list(SWEEP), 30)}, "pass", "The accuracy falls"),
     ],
 )
-def test_checks_by_what_attacks_leave(id: str, left: dict[str, int], status: str, words: str) -> None:
+def test_checks_by_what_attacks_leave(id: str, left: dict[str, int], status: str, summary: str) -> None:
     direct = {"C9": ["pgd"], "C14": ["pgd"]}.get(id, [])
     bench = told(left, kind="random" if id in ("C3", "C9") else "fixed", eot=(1, 2, 4), step_counts=(2, 4, 8))
     for name in direct:
         bench.attempt(name, bench.main())
     found = RUN[id](bench)
-    assert (found.status, words in found.words) == (status, True), found
+    assert (found.status, summary in found.summary) == (status, True), found
 
 
 def test_objectives_that_break_different_images_count_together_and_fail() -> None:
@@ -138,7 +138,7 @@ def test_objectives_that_break_different_images_count_together_and_fail() -> Non
     bench._once = half_elsewhere  # type: ignore[method-assign]
     found = RUN["C8"](bench)
     assert found.status == "fail"
-    assert "it is 0.0%" in found.words
+    assert "it is 0.0%" in found.summary
 
 
 def test_an_ensemble_and_a_fixed_network_have_no_noise_to_average_or_to_hide_behind() -> None:
@@ -152,30 +152,30 @@ def test_noise_that_cannot_be_turned_off_is_not_cleared() -> None:
     bench.failures[OFF] = "noise='off' needs a model whose noise dubio draws"
     found = RUN["C9"](bench)
     assert found.status == "skipped"
-    assert "may be a veil" in found.words
+    assert "may be a veil" in found.summary
 
 
 def test_c1_compares_what_is_declared_with_what_is_measured(plain: nn.Module, digits: dubio.data.Examples) -> None:
     bayes = dubio.Bayes().convert(plain)
     found = RUN["C1"](bench_for(bayes, digits))
-    assert (found.status, "the network is random." in found.words) == ("pass", True)
+    assert (found.status, "the network is random." in found.summary) == ("pass", True)
     with torch.no_grad():
         for name, parameter in bayes.named_parameters():
             if name.endswith("rho"):
                 parameter.fill_(-1e4)
     found = RUN["C1"](bench_for(bayes, digits))
-    assert (found.status, "but it has random parts" in found.words) == ("fail", True)
+    assert (found.status, "but it has random parts" in found.summary) == ("fail", True)
     hidden = dubio.Deterministic().convert(Blinded(plain, 3.0))
     found = RUN["C1"](bench_for(hidden, digits))
-    assert (found.status, "but it has no random parts" in found.words) == ("fail", True)
+    assert (found.status, "but it has no random parts" in found.summary) == ("fail", True)
     found = RUN["C1"](bench_for(plain, digits))
-    assert (found.status, "does not say whether it should be" in found.words) == ("pass", True)
+    assert (found.status, "does not say whether it should be" in found.summary) == ("pass", True)
 
 
 def test_c1_tells_a_draw_for_the_batch_from_one_for_each_image(plain: nn.Module, digits: dubio.data.Examples) -> None:
-    shared, call_outside_vmap = (dubio.Bayes(estimator=kind).convert(plain) for kind in ("weight", "local"))
-    assert "all images of a batch share a draw" in RUN["C1"](bench_for(shared, digits)).words
-    assert "every image has its own noise" in RUN["C1"](bench_for(call_outside_vmap, digits)).words
+    shared, apart = (dubio.Bayes(estimator=kind).convert(plain) for kind in ("weight", "local"))
+    assert "all images of a batch share a draw" in RUN["C1"](bench_for(shared, digits)).summary
+    assert "every image has its own noise" in RUN["C1"](bench_for(apart, digits)).summary
 
 
 def test_few_draws_are_told_by_twice_as_many_and_by_their_spread() -> None:
@@ -222,7 +222,7 @@ def test_c10_compares_the_mean_network_with_a_twin(plain: nn.Module, digits: dub
 
     model = dubio.Bayes().convert(plain)
     found = RUN["C10"](bench_for(model, digits, twin=unbreakable))
-    assert (found.status, "the other 100.0%" in found.words) == ("fail", True)
+    assert (found.status, "the other 100.0%" in found.summary) == ("fail", True)
     assert RUN["C10"](bench_for(model, digits, twin=plain)).status == "pass"
     assert RUN["C10"](bench_for(model, digits)).status == "skipped"
 
@@ -265,20 +265,20 @@ def test_c12_is_skipped_where_autoattack_is_not_or_cannot_be(
     monkeypatch: pytest.MonkeyPatch, plain: nn.Module, digits: dubio.data.Examples
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
-    assert "pip install pyautoattack" in RUN["C12"](bench_for(plain, digits)).words
+    assert "pip install pyautoattack" in RUN["C12"](bench_for(plain, digits)).summary
     autoattack(monkeypatch, 0.0)
     two = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     found = RUN["C12"](bench_for(two, (IMAGES, LABELS)))
-    assert (found.status, "4 classes or more" in found.words) == ("skipped", True)
+    assert (found.status, "4 classes or more" in found.summary) == ("skipped", True)
 
 
 def test_c18_holds_images_to_the_distance_the_bounds_and_finite_numbers() -> None:
-    for images, words in [(IMAGES + 0.2, "out of bounds"), (IMAGES.clone().fill_(1.01), "out of bounds")]:
+    for images, summary in [(IMAGES + 0.2, "out of bounds"), (IMAGES.clone().fill_(1.01), "out of bounds")]:
         bench = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
         assert RUN["C18"](bench).status == "pass"
         bench.attempts["far"] = attempt("far", 0, images)
         found = RUN["C18"](bench)
-        assert (found.status, words in found.words) == ("fail", True)
+        assert (found.status, summary in found.summary) == ("fail", True)
     bench = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
     bench.failures["pgd"] = "the model must give finite logits, got NaN"
     assert RUN["C18"](bench).status == "fail"
@@ -298,7 +298,7 @@ def test_c19_and_c20_tell_gradients_that_are_dead_or_lie(plain: nn.Module, digit
     assert found.status == "fail"
     assert found.value is not None
     assert found.value < 0.2
-    assert "largest at its end" in RUN["C19"](bench_for(lying, digits)).words
+    assert "largest at its end" in RUN["C19"](bench_for(lying, digits)).summary
 
 
 @pytest.mark.parametrize(("data", "epsilon", "status"), [("cifar10", 8 / 255, "fail"), ("digits", 8 / 255, "skipped")])

@@ -27,7 +27,7 @@ def audited(model: nn.Module, digits: dubio.data.Examples, budget: Budget = BUDG
 @pytest.mark.slow
 def test_an_undefended_network_is_valid_and_weak(plain: nn.Module, digits: dubio.data.Examples) -> None:
     found = audited(plain, digits)
-    assert found.status == "VALID", [check.words for check in found.failed]
+    assert found.status == "VALID", [check.summary for check in found.failed]
     assert found.clean.value > 0.95
     assert found.headline.accuracy < 0.6
     assert found.r_pred.value == found.r_1.value == found.r_retry.value == found.headline.accuracy
@@ -39,14 +39,14 @@ def test_an_undefended_network_is_valid_and_weak(plain: nn.Module, digits: dubio
 @pytest.mark.slow
 def test_an_adversarially_trained_network_is_valid_and_stronger(plain: nn.Module, digits: dubio.data.Examples) -> None:
     found = audited(trained(dubio.Deterministic(), adversarial=True), digits)
-    assert found.status == "VALID", [check.words for check in found.failed]
+    assert found.status == "VALID", [check.summary for check in found.failed]
     assert found.headline.accuracy > 0.65
 
 
 @pytest.mark.slow
 def test_an_adversarially_trained_bayesian_network_is_valid(digits: dubio.data.Examples) -> None:
     found = audited(trained(dubio.Bayes(), adversarial=True), digits, HALF)
-    assert found.status == "VALID", [check.words for check in found.failed]
+    assert found.status == "VALID", [check.summary for check in found.failed]
     assert found.headline.accuracy > 0.6
     assert found.r_retry.value < found.r_1.value < found.clean.value
     assert found.r_frozen is not None

@@ -67,7 +67,7 @@ def test_a_quantiser_is_caught_by_its_zero_gradients(plain: nn.Module, digits: d
     assert {"C15", "C16", "C19", "C24"} <= {check.id for check in found.failed}
     assert verdicts(found)["C14"] == "warn"  # a search without gradients does better
     caught = next(check for check in found.checks if check.id == "C19")
-    assert "On 100.0% of the images the gradient is exactly zero: it is masked." in caught.words
+    assert "On 100.0% of the images the gradient is exactly zero: it is masked." in caught.summary
     assert "C19" in str(found)
 
 
@@ -75,7 +75,7 @@ def test_a_lookup_is_caught_by_the_gradient_it_lacks(plain: nn.Module, digits: d
     found = audited(Lookup(plain), digits)
     assert found.status == "UPPER BOUND ONLY"
     assert {"C5", "C6", "C8", "C15", "C16", "C19", "C23", "C24"} == {check.id for check in found.failed}
-    assert all("no gradient to follow" in check.words for check in found.failed if check.id not in {"C23", "C24"})
+    assert all("no gradient to follow" in check.summary for check in found.failed if check.id not in {"C23", "C24"})
     failures = [attack for attack in found.attacks if attack.failure is not None]
     assert "pgd" in {attack.name for attack in failures}
     assert all(attack.accuracy is None for attack in failures)
@@ -104,4 +104,4 @@ def test_robustness_that_hangs_on_secret_draws_is_told(plain: nn.Module, digits:
     assert found.r_frozen < found.r_pred.value - 0.5
     caught = next(check for check in found.checks if check.id == "C11")
     assert caught.status == "warn"
-    assert "hangs on the draws being secret" in caught.words
+    assert "hangs on the draws being secret" in caught.summary

@@ -34,7 +34,7 @@ def test_an_audit_goes_to_a_file_and_comes_back(found: Audit, tmp_path: Path) ->
         "attacks",
     } <= set(content)
     assert content["cost"]["forwards"] > content["cost"]["backwards"] > 0
-    assert {"id", "name", "required", "status", "value", "limit", "curve", "words"} <= set(content["checks"][0])
+    assert {"id", "name", "required", "status", "value", "limit", "curve", "summary"} <= set(content["checks"][0])
 
 
 def test_every_check_is_in_the_record_once_and_in_order(found: Audit) -> None:
@@ -71,6 +71,6 @@ def test_what_is_no_audit_is_refused(content: str, told: str, tmp_path: Path) ->
 def test_only_required_checks_that_are_not_made_or_fail_hold_back(
     required: bool, status: str, holds_back: bool, found: Audit
 ) -> None:
-    check = CheckRecord("C1", "name", required, status, "words")  # type: ignore[arg-type]
+    check = CheckRecord("C1", "name", required, status, "summary")  # type: ignore[arg-type]
     assert check.holds_back == holds_back
     assert (replace(found, checks=(check,)).failed == (check,)) == holds_back

@@ -108,4 +108,4 @@ def test_bad_arguments_are_refused(echo, honest, monkeypatch):
     with pytest.raises(ValueError, match=r"level must be in \[0.5, 1\), got 0.1"):
         dubio.abstain(model, data, error=0.1, level=0.1)
     with pytest.raises(ValueError, match="score must be 'confidence', 'entropy' or 'mutual_information', got 'doubt'"):
-        dubio.abstain(model, data, error=0.1, score="doubt")
+        dubio.abstain(model, data, error=0.1, score="uncertainty")

@@ -264,9 +264,7 @@ def test_each_line_is_named_once_also_outside_of_the_module() -> None:
 
 
 def test_dropout_modules_are_not_warned_of() -> None:
-    layers = nn.Sequential(
-        nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.AlphaDropout(), nn.Linear(8, 3)
-    )
+    layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.AlphaDropout(), nn.Linear(8, 3))
     attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     for net, example in ((layers, EXAMPLE), (attention, torch.ones(2, 3, 8))):
         assert find_functional_dropout(net, example) == []

@@ -50,7 +50,7 @@ def found(runs: Path) -> Audit:
 
 @pytest.mark.feature("dubio audit says whether the robustness of a run is real, with exit code 1 for a failed gate")
 def test_a_run_is_audited_as_python_does(found: Audit, runs: Path) -> None:
-    assert found.build_optimizer["command"] == "dubio audit first --epsilon 0.1 --images 100 --seed 3"
+    assert found.made_by["command"] == "dubio audit first --epsilon 0.1 --images 100 --seed 3"
     assert found.headline.num_images == 100
     model = dubio.load(runs / "first" / "model.safetensors")
     test = dubio.data.load_test("digits")

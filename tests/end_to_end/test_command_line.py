@@ -408,8 +408,8 @@ def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
         assert isinstance(strange, dubio.ClassificationPredictive)
         nll = torch.nn.functional.nll_loss(found.log_probs, test.tensors[1])
         ece = dubio.Evaluation.load(tmp_path / f"demo-{name}" / "evaluation.json").metrics["ece"].value
-        doubts = (found.entropy.mean(), strange.entropy.mean())
-        expected = [(found.label == test.tensors[1]).float().mean(), nll, ece, *doubts]
+        uncertainties = (found.entropy.mean(), strange.entropy.mean())
+        expected = [(found.label == test.tensors[1]).float().mean(), nll, ece, *uncertainties]
         (file,) = (tmp_path / f"demo-{name}").glob("attack-*.json")
         record = json.loads(file.read_text())
         assert len(record["indices"]) == 128

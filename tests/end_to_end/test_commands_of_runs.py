@@ -82,7 +82,7 @@ def test_numbers_of_a_network_that_changed_since_are_told(runs: Path) -> None:
     summary = json.loads((runs / "s" / "report.json").read_text())["summary"]
     assert summary[-4:] == [f"s: {line}." for line in CHANGED]
     record = json.loads((runs / "s" / "evaluation.json").read_text())
-    del record["build_optimizer"]["network"]
+    del record["made_by"]["network"]
     (runs / "s" / "evaluation.json").write_text(json.dumps(record))
     assert stale(runs) == [*CHANGED[1:]]  # an older record does not say which network it judged
 

@@ -39,7 +39,7 @@ def test_a_run_is_judged_on_its_test_data(runs: Path) -> None:
     accuracy = found.metrics["accuracy"]
     assert f"{accuracy.value:.4f}" in shown.stdout
     assert f"{accuracy.low:.4f} to {accuracy.high:.4f}" in shown.stdout
-    assert found.build_optimizer["command"] == "dubio evaluate first --corruptions blur --samples 20"
+    assert found.made_by["command"] == "dubio evaluate first --corruptions blur --samples 20"
     model = dubio.load(runs / "first" / "model.safetensors")
     again = dubio.evaluate(model, dubio.data.load_test("digits"), num_samples=20)
     assert again.metrics == found.metrics
@@ -65,11 +65,8 @@ def test_the_record_tells_in_which_precision_it_was_made(runs: Path, tmp_path: P
         shown = invoke("evaluate", "first", *options, tmp_path / precision, "--precision", precision)
         assert shown.exit_code == 0, shown.output
     exact, rounded = (dubio.Evaluation.load(tmp_path / name / "evaluation.json") for name in ("fp32", "bf16"))
-    assert (
-        rounded.build_optimizer["command"]
-        == "dubio evaluate first --ood none --samples 5 --resamples 0 --precision bf16"
-    )
-    assert exact.build_optimizer["command"] == "dubio evaluate first --ood none --samples 5 --resamples 0"
+    assert rounded.made_by["command"] == "dubio evaluate first --ood none --samples 5 --resamples 0 --precision bf16"
+    assert exact.made_by["command"] == "dubio evaluate first --ood none --samples 5 --resamples 0"
     difference = abs(exact.metrics["nll"].value - rounded.metrics["nll"].value)
     assert 0 < difference < 0.02
 

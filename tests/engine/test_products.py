@@ -210,7 +210,7 @@ def test_steps_in_bf16_compile(method: str, monkeypatch: pytest.MonkeyPatch) -> 
         model = METHODS[method].convert(nn.Sequential(*net, nn.Flatten(), nn.Linear(112, 2))).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         torch.manual_seed(1)
-        step = dubio.TracedCall(model, dubio.ELBO(4), optimizer, num_samples=3, precision="bf16", fast=fast)
+        step = dubio.Step(model, dubio.ELBO(4), optimizer, num_samples=3, precision="bf16", fast=fast)
         losses.append(step(images, targets).total)
         assert step.how == ("compiled" if fast else "eager")
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)

@@ -251,7 +251,7 @@ def test_attacks_in_several_threads_all_run_in_eval_mode() -> None:
 def test_a_network_that_begins_to_draw_later_is_noticed_in_the_next_step() -> None:
     model = network(nn.Dropout(0.0)).train()
     with Stream(0).in_use():
-        step = dubio.TracedCall(model, dubio.ELBO(num_data=6), torch.optim.SGD(model.parameters(), lr=0.01), fast=False)
+        step = dubio.Step(model, dubio.ELBO(num_data=6), torch.optim.SGD(model.parameters(), lr=0.01), fast=False)
         for _ in range(2):
             step(INPUTS, TARGETS)
         assert not step.draws_itself

@@ -98,7 +98,7 @@ def test_unseen_data_are_the_positives() -> None:
     assert estimate.low < estimate.value < estimate.high
     counts = scores["entropy"].histogram.counts
     assert (sum(counts["known"]), sum(counts["unseen"])) == (100, 100)
-    assert found.doubt["far"].mutual_information > found.doubt["all"].mutual_information
+    assert found.uncertainty["far"].mutual_information > found.uncertainty["all"].mutual_information
 
 
 def test_energy_is_that_of_the_logits_and_absent_without_them() -> None:

@@ -183,6 +183,4 @@ def test_refusals_name_the_argument_the_rule_and_the_value(
 
 
 def test_a_dropout_of_rate_one_can_be_given_another() -> None:
-    assert rates(dubio.Dropout(0.5).convert(nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0)))) == {
-        "1": 0.5
-    }
+    assert rates(dubio.Dropout(0.5).convert(nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0)))) == {"1": 0.5}

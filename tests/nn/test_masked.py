@@ -58,9 +58,7 @@ def test_a_plain_checkpoint_loads_and_removed_weights_stay_removed() -> None:
     assert torch.equal(layer.weight, plain.weight.masked_fill(MASK, 0.0))
 
 
-@pytest.mark.parametrize(
-    "method", [dubio.Flow(), dubio.Dropout(), dubio.SESNN(), dubio.PNI(), dubio.Bayes()], ids=str
-)
+@pytest.mark.parametrize("method", [dubio.Flow(), dubio.Dropout(), dubio.SESNN(), dubio.PNI(), dubio.Bayes()], ids=str)
 @pytest.mark.parametrize(
     "kept", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
 )

@@ -34,17 +34,19 @@ def texts(legend: Any) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
-@pytest.mark.parametrize("doubt", ["mutual_information", "entropy", "expected_entropy", "variation_ratio", "top_std"])
-def test_regions_are_what_predict_says_of_their_places(model: nn.Module, doubt: str) -> None:
-    regions = dubio.plots.regions_of(model, LOW, HIGH, 5, num_samples=7, doubt=doubt, seed=3)
+@pytest.mark.parametrize(
+    "uncertainty", ["mutual_information", "entropy", "expected_entropy", "variation_ratio", "top_std"]
+)
+def test_regions_are_what_predict_says_of_their_places(model: nn.Module, uncertainty: str) -> None:
+    regions = dubio.plots.regions_of(model, LOW, HIGH, 5, num_samples=7, uncertainty=uncertainty, seed=3)
     torch.testing.assert_close(regions.x, torch.linspace(-2.0, 2.0, 5))
     torch.testing.assert_close(regions.y, torch.linspace(-1.0, 3.0, 5))
     places = torch.tensor([[x, y] for y in regions.y for x in regions.x])
     found = dubio.predict(model, places, num_samples=7, seed=3)
     assert torch.equal(regions.label.flatten(), found.label)
     torch.testing.assert_close(regions.confidence.flatten(), found.confidence)
-    torch.testing.assert_close(regions.doubt.flatten(), getattr(found, doubt))
-    assert regions.doubt.std() > 0
+    torch.testing.assert_close(regions.uncertainty.flatten(), getattr(found, uncertainty))
+    assert regions.uncertainty.std() > 0
     assert regions.num_classes == 3
 
 
@@ -56,7 +58,7 @@ def test_yes_or_no_is_two_classes() -> None:
     found = dubio.predict(model, torch.stack([across, up], dim=-1).flatten(0, 1), num_samples=6, seed=1)
     assert regions.num_classes == 2
     assert torch.equal(regions.label.flatten(), found.label.squeeze(1))
-    torch.testing.assert_close(regions.doubt.flatten(), found.mutual_information.squeeze(1))
+    torch.testing.assert_close(regions.uncertainty.flatten(), found.mutual_information.squeeze(1))
 
 
 @pytest.mark.feature("draw_regions shows the classes of the plane, how sure a network is of them, and doubt as size")
@@ -98,7 +100,7 @@ def test_the_background_is_the_class_and_paler_where_less_sure(model: nn.Module,
 
 def test_legends_explain_colours_and_sizes(model: nn.Module, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    (axes,) = draw(model, tmp_path / "regions.svg", classes=("a", "b", "c"), doubt="variation_ratio").axes
+    (axes,) = draw(model, tmp_path / "regions.svg", classes=("a", "b", "c"), uncertainty="variation_ratio").axes
     upper, lower = (child for child in axes.get_children() if type(child).__name__ == "Legend")
     assert texts(upper) == ["a", "b", "c"]
     assert lower.get_title().get_text() == "size: variation ratio\n(share of draws)"
@@ -113,7 +115,7 @@ def test_legends_explain_colours_and_sizes(model: nn.Module, tmp_path: Path) -> 
 
 def test_without_doubt_all_dots_are_smallest(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    (axes,) = draw(dubio.models.mlp(2, 6, 3), tmp_path / "regions.png", doubt="variation_ratio").axes
+    (axes,) = draw(dubio.models.mlp(2, 6, 3), tmp_path / "regions.png", uncertainty="variation_ratio").axes
     assert {size for drawn in axes.collections for size in drawn.get_sizes()} == {SMALLEST}
     assert texts(axes.get_legend()) == ["0"]
 
@@ -144,7 +146,7 @@ def test_what_cannot_be_drawn_is_refused(model: nn.Module, tmp_path: Path, monke
     with pytest.raises(ValueError, match=r"low below high on both axes, got \(-2.0, 3.0\) and \(2.0, 3.0\)"):
         draw(model, path, low=(-2.0, 3.0))
     with pytest.raises(ValueError, match=r"doubt must be one of mutual_information, .*, got 'seed'"):
-        draw(model, path, doubt="seed")
+        draw(model, path, uncertainty="seed")
     with pytest.raises(ValueError, match="model must tell classes apart to be drawn, got one for regression; see dr"):
         draw(dubio.Bayes().convert(nn.Linear(2, 1), likelihood=dubio.Gaussian()), path)
     with pytest.raises(ValueError, match=r"model must give one class for each input, got answers of shape \(4,\)"):

@@ -261,11 +261,7 @@ def test_the_trial_run_of_a_network_leaves_batch_statistics_alone_in_a_part_that
 
 
 def test_predict_runs_in_eval_mode() -> None:
-    model = (
-        dubio.Bayes(where="0")
-        .convert(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 4)))
-        .train()
-    )
+    model = dubio.Bayes(where="0").convert(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 4))).train()
     inputs = torch.randn(6, 5)
     in_training = dubio.predict(model, inputs, 4, seed=0)
     assert torch.equal(in_training.samples, dubio.predict(model.eval(), inputs, 4, seed=0).samples)

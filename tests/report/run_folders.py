@@ -109,7 +109,7 @@ def classification(noise: float = 0.8, sharpness: float = 9.0, seed: int = 0, **
             tuple(((np.arange(NUM_EXAMPLES) + 1) / NUM_EXAMPLES).tolist()),
             tuple((np.cumsum(~right[order]) / (np.arange(NUM_EXAMPLES) + 1)).tolist()),
         ),
-        "doubt": {name: _doubt(known, rows) for name, rows in groups.items()}
+        "uncertainty": {name: _doubt(known, rows) for name, rows in groups.items()}
         | {"noise": _doubt(unknown, np.ones(200, dtype=bool))},
         "classes": tuple(_class(name, targets == place, label == place) for place, name in enumerate(CLASSES)),
         "unseen": {"noise": UnseenSet(200, "0123456789abcdef", scores, "order of noise")},
@@ -127,7 +127,7 @@ def classification(noise: float = 0.8, sharpness: float = 9.0, seed: int = 0, **
             -torch.tensor(known["probs"][np.arange(NUM_EXAMPLES), targets]).log(),
             torch.tensor(sure),
         ),
-        "build_optimizer": {"dubio": "0.1.0", "torch": "2.13.0", "command": "dubio evaluate it"},
+        "made_by": {"dubio": "0.1.0", "torch": "2.13.0", "command": "dubio evaluate it"},
     }
     return Evaluation(**{**values, **changed})
 

@@ -47,7 +47,7 @@ class Text(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.words, self.tags, self.attributes = "", [], {}
+        self.summary, self.tags, self.attributes = "", [], {}
         self.feed(page.replace("\u00a0%", " %"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -55,7 +55,7 @@ class Text(HTMLParser):
         self.attributes.setdefault(tag, []).append(dict(attrs))
 
     def handle_data(self, data: str) -> None:
-        self.words += data
+        self.summary += data
 
 
 def written(tmp_path: Path, *folders: Path, **options: Any) -> tuple[Report, Text, dict[str, Any]]:
@@ -82,14 +82,14 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Text, dict[s
 def test_a_full_run_fills_every_section(full: tuple[Report, Text, dict[str, Any]]) -> None:
     report, text, _ = full
     assert names(report) == [
-        *("reliability", "confidence", "risk-coverage", "doubt", "unseen", "corruptions", "examples", "classes"),
+        *("reliability", "confidence", "risk-coverage", "uncertainty", "unseen", "corruptions", "examples", "classes"),
         *("numbers", "attacks", "adversarial", "audit", "pruning", "training", "reproduce"),
     ]
     assert all(section.blocks for section in report.sections)
-    assert all(section.about in text.words and section.title in text.words for section in report.sections)
+    assert all(section.about in text.summary and section.title in text.summary for section in report.sections)
     assert not any(section.missing for section in report.sections)
-    assert "Not there yet" not in text.words
-    assert "UPPER BOUND ONLY" in text.words
+    assert "Not there yet" not in text.summary
+    assert "UPPER BOUND ONLY" in text.summary
 
 
 @pytest.mark.feature("dubio report writes one page that loads nothing, and the same numbers as JSON")
@@ -99,15 +99,15 @@ def test_the_json_has_the_numbers_of_the_page(full: tuple[Report, Text, dict[str
     for headline in data["headlines"]:
         for run in headline["runs"]:
             for cell in run["cells"].values():
-                assert cell["text"] in text.words
+                assert cell["text"] in text.summary
     shown = [block for part in report.sections for block in part.blocks if isinstance(block, FIGURES)]
     kept = [block for part in data["sections"] for block in part["blocks"] if block["kind"] in KINDS]
     assert len(shown) == len(kept) > 20
     for figure, stored in zip(shown, kept, strict=True):
-        assert stored["words"] == figure.words
-        assert figure.words in text.words
+        assert stored["summary"] == figure.summary
+        assert figure.summary in text.summary
         for row in tabulate(figure).rows:
-            assert all(cell.text in text.words for cell in row)
+            assert all(cell.text in text.summary for cell in row)
 
 
 KINDS = {kind.__name__.lower() for kind in FIGURES}
@@ -116,7 +116,7 @@ KINDS = {kind.__name__.lower() for kind in FIGURES}
 def test_every_figure_has_words_with_numbers_and_a_table(full: tuple[Report, Text, dict[str, Any]]) -> None:
     report, text, _ = full
     figures = [block for part in report.sections for block in part.blocks if isinstance(block, FIGURES)]
-    assert all(re.search(r"\d", figure.words) for figure in figures)
+    assert all(re.search(r"\d", figure.summary) for figure in figures)
     assert text.tags.count("svg") == text.tags.count("figure") == len(figures)
     assert all(drawing["role"] == "img" and drawing["aria-label"] for drawing in text.attributes["svg"])
     assert all(image["alt"] and image["src"].startswith("data:image/png") for image in text.attributes["img"])
@@ -140,12 +140,12 @@ def test_names_from_elsewhere_stay_text(tmp_path: Path) -> None:
     renamed["unseen"] = {HOSTILE: renamed["unseen"]["noise"]}
     folder = write_run(tmp_path / "<b>run", data=HOSTILE)
     Evaluation.from_json(renamed).save(folder / "evaluation.json")
-    hostile = dataclasses.replace(audit().checks[0], name=HOSTILE, words=HOSTILE)
+    hostile = dataclasses.replace(audit().checks[0], name=HOSTILE, summary=HOSTILE)
     dataclasses.replace(audit(), checks=(hostile,), data=HOSTILE).save(folder / "audit.json")
     _, text, _ = written(tmp_path, folder, title=HOSTILE)
     assert not {"script", "b"} & set(text.tags)
     assert not any("onerror" in image for image in text.attributes["img"])
-    assert text.words.count(HOSTILE) > 5
+    assert text.summary.count(HOSTILE) > 5
 
 
 def test_what_is_missing_is_left_out_and_the_command_that_adds_it_is_told_once(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_what_is_missing_is_left_out_and_the_command_that_adds_it_is_told_once(t
     commands = [command for part in report.sections for command in part.missing]
     assert commands == ["dubio evaluate first", "dubio attack first", "dubio prune first"]
     assert names(report) == ["reliability", "attacks", "pruning", "training", "reproduce"]
-    assert all(command in text.words for command in commands)
-    assert "dubio audit" not in text.words  # comes with what asks for it
+    assert all(command in text.summary for command in commands)
+    assert "dubio audit" not in text.summary  # comes with what asks for it
 
 
 def test_a_regression_is_judged_by_its_intervals(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_a_regression_is_judged_by_its_intervals(tmp_path: Path) -> None:
     regression().save(folder / "evaluation.json")
     report, text, _ = written(tmp_path, folder)
     assert names(report) == ["intervals", "numbers", "pruning", "training", "reproduce"]
-    assert "intervals at 95.0 % hold 92.0 % of the targets" in text.words
-    assert "dubio attack" not in text.words
+    assert "intervals at 95.0 % hold 92.0 % of the targets" in text.summary
+    assert "dubio attack" not in text.summary
 
 
 def test_parts_of_records_that_are_missing_leave_their_figures_out(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_best_epoch_is_told_even_where_points_are_left_out(tmp_path: Path) -
     report, _, _ = written(tmp_path, folder)
     (figure,) = section(report, "training").blocks
     assert len(figure.series[0].x) <= 102
-    assert "least 0.5 in epoch 780, 1 in the last" in figure.words
+    assert "least 0.5 in epoch 780, 1 in the last" in figure.summary
     assert thinned(1000)[:2] == [0, 10]
     assert thinned(1000)[-1] == 999
 
@@ -224,7 +224,7 @@ def test_attacked_images_that_turned_come_first_with_what_was_added(tmp_path: Pa
         "before: right, after: wrong",
         "added: at most 0.1, shown 10 times as strong",
     )
-    assert [picture.words for picture in first.pictures] == [
+    assert [picture.summary for picture in first.pictures] == [
         *("Test example 23, before", "Test example 23, what was added", "Test example 23, after")
     ]
 
@@ -282,23 +282,24 @@ def test_bars_of_doubt_are_as_long_as_their_caption_says(tmp_path: Path) -> None
     found = classification()
     found.save(folder / "evaluation.json")
     report, _, _ = written(tmp_path, folder)
-    (chart,) = section(report, "doubt").blocks
+    (chart,) = section(report, "uncertainty").blocks
     assert isinstance(chart, Stacks)
     lengths = [sum(parts) for parts in zip(*chart.parts.values(), strict=True)]
-    assert lengths == pytest.approx([part.entropy for part in found.doubt.values()], rel=1e-3)
+    assert lengths == pytest.approx([part.entropy for part in found.uncertainty.values()], rel=1e-3)
     for group, length in zip(chart.rows, lengths, strict=True):
-        assert f"{group}: entropy {number(length)}," in chart.words
+        assert f"{group}: entropy {number(length)}," in chart.summary
 
 
 def test_parts_that_do_not_add_up_are_not_drawn(tmp_path: Path) -> None:
     """Earlier versions calibrated the entropy and not its parts."""
     folder = write_run(tmp_path / "first")
-    doubt = {
-        name: dataclasses.replace(part, entropy=0.4 * part.entropy) for name, part in classification().doubt.items()
+    uncertainty = {
+        name: dataclasses.replace(part, entropy=0.4 * part.entropy)
+        for name, part in classification().uncertainty.items()
     }
-    classification(doubt=doubt).save(folder / "evaluation.json")
+    classification(uncertainty=uncertainty).save(folder / "evaluation.json")
     report, _, _ = written(tmp_path, folder)
-    (note,) = section(report, "doubt").blocks
+    (note,) = section(report, "uncertainty").blocks
     assert isinstance(note, Note)
     assert "dubio evaluate first again" in note.text
 

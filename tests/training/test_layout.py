@@ -98,7 +98,7 @@ def test_a_network_that_does_not_run_channels_last_is_left_as_it_was(
         monkeypatch.setattr(layout, "DEVICES", devices)
         model, images = network(channels, size, viewed)
         before = strides(model)
-        step = dubio.TracedCall(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()))
+        step = dubio.Step(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()))
         step._compile = True  # as on a GPU
         found.append([step(images, LABELS).total for _ in range(2)])
         assert step.how == "compiled"
@@ -111,7 +111,7 @@ def test_compiled_steps_are_the_same_in_either_layout(gpu: None, monkeypatch: py
     for devices in (("cpu",), ()):
         monkeypatch.setattr(layout, "DEVICES", devices)
         model, images = network(2, 3, flattened)
-        step = dubio.TracedCall(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()), fast=True)
+        step = dubio.Step(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()), fast=True)
         found.append([step(images, LABELS).total for _ in range(3)])
         assert model.convolution.weight_posterior.mean.is_contiguous() is not bool(devices)
         assert step.how == "compiled"
@@ -125,7 +125,7 @@ def test_members_of_an_ensemble_are_laid_out(gpu: None, monkeypatch: pytest.Monk
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
         model, images = dubio.Ensemble(2).convert(net), torch.randn(6, 2, 8, 8)
-        step = dubio.TracedCall(model, dubio.ELBO(6), torch.optim.Adam(model.parameters()), num_samples=2, fast=True)
+        step = dubio.Step(model, dubio.ELBO(6), torch.optim.Adam(model.parameters()), num_samples=2, fast=True)
         found.append([step(images, LABELS).total for _ in range(3)])
         assert [member[0].weight.is_contiguous() for member in model.members] == [not devices, not devices]
         assert step.how == "compiled"
@@ -163,7 +163,7 @@ def test_a_step_that_laid_out_filters_is_kept_for_the_next_run(gpu: None, monkey
 def test_a_step_knows_where_parameters_are_and_how_they_lie() -> None:
     model, images = network(2, 3, flattened)
     model.register_buffer("graph", torch.eye(4).to_sparse())  # which is nowhere
-    step = dubio.TracedCall(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()), fast=False)
+    step = dubio.Step(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()), fast=False)
     step(images, LABELS)
     assert step.is_in_place
     filters = model.convolution.weight_posterior.mean
@@ -188,7 +188,7 @@ def test_an_eager_step_leaves_filters_alone_and_one_that_falls_back_puts_them_ba
     for fast, how in ((False, "eager"), ("auto", "eager, since the compiler gave up")):
         model, images = network(2, 3, flattened)
         before = strides(model)
-        step = dubio.TracedCall(model, Penalised(num_data=6), torch.optim.Adam(model.parameters()), fast=fast)
+        step = dubio.Step(model, Penalised(num_data=6), torch.optim.Adam(model.parameters()), fast=fast)
         step._compile = fast == "auto"  # as on a GPU
         for _ in range(2):
             step(images, LABELS)

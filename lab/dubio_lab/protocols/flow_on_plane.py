@@ -172,7 +172,7 @@ def _draw(trial: Trial, model: nn.Module, points: Examples) -> None:
             points.targets[:300],
             file,
             num_samples=trial.settings["draws"],
-            doubt="entropy",
+            uncertainty="entropy",
             classes=points.classes,
             seed=trial.judging_seed,
         ),

@@ -347,9 +347,9 @@ def _in_turns(model: nn.Module, num_samples: int, chunk: int | None) -> int | No
     for module in model.modules():
         if not hasattr(type(module), "member_names") or not any(part.training for part in module.modules()):
             continue
-        member_names = len(cast(OneMemberPerDraw, module).member_names())
-        if member_names < num_samples and list(module.buffers()):
-            chunk = min(member_names, chunk or member_names)
+        num_members = len(cast(OneMemberPerDraw, module).member_names())
+        if num_members < num_samples and list(module.buffers()):
+            chunk = min(num_members, chunk or num_members)
     return chunk
 
 

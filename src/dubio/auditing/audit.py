@@ -141,7 +141,7 @@ def _record(bench: AuditSession, checks: list[CheckRecord], fingerprint: str, be
             sum(attempt.backwards for attempt in tried),
             time.perf_counter() - began,
         ),
-        build_optimizer=versions(),
+        made_by=versions(),
     )
 
 
@@ -176,7 +176,7 @@ def _run(check: Check, bench: AuditSession, bar: AuditProgress) -> CheckRecord:
         check.name,
         check.required and not skipped,
         "warn" if softened else found.status,
-        found.words,
+        found.summary,
         found.value,
         found.limit,
         found.curve,

@@ -90,7 +90,7 @@ class CheckRecord:
     name: str
     required: bool
     status: Verdict
-    words: str
+    summary: str
     value: float | None = None
     limit: float | None = None
     curve: tuple[CurvePoint, ...] = ()
@@ -146,7 +146,7 @@ class Audit(Record):
     data: str
     fingerprint: str
     cost: Cost
-    build_optimizer: dict[str, str] = field(default_factory=dict)
+    made_by: dict[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> tuple[CheckRecord, ...]:

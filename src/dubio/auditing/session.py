@@ -438,7 +438,7 @@ class Finding:
     """What a check found."""
 
     status: Verdict
-    words: str
+    summary: str
     value: float | None = None
     limit: float | None = None
     curve: tuple[CurvePoint, ...] = ()
@@ -460,11 +460,11 @@ class Check:
 
 
 def fall_within(
-    fall: PairedDifference, limit: float, words: str, more: str, shown: tuple[CurvePoint, ...] = ()
+    fall: PairedDifference, limit: float, summary: str, more: str, shown: tuple[CurvePoint, ...] = ()
 ) -> Finding:
     """Whether a fall of the accuracy is surely within a limit; if not, whether the fall or the doubt is too large."""
     way = "rises" if fall.value < 0.0 else "falls"
-    told = f"{words} {way} by {points(abs(fall.value))} (a fall of at most {points(max(fall.high, 0.0))})."
+    told = f"{summary} {way} by {points(abs(fall.value))} (a fall of at most {points(max(fall.high, 0.0))})."
     if fall.high <= limit:
         return Finding("pass", told, fall.high, limit, shown)
     reason = more if fall.value > limit else f"More than {points(limit)} cannot be excluded: more images would tell."

@@ -467,8 +467,8 @@ def audit_run(
             folder=folder,
             progress=not quiet,
         )
-    told = {**found.build_optimizer, "command": shlex.join(command), "network": network_of(named, runs).tensors or ""}
-    found = dataclasses.replace(found, build_optimizer=told)
+    told = {**found.made_by, "command": shlex.join(command), "network": network_of(named, runs).tensors or ""}
+    found = dataclasses.replace(found, made_by=told)
     found.save(folder / FILE)
     _show(found)
     if not quiet:
@@ -489,7 +489,7 @@ def tabulate_audit(found: Audit) -> PlainTable:
     table.add_column("what was found")
     for check in found.checks:
         mark = f"{check.id}{'*' if check.required else ''}"
-        table.add_row(mark, check.name, Text(check.status, STYLES[check.status]), Text(check.words))
+        table.add_row(mark, check.name, Text(check.status, STYLES[check.status]), Text(check.summary))
     return table
 
 

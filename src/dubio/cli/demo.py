@@ -131,7 +131,7 @@ def _try(name: str, number: int, splits: Splits, runs: Path, size: Size, progres
     evaluation = evaluate(model, test, ood={"noise": noise_like(test)}, num_samples=size.num_draws)
     network = network_of(run, runs)
     told = {"command": f"dubio evaluate {run} --samples {size.num_draws}", "network": network.network}
-    evaluation = replace(evaluation, build_optimizer=evaluation.build_optimizer | told)
+    evaluation = replace(evaluation, made_by=evaluation.made_by | told)
     evaluation.save(runs / run / EVALUATION)
     epoch_bar.say(f"attacking {name}")
     chosen, epsilons = choose_images(test, size.num_attacked), {f"{EPSILON:g}": EPSILON}
@@ -156,12 +156,12 @@ def _look_further(
         epoch_bar.say(f"auditing {name}")
         found = audit(model, splits.test, epsilon=EPSILON, budget="tiny", progress=False)
         command = f"dubio audit {run} --epsilon {EPSILON:g} --budget tiny"
-        told = {**found.build_optimizer, "command": command, "network": network.tensors or ""}
-        audited = replace(found, build_optimizer=told)
+        told = {**found.made_by, "command": command, "network": network.tensors or ""}
+        audited = replace(found, made_by=told)
         audited.save(runs / run / AUDIT)
     if name == "bayes":
         measured = measure(model, splits.validation)
-        replace(measured, build_optimizer=told_of(f"dubio prune {run}", run, network)).save(runs / run / PRUNING)
+        replace(measured, made_by=told_of(f"dubio prune {run}", run, network)).save(runs / run / PRUNING)
     return audited
 
 
@@ -184,8 +184,11 @@ def _table(shown: Sequence[Shown], count: int, size: Size) -> PlainTable:
     for heading in ("accuracy", "NLL", "ECE", "entropy", "on\nnoise", "R_pred", "R_1"):
         table.add_column(heading, justify="right", vertical="bottom")
     for row in shown:
-        metrics, doubt = row.evaluation.metrics, row.evaluation.doubt
-        figures = (*(metrics[name].value for name in ("accuracy", "nll", "ece", "entropy")), doubt["noise"].entropy)
+        metrics, uncertainty = row.evaluation.metrics, row.evaluation.uncertainty
+        figures = (
+            *(metrics[name].value for name in ("accuracy", "nll", "ece", "entropy")),
+            uncertainty["noise"].entropy,
+        )
         left = (row.attacked.predictive.value, row.attacked.single.value)
         table.add_row(row.method, *(f"{figure:.3f}" for figure in (*figures, *left)))
     return table

@@ -70,7 +70,7 @@ def evaluate_run(
     command += [part for option, value in given.items() if value is not None for part in (option, value)]
     command += [part for option, (own, usual) in others.items() if own != usual for part in (option, str(own))]
     told = {"command": shlex.join(command), "network": network_of(named, runs).network}
-    found = dataclasses.replace(found, build_optimizer=found.build_optimizer | told)
+    found = dataclasses.replace(found, made_by=found.made_by | told)
     folder = out or folder_of(named, runs)
     folder.mkdir(parents=True, exist_ok=True)
     found.save(folder / FILE)

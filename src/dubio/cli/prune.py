@@ -88,7 +88,7 @@ def prune(
     if fraction is None and max_loss is None:
         measured = measure(model, validation, by, what, each_layer, samples, seed)
         told = told_of(command_line("prune", own, options), own, network_of(named, runs))
-        dataclasses.replace(measured, build_optimizer=told).save(folder / RECORD)
+        dataclasses.replace(measured, made_by=told).save(folder / RECORD)
         Console().print(_table(measured.curve, what))
         size = f"{measured.num_weights:,} weights, {measured.bytes_before:,} bytes"
         say(size if quiet else f"{size}; record: {folder / RECORD}")
@@ -189,7 +189,7 @@ def _write_files(model: nn.Module, record: Pruning, command: Command, source: Pa
             shutil.copyfile(source / file, folder / file)
     save(model, folder / MODEL)
     told = told_of(command.line, command.run, network_of(str(folder / MODEL), folder))
-    dataclasses.replace(record, build_optimizer=told).save(folder / RECORD)
+    dataclasses.replace(record, made_by=told).save(folder / RECORD)
     before = [known for known in read_commands(source) if known.kind == "prune"]  # what was decided is dropped
     write_commands(folder, (*before, command))
     # Its own shapes: training would build the whole network, and must not go on here as if nothing had happened.

@@ -24,6 +24,7 @@ from dubio.codec import (
     MAX_BYTES,
     RecordError,
     check_fields,
+    current_names,
     dump_json,
     forget_commands,
     printable,
@@ -217,7 +218,7 @@ def _is_of_a_run(file: Path) -> bool:
 
 def _config(file: Path) -> dict[str, Any]:
     """The configuration of a run."""
-    config = read_object(file)
+    config: dict[str, Any] = current_names(read_object(file))
     if not {"method", "epochs"} <= config.keys():
         raise RecordError(f"{file} is not the configuration of a run: it names no method or no epochs")
     check_fields(config, {"method": str, "epochs": int, "num_processes": int}, str(file))

@@ -21,7 +21,7 @@ from dubio.calibrators import DecisionWarning, decisions_of
 from dubio.convert import change_spec
 from dubio.data import CORRUPTIONS, Examples, batches_from, corrupt, fingerprint_of, order_of
 from dubio.evaluation.judge import in_rows, judge, judge_unseen
-from dubio.evaluation.metrics import GROUPS, class_measures, doubt_of
+from dubio.evaluation.metrics import GROUPS, class_measures, uncertainty_of
 from dubio.evaluation.records import CorruptionPoint, DataRecord, Evaluation
 from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive, predict
 from dubio.version import versions
@@ -113,7 +113,7 @@ def evaluate(
         evaluation = replace(evaluation, corruptions=curves)
     _keep_fingerprint(model, judged)
     seconds = time.perf_counter() - began
-    return replace(evaluation, decided=decisions_of(model).told(), seconds=seconds, build_optimizer=versions())
+    return replace(evaluation, decided=decisions_of(model).told(), seconds=seconds, made_by=versions())
 
 
 def _with_unseen(
@@ -128,8 +128,8 @@ def _with_unseen(
     judged = {
         name: judge_unseen(known, strange, unseen[name][1], num_resamples, seed) for name, strange in found.items()
     }
-    doubts = {name: doubt_of(strange) for name, strange in found.items()}
-    return replace(evaluation, unseen=judged, doubt=evaluation.doubt | doubts)
+    uncertainties = {name: uncertainty_of(strange) for name, strange in found.items()}
+    return replace(evaluation, unseen=judged, uncertainty=evaluation.uncertainty | uncertainties)
 
 
 def _corruption_curve(examples: Examples, name: str, draw: Drawing, seed: int) -> tuple[CorruptionPoint, ...]:
@@ -140,8 +140,8 @@ def _corruption_curve(examples: Examples, name: str, draw: Drawing, seed: int) -
         found = in_rows(draw(inputs))
         measured = class_measures(found.log_probs, targets.cpu())
         own = {key: measured[key].item() for key in ("accuracy", "nll", "ece", "entropy")}
-        doubt = found.mutual_information.double().mean().item()
-        points.append(CorruptionPoint(strength, **own, mutual_information=doubt))
+        uncertainty = found.mutual_information.double().mean().item()
+        points.append(CorruptionPoint(strength, **own, mutual_information=uncertainty))
     return tuple(points)
 
 

@@ -26,13 +26,13 @@ from dubio.evaluation.metrics import (
     class_measures,
     class_table,
     confidence_histogram,
-    doubt_by_group,
     histogram,
     notable_examples,
     real_measures,
     real_measures_per_example,
     reliability_bins,
     risk_curve,
+    uncertainty_by_group,
     weighted_mean,
 )
 from dubio.evaluation.records import DataRecord, DetectionScore, DrawCheck, Estimate, Evaluation, IntervalRow, UnseenSet
@@ -128,7 +128,7 @@ def judge_classes(
         reliability=reliability_bins(confidence, correct),
         confidence=confidence_histogram(confidence, correct),
         risk_coverage=risk_curve(confidence, correct),
-        doubt=doubt_by_group(found, correct),
+        uncertainty=uncertainty_by_group(found, correct),
         classes=class_table(found.log_probs, labels, names),
         notable=notable_examples(found, labels, names, inputs),
         per_example=class_values(correct, -found.log_probs.gather(-1, labels[:, None]).squeeze(-1), confidence),

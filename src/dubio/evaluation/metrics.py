@@ -27,8 +27,8 @@ __all__ = [
     "GROUPS",
     "class_table",
     "confidence_histogram",
-    "doubt_by_group",
-    "doubt_of",
+    "uncertainty_by_group",
+    "uncertainty_of",
     "histogram",
     "notable_examples",
     "reliability_bins",
@@ -193,13 +193,13 @@ def class_table(
     return tuple(rows)
 
 
-def doubt_by_group(found: ClassificationPredictive, correct: Bool[Tensor, " example"]) -> dict[str, Uncertainty]:
+def uncertainty_by_group(found: ClassificationPredictive, correct: Bool[Tensor, " example"]) -> dict[str, Uncertainty]:
     """Mean doubt on all examples, and on those that are right and wrong, where there are any."""
     groups = zip(GROUPS, (torch.ones_like(correct), correct, ~correct), strict=True)
-    return {name: doubt_of(found, rows) for name, rows in groups if bool(rows.any())}
+    return {name: uncertainty_of(found, rows) for name, rows in groups if bool(rows.any())}
 
 
-def doubt_of(found: ClassificationPredictive, rows: Bool[Tensor, " example"] | None = None) -> Uncertainty:
+def uncertainty_of(found: ClassificationPredictive, rows: Bool[Tensor, " example"] | None = None) -> Uncertainty:
     """Mean doubt over some examples."""
     parts = (found.entropy, found.expected_entropy, found.mutual_information)
     chosen = [part if rows is None else part[rows] for part in parts]

@@ -246,7 +246,7 @@ class Evaluation(Record):
     """Of the confidence, groups ``right`` and ``wrong``."""
     risk_coverage: Curve | None = None
     """The error among the most confident, by their share."""
-    doubt: dict[str, Uncertainty] = field(default_factory=dict)
+    uncertainty: dict[str, Uncertainty] = field(default_factory=dict)
     """By group: ``all``, ``right``, ``wrong``, and each unseen set."""
     classes: tuple[ClassRow, ...] = ()
     intervals: tuple[IntervalRow, ...] = ()
@@ -258,7 +258,7 @@ class Evaluation(Record):
     """What paired tests need: ``correct``, ``nll``, ``confidence``; or ``square``, ``mae``, ``nll``, ``crps``."""
     baseline: dict[str, float] = field(default_factory=dict)
     """What always predicting the mean of these targets gives: ``rmse``."""
-    build_optimizer: dict[str, str] = field(default_factory=dict)
+    made_by: dict[str, str] = field(default_factory=dict)
     """Versions, and the command where there was one."""
 
     def to_dict(self) -> dict[str, Any]:

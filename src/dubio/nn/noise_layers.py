@@ -325,9 +325,7 @@ class RandomDropout(_Masks):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.dubio_plain_class.__name__
-        raise TypeError(
-            f"an always-on {name} is made from a plain one: dubio.Dropout().convert(torch.nn.{name}(...))"
-        )
+        raise TypeError(f"an always-on {name} is made from a plain one: dubio.Dropout().convert(torch.nn.{name}(...))")
 
     def forward(self, input: Tensor) -> Tensor:
         """The inputs with some of them dropped."""

@@ -75,7 +75,7 @@ class Regions:
     """The most probable class."""
     confidence: Float[Tensor, "row column"]
     """Its probability."""
-    doubt: Float[Tensor, "row column"]
+    uncertainty: Float[Tensor, "row column"]
     num_classes: int
 
 
@@ -86,7 +86,7 @@ def regions_of(
     resolution: int = 120,
     *,
     num_samples: int = 100,
-    doubt: UncertaintyMeasure = "mutual_information",
+    uncertainty: UncertaintyMeasure = "mutual_information",
     seed: int = 0,
 ) -> Regions:
     """Ask a network that reads two numbers about a grid of places.
@@ -100,17 +100,17 @@ def regions_of(
         doubt: which doubt; mutual_information, entropy, expected_entropy, variation_ratio or top_std.
         seed: which draws.
     """
-    _check_grid(low, high, resolution, doubt)
+    _check_grid(low, high, resolution, uncertainty)
 
     x, y = (torch.linspace(first, last, resolution) for first, last in zip(low, high, strict=True))
     across, up = torch.meshgrid(x, y, indexing="xy")
     places = torch.stack([across, up], dim=-1).flatten(0, 1)
     found = classes_of(model, places, num_samples=num_samples, seed=seed)
-    label, confidence, doubts = (
+    label, confidence, uncertainties = (
         values.cpu().unflatten(0, (resolution, resolution))
-        for values in (found.label, found.confidence, getattr(found, doubt))
+        for values in (found.label, found.confidence, getattr(found, uncertainty))
     )
-    return Regions(x, y, label, confidence, doubts, found.log_probs.shape[-1])
+    return Regions(x, y, label, confidence, uncertainties, found.log_probs.shape[-1])
 
 
 def draw_regions(
@@ -123,7 +123,7 @@ def draw_regions(
     high: tuple[float, float] | None = None,
     resolution: int = 120,
     num_samples: int = 100,
-    doubt: UncertaintyMeasure = "mutual_information",
+    uncertainty: UncertaintyMeasure = "mutual_information",
     classes: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Any:
@@ -147,33 +147,33 @@ def draw_regions(
 
     points, truths = inputs.detach().float().cpu(), labels.cpu()
     low, high = low or _corner(points, -1), high or _corner(points, 1)
-    regions = regions_of(model, low, high, resolution, num_samples=num_samples, doubt=doubt, seed=seed)
-    dots = regions_of(model, *_inside(low, high), DOTS, num_samples=num_samples, doubt=doubt, seed=seed)
+    regions = regions_of(model, low, high, resolution, num_samples=num_samples, uncertainty=uncertainty, seed=seed)
+    dots = regions_of(model, *_inside(low, high), DOTS, num_samples=num_samples, uncertainty=uncertainty, seed=seed)
     names = class_names(classes, regions.num_classes)
     if not 0 <= int(truths.min()) <= int(truths.max()) < len(names):
         raise ValueError(f"labels must be from 0 to {len(names) - 1}, got {int(truths.min())} to {int(truths.max())}")
-    of_points = getattr(classes_of(model, inputs, num_samples=num_samples, seed=seed), doubt).cpu()
-    most = max(dots.doubt.max().item(), of_points.max().item())
+    of_points = getattr(classes_of(model, inputs, num_samples=num_samples, seed=seed), uncertainty).cpu()
+    most = max(dots.uncertainty.max().item(), of_points.max().item())
 
     axes = figure.subplots()
     colours = class_colours(len(names))
     _paint(axes, regions, colours)
     across, up = torch.meshgrid(dots.x, dots.y, indexing="xy")
-    axes.scatter(across, up, s=areas(dots.doubt, most), facecolors="none", edgecolors="#444444", linewidths=0.7)
+    axes.scatter(across, up, s=areas(dots.uncertainty, most), facecolors="none", edgecolors="#444444", linewidths=0.7)
     for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
         own = truths == number
         x, y = points[own].T
         sizes = areas(of_points[own], most)
         axes.scatter(x, y, s=sizes, color=colour, edgecolors="white", linewidths=0.5, zorder=3, label=name)
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-    _explain(figure, axes, names, colours, doubt, most)
+    _explain(figure, axes, names, colours, uncertainty, most)
     write(figure, path)
     return figure
 
 
-def areas(doubt: Float[Tensor, "*batch"], most: float) -> Float[Tensor, "*batch"]:
+def areas(uncertainty: Float[Tensor, "*batch"], most: float) -> Float[Tensor, "*batch"]:
     """Areas of dots: without doubt the smallest, at the most doubt the largest, in proportion between them."""
-    return SMALLEST + (LARGEST - SMALLEST) * doubt / max(most, 1e-6)
+    return SMALLEST + (LARGEST - SMALLEST) * uncertainty / max(most, 1e-6)
 
 
 def _paint(axes: Any, regions: Regions, colours: list[Any]) -> None:
@@ -195,7 +195,7 @@ def _paint(axes: Any, regions: Regions, colours: list[Any]) -> None:
     )
 
 
-def _explain(figure: Any, axes: Any, names: list[str], colours: list[Any], doubt: str, most: float) -> None:
+def _explain(figure: Any, axes: Any, names: list[str], colours: list[Any], uncertainty: str, most: float) -> None:
     """Two legends beside the picture: what colours and what sizes mean."""
     from matplotlib.lines import Line2D
 
@@ -213,7 +213,7 @@ def _explain(figure: Any, axes: Any, names: list[str], colours: list[Any], doubt
         handles=points, title="class\n(pale: not sure)", loc="upper left", bbox_to_anchor=(1.03, 1.0), **looks
     )
     axes.add_artist(upper)
-    title = f"size: {doubt.replace('_', ' ')}\n({UNITS.get(doubt, 'nats')})"
+    title = f"size: {uncertainty.replace('_', ' ')}\n({UNITS.get(uncertainty, 'nats')})"
     axes.legend(handles=sizes, title=title, loc="lower left", bbox_to_anchor=(1.03, 0.0), **looks)
 
 
@@ -237,13 +237,13 @@ def _check_points(inputs: Tensor, labels: Tensor) -> None:
     check_labels(inputs, labels)
 
 
-def _check_grid(low: tuple[float, float], high: tuple[float, float], resolution: int, doubt: str) -> None:
+def _check_grid(low: tuple[float, float], high: tuple[float, float], resolution: int, uncertainty: str) -> None:
     if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 2:
         raise ValueError(f"resolution must be a whole number of at least 2, got {resolution!r}")
     if len(low) != 2 or len(high) != 2 or not all(first < last for first, last in zip(low, high, strict=True)):
         raise ValueError(f"low and high must be corners (x, y), low below high on both axes, got {low} and {high}")
-    if doubt not in get_args(UncertaintyMeasure):
-        raise ValueError(f"doubt must be one of {', '.join(get_args(UncertaintyMeasure))}, got {doubt!r}")
+    if uncertainty not in get_args(UncertaintyMeasure):
+        raise ValueError(f"uncertainty must be one of {', '.join(get_args(UncertaintyMeasure))}, got {uncertainty!r}")
 
 
 MOST = 8

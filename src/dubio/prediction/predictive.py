@@ -169,7 +169,8 @@ class ClassificationPredictive(Predictive):
 
     def __repr__(self) -> str:
         return (
-            f"ClassificationPredictive({_count(self.label)}, {self.log_probs.shape[-1]} classes, {self.num_samples} draws, "
+            f"ClassificationPredictive({_count(self.label)}, {self.log_probs.shape[-1]} classes, "
+            f"{self.num_samples} draws, "
             f"seed {self.seed}: mean confidence {self.confidence.mean():.3f}, entropy {self.entropy.mean():.3f}, "
             f"mutual information {self.mutual_information.mean():.3f})"
         )

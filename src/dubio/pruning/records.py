@@ -97,7 +97,7 @@ class Pruning(Record):
     nll_after: float | None = None
     removed: float | None = None
     """The share that is really gone: every layer keeps a unit, and what went before stays gone."""
-    build_optimizer: dict[str, str] = field(default_factory=dict)
+    made_by: dict[str, str] = field(default_factory=dict)
     """The command, the run that it began with and the network that it is about, where there was a command."""
 
     def __str__(self) -> str:

@@ -62,7 +62,7 @@ def _draw_lines(figure: LineChart) -> str:
     at_ends = 1 < len(names) <= MOST_LABELS and max(map(len, names)) <= LONGEST_LABEL
     in_legend = [] if at_ends or len(names) == 1 else names
     top = legend_height(in_legend)
-    svg = canvas(figure.title, figure.words, top + PLOT_HEIGHT + BOTTOM)
+    svg = canvas(figure.title, figure.summary, top + PLOT_HEIGHT + BOTTOM)
     right = 1.06 * SIGN_WIDTH * max(map(len, names)) + 14 if at_ends else RIGHT
     axes = _axes_of(figure, top, WIDTH - right)
     draw_axes(svg, axes)
@@ -159,7 +159,7 @@ def _draw_bars(figure: Bars) -> str:
     styles = [f"{'area' if place == 0 else 'outline'} s{place % COLOURS}" for place in range(len(names))]
     in_legend = names if len(names) > 1 else []
     top = legend_height(in_legend)
-    svg = canvas(figure.title, figure.words, top + PLOT_HEIGHT + BOTTOM)
+    svg = canvas(figure.title, figure.summary, top + PLOT_HEIGHT + BOTTOM)
     highest = max(max(shares, default=0.0) for shares in figure.groups.values()) or 1.0
     headroom = 1.05 if figure.line is None else 1.2
     x = Scale(figure.edges[0], figure.edges[-1], LEFT, WIDTH - RIGHT)
@@ -180,7 +180,7 @@ def _draw_bars(figure: Bars) -> str:
 def _draw_reliability(figure: ReliabilityChart) -> str:
     names = ["accuracy", "share of examples"]
     top = legend_height(names)
-    svg = canvas(figure.title, figure.words, top + PLOT_HEIGHT + BOTTOM)
+    svg = canvas(figure.title, figure.summary, top + PLOT_HEIGHT + BOTTOM)
     x, y = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT), Scale(0.0, 1.0, top + PLOT_HEIGHT, top)
     draw_axes(svg, Axes(x, y, "confidence", "accuracy"))
     edges = [place / len(figure.share) for place in range(len(figure.share) + 1)]
@@ -210,7 +210,7 @@ def _draw_stacks(figure: Stacks) -> str:
     styles = [f"{'solid' if place == 0 else 'outline'} s{place % COLOURS}" for place in range(len(names))]
     top, step = legend_height(names), 34.0
     height = top + step * len(figure.rows)
-    svg = canvas(figure.title, figure.words, height + BOTTOM)
+    svg = canvas(figure.title, figure.summary, height + BOTTOM)
     wholes = [sum(parts) for parts in zip(*figure.parts.values(), strict=True)]
     begin = 18 + SIGN_WIDTH * min(max(map(len, figure.rows)), 20)
     x = Scale(0.0, max(wholes) or 1.0, begin, WIDTH - RIGHT - 34)
@@ -246,12 +246,12 @@ SIGN_WIDTH = 7.2
 """Of a letter at 12 pixels, on average."""
 
 
-def canvas(title: str, words: str, height: float) -> Element:
+def canvas(title: str, summary: str, height: float) -> Element:
     """An empty drawing that says what it shows."""
-    size = {"viewBox": f"0 0 {WIDTH:g} {height:g}", "role": "img", "aria-label": f"{title}. {words}"}
+    size = {"viewBox": f"0 0 {WIDTH:g} {height:g}", "role": "img", "aria-label": f"{title}. {summary}"}
     svg = Element("svg", size)
     SubElement(svg, "title").text = title
-    SubElement(svg, "desc").text = words
+    SubElement(svg, "desc").text = summary
     return svg
 
 

@@ -165,7 +165,7 @@ def prune_commands(record: RunRecord) -> list[str]:
     """``dubio prune``: what made a run from the one that was trained, step by step, and what measured it."""
     lines = [command.line for command in record.commands if command.kind == "prune"]
     if record.pruning is not None:
-        lines.append(record.pruning.build_optimizer.get("command") or _rebuilt(record, record.pruning))
+        lines.append(record.pruning.made_by.get("command") or _rebuilt(record, record.pruning))
     return list(dict.fromkeys(lines))
 
 
@@ -198,8 +198,8 @@ def _trained_name(record: RunRecord) -> str:
         return pruned[0].run
     if record.pruning is None or not record.pruning.num_removed:
         return name
-    if "run" in record.pruning.build_optimizer:
-        return record.pruning.build_optimizer["run"]
+    if "run" in record.pruning.made_by:
+        return record.pruning.made_by["run"]
     return name.removesuffix("-pruned") if name.endswith("-pruned") else f"{name}-whole"
 
 
@@ -225,12 +225,12 @@ def _commands(record: RunRecord) -> Commands:
     if record.evaluation is not None:
         found = record.evaluation
         lines += [decisions.pop(what) for what in list(decisions) if what in found.decided]
-        lines.append(found.build_optimizer.get("command", f"dubio evaluate {shlex.quote(name)}"))
+        lines.append(found.made_by.get("command", f"dubio evaluate {shlex.quote(name)}"))
         facts["judged on"] = (
             f"{found.data.name}, {found.data.num_examples} examples, fingerprint {found.data.fingerprint}"
         )
         facts["draws"] = f"{found.num_samples}, seed {found.seed}"
-        facts["versions of the evaluation"] = _pairs({k: v for k, v in found.build_optimizer.items() if k not in TOLD})
+        facts["versions of the evaluation"] = _pairs({k: v for k, v in found.made_by.items() if k not in TOLD})
         facts.update(
             {f"unseen data: {other}": f"fingerprint {part.fingerprint}" for other, part in found.unseen.items()}
         )
@@ -245,7 +245,7 @@ def _commands(record: RunRecord) -> Commands:
         threat = record.audit.threat
         asked = f"--epsilon {threat.epsilon:g} --norm {threat.norm} --budget {threat.budget}"
         plain = f"dubio audit {shlex.quote(name)} {asked}"
-        lines.append(record.audit.build_optimizer.get("command", plain))
+        lines.append(record.audit.made_by.get("command", plain))
         facts["audited"] = f"{record.audit.data}, fingerprint {record.audit.fingerprint}, seed {threat.seed}"
     lines = [line if line.startswith("# ") else checked(line) for line in lines]
     return Commands(record.name, tuple(dict.fromkeys(lines)), {key: value for key, value in facts.items() if value})

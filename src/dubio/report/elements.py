@@ -140,7 +140,7 @@ class LineChart:
     """Lines over one axis."""
 
     title: str
-    words: str
+    summary: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
@@ -157,7 +157,7 @@ class Bars:
     """How often values fall between edges, for each of several groups, as shares of the group."""
 
     title: str
-    words: str
+    summary: str
     x_label: str
     y_label: str
     edges: tuple[float, ...]
@@ -171,7 +171,7 @@ class ReliabilityChart:
     """By bin of confidence, the share of examples, their mean confidence and their accuracy."""
 
     title: str
-    words: str
+    summary: str
     share: tuple[float, ...]
     confidence: tuple[float | None, ...]
     accuracy: tuple[float | None, ...]
@@ -182,7 +182,7 @@ class Stacks:
     """Parts of a whole, one bar for each row."""
 
     title: str
-    words: str
+    summary: str
     x_label: str
     rows: tuple[str, ...]
     parts: dict[str, tuple[float, ...]]
@@ -196,7 +196,7 @@ class Picture:
     """An image as a ``data:`` address, and what it shows in words."""
 
     source: str
-    words: str
+    summary: str
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Gallery:
     """Examples side by side."""
 
     title: str
-    words: str
+    summary: str
     cards: tuple[Card, ...]
 
 
@@ -257,7 +257,7 @@ class Report:
     summary: tuple[str, ...]
     headlines: tuple[HeadlineTable, ...]
     sections: tuple[Section, ...]
-    build_optimizer: dict[str, str]
+    made_by: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; every block says of which kind it is."""
@@ -267,7 +267,7 @@ class Report:
             "summary": list(self.summary),
             "headlines": [headline.to_json() for headline in self.headlines],
             "sections": [_with_kinds(section) for section in self.sections],
-            "build_optimizer": self.build_optimizer,
+            "made_by": self.made_by,
         }
 
 

@@ -168,7 +168,7 @@ SECTIONS: tuple[tuple[Maker, str, tuple[str, ...]], ...] = (
     (judged.confidence, EVALUATE, CLASSES),
     (judged.risk_coverage, EVALUATE, CLASSES),
     (judged.intervals, EVALUATE, ("regression",)),
-    (judged.doubt, EVALUATE, CLASSES),
+    (judged.uncertainty, EVALUATE, CLASSES),
     (strange.unseen, EVALUATE, CLASSES),
     (strange.corruptions, EVALUATE, CLASSES),
     (strange.wrong_labels, EVALUATE, ()),
@@ -194,7 +194,7 @@ def make_report(records: Sequence[RunRecord], title: str | None = None) -> Repor
         summary=summarise(records, tables),
         headlines=tables,
         sections=tuple(_with_styles(part, names) for part in (*told, learned.training(records), reproduction(records))),
-        build_optimizer=versions(),
+        made_by=versions(),
     )
 
 

@@ -84,8 +84,10 @@ def _curve(attacked: list[tuple[str, ReportedAttack]], norm: str) -> LineChart:
         last = list(weakest.values())[-1]
         parts.append(f"{name}: {percent(shown[0].value)} without attack, {percent(shown[-1].value)} at {last.epsilon}")
     explained = f" ({norm}: {NORMS[norm]})" if norm in NORMS else ""
-    label, words = f"epsilon, {norm}", f"{'; '.join(parts)}{explained}."
-    return LineChart("Accuracy by size of the attack", words, label, "accuracy left", tuple(lines), y_range=(0.0, 1.0))
+    label, summary = f"epsilon, {norm}", f"{'; '.join(parts)}{explained}."
+    return LineChart(
+        "Accuracy by size of the attack", summary, label, "accuracy left", tuple(lines), y_range=(0.0, 1.0)
+    )
 
 
 def _rows(name: str, found: ReportedAttack) -> list[tuple[Cell, ...]]:
@@ -125,10 +127,10 @@ def _gallery(name: str, found: ReportedAttack, file: Path) -> Gallery | None:
         cards = _cards(found, row, file)
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read: {error}; write it anew: dubio attack {name}") from error
-    words = (
+    summary = (
         f"{row.attack} at epsilon {row.epsilon}: {percent(row.predictive.value)} of {len(found.indices)} images right."
     )
-    return Gallery(f"{name}: before and after", words, cards) if cards else None
+    return Gallery(f"{name}: before and after", summary, cards) if cards else None
 
 
 def _cards(found: ReportedAttack, row: AttackRow, file: Path) -> tuple[Card, ...]:
@@ -220,8 +222,8 @@ def _audit_curve(audited: dict[str, Audit], id: str) -> LineChart:
         shown = _check(audit, id).curve
         if len(shown) > 1:
             series.append(Series(name, tuple(point.x for point in shown), tuple(point.accuracy for point in shown)))
-    words = "; ".join(f"{line.name}: from {percent(line.y[0])} to {percent(line.y[-1])}" for line in series)
-    return LineChart(f"{id}: {title}", f"{words}.", axis, "accuracy left", tuple(series), y_range=(0.0, 1.0))
+    summary = "; ".join(f"{line.name}: from {percent(line.y[0])} to {percent(line.y[-1])}" for line in series)
+    return LineChart(f"{id}: {title}", f"{summary}.", axis, "accuracy left", tuple(series), y_range=(0.0, 1.0))
 
 
 def _accuracies(name: str, audit: Audit) -> Table:
@@ -243,7 +245,7 @@ def _checks(name: str, audit: Audit) -> Table:
             Cell(f"{check.id} {check.name}"),
             Cell(check.status + (", required" if check.required else "")),
             Cell(questions.get(check.id, "")),
-            Cell(check.words),
+            Cell(check.summary),
         )
         for check in audit.checks
     )

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dubio.auditing import Audit
-from dubio.codec import Command, RecordError, check_fields, read_commands, read_history, read_object, read_value
+from dubio.codec import (
+    Command,
+    RecordError,
+    check_fields,
+    current_names,
+    read_commands,
+    read_history,
+    read_object,
+    read_value,
+)
 from dubio.evaluation import Estimate, Evaluation
 from dubio.io import Identity, identity_of
 
@@ -196,7 +205,7 @@ class PruningRecord:
     step_seconds_after: float | None = None
     density: Density | None = None
     curve: tuple[ReportedPruningPoint, ...] = ()
-    build_optimizer: dict[str, str] = field(default_factory=dict)
+    made_by: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,10 +275,10 @@ class RunRecord:
             return ()
         now, tensors, run = self.identity.network, self.identity.tensors, shlex.quote(self.folder.resolve().name)
         known = (
-            ("judged", "evaluate", self.evaluation and self.evaluation.build_optimizer.get("network"), now),
+            ("judged", "evaluate", self.evaluation and self.evaluation.made_by.get("network"), now),
             *(("attacked", "attack", record.network, tensors) for record in self.attacks),
-            ("audited", "audit", self.audit and self.audit.build_optimizer.get("network"), tensors),
-            ("measured for pruning", "prune", self.pruning and self.pruning.build_optimizer.get("network"), tensors),
+            ("audited", "audit", self.audit and self.audit.made_by.get("network"), tensors),
+            ("measured for pruning", "prune", self.pruning and self.pruning.made_by.get("network"), tensors),
         )
         told = (
             f"{done} before the network changed; dubio {command} {run}"
@@ -301,7 +310,7 @@ def read_run(folder: str | Path) -> RunRecord:
     """A run from its folder."""
     folder = Path(folder)
     name = folder.resolve().name
-    config = _object(folder / "config.json")
+    config = current_names(_object(folder / "config.json"))
     if config is None:
         raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json; dubio runs lists runs")
     if "method" not in config:
@@ -362,7 +371,7 @@ def _record(kind: type[T], file: Path, format: str | None, command: str) -> T | 
     if format is not None and found.get("format") != format:
         raise RecordError(f"{file} must have format {format!r}, got {found.get('format')!r}; write it anew: {command}")
     try:
-        return read_value(kind, _known(kind, found))
+        return read_value(kind, current_names(_known(kind, found)))
     except ValueError as error:
         raise RecordError(f"{file} cannot be read: {error}; write it anew: {command}") from error
 

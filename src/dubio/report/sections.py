@@ -66,7 +66,7 @@ __all__ = [
     "pruning",
     "training",
     "confidence",
-    "doubt",
+    "uncertainty",
     "intervals",
     "judged_runs",
     "reliability",
@@ -190,12 +190,12 @@ def _density(name: str, found: PruningRecord) -> Bars:
     counts, edges, limit = found.density.counts, found.density.edges, found.density.threshold_db
     total = sum(counts) or 1.0
     below = sum(count for count, high in zip(counts, edges[1:], strict=True) if high <= 0.0) / total
-    words = f"{percent(below)} of the weights have more noise than signal (below 0 dB)."
+    summary = f"{percent(below)} of the weights have more noise than signal (below 0 dB)."
     if limit is not None:
-        words += f" Weights below {number(limit)} dB were removed."
+        summary += f" Weights below {number(limit)} dB were removed."
     groups = {"weights": tuple(count / total for count in counts)}
     return Bars(
-        f"{name}: signal and noise", words, "signal-to-noise ratio (dB)", "share of weights", edges, groups, limit
+        f"{name}: signal and noise", summary, "signal-to-noise ratio (dB)", "share of weights", edges, groups, limit
     )
 
 
@@ -252,15 +252,15 @@ def reliability(records: Sequence[RunRecord]) -> Section:
 
 def _reliability(name: str, bins: Bins, found: Evaluation) -> ReliabilityChart:
     ece, accuracy, sure = (found.metrics.get(metric) for metric in ("ece", "accuracy", "confidence"))
-    words = ""
+    summary = ""
     if accuracy is not None and sure is not None:
         gap = sure.value - accuracy.value
         manner = "about as sure as it is right" if abs(gap) < 0.01 else "too sure" if gap > 0 else "too modest"
-        words = f"Mean confidence {percent(sure.value)}, accuracy {percent(accuracy.value)}: {manner}. "
+        summary = f"Mean confidence {percent(sure.value)}, accuracy {percent(accuracy.value)}: {manner}. "
     if ece is not None:
-        words += f"On average over bins the two lie {points(ece.value)} apart (ECE)."
-    words = words or "Accuracy by bin of confidence."
-    return ReliabilityChart(name, words.strip(), bins.share, bins.confidence, bins.accuracy)
+        summary += f"On average over bins the two lie {points(ece.value)} apart (ECE)."
+    summary = summary or "Accuracy by bin of confidence."
+    return ReliabilityChart(name, summary.strip(), bins.share, bins.confidence, bins.accuracy)
 
 
 def confidence(records: Sequence[RunRecord]) -> Section:
@@ -310,17 +310,17 @@ def risk_coverage(records: Sequence[RunRecord]) -> Section:
     return Section("risk-coverage", "What if it may decline to answer?", about, (figure,) if lines else ())
 
 
-def doubt(records: Sequence[RunRecord]) -> Section:
+def uncertainty(records: Sequence[RunRecord]) -> Section:
     """How much doubt is in the data, and how much in the network?"""
     blocks: list[Block] = []
     for name, found in judged_runs(records):
-        if not found.doubt:
+        if not found.uncertainty:
             continue
-        groups = found.doubt
+        groups = found.uncertainty
         if not all(_adds_up(part) for part in groups.values()):
             blocks.append(Note(PARTS_OF_OTHERS.format(name=name), "warn"))
             continue
-        words = "; ".join(
+        summary = "; ".join(
             f"{group}: entropy {number(part.entropy)}, of it {number(part.mutual_information)} in the network"
             for group, part in groups.items()
         )
@@ -328,7 +328,7 @@ def doubt(records: Sequence[RunRecord]) -> Section:
             "in the data": tuple(part.expected_entropy for part in groups.values()),
             "in the network": tuple(part.mutual_information for part in groups.values()),
         }
-        blocks.append(Stacks(name, f"{words}.", "mean entropy (nats)", tuple(groups), parts))
+        blocks.append(Stacks(name, f"{summary}.", "mean entropy (nats)", tuple(groups), parts))
     about = (
         "The length of a bar is the mean entropy of predictions: all doubt, in nats; 0 is certain. The filled part is "
         "doubt in the data (expected entropy): every draw of the network has it, and more training data do not take it "
@@ -336,7 +336,7 @@ def doubt(records: Sequence[RunRecord]) -> Section:
         "gets right, long on what it gets wrong, and on unseen data long in the network's part. A network without "
         "noise has no such part."
     )
-    return Section("doubt", "Where does the doubt come from?", about, tuple(blocks))
+    return Section("uncertainty", "Where does the doubt come from?", about, tuple(blocks))
 
 
 def _adds_up(part: Uncertainty) -> bool:
@@ -421,13 +421,13 @@ def _telling(found: UnseenSet) -> str | None:
 
 def _histogram(title: str, score: str, scored: DetectionScore, num_examples: int) -> Bars:
     label = SCORE_INFO.get(score, score)
-    words = (
+    summary = (
         f"{label.capitalize()} of {num_examples} unseen examples against known ones: AUROC "
         f"{_with_interval(scored.auroc)}."
     )
     groups = {name: shares(counts) for name, counts in scored.histogram.counts.items()}
     axis = f"{label} (nats)" if score in IN_NATS else label
-    return Bars(title, words, axis, "share of the group", scored.histogram.edges, groups)
+    return Bars(title, summary, axis, "share of the group", scored.histogram.edges, groups)
 
 
 def _with_interval(found: Estimate) -> str:
@@ -479,9 +479,9 @@ def wrong_labels(records: Sequence[RunRecord]) -> Section:
         "Networks of one kind that were trained with more and more wrong labels, judged on clean test data. Good: "
         "accuracy stays high although many labels lied."
     )
-    words = "; ".join(f"{line.name}: from {number(line.y[0])} to {number(line.y[-1])}" for line in series)
+    summary = "; ".join(f"{line.name}: from {number(line.y[0])} to {number(line.y[-1])}" for line in series)
     title, axis = "Accuracy by share of wrong labels", "share of wrong labels"
-    lines = LineChart(title, f"{words}.", axis, "accuracy", tuple(series), y_range=(0.0, 1.0))
+    lines = LineChart(title, f"{summary}.", axis, "accuracy", tuple(series), y_range=(0.0, 1.0))
     return Section("labels", "What do wrong labels do?", about, (lines,) if series else ())
 
 
@@ -507,9 +507,9 @@ def _by_strength(
             at = [getattr(point, metric) for points in kinds.values() for point in points if point.strength == strength]
             means.append(sum(at) / len(at))
         lines.append(Series(run, tuple(map(float, strengths)), tuple(means)))
-    words = "; ".join(f"{line.name}: from {number(line.y[0])} to {number(line.y[-1])}" for line in lines)
+    summary = "; ".join(f"{line.name}: from {number(line.y[0])} to {number(line.y[-1])}" for line in lines)
     top = 1.0 if metric == "accuracy" else max(max(line.y) for line in lines) or 1.0
-    return LineChart(title, f"{words}.", "strength", label, tuple(lines), y_range=(0.0, top))
+    return LineChart(title, f"{summary}.", "strength", label, tuple(lines), y_range=(0.0, top))
 
 
 def _point(kind: str, point: CorruptionPoint) -> tuple[Cell, ...]:
@@ -562,8 +562,8 @@ def metrics(records: Sequence[RunRecord]) -> Section:
     for kind in dict.fromkeys(found.kind for _, found in judged):
         chosen = {name: found.metrics for name, found in judged if found.kind == kind}
         rows = tuple(
-            (Cell(words.label), *(cell(own.get(metric)) for own in chosen.values()), Cell(words.meaning))
-            for metric, words in METRICS.items()
+            (Cell(summary.label), *(cell(own.get(metric)) for own in chosen.values()), Cell(summary.meaning))
+            for metric, summary in METRICS.items()
             if any(metric in own for own in chosen.values())
         )
         blocks.append(Table(f"All numbers, {kind}", ("number", *chosen, "what it is"), rows))
@@ -588,10 +588,10 @@ def notable(records: Sequence[RunRecord]) -> Section:
     blocks: list[Block] = []
     for name, found in judged_runs(records):
         for group, examples in found.notable.items():
-            words = NOTABLE.get(group, f"Examples: {group}.")
+            summary = NOTABLE.get(group, f"Examples: {group}.")
             cards = tuple(_card(example) for example in examples)
             title = f"{name}: {group}"
-            blocks.append(Gallery(title, words, cards) if cards else Note(f"{title}: there are none."))
+            blocks.append(Gallery(title, summary, cards) if cards else Note(f"{title}: there are none."))
     about = (
         "Look at these first. The index is that of the example in the test data; doubt is its entropy in nats, and the "
         "second number the part in the network."
@@ -610,8 +610,8 @@ def _card(example: NotableExample) -> Card:
     )
     if example.image is None:
         return Card((), lines)
-    words = f"Test example {example.index}: truth {example.target}, taken for {example.label}"
-    return Card((Picture(data_address(from_thumbnail(example.image)), words),), lines)
+    summary = f"Test example {example.index}: truth {example.target}, taken for {example.label}"
+    return Card((Picture(data_address(from_thumbnail(example.image)), summary),), lines)
 
 
 GREY, COLOUR = 0, 2

@@ -254,8 +254,8 @@ DETECTORS = {"auroc_entropy": "entropy", "auroc": "mutual_information"}
 
 
 def _metric(name: str, title: str) -> Column:
-    words = METRICS[name]
-    return Column(name, title, words.meaning, "" if words.better == "neither" else words.better)
+    summary = METRICS[name]
+    return Column(name, title, summary.meaning, "" if summary.better == "neither" else summary.better)
 
 
 SIZES = (

@@ -211,9 +211,9 @@ class Processes:
         for buffer in model.buffers():
             value = self._of_first(buffer)
             if buffer.is_floating_point():  # by differences: what is equal everywhere stays as it is, infinities too
-                call_outside_vmap = torch.where(buffer == value, torch.zeros_like(buffer), buffer - value).contiguous()
-                self._sum(call_outside_vmap)
-                value = value + call_outside_vmap / self.count
+                offset = torch.where(buffer == value, torch.zeros_like(buffer), buffer - value).contiguous()
+                self._sum(offset)
+                value = value + offset / self.count
             buffer.copy_(value)
 
     @torch.no_grad()

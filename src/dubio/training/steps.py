@@ -9,9 +9,9 @@ numbers within the tolerance of floats; with ``fallback_random`` also where nois
 
 Steps that outlive a run: the same network is trained again, and compiled and recorded once.
 
-Compiling takes seconds, and so do many runs of a small network: other weights, other labels, another seed. ``StepCache``
-keeps the step of the network that was trained last, with its optimiser. A recording reads and writes tensors where they
-are, so it fits as long as the network is the same module, with the weights of the next run copied into it
+Compiling takes seconds, and so do many runs of a small network: other weights, other labels, another seed.
+``StepCache`` keeps the step of the network that was trained last, with its optimiser. A recording reads and writes
+tensors where they are, so it fits as long as the network is the same module, with the weights of the next run copied into it
 (``load_state_dict``), and as long as it is trained in the same way; else a new step is made.
 
 Invariants (``tests/training/test_keeping.py``): a run with a kept step ends as one with a new step, bit for bit on a
@@ -125,7 +125,7 @@ class Step:
     the place of others; for other options of the optimiser, or plain attributes of modules that are set later, call
     ``record_again()``. After the last batch, ``check()`` tells whether some loss was not finite.
 
-    >>> step = dubio.TracedCall(model, method.objective(len(data)), torch.optim.Adam(model.parameters()), num_samples=10)
+    >>> step = dubio.Step(model, method.objective(len(data)), torch.optim.Adam(model.parameters()), num_samples=10)
     >>> for inputs, targets in batches:
     ...     loss = step(inputs, targets)
 

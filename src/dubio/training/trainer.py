@@ -32,7 +32,15 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import Using, run
-from dubio.codec import dump_json, read_json_lines, read_object, read_value, remove_unfinished, write_atomically
+from dubio.codec import (
+    current_names,
+    dump_json,
+    read_json_lines,
+    read_object,
+    read_value,
+    remove_unfinished,
+    write_atomically,
+)
 from dubio.data import Batch, Batches, DataFingerprint
 from dubio.io import locked, save, without_ties
 from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_scale, without_weights
@@ -185,7 +193,7 @@ class Trainer:
             raise FileExistsError(
                 f"folder {self.folder} holds a run already; pass resume=True to go on, or another folder"
             )
-        saved = read_object(file) if file.exists() else None
+        saved = current_names(read_object(file)) if file.exists() else None
         if saved is not None:
             _check_same(saved, config)
         elif resume and checkpoints_in(self.folder / "checkpoint"):
@@ -557,9 +565,7 @@ def _warn_of_versions(saved: Any) -> None:
     now = versions()
     other = [name for name in VERSIONS if saved.get(name) != now[name]]
     if other:
-        before, after = (
-            " and ".join(f"{name} {versions.get(name)}" for name in other) for versions in (saved, now)
-        )
+        before, after = (" and ".join(f"{name} {versions.get(name)}" for name in other) for versions in (saved, now))
         warnings.warn(
             f"the run was trained with {before} and goes on with {after}; its numbers may differ from those of a run "
             "that was not interrupted",

@@ -65,9 +65,9 @@ def steps_converged(bench: AuditSession) -> Finding:
     if len(known) < len(counts):
         return Finding("fail", NO_GRADIENT)
     fall = functional.statistics.paired_difference(known[-2].right, known[-1].right)
-    words = f"From {counts[-2]} to {counts[-1]} steps the accuracy"
+    summary = f"From {counts[-2]} to {counts[-1]} steps the accuracy"
     more = "More steps might still leave less."
-    return fall_within(fall, bench.budget.resolution, words, more, curve(counts, known))
+    return fall_within(fall, bench.budget.resolution, summary, more, curve(counts, known))
 
 
 def iterating_helps(bench: AuditSession) -> Finding:
@@ -89,10 +89,12 @@ def iterating_helps(bench: AuditSession) -> Finding:
     if one is None or many is None:
         return Finding("fail", NO_GRADIENT)
     gain = functional.statistics.paired_difference(one.right, many.right)
-    words = f"One step leaves {one.accuracy:.1%}, {bench.budget.steps} steps leave {many.accuracy:.1%}."
+    summary = f"One step leaves {one.accuracy:.1%}, {bench.budget.steps} steps leave {many.accuracy:.1%}."
     if gain.high < 0.0:
-        return Finding("fail", f"{words} Iterating hurts the attack, which only masked gradients do.", gain.value, 0.0)
-    return Finding("pass", words, gain.value, 0.0)
+        return Finding(
+            "fail", f"{summary} Iterating hurts the attack, which only masked gradients do.", gain.value, 0.0
+        )
+    return Finding("pass", summary, gain.value, 0.0)
 
 
 def restarts_agree(bench: AuditSession) -> Finding:
@@ -110,11 +112,13 @@ def restarts_agree(bench: AuditSession) -> Finding:
     mean = sum(attempt.accuracy for attempt in known) / len(known)
     best, together = min(known, key=lambda attempt: attempt.accuracy), bench.left_by(known).double().mean().item()
     gain = mean - best.accuracy
-    words = f"{len(known)} variants of steps, momenta and starts leave {mean:.1%} on average; the best of them, "
-    words += f"{best.name}, {best.accuracy:.1%}, and all together {together:.1%}."
+    summary = f"{len(known)} variants of steps, momenta and starts leave {mean:.1%} on average; the best of them, "
+    summary += f"{best.name}, {best.accuracy:.1%}, and all together {together:.1%}."
     if gain >= RESTART_GAIN:
-        return Finding("fail", f"{words} How the attack is set matters much: others may do better.", gain, RESTART_GAIN)
-    return Finding("pass", words, gain, RESTART_GAIN)
+        return Finding(
+            "fail", f"{summary} How the attack is set matters much: others may do better.", gain, RESTART_GAIN
+        )
+    return Finding("pass", summary, gain, RESTART_GAIN)
 
 
 def starts(bench: AuditSession) -> list[AttackRun | None]:
@@ -135,9 +139,11 @@ def objectives_agree(bench: AuditSession) -> Finding:
     best = min(left, key=lambda name: int(left[name].sum()))
     union = bench.left_by(attempt for attempts in tried.values() for attempt in attempts)
     gain = functional.statistics.paired_difference(left[best], union)
-    words = f"{best} leaves {left[best].double().mean().item():.1%}. When all {len(left)} objectives count, as in the "
-    words += f"headline, it is {union.double().mean().item():.1%}: the accuracy"
-    return fall_within(gain, bench.budget.resolution, words, "They differ so much that others might leave less.")
+    summary = (
+        f"{best} leaves {left[best].double().mean().item():.1%}. When all {len(left)} objectives count, as in the "
+    )
+    summary += f"headline, it is {union.double().mean().item():.1%}: the accuracy"
+    return fall_within(gain, bench.budget.resolution, summary, "They differ so much that others might leave less.")
 
 
 def _objectives(bench: AuditSession) -> dict[str, list[AttackRun]]:
@@ -215,11 +221,11 @@ def beats_noise(bench: AuditSession) -> Finding:
     if found is None or main is None:
         return Finding("fail", NO_GRADIENT)
     margin = found.accuracy - main.accuracy
-    words = f"Random noise leaves {found.accuracy:.1%}, the attack {main.accuracy:.1%}."
+    summary = f"Random noise leaves {found.accuracy:.1%}, the attack {main.accuracy:.1%}."
     if margin < NOISE_MARGIN:
         reason = f"That is less than {points(NOISE_MARGIN)} apart: the attack fails, or epsilon is too small to tell."
-        return Finding("fail", f"{words} {reason}", margin, NOISE_MARGIN)
-    return Finding("pass", words, margin, NOISE_MARGIN)
+        return Finding("fail", f"{summary} {reason}", margin, NOISE_MARGIN)
+    return Finding("pass", summary, margin, NOISE_MARGIN)
 
 
 def _not_stronger(bench: AuditSession, found: list[AttackRun], reason: str) -> Finding:
@@ -230,11 +236,11 @@ def _not_stronger(bench: AuditSession, found: list[AttackRun], reason: str) -> F
         return Finding("fail", f"{best.name} leaves {best.accuracy:.1%}. {NO_GRADIENT}")
     own = bench.left_by(direct)
     gain = functional.statistics.paired_difference(own, best.right)
-    words = f"{best.name} leaves {best.accuracy:.1%}, attacks by the network's own gradients together "
-    words += f"{own.double().mean().item():.1%}."
+    summary = f"{best.name} leaves {best.accuracy:.1%}, attacks by the network's own gradients together "
+    summary += f"{own.double().mean().item():.1%}."
     if gain.low > 0.0:
-        return Finding("fail", f"{words} {reason}", gain.value, 0.0)
-    return Finding("pass", words, gain.value, 0.0)
+        return Finding("fail", f"{summary} {reason}", gain.value, 0.0)
+    return Finding("pass", summary, gain.value, 0.0)
 
 
 LEFT_AT_ONE = 0.01
@@ -264,10 +270,10 @@ def nothing_left_at_one(bench: AuditSession) -> Finding:
     found = bench.look(f"pgd at {reach:g}", bench.at(reach))
     if found is None:
         return Finding("fail", NO_GRADIENT)
-    words = f"With epsilon {reach:g}, which allows any image, the attack leaves {found.accuracy:.1%}."
+    summary = f"With epsilon {reach:g}, which allows any image, the attack leaves {found.accuracy:.1%}."
     if found.accuracy > LEFT_AT_ONE:
-        return Finding("fail", f"{words} An attack that works leaves nothing.", found.accuracy, LEFT_AT_ONE)
-    return Finding("pass", words, found.accuracy, LEFT_AT_ONE)
+        return Finding("fail", f"{summary} An attack that works leaves nothing.", found.accuracy, LEFT_AT_ONE)
+    return Finding("pass", summary, found.accuracy, LEFT_AT_ONE)
 
 
 def grows_with_distance(bench: AuditSession) -> Finding:
@@ -287,12 +293,12 @@ def grows_with_distance(bench: AuditSession) -> Finding:
         functional.statistics.paired_difference(later, earlier).low for earlier, later in itertools.pairwise(rights)
     )
     if risen > 0.0:
-        words = "The accuracy rises as the attacker may go further: the attack is broken."
-        return Finding("fail", words, risen, 0.0, shown)
+        summary = "The accuracy rises as the attacker may go further: the attack is broken."
+        return Finding("fail", summary, risen, 0.0, shown)
     stuck = _plateau(bench, distances, known)
     if stuck is not None:
-        words = f"From epsilon {stuck[0]:g} to {stuck[1]:g} the accuracy stays above chance and falls no further."
-        return Finding("fail", words, 0.0, 0.0, shown)
+        summary = f"From epsilon {stuck[0]:g} to {stuck[1]:g} the accuracy stays above chance and falls no further."
+        return Finding("fail", summary, 0.0, 0.0, shown)
     return Finding("pass", "The accuracy falls as the attacker may go further.", max(risen, 0.0), 0.0, shown)
 
 
@@ -313,11 +319,11 @@ def nothing_moves_at_zero(bench: AuditSession) -> Finding:
         size = functional.adversarial.perturbation_norm(moved, bench.norm).max().item()
         inside = bool(((attempt.images >= bench.bounds[0]) & (attempt.images <= bench.bounds[1])).all())
         if not size <= bench.epsilon or not inside:
-            words = f"{attempt.name} went out of bounds: it moved an image by {size:g}."
-            return Finding("fail", words, size, bench.epsilon)
+            summary = f"{attempt.name} went out of bounds: it moved an image by {size:g}."
+            return Finding("fail", summary, size, bench.epsilon)
     count = len(bench.attempts)
-    words = f"All images of {count} attacks lie within the distance and the bounds, and none moves at distance 0."
-    return Finding("pass", words, 0.0)
+    summary = f"All images of {count} attacks lie within the distance and the bounds, and none moves at distance 0."
+    return Finding("pass", summary, 0.0)
 
 
 def gradients_live(bench: AuditSession) -> Finding:
@@ -333,8 +339,10 @@ def gradients_live(bench: AuditSession) -> Finding:
     if main is None:
         return Finding("fail", f"The attack could not be run: {bench.failures[MAIN]}.")
     last = _largest_at_the_end(bench, main.images)
-    words = f"No gradient is zero; along the way of the attack the loss is largest at its end on {last:.1%} of images."
-    return Finding("pass" if last >= AT_BOUNDARY else "fail", words, last, AT_BOUNDARY)
+    summary = (
+        f"No gradient is zero; along the way of the attack the loss is largest at its end on {last:.1%} of images."
+    )
+    return Finding("pass" if last >= AT_BOUNDARY else "fail", summary, last, AT_BOUNDARY)
 
 
 def differences_agree(bench: AuditSession) -> Finding:
@@ -351,8 +359,8 @@ def differences_agree(bench: AuditSession) -> Finding:
         chosen = gradient.abs().topk(count, dim=1).indices
         agreeing = [_same_sign(victim, few, labels, gradient, column, size) for column in chosen.unbind(dim=1)]
     share = torch.stack(agreeing).double().mean().item()
-    words = f"Where the gradient is largest, small changes move the loss as it says in {share:.1%} of the cases."
-    return Finding("pass" if share >= SIGN_AGREEMENT else "fail", words, share, SIGN_AGREEMENT)
+    summary = f"Where the gradient is largest, small changes move the loss as it says in {share:.1%} of the cases."
+    return Finding("pass" if share >= SIGN_AGREEMENT else "fail", summary, share, SIGN_AGREEMENT)
 
 
 def seeds_agree(bench: AuditSession) -> Finding:
@@ -360,13 +368,13 @@ def seeds_agree(bench: AuditSession) -> Finding:
     found = starts(bench)
     known = [attempt for attempt in found if attempt is not None]
     error, limit = _error_over_draws(bench, bench.worst()[0]), bench.budget.draws_error
-    words = f"Over other draws the headline has a standard error of {100.0 * error:.2f} points"
+    summary = f"Over other draws the headline has a standard error of {100.0 * error:.2f} points"
     if len(known) < len(found):
-        return Finding("fail", f"{words}; the attack could not be run with {len(found)} seeds.", error, limit)
-    words += f"; {len(known)} seeds of the attack leave {', '.join(f'{attempt.accuracy:.1%}' for attempt in known)}."
+        return Finding("fail", f"{summary}; the attack could not be run with {len(found)} seeds.", error, limit)
+    summary += f"; {len(known)} seeds of the attack leave {', '.join(f'{attempt.accuracy:.1%}' for attempt in known)}."
     if error >= limit:
-        return Finding("fail", f"{words} That is not below {points(limit)}: more draws would tell.", error, limit)
-    return Finding("pass", words, error, limit)
+        return Finding("fail", f"{summary} That is not below {points(limit)}: more draws would tell.", error, limit)
+    return Finding("pass", summary, error, limit)
 
 
 def _widest(bench: AuditSession) -> float:
@@ -475,8 +483,8 @@ def beats_twin(bench: AuditSession) -> Finding:
     other = attack(bench.twin, bench.inputs, bench.targets, progress=False)
     left, its = ~own.fooled.cpu(), ~other.fooled.cpu()
     behind = functional.statistics.paired_difference(its, left)
-    words = f"With its noise off the network keeps {left.double().mean():.1%}, the other {its.double().mean():.1%}."
-    return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", words, behind.value, TWIN_LIMIT)
+    summary = f"With its noise off the network keeps {left.double().mean():.1%}, the other {its.double().mean():.1%}."
+    return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", summary, behind.value, TWIN_LIMIT)
 
 
 def autoattack_agrees(bench: AuditSession) -> Finding:
@@ -490,8 +498,8 @@ def autoattack_agrees(bench: AuditSession) -> Finding:
     own = bench.left_by(bench.attempts.values())
     found = _autoattack(bench, AutoAttack)
     behind = functional.statistics.paired_difference(own, found.right)
-    words = f"AutoAttack leaves {found.accuracy:.1%}, our own attacks together {own.double().mean():.1%}."
-    return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", words, behind.value, TWIN_LIMIT)
+    summary = f"AutoAttack leaves {found.accuracy:.1%}, our own attacks together {own.double().mean():.1%}."
+    return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", summary, behind.value, TWIN_LIMIT)
 
 
 def twin_falls(bench: AuditSession) -> Finding:
@@ -505,10 +513,10 @@ def twin_falls(bench: AuditSession) -> Finding:
         bench.main(), epsilon=max(bench.epsilon, distance), num_samples=1, seed=bench.seed_for("on the twin")
     )
     left = _left_of(twin, attack, bench)
-    words = f"On an ordinary network of this kind the attack leaves {left:.1%} at epsilon {attack.epsilon:g}."
+    summary = f"On an ordinary network of this kind the attack leaves {left:.1%} at epsilon {attack.epsilon:g}."
     if left > FALLEN:
-        return Finding("fail", f"{words} The attack itself does not work here.", left, FALLEN)
-    return Finding("pass", words, left, FALLEN)
+        return Finding("fail", f"{summary} The attack itself does not work here.", left, FALLEN)
+    return Finding("pass", summary, left, FALLEN)
 
 
 def plausible(bench: AuditSession) -> Finding:
@@ -517,8 +525,8 @@ def plausible(bench: AuditSession) -> Finding:
         as_hard = bench.epsilon >= known.epsilon * (1.0 - 1e-6)
         if known.data == bench.data and known.norm == bench.norm and as_hard:
             found = bench.score(bench.worst()[0], bench.budget.score_draws).predictive
-            words = f"{found.value:.1%} is left; {known.source} keeps {known.accuracy:.1%}."
-            return Finding("pass" if found.low <= known.accuracy else "fail", words, found.value, known.accuracy)
+            summary = f"{found.value:.1%} is left; {known.source} keeps {known.accuracy:.1%}."
+            return Finding("pass" if found.low <= known.accuracy else "fail", summary, found.value, known.accuracy)
     return Finding("skipped", "No published figure is known for these data and this distance.")
 
 

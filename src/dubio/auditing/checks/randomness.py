@@ -54,9 +54,9 @@ def draws_enough(bench: AuditSession) -> Finding:
         once, twice = (bench.score(given, count, "doubling").predictive.value for count in (draws, 2 * draws))
         moves.append(abs(once - twice))
     value, limit = max(moves), max(DRAWS_LIMIT, 1.0 / len(bench.inputs))
-    words = f"Twice as many draws, {2 * draws}, move the accuracy by {points(moves[0])} on clean images and by "
-    words += f"{points(moves[1])} under attack."
-    return Finding("pass" if value <= limit * (1.0 + 1e-9) else "fail", words, value, limit)
+    summary = f"Twice as many draws, {2 * draws}, move the accuracy by {points(moves[0])} on clean images and by "
+    summary += f"{points(moves[1])} under attack."
+    return Finding("pass" if value <= limit * (1.0 + 1e-9) else "fail", summary, value, limit)
 
 
 def eot_converged(bench: AuditSession) -> Finding:
@@ -70,10 +70,10 @@ def eot_converged(bench: AuditSession) -> Finding:
         return Finding("fail", NO_GRADIENT)
     fall = functional.statistics.paired_difference(known[-2].right, known[-1].right)
     gap = known[0].accuracy - known[-1].accuracy
-    words = f"An attack by one draw would leave {points(gap)} more than one by {counts[-1]}. "
-    words += f"From {counts[-2]} to {counts[-1]} draws for each gradient the accuracy"
+    summary = f"An attack by one draw would leave {points(gap)} more than one by {counts[-1]}. "
+    summary += f"From {counts[-2]} to {counts[-1]} draws for each gradient the accuracy"
     more = "More draws might still leave less."
-    judged = fall_within(fall, bench.budget.resolution, words, more, curve(counts, known))
+    judged = fall_within(fall, bench.budget.resolution, summary, more, curve(counts, known))
     return dataclasses.replace(judged, status="warn") if judged.status == "pass" and gap > ONE_DRAW_GAP else judged
 
 
@@ -87,12 +87,12 @@ def gradients_agree(bench: AuditSession) -> Finding:
     except ValueError:
         return Finding("fail", NO_GRADIENT)
     cosine = torch.nn.functional.cosine_similarity(one, other).median().item()
-    words = f"Two gradients of {count} draws each have a median cosine of {cosine:.2f}: "
+    summary = f"Two gradients of {count} draws each have a median cosine of {cosine:.2f}: "
     if cosine >= AGREEMENT:
-        return Finding("pass", f"{words}they point the same way.", cosine, AGREEMENT)
+        return Finding("pass", f"{summary}they point the same way.", cosine, AGREEMENT)
     if cosine >= SOME_AGREEMENT:
-        return Finding("warn", f"{words}partly noise; the attack climbs with a shaky hand.", cosine, AGREEMENT)
-    return Finding("fail", f"{words}mostly noise. Attacks by gradients say little here.", cosine, AGREEMENT)
+        return Finding("warn", f"{summary}partly noise; the attack climbs with a shaky hand.", cosine, AGREEMENT)
+    return Finding("fail", f"{summary}mostly noise. Attacks by gradients say little here.", cosine, AGREEMENT)
 
 
 def frozen_draws(bench: AuditSession) -> Finding:
@@ -103,10 +103,10 @@ def frozen_draws(bench: AuditSession) -> Finding:
     count = bench.budget.num_samples
     unknown = bench.score(bench.worst()[0], count, "unknown draws").predictive.value
     gap = unknown - known
-    words = f"An attacker who knows the {count} draws that answer leaves {known:.1%}, one who does not {unknown:.1%}."
+    summary = f"An attacker who knows the {count} draws that answer leaves {known:.1%}, one who does not {unknown:.1%}."
     if gap > SECRET_GAP:
-        words += " The robustness hangs on the draws being secret: a fixed seed or a cached draw would lose it."
-    return Finding("warn" if gap > SECRET_GAP else "pass", words, gap, SECRET_GAP)
+        summary += " The robustness hangs on the draws being secret: a fixed seed or a cached draw would lose it."
+    return Finding("warn" if gap > SECRET_GAP else "pass", summary, gap, SECRET_GAP)
 
 
 def known_draws_accuracy(bench: AuditSession) -> float | None:
