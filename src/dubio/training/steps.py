@@ -11,8 +11,8 @@ Steps that outlive a run: the same network is trained again, and compiled and re
 
 Compiling takes seconds, and so do many runs of a small network: other weights, other labels, another seed.
 ``StepCache`` keeps the step of the network that was trained last, with its optimiser. A recording reads and writes
-tensors where they are, so it fits as long as the network is the same module, with the weights of the next run copied into it
-(``load_state_dict``), and as long as it is trained in the same way; else a new step is made.
+tensors where they are, so it fits as long as the network is the same module, with the weights of the next run copied
+into it (``load_state_dict``), and as long as it is trained in the same way; else a new step is made.
 
 Invariants (``tests/training/test_keeping.py``): a run with a kept step ends as one with a new step, bit for bit on a
 CPU; nothing of the run before is left in the optimiser.
