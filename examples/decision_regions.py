@@ -35,14 +35,7 @@ def train(splits: dubio.data.Splits, seed: int, progress: bool = True) -> nn.Mod
     net = nn.Sequential(nn.Linear(2, 16), nn.Sigmoid(), nn.Linear(16, 2))
     model = dubio.Flow(blocks=dubio.flows.NormalPlanar1d(4)).convert(net)
     dubio.fit(
-        model,
-        splits.train,
-        splits.validation,
-        epochs=EPOCHS,
-        lr=0.01,
-        noise_lr=0.01,
-        seed=seed,
-        progress=progress,
+        model, splits.train, splits.validation, epochs=EPOCHS, lr=0.01, noise_lr=0.01, seed=seed, progress=progress
     )
     return model
 

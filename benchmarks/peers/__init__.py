@@ -81,11 +81,7 @@ def measure(
             record["slopes"] += _slopes(net, steps)
             record["predictions"] += _predictions(net, taking_part, 2 if tiny else None, device, seconds)
             sizes = {"commit": commit, "batch": net.batch, "num_data": net.num_data, "draws": list(numbers)}
-            record["settings"]["nets"][net.name] = {
-                **sizes,
-                "load_before": load,
-                "load_after": os.getloadavg()[0],
-            }
+            record["settings"]["nets"][net.name] = {**sizes, "load_before": load, "load_after": os.getloadavg()[0]}
             if keep is not None:
                 keep(record)
     return record

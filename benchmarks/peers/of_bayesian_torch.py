@@ -20,10 +20,7 @@ def contestants() -> list[Peer]:
     loop = "dnn_to_bnn(type={!r}); draws in a loop, eager"
     return [
         Peer(name, "bayesian-torch", loop.format(layers), divergence, partial(_make, layers))
-        for name, layers in (
-            ("bayesian-torch", "Reparameterization"),
-            ("bayesian-torch flipout", "Flipout"),
-        )
+        for name, layers in (("bayesian-torch", "Reparameterization"), ("bayesian-torch flipout", "Flipout"))
     ]
 
 

@@ -31,15 +31,7 @@ from dubio_lab.protocols import PROTOCOLS, Trial
 from dubio_lab.results import Findings, Result, commit_here
 from dubio_lab.spec import Cell, ExperimentSpec, Variant
 
-__all__ = [
-    "Failure",
-    "Reproduction",
-    "default_folder",
-    "load_results",
-    "reproduce",
-    "reproduce_many",
-    "result_file",
-]
+__all__ = ["Failure", "Reproduction", "default_folder", "load_results", "reproduce", "reproduce_many", "result_file"]
 
 Tell = Callable[[str], None]
 
@@ -289,11 +281,7 @@ def _work_of(
 
 
 def _run(
-    work: Sequence[Sequence[_Work]],
-    workers: int,
-    tell: Tell,
-    failed: Failed,
-    finished: Callable[[Reproduction], None],
+    work: Sequence[Sequence[_Work]], workers: int, tell: Tell, failed: Failed, finished: Callable[[Reproduction], None]
 ) -> list[Reproduction]:
     """What came of the work of each spec, in their order."""
     if workers < 1:

@@ -105,12 +105,7 @@ CURVES = {
         },
         heights={"test_error_by_epoch": (1.0, 2.5)},
     ),
-    "bbb-fgsa": Curves(
-        groups={
-            "gradient of one draw": _attacked("1"),
-            "gradient over ten draws": _attacked("eot-10"),
-        }
-    ),
+    "bbb-fgsa": Curves(groups={"gradient of one draw": _attacked("1"), "gradient over ten draws": _attacked("eot-10")}),
     "flow-2d": Curves(diagonal=("reliability",)),
     "flow-lenet": Curves(  # what all networks begin as is left out
         groups={"": {name: name for name in ("deterministic", "dropout", "no-flow", "flow")}},

@@ -16,13 +16,7 @@ from dubio.objectives import Alpha
 from dubio.prediction.predictive import ClassificationPredictive, RegressionPredictive
 from dubio_lab import load_spec
 from dubio_lab.protocols import PROTOCOLS, Trial, alpha_attacks, alpha_networks
-from dubio_lab.protocols.alpha_networks import (
-    PARTS,
-    described,
-    dropout_network,
-    summed_log_likelihood,
-    timed_network,
-)
+from dubio_lab.protocols.alpha_networks import PARTS, described, dropout_network, summed_log_likelihood, timed_network
 from dubio_lab.protocols.alpha_regression import measures_in_units, random_split
 from dubio_lab.protocols.images import load_images
 

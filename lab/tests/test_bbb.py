@@ -234,10 +234,7 @@ def predictive(probs: list[list[list[float]]]) -> ClassificationPredictive:
 def test_what_was_said_of_unseen_images_is_counted() -> None:
     # Two draws. Of four known images one is sure, one spreads and is wrong, one spreads and is right, one is calm.
     seen = predictive(
-        [
-            [[0.999, 0.001], [0.95, 0.05], [0.9, 0.1], [0.6, 0.4]],
-            [[0.999, 0.001], [0.15, 0.85], [0.2, 0.8], [0.7, 0.3]],
-        ]
+        [[[0.999, 0.001], [0.95, 0.05], [0.9, 0.1], [0.6, 0.4]], [[0.999, 0.001], [0.15, 0.85], [0.2, 0.8], [0.7, 0.3]]]
     )
     strange = predictive([[[0.995, 0.005], [0.98, 0.02]], [[0.995, 0.005], [0.05, 0.95]]])
     limits = {"low_score": 0.1, "wide_std": 0.2, "sure": 0.99}
@@ -277,7 +274,7 @@ def test_accuracy_falls_where_the_attack_can_reach(tmp_path: Path, monkeypatch: 
     found = attacking.fgsa(trial_with(settings, tmp_path))
     # The class's pixel of 0.15 falls by epsilon, all others rise to it: they meet at 0.075.
     assert [found.metrics[f"accuracy_{name}"].value for name in ("000", "005", "010", "015", "020")] == [
-        *(100.0, 100.0, 0.0, 0.0, 0.0),
+        *(100.0, 100.0, 0.0, 0.0, 0.0)
     ]
     assert found.curves["accuracy_by_epsilon"] == Curve((0.0, 0.05, 0.1, 0.15, 0.2), (100.0, 100.0, 0.0, 0.0, 0.0))
     assert (tmp_path / "cell-attacked.png").stat().st_size > 1000

@@ -111,7 +111,7 @@ def test_one_rule_says_when_a_network_of_the_plane_has_converged(
     rule = {"max_epochs": 30, "early_epochs": 20, "patience": 5, "settle_epochs": 3, "early": early}
     found = flow_on_plane._learn(tiny("flow-2d", "stochastic", **rule))
     assert [(one["epochs"], one["patience"], one["schedule"]) for one in asked] == [
-        *((most, 5, "constant"), (3, None, "linear")),
+        *((most, 5, "constant"), (3, None, "linear"))
     ]
     assert {one["monitor"] for one in asked} == {"loss"}
     assert asked[0]["steps"] is asked[1]["steps"]
@@ -187,7 +187,7 @@ def test_lenet_has_the_noise_of_the_source_layer_by_layer(tiny: Callable[..., Tr
         for name in ("deterministic", "dropout", "no-flow", "flow")
     }
     assert blocks_of(models["flow"]) == [
-        *(NormalAffine(), NormalInvConv(), NormalAffine(), NormalPlanar1d(), NormalAffine()),
+        *(NormalAffine(), NormalInvConv(), NormalAffine(), NormalPlanar1d(), NormalAffine())
     ]
     assert blocks_of(models["no-flow"]) == [NormalAffine()] * 5
     assert blocks_of(models["deterministic"]) == blocks_of(models["dropout"]) == []

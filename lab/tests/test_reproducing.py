@@ -458,7 +458,7 @@ def test_findings_are_joined_and_nothing_is_found_twice() -> None:
 def test_a_table_has_means_over_seeds_and_what_was_published(asked: list[Trial], tmp_path: Path) -> None:
     rows = tabulate(SPEC, reproduce(SPEC, tmp_path))
     assert [(row.cell, row.metric) for row in rows] == [
-        *(("one", "drawn"), ("one", "doubled"), ("two", "drawn"), ("two", "doubled")),
+        *(("one", "drawn"), ("one", "doubled"), ("two", "drawn"), ("two", "doubled"))
     ]
     assert (rows[1].ours, rows[1].difference, rows[1].num_seeds) == ("2 +- 0", "-0.5", 2)
     assert (rows[3].published, rows[3].difference) == (None, "-")
@@ -606,7 +606,7 @@ def test_all_specs_are_tried_and_failures_told_at_the_end(
     assert named == "a, one, seed 1 failed: ValueError: it broke, and how"
     assert kept == "1 failed; all that finished is kept, and the same command tries the rest again"
     assert sorted(str(file.relative_to(tmp_path)) for file in tmp_path.glob("*/*.json")) == [
-        *("a/two-1.json", "c/one-1.json", "c/two-1.json", "d/one-1.json", "d/two-1.json"),
+        *("a/two-1.json", "c/one-1.json", "c/two-1.json", "d/one-1.json", "d/two-1.json")
     ]
     titles = [line.split()[-1] for line in found.stdout.splitlines() if "The table of" in line]
     assert titles == ["a", "c", "d"]

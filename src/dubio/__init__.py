@@ -68,18 +68,7 @@ if TYPE_CHECKING:
     from dubio.evaluation.evaluate import evaluate
     from dubio.io import load, save
     from dubio.likelihoods import Bernoulli, Categorical, Gaussian
-    from dubio.methods import (
-        PNI,
-        SESNN,
-        VIB,
-        Bayes,
-        Deterministic,
-        Dropout,
-        Ensemble,
-        Flow,
-        InputNoise,
-        Wasserstein,
-    )
+    from dubio.methods import PNI, SESNN, VIB, Bayes, Deterministic, Dropout, Ensemble, Flow, InputNoise, Wasserstein
     from dubio.nn import divergence
     from dubio.objectives import ELBO, Adversarial, Alpha, BootstrapHard, BootstrapSoft, Loss
     from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive
@@ -147,16 +136,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "plan",
         "sample",
     ),
-    "training": (
-        "Callback",
-        "CollapseWarning",
-        "Interrupted",
-        "FitResult",
-        "Step",
-        "StepCache",
-        "TensorBoard",
-        "fit",
-    ),
+    "training": ("Callback", "CollapseWarning", "Interrupted", "FitResult", "Step", "StepCache", "TensorBoard", "fit"),
 }
 """Where each public name is defined. Nothing of it, torch included, is imported before a name is used."""
 

@@ -38,10 +38,7 @@ class Normal:
         return functional.variational.normal_log_prob(weight, self.mean, self.std)
 
     def divergence(
-        self,
-        mean: Float[Tensor, "*shape"],
-        std: Float[Tensor, "*shape"],
-        centre: Float[Tensor, "*shape"] | None,
+        self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
     ) -> Float[Tensor, "*shape"]:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
         return functional.variational.gaussian_kl(mean, std, self.mean, self.std)
@@ -69,10 +66,7 @@ class CentredNormal:
         return functional.variational.normal_log_prob(weight, centre, self.std)
 
     def divergence(
-        self,
-        mean: Float[Tensor, "*shape"],
-        std: Float[Tensor, "*shape"],
-        centre: Float[Tensor, "*shape"] | None,
+        self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
     ) -> Float[Tensor, "*shape"]:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
         assert centre is not None
@@ -117,10 +111,7 @@ class ScaleMixture:
         return functional.variational.scale_mixture_log_prob(weight, self.weight, self.wide_std, self.narrow_std)
 
     def divergence(
-        self,
-        mean: Float[Tensor, "*shape"],
-        std: Float[Tensor, "*shape"],
-        centre: Float[Tensor, "*shape"] | None,
+        self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
     ) -> Float[Tensor, "*shape"]:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight, where the mixture is a Gaussian."""
         if not self.has_closed_divergence:

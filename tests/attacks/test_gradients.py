@@ -193,9 +193,7 @@ def test_draws_give_the_same_attack_mapped_or_looped(estimator: str, monkeypatch
     found = []
     for executor in ("vmap", "loop"):
         monkeypatch.setattr(
-            victims,
-            "run",
-            lambda *args, executor="", chosen=executor, **rest: run(*args, executor=chosen, **rest),
+            victims, "run", lambda *args, executor="", chosen=executor, **rest: run(*args, executor=chosen, **rest)
         )
         found.append(attack(model, inputs, labels))
     torch.testing.assert_close(found[0].inputs, found[1].inputs, atol=1e-5, rtol=0.0)

@@ -194,11 +194,7 @@ def test_decisions_are_kept_by_copies_and_files(calibration, inputs, tmp_path):
     model = decided(dubio.Bayes().convert(net), calibration=calibration, threshold=THRESHOLD, sets=SETS)
     dubio.save(model, tmp_path / "model.safetensors")
     wanted = dubio.predict(model, inputs, 5, seed=0)
-    for kept in (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        dubio.load(tmp_path / "model.safetensors"),
-    ):
+    for kept in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), dubio.load(tmp_path / "model.safetensors")):
         assert decisions_of(kept) == Decisions(calibration, THRESHOLD, SETS)
         found = dubio.predict(kept, inputs, 5, seed=0)
         torch.testing.assert_close(found.log_probs, wanted.log_probs)

@@ -188,11 +188,7 @@ def test_segmentation_is_calibrated_over_all_pixels():
 
 @pytest.mark.parametrize(
     "decide",
-    [
-        dubio.calibrate,
-        lambda model, data: dubio.abstain(model, data, coverage=0.5),
-        dubio.conformal,
-    ],
+    [dubio.calibrate, lambda model, data: dubio.abstain(model, data, coverage=0.5), dubio.conformal],
     ids=["calibrate", "abstain", "conformal"],
 )
 @pytest.mark.feature("Data that a network was judged on are refused when something is decided about it")

@@ -640,10 +640,7 @@ MODULES: dict[str, Row] = {
         refused=recurrent,
     ),
     "fixed lstm cell behind noise": Row(
-        lambda: Unrolled(nn.LSTMCell(4, 4), nn.Linear(3, 4)),
-        tensor(2, 3),
-        where="before",
-        refused=no_rule,
+        lambda: Unrolled(nn.LSTMCell(4, 4), nn.Linear(3, 4)), tensor(2, 3), where="before", refused=no_rule
     ),
     # Attention and transformers
     "attention": Row(
@@ -652,15 +649,10 @@ MODULES: dict[str, Row] = {
     "self-attention": Row(lambda: SelfAttention(False), tensor(3, 8), bitwise=False),
     "self-attention, weights, no bias": Row(lambda: SelfAttention(True, bias=False), tensor(3, 8)),
     "self-attention, float mask, sequence first": Row(
-        lambda: SelfAttention(True, batch_first=False),
-        together(tensor(3, 8), shared(lambda: causal(3))),
-        shared=(1,),
+        lambda: SelfAttention(True, batch_first=False), together(tensor(3, 8), shared(lambda: causal(3))), shared=(1,)
     ),
     "self-attention, padding, boolean mask": Row(
-        PaddedAttention,
-        together(tensor(3, 8), padding(3), shared(lambda: next_hidden(3))),
-        shared=(2,),
-        bitwise=False,
+        PaddedAttention, together(tensor(3, 8), padding(3), shared(lambda: next_hidden(3))), shared=(2,), bitwise=False
     ),
     "cross-attention, kdim, vdim": Row(
         lambda: nn.MultiheadAttention(8, 2, kdim=5, vdim=6, batch_first=True),
@@ -698,9 +690,7 @@ MODULES: dict[str, Row] = {
         bitwise=False,
     ),
     "transformer": Row(
-        lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True),
-        together(tensor(4, 8), tensor(3, 8)),
-        bitwise=False,
+        lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True), together(tensor(4, 8), tensor(3, 8)), bitwise=False
     ),
     # Embeddings
     "embedding, padding": Row(lambda: Picking(nn.Embedding(9, 4, padding_idx=0), after=nn.Linear(4, 3)), words(4, 9)),
@@ -767,7 +757,6 @@ MODULES: dict[str, Row] = {
     "language model, tied": Row(LanguageModel, words(4, 11), refused=recurrent),
     "two-layer bidirectional lstm": Row(BidirectionalClassifier, tensor(3, 3), refused=recurrent),
     "transformers-style": Row(
-        PretrainedLike,
-        lambda rows: {"input_ids": words(4, 11)(rows), "attention_mask": (~padding(4)(rows)).long()},
+        PretrainedLike, lambda rows: {"input_ids": words(4, 11)(rows), "attention_mask": (~padding(4)(rows)).long()}
     ),
 }

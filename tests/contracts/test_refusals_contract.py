@@ -487,11 +487,7 @@ PREDICTIONS: dict[str, Refusal] = {
         TypeError,
         r"inputs must be a tensor, a tuple of positional arguments or a dict of keyword arguments, got list",
     ),
-    "inputs without a tensor": (
-        lambda: predict((3.0,)),
-        ValueError,
-        r"inputs must hold at least one tensor with rows",
-    ),
+    "inputs without a tensor": (lambda: predict((3.0,)), ValueError, r"inputs must hold at least one tensor with rows"),
     "inputs without rows": (
         lambda: predict(torch.randn(0, 5)),
         ValueError,

@@ -235,9 +235,7 @@ def test_a_layer_that_stands_alone_keeps_its_estimator() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [kind(4, 3) if kind is nn.Linear else kind(4, 3, 2) for kind in BAYESIAN],
-    ids=lambda m: type(m).__name__,
+    "layer", [kind(4, 3) if kind is nn.Linear else kind(4, 3, 2) for kind in BAYESIAN], ids=lambda m: type(m).__name__
 )
 def test_a_bare_layer_converts(layer: nn.Module) -> None:
     model = dubio.Bayes(init_std=0.3).convert(layer)
@@ -310,7 +308,7 @@ def test_a_centred_prior_keeps_the_weights_of_the_conversion() -> None:
 def test_an_embedding_with_padding_becomes_mappable_and_stays_deterministic() -> None:
     net = nn.Sequential(nn.Embedding(7, 5, padding_idx=0), nn.Linear(5, 3))
     model = dubio.Bayes(where=nn.Linear).convert(net)
-    assert type(model[0]) is MAPPABLE[nn.Embedding] is stochastic.embedding.Embedding
+    assert type(model[0]) is MAPPABLE[nn.Embedding] is stochastic.vmappable.Embedding
     assert isinstance(model[0], nn.Embedding)
     assert torch.equal(model[0].weight, net[0].weight)
 

@@ -280,10 +280,7 @@ def test_a_name_that_is_taken_is_refused(runs: Path) -> None:
     ("args", "message"),
     [
         (("train", "x", "--model", "cnn:3"), "mlp:64-100-100-10"),
-        (
-            ("train", "x", "--model", "mlp:784-10"),
-            "model 'mlp:784-10' takes, got (1, 8, 8)",
-        ),
+        (("train", "x", "--model", "mlp:784-10"), "model 'mlp:784-10' takes, got (1, 8, 8)"),
         (("train", "x", "--likelihood", "gausian"), "got 'gausian'; did you mean 'gaussian'?"),
         (("train", "x", "--likelihood", "gaussian:-1"), "--likelihood must be gaussian, gaussian:learned or"),
         (("train", "x", "--likelihood", "gaussian"), "--likelihood gaussian is for numbers, and the targets of digits"),
@@ -299,10 +296,7 @@ def test_a_name_that_is_taken_is_refused(runs: Path) -> None:
         (("train", "x", "--label-noise", "flip"), "flip"),
         (("train", "x", "--label-noise", "flip:1.5"), "1.5"),
         (("train", "x", "--data", "diabetes", "--label-noise", "flip:0.3"), "--label-noise needs classes"),
-        (
-            ("train", "x", "--data", "diabetes", "--augment"),
-            "--augment needs images, and diabetes has",
-        ),
+        (("train", "x", "--data", "diabetes", "--augment"), "--augment needs images, and diabetes has"),
         (("demo", "--methods", "bayes,magic"), "--methods must name some of bayes, "),
         (("demo", "--methods", "bayes,bayes"), "each once, got 'bayes,bayes'"),
         (("demo", "--epochs", "0"), "epochs must be at least 1, got 0"),

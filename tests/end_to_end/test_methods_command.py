@@ -132,10 +132,7 @@ def test_resume_refuses_other_fields(args: tuple[str, ...], message: str, runs: 
         (("--method", "dropout", "--components", "3"), "--components is an option of input-noise, not of dropout"),
         (("--method", "dropout", "--p", "1.5"), "p must be in [0, 1), got 1.5; it is the share that is dropped"),
         (("--method", "flow", "--blocks", "affine,affine,affine"), "blocks must be one for all layers or one for each"),
-        (
-            ("--method", "input-noise", "--componets", "3"),
-            "No such option: --componets; did you mean '--components'",
-        ),
+        (("--method", "input-noise", "--componets", "3"), "No such option: --componets; did you mean '--components'"),
         (("--method", "flow", "--gamma"), "--gamma must be followed by its value, got nothing"),
         (("--norms=yes",), "--norms must stand alone, got '--norms=yes'"),
         (("--", "--norms"), "--norms"),

@@ -64,10 +64,7 @@ def test_t02_closed_divergence_of_every_weight_is_that_of_torch_distributions():
 
 @pytest.mark.parametrize(
     ("mean", "std", "prior_std", "expected"),
-    [
-        (0.5, 0.2, 1.0, 1.2544379124),
-        (-0.1, float(gaussian.softplus(-3.0)), math.exp(-1), 1.5700591040),
-    ],
+    [(0.5, 0.2, 1.0, 1.2544379124), (-0.1, float(gaussian.softplus(-3.0)), math.exp(-1), 1.5700591040)],
 )
 def test_t02_closed_divergence_has_its_known_values(mean, std, prior_std, expected):
     found = functional.variational.gaussian_kl(as_tensor(mean), as_tensor(std), 0.0, prior_std)

@@ -204,10 +204,7 @@ FORGED: dict[str, tuple[dict[str, object], str]] = {
     "unhashable value": ({"method": {"value": []}}, r"unknown value \[\]"),
     "method that is none": ({"method": {"value": "Normal", "mean": 0.0, "std": 1.0}}, "method must be one of dubio's"),
     "likelihood that is none": ({"likelihood": {"value": "Bayes"}}, "likelihood must be one of dubio's"),
-    "field of the wrong kind": (
-        {"method": {"value": "Bayes", "norms": "x"}},
-        "norms of Bayes has a value of the",
-    ),
+    "field of the wrong kind": ({"method": {"value": "Bayes", "norms": "x"}}, "norms of Bayes has a value of the"),
     "too wide": ({"architecture": "mlp:5-400000-400000-4"}, r"does not fit this network: it lacks"),
     "too wide alone": ({"architecture": "mlp:5-4000000000-4"}, r"weight_posterior.mean has shape \(7, 5\) in the file"),
     "no number": ({"architecture": f"mlp:5-{'9' * 5000}-4"}, "describes its network in a way"),

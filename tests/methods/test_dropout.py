@@ -96,11 +96,7 @@ def test_predictions_disagree_in_eval_mode() -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_t34_the_penalty_pulls_weights_by_twice_its_rate_and_leaves_biases(alpha: float) -> None:
     torch.manual_seed(0)
-    model, inputs, targets = (
-        dubio.Dropout(0.5).convert(Mixed()),
-        torch.randn(4, 2, 4, 4),
-        torch.tensor([0, 1, 2, 0]),
-    )
+    model, inputs, targets = (dubio.Dropout(0.5).convert(Mixed()), torch.randn(4, 2, 4, 4), torch.tensor([0, 1, 2, 0]))
     gradients = []
     for l2 in (0.0, 0.25):
         objective = dubio.Dropout(alpha=alpha, l2=l2).objective(100)
@@ -140,22 +136,14 @@ def test_alpha_needs_several_draws_and_gets_them_by_default() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: dubio.Dropout(1.0),
-            ValueError,
-            r"p must be in \[0, 1\), got 1\.0; it is the share that is dropped",
-        ),
+        (lambda: dubio.Dropout(1.0), ValueError, r"p must be in \[0, 1\), got 1\.0; it is the share that is dropped"),
         (lambda: dubio.Dropout(-0.1), ValueError, r"p must be in \[0, 1\), got -0\.1"),
         (lambda: dubio.Dropout(math.nan), ValueError, r"p must be in \[0, 1\), got nan"),
         (lambda: dubio.Dropout("0.5"), TypeError, "p must be a number, got '0.5'"),
         (lambda: dubio.Dropout(True), TypeError, "p must be a number, got True"),
         (lambda: dubio.Dropout(alpha=math.inf), ValueError, "alpha must be a finite number, got inf"),
         (lambda: dubio.Dropout(l2=-1.0), ValueError, r"l2 must be finite and at least 0, got -1\.0"),
-        (
-            lambda: dubio.Dropout(where=3),
-            TypeError,
-            "where must be a glob, a module type, a callable, or a tuple of",
-        ),
+        (lambda: dubio.Dropout(where=3), TypeError, "where must be a glob, a module type, a callable, or a tuple of"),
         (
             lambda: dubio.Dropout().convert(nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0))),
             ValueError,

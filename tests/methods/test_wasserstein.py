@@ -92,7 +92,7 @@ def test_evaluation_draws_more_directions(monkeypatch: pytest.MonkeyPatch) -> No
         seen.append(len(directions))
         return original(features, classes, directions, p, root)
 
-    monkeypatch.setattr(functional, "sliced_wasserstein_matrix", spy)
+    monkeypatch.setattr(functional.wasserstein, "sliced_wasserstein_matrix", spy)
     model, _, _ = convert(replace(SMALL, eval_redraws=5))
     model.train()(INPUTS)
     model.eval()(INPUTS)

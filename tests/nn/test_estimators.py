@@ -107,10 +107,7 @@ def test_t14_units_of_one_row_are_uncorrelated(estimator):
     assert abs(correlation) < 4 / math.sqrt(NUM_DRAWS)
 
 
-LAYERS = {
-    "linear": (nn.Linear(6, 4), (5, 6)),
-    "conv": (nn.Conv2d(2, 3, 3), (2, 2, 6, 6)),
-}
+LAYERS = {"linear": (nn.Linear(6, 4), (5, 6)), "conv": (nn.Conv2d(2, 3, 3), (2, 2, 6, 6))}
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -212,10 +209,7 @@ CONVOLUTIONS = {
     "grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2), (2, 4, 4, 4)),
     "depthwise, without bias": (lambda: nn.Conv2d(3, 3, 3, groups=3, bias=False), (2, 3, 4, 4)),
     "reflect-padded": (lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 2, 4, 4)),
-    "circular, dilated": (
-        lambda: nn.Conv1d(2, 3, 3, padding=2, dilation=2, padding_mode="circular"),
-        (3, 2, 7),
-    ),
+    "circular, dilated": (lambda: nn.Conv1d(2, 3, 3, padding=2, dilation=2, padding_mode="circular"), (3, 2, 7)),
     "same": (lambda: nn.Conv1d(2, 3, 4, padding="same", padding_mode="replicate"), (3, 2, 6)),
     "volume": (lambda: nn.Conv3d(2, 2, 2), (2, 2, 3, 3, 3)),
     "transposed": (lambda: nn.ConvTranspose1d(2, 3, 3, stride=2, padding=1, output_padding=1), (3, 2, 4)),

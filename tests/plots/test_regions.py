@@ -145,7 +145,7 @@ def test_what_cannot_be_drawn_is_refused(model: nn.Module, tmp_path: Path, monke
         draw(model, path, resolution=1)
     with pytest.raises(ValueError, match=r"low below high on both axes, got \(-2.0, 3.0\) and \(2.0, 3.0\)"):
         draw(model, path, low=(-2.0, 3.0))
-    with pytest.raises(ValueError, match=r"doubt must be one of mutual_information, .*, got 'seed'"):
+    with pytest.raises(ValueError, match=r"uncertainty must be one of mutual_information, .*, got 'seed'"):
         draw(model, path, uncertainty="seed")
     with pytest.raises(ValueError, match="model must tell classes apart to be drawn, got one for regression; see dr"):
         draw(dubio.Bayes().convert(nn.Linear(2, 1), likelihood=dubio.Gaussian()), path)

@@ -49,14 +49,7 @@ def test_streaming_equals_all_draws_at_once(likelihood: Any, executor: Any, chun
     inputs = torch.randn(17, 5)
     kept = dubio.predict(model, inputs, 11, seed=3, executor="vmap", chunk=11)
     streamed = dubio.predict(
-        model,
-        inputs,
-        11,
-        seed=3,
-        keep_samples=False,
-        executor=executor,
-        chunk=chunk,
-        batch_size=batch_size,
+        model, inputs, 11, seed=3, keep_samples=False, executor=executor, chunk=chunk, batch_size=batch_size
     )
     assert kept.samples is not None
     assert streamed.samples is None

@@ -18,13 +18,7 @@ TARGETS = torch.randint(4, (60,), generator=torch.Generator().manual_seed(2))
 MORE_INPUTS = torch.randn(60, 5, generator=torch.Generator().manual_seed(3))
 PRIORS = [dubio.Normal(0.1, 0.5), dubio.ScaleMixture(), dubio.CentredNormal(0.2)]
 METHODS = [
-    *(
-        dubio.Bayes(init_std=0.2),
-        dubio.Bayes(where="2"),
-        dubio.Deterministic(),
-        dubio.Dropout(),
-        dubio.InputNoise(),
-    ),
+    *(dubio.Bayes(init_std=0.2), dubio.Bayes(where="2"), dubio.Deterministic(), dubio.Dropout(), dubio.InputNoise()),
     *(dubio.Flow(), dubio.SESNN(), dubio.VIB(), dubio.PNI(), dubio.PNI(per="element"), dubio.Ensemble(members=3)),
 ]
 NUM_WEIGHTS = 5 * 7 + 7 * 4

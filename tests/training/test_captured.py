@@ -65,12 +65,7 @@ def train(name: str, fast: Any, num_steps: int = STEPS) -> tuple[nn.Module, Step
     method, objective = SETTINGS[name]
     model = make(method, normed=name.endswith("batch norm"))
     step = Step(
-        model,
-        objective(method),
-        torch.optim.Adam(model.parameters(), lr=1e-2),
-        num_samples=2,
-        clip_norm=1.0,
-        fast=fast,
+        model, objective(method), torch.optim.Adam(model.parameters(), lr=1e-2), num_samples=2, clip_norm=1.0, fast=fast
     )
     inputs, targets = (tensor.cuda() for tensor in data())
     torch.manual_seed(5)

@@ -4,11 +4,7 @@ Log-likelihoods are sums over the test images, as they are there. Reference: Li 
 appendix.
 """
 
-from dubio_lab.protocols.alpha_networks import (
-    dropout_network,
-    summed_log_likelihood,
-    timed_network,
-)
+from dubio_lab.protocols.alpha_networks import dropout_network, summed_log_likelihood, timed_network
 from dubio_lab.protocols.images import load_images
 from dubio_lab.protocols.judging import judge
 from dubio_lab.protocols.measuring import predict_classes, share

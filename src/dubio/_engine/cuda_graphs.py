@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["WARM_UPS", "Buffers", "Captured", "Through", "as_it_is", "signature"]
-
 WARM_UPS = 3
 
 T = TypeVar("T")

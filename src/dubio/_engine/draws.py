@@ -27,27 +27,6 @@ from dubio._engine.settings import STATE, Settings
 from dubio._engine.snapshot import Snapshot
 from dubio._engine.vmap_rules import MappedProducts, needs_mapped_products, without_fallback_warnings
 
-__all__ = [
-    "Call",
-    "Draws",
-    "Perturbations",
-    "Inputs",
-    "Numbers",
-    "OneMemberPerDraw",
-    "arguments",
-    "arguments_for",
-    "join",
-    "loop_draws",
-    "map_draws",
-    "one_draw",
-    "repeat",
-    "CannotBeRepeatedError",
-    "asking",
-    "obstacle_to_repeating",
-    "recomputed",
-]
-
-
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
@@ -254,8 +233,7 @@ def repeat(call: Call, num_samples: int) -> Draws:
     """Equal draws of a network without noise, computed once and not copied."""
     return Draws(
         *pytree.tree_map(
-            lambda leaf: leaf.expand(num_samples, *leaf.shape) if isinstance(leaf, Tensor) else leaf,
-            one_draw(call),
+            lambda leaf: leaf.expand(num_samples, *leaf.shape) if isinstance(leaf, Tensor) else leaf, one_draw(call)
         )
     )
 

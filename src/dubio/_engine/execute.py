@@ -62,15 +62,6 @@ from dubio._engine.settings import STATE, Settings, Using, check_module, check_n
 from dubio._engine.snapshot import TensorSnapshot
 from dubio._engine.vmap_rules import without_fallback_warnings
 
-__all__ = [
-    "Executor",
-    "run",
-    "sample",
-    "stream",
-    "WeightPrefetcher",
-    "ahead_of",
-]
-
 
 def sample(
     model: nn.Module,

@@ -38,27 +38,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dubio._engine.settings import STATE
 
-__all__ = [
-    "LOCK",
-    "DrawsItselfError",
-    "HostState",
-    "Stream",
-    "Watch",
-    "default_generator",
-    "follows_host",
-    "has_numbers_of_its_own",
-    "is_of_process",
-    "generator_state",
-    "may_draw_on_host",
-    "notice",
-    "noticed",
-    "redirected",
-    "seeded",
-    "seeded_run",
-    "seeded_step",
-    "set_generator_state",
-]
-
 LOCK = threading.RLock()
 """Held by whoever seeds or puts back a generator of the process."""
 

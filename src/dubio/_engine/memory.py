@@ -20,20 +20,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = [
-    "Footprint",
-    "available_memory",
-    "free_memory",
-    "is_out_of_memory",
-    "memory_in_words",
-    "parse_memory",
-    "tensor_bytes",
-    "channels_last",
-    "image_channels",
-    "is_faster_channels_last",
-]
-
-
 UNITS = {
     **{unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
     **{unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)},

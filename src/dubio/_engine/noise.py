@@ -33,17 +33,6 @@ from torch import Tensor
 
 from dubio._engine.settings import generator_for
 
-__all__ = [
-    "ROWS",
-    "Kind",
-    "fresh_noise",
-    "noise_key",
-    "seeded_noise",
-    "in_threads",
-    "threads_for",
-]
-
-
 Kind = Literal["normal", "uniform", "sign"]
 
 

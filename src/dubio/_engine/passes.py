@@ -27,24 +27,6 @@ from dubio._engine.host_rng import Stream, generator_state, redirected
 from dubio._engine.noise import Kind, fresh_noise, noise_key, seeded_noise
 from dubio._engine.settings import STATE, Settings
 
-__all__ = [
-    "Joined",
-    "Pass",
-    "PerturbationSource",
-    "attach",
-    "attach_alone",
-    "checkpoint",
-    "current_pass",
-    "detach",
-    "is_mapped",
-    "is_plain",
-    "is_transformed",
-    "joined_pass",
-    "name_sources",
-    "outside_passes",
-    "warn_of_plain",
-]
-
 _WARNED: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 """Networks of which it was said that nothing in them is random."""
 _WARNED_LOCK = threading.Lock()
@@ -102,12 +84,7 @@ class Pass:
         return self._noise(source, 0, like.shape, kind, like.dtype, like.device, by_row=False)
 
     def noise_for_activations(
-        self,
-        source: nn.Module,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device,
-        kind: Kind = "normal",
+        self, source: nn.Module, shape: Sequence[int], dtype: torch.dtype, device: torch.device, kind: Kind = "normal"
     ) -> Tensor:
         """Noise that belongs to this call of a layer; the first axis of ``shape`` counts rows."""
         call = self.calls.get(id(source), 0) + 1

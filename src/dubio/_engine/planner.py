@@ -45,47 +45,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio._engine.draws import Call, Inputs, arguments_for
-from dubio._engine.memory import Footprint, free_memory, memory_in_words, tensor_bytes
-from dubio._engine.probe import (
-    Executor,
-    ExecutorWarning,
-    LoopOnlyError,
-    Mechanism,
-    ProbeResult,
-    cannot_be_mapped,
-    no_memory_left,
-    try_out,
-)
+from dubio._engine.memory import free_memory, memory_in_words, tensor_bytes
+from dubio._engine.probe import Executor, Mechanism, ProbeResult, cannot_be_mapped, no_memory_left, try_out
 from dubio._engine.settings import STATE, check_module, check_num_samples, memory_limit
-from dubio._engine.snapshot import TensorSnapshot, statistics_of, unchanged
-
-__all__ = [
-    "CPU_BUDGET",
-    "DoesNotFitError",
-    "ExecutorWarning",
-    "Footprint",
-    "LoopOnlyError",
-    "SamplingPlan",
-    "memory_budget",
-    "plan",
-    "plan_for",
-    "plans",
-    "remember_failure",
-    "remember_obstacle",
-    "remember_out_of_memory",
-    "remember_standing",
-    "shrink_chunks",
-    "unchanged",
-    "GIVEN_AWAY",
-    "JOINED",
-    "OutputUse",
-    "PlanRequest",
-    "choose",
-    "refusal",
-    "circumstances",
-    "situation",
-]
-
+from dubio._engine.snapshot import TensorSnapshot, statistics_of
 
 CPU_BUDGET = 256 * 2**20
 """Bytes that one chunk of draws may take on a CPU; beyond the cache, larger chunks gain nothing there."""

@@ -15,8 +15,6 @@ from typing import Any, Literal, get_args
 
 import torch
 
-__all__ = ["Precision", "check_precision", "computing_in", "rounding_products"]
-
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
@@ -92,11 +90,7 @@ _ROUNDING = _Rounding()
 # goes by what was said of all, unless it was set itself; convolutions begin with a default that nobody can set again.
 _TORCH: Any = torch.backends
 _SWITCHES = (_TORCH.cuda.matmul, _TORCH.cudnn)
-_KINDS = (
-    (_TORCH.cuda.matmul, _TORCH.cuda.matmul),
-    (_TORCH.cudnn.conv, _TORCH.cudnn),
-    (_TORCH.cudnn.rnn, _TORCH.cudnn),
-)
+_KINDS = ((_TORCH.cuda.matmul, _TORCH.cuda.matmul), (_TORCH.cudnn.conv, _TORCH.cudnn), (_TORCH.cudnn.rnn, _TORCH.cudnn))
 """Each kind of product, and the switch that sets it too."""
 
 

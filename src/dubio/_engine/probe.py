@@ -48,18 +48,6 @@ from dubio._engine.memory import Footprint, is_out_of_memory, memory_in_words, t
 from dubio._engine.settings import STATE
 from dubio._engine.snapshot import same_numbers, unchanged
 
-__all__ = [
-    "Executor",
-    "ExecutorWarning",
-    "ProbeResult",
-    "LoopOnlyError",
-    "Mechanism",
-    "cannot_be_mapped",
-    "no_memory_left",
-    "row_lines",
-    "try_out",
-]
-
 REPEATED_WORK_TO_LOOP = 0.5
 ROWS_TO_SEE = 4
 SLOW_GROUPS = ("cuda",)

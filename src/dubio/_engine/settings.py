@@ -26,25 +26,6 @@ if TYPE_CHECKING:
     from dubio._engine.host_rng import Stream, Watch
     from dubio._engine.passes import Pass
 
-__all__ = [
-    "STATE",
-    "Estimator",
-    "Mode",
-    "Settings",
-    "Using",
-    "antithetic",
-    "check_module",
-    "check_num_samples",
-    "device_of",
-    "fresh",
-    "frozen",
-    "generator_for",
-    "memory_limit",
-    "new_seed",
-    "noise_off",
-    "seed_tensor",
-    "settings_for_run",
-]
 
 Mode = Literal["fresh", "frozen", "off"]
 Estimator = Literal["weight", "local", "flipout"]

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from dubio._engine.host_rng import LOCK, HostState, Stream, generator_state, may_draw_on_host, redirected
 
-__all__ = ["Snapshot", "TensorSnapshot", "eval_mode", "same_numbers", "statistics_of", "unchanged"]
-
 MOST_STATISTICS = 2**20
 """Bytes of a buffer up to which it is taken for a statistic that training moves."""
 

@@ -20,7 +20,6 @@ from torch import Tensor
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-__all__ = ["fill"]
 
 KINDS = ("normal", "uniform", "sign")
 BLOCK = 512

@@ -32,16 +32,6 @@ from torch.overrides import TorchFunctionMode
 
 from dubio._engine.passes import current_pass, is_mapped
 
-__all__ = [
-    "attention",
-    "MappedProducts",
-    "needs_mapped_products",
-    "autocast_dtype",
-    "lowered",
-    "without_fallback_warnings",
-]
-
-
 WITHOUT_ROWS = 2
 """Axes of factors that have no rows: positions and features."""
 

@@ -36,18 +36,6 @@ from dubio._engine import (
 from dubio.attacks.target import AttackTarget, MemoryBackoff, Model, Noise, Recorder, check_classifier, untouched
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 
-__all__ = [
-    "Attack",
-    "AttackResult",
-    "Perturbed",
-    "check_count",
-    "stronger",
-    "ShortForm",
-    "short_form",
-    "Progress",
-]
-
-
 STEPS_TO_RECORD = 10
 """Steps from which on recording a look pays for itself."""
 

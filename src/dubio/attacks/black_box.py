@@ -26,13 +26,6 @@ from dubio.attacks.gradient import PGD, check_steps
 from dubio.attacks.target import AttackTarget
 from dubio.functional.adversarial import AttackLoss
 
-__all__ = [
-    "Square",
-    "RandomNoise",
-    "Transfer",
-]
-
-
 SMALLEST_BUMP = 3
 """Side of the smallest window in L2, as in the authors' code: a bump in one pixel would cancel what stands there."""
 

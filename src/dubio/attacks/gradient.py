@@ -23,15 +23,6 @@ from dubio import functional
 from dubio.attacks.attack import Attack, Perturbed, Progress, check_count, stronger
 from dubio.attacks.target import AttackTarget
 
-__all__ = [
-    "FGSM",
-    "PGD",
-    "TargetedFGSM",
-    "check_restarts",
-    "check_steps",
-    "APGD",
-]
-
 
 @dataclass(frozen=True)
 class FGSM(Attack):

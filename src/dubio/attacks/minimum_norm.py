@@ -38,17 +38,6 @@ from dubio.attacks.gradient import check_steps
 from dubio.attacks.target import AttackTarget, LossAndGrad, Model
 from dubio.functional.adversarial import AttackLoss, Norm
 
-__all__ = [
-    "DDN",
-    "FMN",
-    "Nearest",
-    "MinimumNorm",
-    "End",
-    "Problem",
-    "descend",
-    "minimise",
-]
-
 
 class Nearest:
     """The smallest perturbation found so far that fools the network; at first none."""

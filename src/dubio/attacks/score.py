@@ -37,15 +37,6 @@ from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.version import versions
 
-__all__ = [
-    "Accuracy",
-    "Score",
-    "score",
-    "strongest",
-    "TransferTable",
-    "transfer_table",
-]
-
 
 @dataclass(frozen=True)
 class Accuracy:

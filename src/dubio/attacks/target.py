@@ -63,21 +63,6 @@ from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.nn import num_members
 
-__all__ = [
-    "Model",
-    "Noise",
-    "AttackTarget",
-    "LossAndGrad",
-    "check_classifier",
-    "untouched",
-    "Recorder",
-    "MemoryBackoff",
-    "rows_that_fit",
-    "rows_to_try",
-    "with_fewer_rows",
-]
-
-
 Model = nn.Module | Callable[[Tensor], Tensor]
 
 
@@ -329,11 +314,7 @@ class AttackTarget:
     def _follows_the_host(self, few: Tensor) -> bool:
         """Whether what Python and NumPy draw shows: they may serve others, such as one who checks types at random."""
         still = replace(
-            self,
-            num_samples=1,
-            executor="loop",
-            noise="off" if self.noise == "off" else "frozen",
-            draws_itself=False,
+            self, num_samples=1, executor="loop", noise="off" if self.noise == "off" else "frozen", draws_itself=False
         )
 
         def look() -> Tensor:

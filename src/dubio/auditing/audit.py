@@ -42,13 +42,6 @@ from dubio.evaluation import gather
 from dubio.functional.adversarial import Norm
 from dubio.version import VERSION, versions
 
-__all__ = [
-    "audit",
-    "AuditProgress",
-    "progress_bar",
-]
-
-
 KEPT = ("C10", "C24")
 """Checks whose work is not an attack that is kept anyway."""
 

@@ -10,23 +10,6 @@ from dubio.attacks import Accuracy
 from dubio.codec import Record
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 
-__all__ = [
-    "BudgetName",
-    "AttackRecord",
-    "Audit",
-    "CheckRecord",
-    "Cost",
-    "CurvePoint",
-    "Headline",
-    "Accuracy",
-    "Status",
-    "ThreatModel",
-    "Verdict",
-    "BUDGETS",
-    "Budget",
-]
-
-
 BudgetName = Literal["tiny", "quick", "full"]
 
 

@@ -41,21 +41,6 @@ from dubio.methods import Deterministic
 from dubio.nn import Members, num_members
 from dubio.training import fit
 
-__all__ = [
-    "AttackRun",
-    "AuditSession",
-    "PartialResults",
-    "Kept",
-    "ordinary_twin",
-    "NO_GRADIENT",
-    "Check",
-    "Finding",
-    "curve",
-    "fall_within",
-    "points",
-]
-
-
 ROWS = 256
 
 

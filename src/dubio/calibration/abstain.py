@@ -11,8 +11,6 @@ from dubio.calibration.calibrate import HeldOut, check_one_label_each, predict_h
 from dubio.calibrators import DecisionWarning, Surety, Threshold
 from dubio.convert import change_spec
 
-__all__ = ["abstain"]
-
 SURPLUS = 0.02
 """Share accepted beyond the coverage, because of equal scores, from which ``abstain`` warns."""
 FEWEST = 50
@@ -57,13 +55,7 @@ def abstain(
     """
     _check(error, coverage, score, level)
     held_out = predict_held_out(
-        model,
-        validation,
-        asked_by="abstain",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        seed=seed,
-        decisions=True,
+        model, validation, asked_by="abstain", num_samples=num_samples, batch_size=batch_size, seed=seed, decisions=True
     )
     check_one_label_each(held_out, "abstain")
     if error is not None:

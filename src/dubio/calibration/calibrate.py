@@ -28,15 +28,6 @@ from dubio.data import Batch, Batches, batches_from, fingerprint_of_batches
 from dubio.likelihoods import Categorical
 from dubio.prediction import ClassificationPredictive, joined, predict
 
-__all__ = [
-    "calibrate",
-    "HeldOut",
-    "check_one_label_each",
-    "check_unjudged",
-    "predict_held_out",
-]
-
-
 LARGEST_TEMPERATURE = 20.0
 """Temperatures lie between this and its inverse."""
 

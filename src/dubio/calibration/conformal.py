@@ -10,8 +10,6 @@ from dubio.calibration.calibrate import check_one_label_each, predict_held_out
 from dubio.calibrators import PredictionSets
 from dubio.convert import change_spec
 
-__all__ = ["conformal"]
-
 
 def conformal(
     model: nn.Module,

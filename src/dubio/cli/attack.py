@@ -44,25 +44,6 @@ from dubio.prediction import ClassificationPredictive, predict
 from dubio.training import Interrupted
 from dubio.version import hardware_of, versions
 
-__all__ = [
-    "AttackReport",
-    "Row",
-    "run_attacks",
-    "check_images",
-    "choose_images",
-    "parse_attacks",
-    "parse_epsilons",
-    "summarise",
-    "tabulate",
-    "picture",
-    "FILE",
-    "audit_run",
-    "gates_failed",
-    "summary",
-    "tabulate_audit",
-]
-
-
 KINDS: dict[str, type[Attack]] = {
     "fgsm": FGSM,
     "pgd": PGD,

@@ -20,8 +20,6 @@ from dubio.evaluation import Evaluation
 from dubio.io import locked
 from dubio.prediction import ClassificationPredictive
 
-__all__ = ["abstain", "calibrate", "conformal"]
-
 EVALUATION = "evaluation.json"
 
 

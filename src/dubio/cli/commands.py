@@ -34,8 +34,6 @@ from dubio.cli.options import (
 )
 from dubio.version import VERSION
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="dubio",
     cls=Answering,

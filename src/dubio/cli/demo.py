@@ -30,8 +30,6 @@ from dubio.objectives import Loss
 from dubio.report import write_report
 from dubio.training import FitResult, Interrupted
 
-__all__ = ["parse_methods", "show_demo"]
-
 EPSILON = 0.1
 AUDITED = ("deterministic", "bayes", "flow")
 HOPELESS = 0.3

@@ -27,21 +27,6 @@ from dubio.codec import printable
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "INTERRUPTED",
-    "REFUSALS",
-    "Answering",
-    "PartlyFailedError",
-    "answer",
-    "is_answered",
-    "leave_quietly",
-    "say",
-    "GROUP",
-    "HOW_TO_INSTALL",
-    "PluginCommand",
-    "plugin_commands",
-]
-
 
 FAILED = 1
 
@@ -230,7 +215,7 @@ GROUP = "dubio.commands"
 
 HOW_TO_INSTALL = {
     "reproduce": "dubio reproduce is a command of the package dubio_lab, which is not installed; "
-    "in a checkout of dubio, pip install ./lab adds it",
+    "in a checkout of dubio, pip install ./lab adds it"
 }
 """What is said of a command whose package is known but not installed."""
 

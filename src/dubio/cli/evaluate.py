@@ -18,8 +18,6 @@ from dubio.codec import printable
 from dubio.data import CORRUPTIONS, OOD_PAIRS, Examples, load_test, load_unseen
 from dubio.evaluation import METRICS, SCORE_INFO, Estimate, Evaluation, evaluate, failures, figure
 
-__all__ = ["FILE", "evaluate_run", "headline", "noise_like"]
-
 FILE = "evaluation.json"
 NOISE = "noise"
 EXTRA = ("confidence", "expected_entropy", "aleatoric_std", "epistemic_std", "classwise_ece", "adaptive_ece", "mae")

@@ -34,17 +34,6 @@ from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import METHODS, Method, Recipe
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 
-__all__ = [
-    "Field",
-    "fields_of",
-    "make_method",
-    "spell",
-    "show_method",
-    "show_methods",
-    "show_data",
-]
-
-
 SPELLINGS: dict[str, type] = {
     "normal": Normal,
     "mixture": ScaleMixture,

@@ -21,28 +21,6 @@ from typer.exceptions import TyperException
 
 from dubio.checks import did_you_mean
 
-__all__ = [
-    "METHOD_OPTIONS",
-    "Fields",
-    "TakingFields",
-    "example",
-    "CORRUPTION_NAMES",
-    "BudgetName",
-    "DataDir",
-    "DecisionSamples",
-    "DecisionSeed",
-    "Device",
-    "InPrecision",
-    "Named",
-    "Precision",
-    "Quiet",
-    "RunName",
-    "Runs",
-    "SeveralRuns",
-    "device_for",
-]
-
-
 METHOD_OPTIONS: dict[str, dict[str, str | bool]] = {
     "bayes": {
         "--prior": "normal:0,1",
@@ -235,8 +213,7 @@ DecisionSeed = Annotated[int, typer.Option("--seed", help="Which draws.")]
 
 
 Device = Annotated[
-    str | None,
-    typer.Option(callback=_check_device, help=f"{DEVICES} (default: cuda where there is one, else cpu)."),
+    str | None, typer.Option(callback=_check_device, help=f"{DEVICES} (default: cuda where there is one, else cpu).")
 ]
 
 

@@ -36,8 +36,6 @@ from dubio.evaluation import figure
 from dubio.models import sizes_of
 from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive, predict_batches
 
-__all__ = ["check_fits", "order_of", "parse_index", "predict_new", "tabulate", "test_examples"]
-
 OUTPUTS = (".csv", ".jsonl", ".parquet", ".npz")
 SHOWN = 10
 """Rows of new data that are shown where no file is written."""

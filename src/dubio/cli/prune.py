@@ -45,8 +45,6 @@ from dubio.io import Identity, save
 from dubio.nn import num_trained
 from dubio.pruning import Pruning, PruningPoint
 
-__all__ = ["RECORD", "measure", "prune", "told_of"]
-
 RECORD = "pruning.json"
 TIMED_ROWS = 128
 """Rows of the example that a forward is timed on."""

@@ -27,8 +27,6 @@ from dubio.report import (
     write_report,
 )
 
-__all__ = ["compare", "report"]
-
 HIDDEN = ("mae", "std", "parameters", "bytes")
 """What the terminal has no room for; ``--json`` and the page have it."""
 WRAPPED = ("audit", "auroc_entropy", "auroc")

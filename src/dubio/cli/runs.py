@@ -54,32 +54,6 @@ from dubio.models import build, standardised
 from dubio.objectives import Loss
 from dubio.training import ALONE, Callback, FitResult, Processes, fit
 
-__all__ = [
-    "Summary",
-    "Unreadable",
-    "check_name",
-    "check_resumable",
-    "class_names",
-    "find_run",
-    "folder_of",
-    "list_runs",
-    "load_model",
-    "network_of",
-    "num_processes_of",
-    "unused_name",
-    "TrainConfig",
-    "build_for",
-    "in_rows",
-    "load_splits",
-    "parse_likelihood",
-    "parse_resize",
-    "read_encoder",
-    "read_order",
-    "table_options",
-    "train_order",
-]
-
-
 CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
 
 

@@ -13,11 +13,6 @@ from rich.text import Text
 
 from dubio.codec import printable
 
-__all__ = [
-    "PlainTable",
-    "command_line",
-]
-
 
 class PlainTable(Table):
     """A table of rich whose headings, cells and title are shown as they are; square brackets are no markup."""

@@ -42,11 +42,6 @@ from dubio.evaluation import evaluate, failures
 from dubio.nn import num_members
 from dubio.training import FitResult, Interrupted, LostProcessError, Processes, is_raised_by_all
 
-__all__ = [
-    "train_run",
-    "told_once",
-]
-
 
 def train_run(
     name: str,

@@ -34,13 +34,7 @@ from dubio.convert.spec import (
     spec,
     warn_of_probabilities,
 )
-from dubio.nn import (
-    BATCH_NORMS as BATCH_NORMS,
-    Removed,
-    keep_units,
-    rebuild,
-    removed_from,
-)
+from dubio.nn import BATCH_NORMS as BATCH_NORMS, Removed, keep_units, rebuild, removed_from
 
 __all__ = [
     "ConversionWarning",

@@ -29,8 +29,6 @@ from dubio.nn import (
     takes_noise,
 )
 
-__all__ = ["Description", "LayerDescription", "describe"]
-
 
 @dataclass(frozen=True)
 class LayerDescription:

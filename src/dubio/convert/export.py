@@ -31,8 +31,6 @@ from dubio._engine import (
 from dubio.convert.randomise import to_mean
 from dubio.nn import GaussianHead, Members, WeightSource, posteriors, sources
 
-__all__ = ["export"]
-
 Noise = Literal["off", "fresh", "frozen"]
 SAME_FOR_ALL_ROWS = GaussianHead | Members
 """Sources that draw nothing for rows."""

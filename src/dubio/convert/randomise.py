@@ -64,35 +64,6 @@ from dubio.nn import (
     takes_noise,
 )
 
-__all__ = [
-    "parameter_names",
-    "randomise",
-    "refuse_unconvertible",
-    "share_draw",
-    "to_mean",
-    "why_unconvertible",
-    "insert_noise",
-    "randomise_dropout",
-    "classifier_of",
-    "replace_head",
-    "with_activation_noise",
-    "copy_of",
-    "exchange",
-    "is_norm",
-    "is_random",
-    "make_mappable",
-    "own_parameters",
-    "plain_copy",
-    "random_names",
-    "visible_modules",
-    "ConversionWarning",
-    "Where",
-    "check_where",
-    "chooses",
-    "consists_of",
-]
-
-
 MakePosterior = Callable[[nn.Parameter, Tensor | None], WeightSource]
 """A posterior from the parameter that becomes its mean, and a mask of the elements that stay fixed."""
 
@@ -425,11 +396,7 @@ def replace_head(
 
 
 def with_activation_noise(
-    net: nn.Module,
-    make_noise: Callable[[int, int], ActivationNoise],
-    where: Where,
-    behind: bool,
-    strict: bool = True,
+    net: nn.Module, make_noise: Callable[[int, int], ActivationNoise], where: Where, behind: bool, strict: bool = True
 ) -> nn.Module:
     """A copy of ``net`` with noise before, or behind, its chosen linear layers, by default the last."""
     model = plain_copy(net)

@@ -30,20 +30,6 @@ from dubio.convert.randomise import ConversionWarning, consists_of, random_names
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.nn import Drawn, Source, WeightSource
 
-__all__ = [
-    "ModelSpec",
-    "attach_spec",
-    "change_spec",
-    "drop_decisions",
-    "reset_decisions",
-    "spec",
-    "finish",
-    "warn_of_probabilities",
-    "FunctionCall",
-    "find_functional_dropout",
-    "prove",
-]
-
 
 @dataclass(frozen=True)
 class ModelSpec:

@@ -72,10 +72,7 @@ if TYPE_CHECKING:
     from dubio.data.tables import read_table
 
 LATER = {
-    "columns": (
-        "TableChunk",
-        "read_rows",
-    ),
+    "columns": ("TableChunk", "read_rows"),
     "corruptions": (
         "Blur",
         "CORRUPTIONS",

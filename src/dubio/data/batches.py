@@ -34,17 +34,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from dubio._engine import STATE, Stream, has_numbers_of_its_own, memory_budget, noise_key, redirected
 from dubio.data.examples import Examples, scaled
 
-__all__ = [
-    "Batch",
-    "Batches",
-    "batch_of",
-    "batches_from",
-    "CropAndFlip",
-    "Loader",
-    "epoch_order",
-    "shared_batches",
-]
-
 
 @dataclass(frozen=True)
 class Batch:

@@ -39,22 +39,6 @@ from dubio.checks import did_you_mean
 from dubio.codec import open_regular
 from dubio.data.files import DataError
 
-__all__ = [
-    "CHUNK_ROWS",
-    "TableChunk",
-    "joined",
-    "looks_like_data",
-    "read_rows",
-    "Target",
-    "Task",
-    "check_task",
-    "choose_target",
-    "encode_targets",
-    "parse_targets",
-    "read_target",
-]
-
-
 CHUNK_ROWS = 8192
 
 

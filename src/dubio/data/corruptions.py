@@ -33,25 +33,6 @@ from dubio import functional
 from dubio.checks import did_you_mean
 from dubio.data.examples import Examples, scaled
 
-__all__ = [
-    "Blur",
-    "CORRUPTIONS",
-    "Contrast",
-    "Corruption",
-    "GaussianNoise",
-    "Inversion",
-    "Rotation",
-    "corrupt",
-    "Flip",
-    "LabelNoise",
-    "MnistAsymmetric",
-    "NoisyLabels",
-    "Symmetric",
-    "UniformMix",
-    "parse_label_noise",
-]
-
-
 Images = Float[Tensor, "example channel height width"]
 
 

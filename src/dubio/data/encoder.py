@@ -33,8 +33,6 @@ from dubio.codec import RecordError, parse_json, read_value
 from dubio.data.columns import TYPING_ERRORS, TableChunk, Target, encode_targets, finite_number, is_missing
 from dubio.data.files import DataError
 
-__all__ = ["Encoded", "TableColumn", "TableEncoder", "fit_encoder", "remarks_as_text"]
-
 Kind = Literal["number", "boolean", "date", "category", "dropped"]
 MAX_CATEGORIES = 30
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")

@@ -17,16 +17,6 @@ from torch import Tensor
 from dubio.data.encoder import TableEncoder
 from dubio.data.files import DataError
 
-__all__ = [
-    "Examples",
-    "Splits",
-    "scaled",
-    "TENTH",
-    "rows_three_ways",
-    "split_three_ways",
-    "with_validation",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Examples:

@@ -17,18 +17,6 @@ from typing import Any
 from dubio._engine import available_memory, memory_in_words
 from dubio.codec import open_regular
 
-__all__ = [
-    "LIMIT",
-    "check_members",
-    "check_room",
-    "read_tar",
-    "read_zip",
-    "DataError",
-    "DataWarning",
-    "TableWarning",
-]
-
-
 LIMIT = 256 * 2**20
 """No archive of the datasets here holds more, and no file of them is larger; what claims to be is not inflated."""
 

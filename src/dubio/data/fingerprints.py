@@ -27,8 +27,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from dubio.data.batches import Batch, Loader
 from dubio.data.examples import Examples, scaled
 
-__all__ = ["DataFingerprint", "fingerprint_of", "fingerprint_of_batches", "order_of"]
-
 DIGEST_SIZE = 16
 CHUNK = 2**24
 """Bytes of rows that are hashed at a time."""

@@ -22,15 +22,6 @@ from dubio.codec import read_file
 from dubio.data.examples import TENTH, Examples, Splits, split_three_ways, with_validation
 from dubio.data.files import DataError, DataWarning, check_room
 
-__all__ = [
-    "image_files",
-    "read_image_folder",
-    "Decoded",
-    "decode_image",
-    "read_image_file",
-]
-
-
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
 
 

@@ -45,26 +45,6 @@ from dubio.data.image_files import decode_image, read_image_file
 from dubio.data.pickles import parse_pickle
 from dubio.data.stored import Part, Remote, check_md5
 
-__all__ = [
-    "FASHIONMNIST",
-    "KMNIST",
-    "MNIST",
-    "IdxSet",
-    "read_labelled_images",
-    "CIFAR10",
-    "CIFAR100",
-    "CifarSet",
-    "Form",
-    "parse_cifar_binary",
-    "parse_cifar_pickle",
-    "OMNIGLOT",
-    "OmniglotSet",
-    "read_drawings",
-    "parse_idx",
-    "read_idx",
-]
-
-
 OFFICIAL = 60_000 * 28 * 28
 """Bytes of the largest array of these datasets."""
 
@@ -263,18 +243,7 @@ FASHIONMNIST = IdxSet(
     name="fashionmnist",
     what="70,000 clothes, 28x28 grey",
     folder="FashionMNIST",
-    classes=(
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
+    classes=("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     md5=(
         "f4a8712d7a061bf5bd6d2ca38dc4d50a",

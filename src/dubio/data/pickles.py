@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from dubio.data.files import DataError
 
-__all__ = ["parse_pickle"]
-
 NUMBERS = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"})
 MAX_INSTRUCTIONS = 2**21
 """Ten times those of CIFAR-100; an instruction of one byte may make an object of sixty."""

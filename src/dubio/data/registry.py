@@ -31,30 +31,6 @@ from dubio.data.image_sets import CIFAR10, CIFAR100, FASHIONMNIST, KMNIST, MNIST
 from dubio.data.stored import Part, StoredSet, download as download_file
 from dubio.data.tables import NAMED_COLUMNS, TABLES, read_table, read_unseen_table
 
-__all__ = [
-    "NAMES",
-    "Status",
-    "data_folder",
-    "fetch",
-    "find_name",
-    "load",
-    "load_test",
-    "load_unseen",
-    "status",
-    "OOD_PAIRS",
-    "held_out_classes",
-    "ood_sets",
-    "CLUSTER_CENTRES",
-    "CLUSTER_STD",
-    "clusters",
-    "curve",
-    "diabetes",
-    "diabetes_table",
-    "digits",
-    "standardised",
-]
-
-
 STORED: dict[str, StoredSet] = {
     dataset.name: dataset for dataset in (MNIST, FASHIONMNIST, KMNIST, OMNIGLOT, CIFAR10, CIFAR100)
 }
@@ -215,11 +191,7 @@ def load_test(
 
 
 def load_unseen(
-    source: Source,
-    *,
-    folder: Source | None = None,
-    like: Examples,
-    resize: int | tuple[int, int] | None = None,
+    source: Source, *, folder: Source | None = None, like: Examples, resize: int | tuple[int, int] | None = None
 ) -> Examples:
     """The test part of data that a network was not trained on, without regard to their targets.
 

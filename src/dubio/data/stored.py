@@ -21,17 +21,6 @@ from dubio.codec import unfinished_file
 from dubio.data.examples import Examples
 from dubio.data.files import DataError
 
-__all__ = [
-    "Part",
-    "Remote",
-    "StoredSet",
-    "DownloadError",
-    "download",
-    "check_md5",
-    "md5_of",
-]
-
-
 Part = Literal["train", "test"]
 
 

@@ -49,17 +49,6 @@ from dubio.data.examples import TENTH, Examples, Splits, rows_three_ways, scaled
 from dubio.data.files import DataError, TableWarning, check_members, check_room
 from dubio.data.image_files import decode_image, image_files, read_image_file
 
-__all__ = [
-    "NAMED_COLUMNS",
-    "TABLES",
-    "read_inputs",
-    "read_table",
-    "read_unseen_table",
-    "NewRows",
-    "read_new",
-]
-
-
 INPUTS, TARGETS = ("x", "inputs"), ("y", "targets", "labels")
 
 

@@ -24,25 +24,6 @@ from torch import Tensor
 from dubio import functional
 from dubio.evaluation.records import Estimate, Evaluation, PerExample
 
-__all__ = [
-    "TESTS",
-    "Comparison",
-    "PairedValues",
-    "class_values",
-    "compare",
-    "compare_pairs",
-    "detection_values",
-    "pack",
-    "paired_detection",
-    "paired_shares",
-    "paired_values",
-    "real_values",
-    "unpack",
-    "MetricPoint",
-    "metric_curve",
-]
-
-
 Kind = Literal["share", "mean", "calibration", "area"]
 
 
@@ -171,11 +152,7 @@ def class_values(
     correct: Bool[Tensor, " example"], nll: Float[Tensor, " example"], confidence: Float[Tensor, " example"]
 ) -> dict[str, PerExample]:
     """What an evaluation of classes stores of single examples."""
-    return {
-        "correct": pack(correct, "bits"),
-        "nll": pack(nll, "float32"),
-        "confidence": pack(confidence, "float32"),
-    }
+    return {"correct": pack(correct, "bits"), "nll": pack(nll, "float32"), "confidence": pack(confidence, "float32")}
 
 
 def real_values(per_example: Mapping[str, Float[Tensor, " example"]]) -> dict[str, PerExample]:

@@ -26,14 +26,6 @@ from dubio.evaluation.records import CorruptionPoint, DataRecord, Evaluation
 from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive, predict
 from dubio.version import versions
 
-__all__ = [
-    "evaluate",
-    "Judged",
-    "gather",
-    "gather_inputs",
-]
-
-
 STRENGTHS = (1, 2, 3, 4, 5)
 
 
@@ -82,13 +74,7 @@ def evaluate(
 
     def draw(inputs: Any, seed: int = seed, keep_samples: bool = False) -> Any:
         return predict(
-            model,
-            inputs,
-            num_samples,
-            keep_samples=keep_samples,
-            batch_size=batch_size,
-            precision=precision,
-            seed=seed,
+            model, inputs, num_samples, keep_samples=keep_samples, batch_size=batch_size, precision=precision, seed=seed
         )
 
     found: Predictive = draw(judged.inputs, keep_samples=True)

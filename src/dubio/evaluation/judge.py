@@ -38,22 +38,6 @@ from dubio.evaluation.metrics import (
 from dubio.evaluation.records import DataRecord, DetectionScore, DrawCheck, Estimate, Evaluation, IntervalRow, UnseenSet
 from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive
 
-__all__ = [
-    "judge",
-    "in_rows",
-    "judge_classes",
-    "judge_reals",
-    "SCORES",
-    "judge_unseen",
-    "LEVEL",
-    "Measure",
-    "NUM_GROUPS",
-    "can_group",
-    "check_draws",
-    "estimates",
-    "resamples",
-]
-
 
 def judge(
     found: Predictive,

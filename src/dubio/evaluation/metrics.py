@@ -18,24 +18,6 @@ from dubio import functional
 from dubio.evaluation.records import Bins, ClassRow, Curve, Histogram, NotableExample, Thumbnail, Uncertainty
 from dubio.prediction import ClassificationPredictive
 
-__all__ = [
-    "class_measures",
-    "class_measures_per_example",
-    "real_measures",
-    "real_measures_per_example",
-    "weighted_mean",
-    "GROUPS",
-    "class_table",
-    "confidence_histogram",
-    "uncertainty_by_group",
-    "uncertainty_of",
-    "histogram",
-    "notable_examples",
-    "reliability_bins",
-    "risk_curve",
-]
-
-
 Weight = Float[Tensor, "resample example"]
 
 

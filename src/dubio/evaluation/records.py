@@ -21,30 +21,6 @@ from dubio.codec import Record
 if TYPE_CHECKING:
     pass
 
-__all__ = [
-    "Bins",
-    "ClassRow",
-    "CorruptionPoint",
-    "Curve",
-    "DataRecord",
-    "DetectionScore",
-    "Uncertainty",
-    "DrawCheck",
-    "Estimate",
-    "Evaluation",
-    "Histogram",
-    "IntervalRow",
-    "NotableExample",
-    "PerExample",
-    "Thumbnail",
-    "UnseenSet",
-    "failures",
-    "METRICS",
-    "MetricInfo",
-    "SCORE_INFO",
-    "figure",
-]
-
 
 LINE_WIDTH = 80
 """Of a summary, in characters."""

@@ -23,36 +23,6 @@ from torch import Tensor
 
 from dubio.functional.uncertainty import predictive_log_probs, vote_counts
 
-__all__ = [
-    "AttackLoss",
-    "AttackObjective",
-    "Norm",
-    "as_rows",
-    "attack_loss",
-    "averaged_attack_loss",
-    "distortion",
-    "perturbation_norm",
-    "project_inputs",
-    "project_perturbation",
-    "random_perturbation",
-    "steepest_direction",
-    "vote_log_shares",
-    "boundary_distance",
-    "cosine_annealed",
-    "free_distance",
-    "halving_checkpoints",
-    "minimum_norm_objective",
-    "next_boundary_radius",
-    "next_decoupled_radius",
-    "next_penalty",
-    "should_halve",
-    "square_bump",
-    "square_share",
-    "square_window",
-    "with_momentum",
-]
-
-
 AttackObjective = Literal["predictive", "expected", "mean_logit", "votes"]
 
 

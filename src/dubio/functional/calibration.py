@@ -52,34 +52,6 @@ from torch import Tensor
 from dubio.functional.statistics import share_upper_bound
 from dubio.functional.uncertainty import predictive_log_probs
 
-__all__ = [
-    "BinSums",
-    "Reliability",
-    "adaptive_calibration_error",
-    "bin_sums",
-    "brier_score",
-    "calibration_error",
-    "classwise_calibration_error",
-    "matching_share",
-    "reliability",
-    "bounded_temperature",
-    "class_nll",
-    "departure_from_identity",
-    "scaled_log_probs",
-    "scaled_mixture",
-    "vector_scaled_log_probs",
-    "ConformalScore",
-    "conformal_quantile",
-    "conformal_rank",
-    "conformal_scores",
-    "prediction_sets",
-    "Acceptance",
-    "acceptance_at_coverage",
-    "acceptances",
-    "num_for_error",
-]
-
-
 NUM_BINS = 15
 
 

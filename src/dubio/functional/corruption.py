@@ -18,21 +18,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-__all__ = [
-    "flip_destinations",
-    "patterned_transition",
-    "redrawn_labels",
-    "symmetric_transition",
-    "uniform_transition",
-    "blurred",
-    "inverted",
-    "rotated",
-    "with_contrast",
-    "with_noise",
-    "area_resized",
-    "small_image",
-]
-
 
 def patterned_transition(destinations: Int[Tensor, " class"], p: float) -> Float[Tensor, "class class"]:
     """``(1 - p) I + p F``, where row i of F has its single 1 at ``destinations[i]`` (E-67)."""

@@ -20,23 +20,6 @@ from torch import Tensor
 
 from dubio.functional.variational import softplus
 
-__all__ = [
-    "flow_log_prob",
-    "affine_step",
-    "affine_inverse",
-    "planar_step",
-    "planar_inverse",
-    "planar_direction",
-    "coupling_step",
-    "coupling_inverse",
-    "mixing_step",
-    "mixing_inverse",
-    "log_abs_det",
-    "lu_weight",
-    "actnorm_step",
-    "actnorm_inverse",
-]
-
 LOG_E_MINUS_ONE = math.log(math.e - 1.0)
 """The argument at which softplus is 1."""
 

@@ -35,24 +35,6 @@ from torch import Tensor
 from dubio.functional.variational import gaussian_kl, normal_entropy, normal_log_prob, softplus
 from dubio.functional.wasserstein import at_least_float32, not_negative, squared_distances
 
-__all__ = [
-    "activation_std",
-    "bottleneck_std",
-    "entropy_margin",
-    "gaussian_activation",
-    "gaussian_entropy",
-    "gaussian_kl_matrix",
-    "gaussian_wasserstein_matrix",
-    "parametric_noise",
-    "standard_normal_kl",
-    "averaged_gaussian",
-    "component_of",
-    "mixture_log_prob",
-    "alpha_dropout",
-    "dropout",
-]
-
-
 SMALLEST_STD = 1e-6
 
 

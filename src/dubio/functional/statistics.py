@@ -24,30 +24,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = [
-    "auroc_placements",
-    "holm",
-    "mcnemar",
-    "normal_test",
-    "paired_auroc_test",
-    "paired_mean_test",
-    "student_test",
-    "PairedDifference",
-    "clopper_pearson",
-    "mean_interval",
-    "normal_interval",
-    "paired_difference",
-    "retry_influence",
-    "retry_probability",
-    "share_upper_bound",
-    "two_way_standard_error",
-    "bootstrap_interval",
-    "group_means",
-    "jackknife_error",
-    "left_out_means",
-    "resample_weights",
-]
-
 
 def mcnemar(first: Bool[Tensor, " example"], second: Bool[Tensor, " example"]) -> float:
     """Exact p-value for two shares of the same examples: of the examples that differ, each side has half (binomial)."""

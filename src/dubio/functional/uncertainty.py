@@ -44,36 +44,6 @@ from torch import Tensor
 
 from dubio.functional.variational import normal_log_prob, safe_sqrt
 
-__all__ = [
-    "calibrated_expected_entropy",
-    "class_variance",
-    "energy",
-    "entropy",
-    "expected_entropy",
-    "mutual_information",
-    "predictive_log_probs",
-    "variation_ratio",
-    "shares_of_counts",
-    "vote_counts",
-    "vote_shares",
-    "beta_nll",
-    "central_interval",
-    "mixture_cdf",
-    "mixture_quantile",
-    "regression_curve",
-    "crps_mixture",
-    "ensemble_accuracies",
-    "num_repeats",
-    "Detection",
-    "area_under_risk",
-    "auroc",
-    "average_precision",
-    "detection",
-    "false_positive_rate",
-    "risk_coverage",
-]
-
-
 SMALLEST_PROBABILITY = 1e-8
 
 
@@ -169,9 +139,7 @@ def beta_nll(
 
 
 def mixture_cdf(
-    value: Float[Tensor, "*batch"],
-    means: Float[Tensor, "sample *batch"],
-    stds: Float[Tensor, "sample *batch"],
+    value: Float[Tensor, "*batch"], means: Float[Tensor, "sample *batch"], stds: Float[Tensor, "sample *batch"]
 ) -> Float[Tensor, "*batch"]:
     """Probability that the equal mixture of ``N(means, stds^2)`` lies below ``value``."""
     below: Tensor = torch.special.ndtr((value - means) / stds)

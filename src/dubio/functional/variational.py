@@ -60,38 +60,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = [
-    "flip",
-    "gaussian_kl",
-    "inverse_softplus",
-    "local_reparameterisation",
-    "monte_carlo_kl",
-    "normal_entropy",
-    "normal_log_prob",
-    "posterior_log_prob",
-    "safe_sqrt",
-    "scale_mixture_log_prob",
-    "softplus",
-    "KlWeighting",
-    "kl_share",
-    "minibatch_cost",
-    "warmup_share",
-    "weighted_divergence",
-    "alpha_energy",
-    "scaled_weight_penalty",
-    "weight_penalty",
-    "bootstrap_counts",
-    "hard_bootstrap",
-    "soft_bootstrap",
-    "decibels",
-    "lowest_scores",
-    "num_removed",
-    "signal_to_noise",
-    "unit_scores",
-    "units_kept",
-]
-
-
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 

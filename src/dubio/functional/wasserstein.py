@@ -27,23 +27,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = [
-    "cloud_variance",
-    "point_distances",
-    "sinkhorn_matrix",
-    "sliced_wasserstein",
-    "sliced_wasserstein_matrix",
-    "spread_ratio",
-    "unit_directions",
-    "variance_margin",
-    "wasserstein_1d",
-    "at_least_float32",
-    "not_negative",
-    "pairwise_norms",
-    "squared_distances",
-]
-
-
 UNDER_THE_ROOT = 1e-12
 """Added before a square root, whose gradient is infinite where two clouds coincide."""
 

@@ -17,8 +17,6 @@ from dubio.nn import GaussianPosterior
 from dubio.objectives import ELBO
 from dubio.priors import Normal, Prior
 
-__all__ = ["Bayes"]
-
 
 @dataclass(frozen=True)
 class Bayes:

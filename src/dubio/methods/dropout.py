@@ -16,8 +16,6 @@ from dubio.likelihoods import Categorical, Likelihood
 from dubio.methods.method import NoiseOff, Recipe
 from dubio.objectives import Alpha
 
-__all__ = ["Dropout"]
-
 INSERTED_RATE = 0.05
 """Rate of masks that are put into a network that has none, where the user names no rate."""
 

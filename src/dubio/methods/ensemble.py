@@ -22,8 +22,6 @@ from dubio.models import architecture_of
 from dubio.nn import Members
 from dubio.objectives import EnsembleLoss
 
-__all__ = ["Ensemble"]
-
 
 @dataclass(frozen=True)
 class Ensemble:

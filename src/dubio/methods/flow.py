@@ -24,8 +24,6 @@ from dubio.nn import FlowNoise, InputSource, channels_of
 from dubio.objectives import ELBO
 from dubio.priors import Normal
 
-__all__ = ["Flow"]
-
 
 @dataclass(frozen=True)
 class Flow:

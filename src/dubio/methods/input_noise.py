@@ -18,8 +18,6 @@ from dubio.nn import GaussianInputNoise, InputSource, Kl, channels_of
 from dubio.objectives import ELBO
 from dubio.priors import Normal
 
-__all__ = ["InputNoise"]
-
 Per = Literal["channel", "position"]
 SPREAD = 0.5
 """How far the means of several components lie apart at first, as in the reference."""

@@ -14,14 +14,6 @@ from dubio.convert import finish, plain_copy
 from dubio.likelihoods import Categorical, Likelihood
 from dubio.objectives import ELBO, Objective
 
-__all__ = [
-    "Method",
-    "NoiseOff",
-    "Recipe",
-    "Deterministic",
-]
-
-
 NoiseOff = Literal["source", "own mean", "none"]
 """What a network of a method is with noise off: the network it was made from, a mean of its own, or nothing."""
 

@@ -16,8 +16,6 @@ from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import NoisePer, ParametricNoise, takes_noise
 from dubio.objectives import ELBO
 
-__all__ = ["PNI"]
-
 
 @dataclass(frozen=True)
 class PNI:

@@ -16,8 +16,6 @@ from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import EntropicNoise, GaussianHead
 from dubio.objectives import ELBO
 
-__all__ = ["SESNN"]
-
 Classes = Literal["linear", "wasserstein", "kl"]
 
 

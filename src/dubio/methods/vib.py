@@ -16,8 +16,6 @@ from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import InformationNoise
 from dubio.objectives import ELBO
 
-__all__ = ["VIB"]
-
 
 @dataclass(frozen=True)
 class VIB:

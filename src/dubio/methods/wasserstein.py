@@ -19,8 +19,6 @@ from dubio.methods.method import NoiseOff, Recipe
 from dubio.nn import Distance, WassersteinHead
 from dubio.objectives import ELBO
 
-__all__ = ["Wasserstein"]
-
 
 @dataclass(frozen=True)
 class Wasserstein:

@@ -58,13 +58,6 @@ from dubio.models.networks import (
     write_sizes,
 )
 
-__all__ = [
-    "build",
-    "timm_model",
-    "torchvision_model",
-]
-
-
 STANDARDISED = ",standardise=features"
 
 
@@ -78,11 +71,7 @@ MakeExternal = Callable[[str, Sequence[int] | None, int], nn.Module]
 
 
 def build(
-    name: str,
-    *,
-    inputs: Sequence[int] | None = None,
-    num_classes: int | None = None,
-    normalise: str | None = None,
+    name: str, *, inputs: Sequence[int] | None = None, num_classes: int | None = None, normalise: str | None = None
 ) -> nn.Module:
     """The network of a name such as ``mlp:64-100-100-10``, ``lenet`` or ``resnet18:cifar:3x32x32-10``.
 

@@ -40,42 +40,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = [
-    "VIBMLP",
-    "dad_mlp",
-    "fc",
-    "init_glorot",
-    "init_truncated",
-    "mlp",
-    "vib_mlp",
-    "DADCNN",
-    "LeNet",
-    "VGG16",
-    "dad_cnn",
-    "lenet",
-    "vgg16",
-    "PreActResNet",
-    "ResNet",
-    "Stem",
-    "preresnet18",
-    "resnet18",
-    "resnet50",
-    "resnext101_32x8d",
-    "NORMALISATIONS",
-    "Normalise",
-    "Standardise",
-    "normalised",
-    "standardised",
-    "Sizes",
-    "architecture_of",
-    "check_sizes",
-    "named",
-    "read_sizes",
-    "read_widths",
-    "sizes_of",
-    "write_sizes",
-]
-
 
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers of these widths, inputs first, with ReLU between."""
@@ -194,11 +158,7 @@ class DADCNN(nn.Module):
             nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
         )
         self.classifier = nn.Sequential(
-            nn.Dropout(0.5),
-            nn.Linear(num_features, 100),
-            nn.ReLU(),
-            nn.Dropout(0.5),
-            nn.Linear(100, num_classes),
+            nn.Dropout(0.5), nn.Linear(num_features, 100), nn.ReLU(), nn.Dropout(0.5), nn.Linear(100, num_classes)
         )
         init_glorot(self)
 
@@ -451,10 +411,7 @@ def _stem_pool(stem: Stem) -> nn.Module:
 def _shortcut(branch: _Branch, out_channels: int) -> nn.Sequential | None:
     if branch.stride == 1 and branch.in_channels == out_channels:
         return None
-    return nn.Sequential(
-        _conv(branch.in_channels, out_channels, 1, branch.stride),
-        nn.BatchNorm2d(out_channels),
-    )
+    return nn.Sequential(_conv(branch.in_channels, out_channels, 1, branch.stride), nn.BatchNorm2d(out_channels))
 
 
 def _stages(

@@ -35,20 +35,6 @@ from dubio.nn.rewrite import Drawn, drawn_property, gaussian_of, plain_value, po
 from dubio.nn.sources import WeightSource
 from dubio.nn.vmappable import call_outside_vmap
 
-__all__ = [
-    "BAYESIAN",
-    "BayesianLayer",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-    "Linear",
-    "affine",
-]
-
-
 ALIGNED_UNITS = 8
 """Products of a GPU are fast where widths are a multiple of this: ten classes are compiled as sixteen."""
 

@@ -17,8 +17,6 @@ from torch.func import functional_call
 from dubio._engine import LoopOnlyError, Numbers, Pass, is_mapped, joined_pass
 from dubio.nn.sources import Source
 
-__all__ = ["Members", "num_members"]
-
 
 class Members(Source):
     """Networks of one kind, one for each draw."""

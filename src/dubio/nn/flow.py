@@ -30,20 +30,6 @@ from dubio.flows import FlowBlock
 from dubio.nn.noise_layers import Drawing, InputPosterior
 from dubio.priors import Normal
 
-__all__ = [
-    "FlowNoise",
-    "ActnormStep",
-    "AffineCouplingStep",
-    "AffineStep",
-    "FlowStep",
-    "FullMixingStep",
-    "LuMixingStep",
-    "MixingStep",
-    "PlanarStep",
-    "make_step",
-    "run_steps",
-]
-
 
 class FlowNoise(InputPosterior):
     """Factors that a flow makes of Gaussian noise."""

@@ -18,8 +18,6 @@ from dubio import functional
 from dubio._engine import Pass, joined_pass
 from dubio.nn.sources import Source
 
-__all__ = ["CloudMaker", "Distance", "GaussianHead", "GaussianLogits", "Head", "PointHead", "WassersteinHead"]
-
 Distance = Literal["sliced", "sinkhorn"]
 GaussianKind = Literal["wasserstein", "kl"]
 COMPARISONS = {"wasserstein": functional.noise.gaussian_wasserstein_matrix, "kl": functional.noise.gaussian_kl_matrix}

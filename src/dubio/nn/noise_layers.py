@@ -35,20 +35,6 @@ from dubio._engine import Pass, joined_pass
 from dubio.nn.sources import InputSource, Posterior, Source
 from dubio.priors import Normal
 
-__all__ = [
-    "Drawing",
-    "GaussianInputNoise",
-    "InputPosterior",
-    "Kl",
-    "ActivationNoise",
-    "EntropicNoise",
-    "InformationNoise",
-    "DROPOUTS",
-    "InputMask",
-    "RandomDropout",
-]
-
-
 Kl = Literal["mc", "bound", "averaged"]
 
 

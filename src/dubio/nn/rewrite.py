@@ -45,39 +45,6 @@ from dubio._engine import Estimator, detach, outside_passes
 from dubio.nn.noise_layers import ActivationNoise
 from dubio.nn.sources import GaussianPosterior, InputSource, WeightSource
 
-__all__ = [
-    "Drawn",
-    "draw_parameters",
-    "drawn_class",
-    "drawn_names",
-    "drawn_property",
-    "gaussian_of",
-    "plain_value",
-    "posterior_of",
-    "restore_parameters",
-    "Noised",
-    "NoisyInput",
-    "NoisyOutput",
-    "channels_of",
-    "noise_input",
-    "noise_output",
-    "plain_layer",
-    "takes_noise",
-    "Masked",
-    "masked_tensors",
-    "num_trained",
-    "remove_weights",
-    "removed_of",
-    "restore_masked",
-    "BATCH_NORMS",
-    "RESIZABLE_CONVOLUTIONS",
-    "Removed",
-    "keep_units",
-    "rebuild",
-    "removed_from",
-]
-
-
 REMOVED = "_removed"
 """How the buffer is called, after its parameter, that marks removed weights of a parameter that is not drawn."""
 

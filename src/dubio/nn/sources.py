@@ -46,23 +46,6 @@ from dubio._engine import (
 )
 from dubio.priors import CentredNormal, Prior
 
-__all__ = [
-    "InputSource",
-    "Posterior",
-    "Source",
-    "closed_divergence",
-    "closed_entropy",
-    "divergence",
-    "noise_parameters",
-    "sources",
-    "weight_matrices",
-    "GaussianPosterior",
-    "WeightSource",
-    "posteriors",
-    "NoisePer",
-    "ParametricNoise",
-]
-
 
 class Source(nn.Module):
     """Something that is random. It is named by where it stands in the network, so that its noise can be frozen."""

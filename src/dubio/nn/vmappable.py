@@ -52,29 +52,6 @@ from dubio._engine import STATE, Pass, attention, current_pass, is_mapped
 from dubio.nn.rewrite import drawn_names, posterior_of
 from dubio.nn.sources import posteriors
 
-__all__ = [
-    "MAPPABLE",
-    "PLAIN",
-    "MultiheadAttention",
-    "TransformerEncoder",
-    "TransformerEncoderLayer",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "standardise",
-    "Embedding",
-    "EmbeddingBag",
-    "PReLU",
-    "GRU",
-    "LSTM",
-    "RNN",
-    "GRUCell",
-    "LSTMCell",
-    "RNNCell",
-    "call_outside_vmap",
-    "loop_inside_vmap",
-]
-
 
 class MultiheadAttention(nn.MultiheadAttention):
     """``nn.MultiheadAttention`` that can be mapped over draws."""
@@ -102,13 +79,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
 
     def _attend_mapped(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        mask: Tensor | None,
-        is_causal: bool,
+        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """What the plain forward computes, with attention that can be mapped."""
         _check_factors(query, key, value, row_axis=0 if self.batch_first else 1)

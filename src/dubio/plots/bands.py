@@ -22,8 +22,6 @@ from dubio._engine import check_module
 from dubio.plots.figures import blank_figure, write
 from dubio.prediction import RegressionPredictive, predict
 
-__all__ = ["Bands", "bands_of", "draw_bands"]
-
 BLUE, ORANGE = "#0072b2", "#e69f00"
 PLACES = 281  # across the picture
 

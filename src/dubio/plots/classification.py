@@ -39,19 +39,6 @@ from dubio._engine import check_module, frozen
 from dubio.nn import WassersteinHead
 from dubio.plots.figures import blank_figure, check_labels, check_rows, class_colours, class_names, classes_of, write
 
-__all__ = [
-    "UncertaintyMeasure",
-    "Regions",
-    "draw_regions",
-    "regions_of",
-    "Votes",
-    "draw_votes",
-    "votes_of",
-    "clouds_of",
-    "draw_embedding",
-]
-
-
 UncertaintyMeasure = Literal["mutual_information", "entropy", "expected_entropy", "variation_ratio", "top_std"]
 """A summary of doubt that a ``ClassificationPredictive`` has, by its name."""
 

@@ -14,16 +14,6 @@ from dubio._engine import check_module
 from dubio.models import sizes_of
 from dubio.prediction import ClassificationPredictive, predict
 
-__all__ = [
-    "blank_figure",
-    "class_colours",
-    "class_names",
-    "write",
-    "check_labels",
-    "check_rows",
-    "classes_of",
-]
-
 
 def blank_figure(width: float, height: float) -> Any:
     """An empty figure of so many inches; says what to install where matplotlib is missing."""

@@ -57,17 +57,6 @@ from dubio._engine import (
 )
 from dubio.data import Examples, Loader, batches_from, refuse_string_inputs, scaled
 
-__all__ = [
-    "RowBlock",
-    "Readable",
-    "blocks_of",
-    "is_in_memory",
-    "MODEST_ROWS",
-    "WORTH_A_TRIAL",
-    "rows_at_a_time",
-]
-
-
 Readable = Inputs | Examples | NDArray[Any] | Dataset[Any] | Iterable[Any]
 """What a prediction can be made of."""
 

@@ -73,16 +73,6 @@ from dubio.prediction.inputs import (
 )
 from dubio.prediction.predictive import ClassificationPredictive, Predictive, joined, moved, statistics_for
 
-__all__ = [
-    "predict",
-    "predict_batches",
-    "forget_layout",
-    "with_images_laid_out",
-    "Soundness",
-    "UnsoundError",
-]
-
-
 SHARE_OF_INPUTS = 4
 """Inputs may take a quarter of what a chunk of draws may."""
 

@@ -23,19 +23,6 @@ from dubio import functional
 from dubio.calibrators import Calibration, Decisions, PredictionSets, Threshold
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 
-__all__ = [
-    "ClassificationPredictive",
-    "Predictive",
-    "RegressionPredictive",
-    "joined",
-    "moved",
-    "ClassStatistics",
-    "RealStatistics",
-    "Statistics",
-    "statistics_for",
-]
-
-
 BY_CLASS = ("samples", "log_probs", "uncalibrated_log_probs", "votes", "class_variance")
 """What a prediction tells of every class."""
 
@@ -402,10 +389,7 @@ Statistics = ClassStatistics | RealStatistics
 
 
 def statistics_for(
-    likelihood: Likelihood,
-    keep_samples: bool,
-    scale: Tensor | None = None,
-    decisions: Decisions = NOTHING_DECIDED,
+    likelihood: Likelihood, keep_samples: bool, scale: Tensor | None = None, decisions: Decisions = NOTHING_DECIDED
 ) -> Statistics:
     """Empty statistics for outputs of this meaning; ``scale`` is the observation noise that a network learned."""
     if isinstance(likelihood, Gaussian):

@@ -38,23 +38,6 @@ from dubio.pruning.units import in_eval, layer_sizes, prune_units, removed_befor
 from dubio.pruning.weights import default_by, prunable, prune_weights, scores_of, weight_counts
 from dubio.training import validate
 
-__all__ = [
-    "prune",
-    "Cut",
-    "curve",
-    "share_within",
-    "judge",
-    "snr_density",
-    "step_seconds",
-    "with_threshold",
-    "check_amount",
-    "check_budget",
-    "check_choice",
-    "check_what",
-    "checked_by",
-    "example_for",
-]
-
 
 def prune(
     model: nn.Module,

@@ -8,8 +8,6 @@ from typing import ClassVar, Literal
 
 from dubio.codec import Record
 
-__all__ = ["By", "LayerPruning", "Pruning", "PruningPoint", "Removal", "SnrDensity", "What"]
-
 By = Literal["snr", "magnitude"]
 What = Literal["weights", "units"]
 

@@ -50,22 +50,6 @@ from dubio.nn import (
 from dubio.pruning.records import By, LayerPruning, Removal
 from dubio.pruning.weights import Prunable, scores_of
 
-__all__ = [
-    "layer_sizes",
-    "prune_units",
-    "removed_before",
-    "unit_counts",
-    "Link",
-    "find_links",
-    "refusal",
-    "TracedCall",
-    "Trace",
-    "in_eval",
-    "is_layer",
-    "run_quietly",
-    "trace",
-]
-
 
 def prune_units(model: nn.Module, fraction: float, by: By, where: Where, each_layer: bool, example: Inputs) -> Removal:
     """Remove a share of all units that there ever were, or of each layer's, those with the lowest scores, in place."""

@@ -27,8 +27,6 @@ from dubio.nn import (
 )
 from dubio.pruning.records import By, LayerPruning, Removal
 
-__all__ = ["Prunable", "default_by", "prunable", "prune_weights", "scores_of", "weight_counts"]
-
 
 @dataclass(frozen=True, eq=False)
 class Prunable:

@@ -23,24 +23,6 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from dubio.report.elements import Bars, Figure, LineChart, ReliabilityChart, Series, Stacks, number
 
-__all__ = [
-    "draw",
-    "Axes",
-    "add",
-    "canvas",
-    "dashes_of",
-    "draw_axes",
-    "draw_legend",
-    "draw_mark",
-    "legend_height",
-    "markup",
-    "shortened",
-    "Scale",
-    "tick_text",
-    "ticks",
-]
-
-
 MOST_LABELS, LONGEST_LABEL = 4, 12
 """Lines are named at their ends where they are few and their names short; else in a legend."""
 

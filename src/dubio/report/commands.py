@@ -10,8 +10,6 @@ from dubio.methods import METHODS
 from dubio.report.elements import Commands, Section
 from dubio.report.runs import PruningRecord, ReportedAttack, RunRecord
 
-__all__ = ["attack_command", "decision_commands", "prune_commands", "reproduction", "train_command"]
-
 DEFAULTS = {"data": "digits", "model": "fc:100-100", "schedule": "constant", "batch_size": 128, "precision": "fp32"}
 ATTACK_OPTIONS = {
     "norm": "norm",

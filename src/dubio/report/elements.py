@@ -12,40 +12,6 @@ from typing import Any, Literal
 
 from dubio.evaluation import Comparison, Estimate
 
-__all__ = [
-    "Bars",
-    "Block",
-    "Card",
-    "Cell",
-    "Column",
-    "Commands",
-    "Figure",
-    "Gallery",
-    "HeadlineTable",
-    "HeadlineRow",
-    "LineChart",
-    "Mark",
-    "Note",
-    "Picture",
-    "ReliabilityChart",
-    "Report",
-    "Section",
-    "Series",
-    "Stacks",
-    "Table",
-    "bytes_text",
-    "cell",
-    "decimal",
-    "listed",
-    "number",
-    "percent",
-    "percent_cell",
-    "plural",
-    "points",
-    "thinned",
-]
-
-
 FORMAT = "dubio-report-1"
 
 

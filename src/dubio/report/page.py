@@ -45,13 +45,6 @@ from dubio.report.runs import RunRecord, read_runs
 from dubio.report.summary import headlines, summarise
 from dubio.version import versions
 
-__all__ = [
-    "write_report",
-    "render",
-    "tabulate",
-    "make_report",
-]
-
 
 def write_report(folders: Sequence[str | Path], path: str | Path, *, title: str | None = None) -> Report:
     """Make a report from the folders of runs and write it; no network and no data are loaded.
@@ -84,10 +77,7 @@ def render(report: Report) -> str:
         autoescape=True, undefined=StrictUndefined, finalize=_joined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals.update(
-        draw=lambda figure: Markup(draw(figure)),
-        kind_of=_kind,
-        interval=_interval,
-        tabulate=tabulate,
+        draw=lambda figure: Markup(draw(figure)), kind_of=_kind, interval=_interval, tabulate=tabulate
     )
     source = files("dubio.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     return printable(environment.from_string(source).render(report=report))

@@ -34,13 +34,6 @@ from dubio.report.elements import (
 from dubio.report.runs import AttackRow, ReportedAttack, RunRecord, Shares
 from dubio.report.sections import data_address, is_image
 
-__all__ = [
-    "attacks",
-    "before_and_after",
-    "audits",
-]
-
-
 MOST_IMAGES = 8
 
 

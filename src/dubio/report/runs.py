@@ -31,19 +31,6 @@ from dubio.codec import (
 from dubio.evaluation import Estimate, Evaluation
 from dubio.io import Identity, identity_of
 
-__all__ = [
-    "RunRecord",
-    "read_run",
-    "read_runs",
-    "ReportedAttack",
-    "AttackRow",
-    "Density",
-    "ReportedPruningPoint",
-    "PruningRecord",
-    "Shares",
-]
-
-
 T = TypeVar("T")
 
 

@@ -62,30 +62,6 @@ from dubio.report.elements import (
 )
 from dubio.report.runs import PruningRecord, RunRecord
 
-__all__ = [
-    "pruning",
-    "training",
-    "confidence",
-    "uncertainty",
-    "intervals",
-    "judged_runs",
-    "reliability",
-    "risk_coverage",
-    "shares",
-    "corruptions",
-    "tells",
-    "unseen",
-    "wrong_labels",
-    "classes",
-    "metrics",
-    "notable",
-    "data_address",
-    "from_thumbnail",
-    "is_image",
-    "png",
-]
-
-
 CURVES = (
     ("val_nll", "Validation NLL", "NLL (nats)"),
     ("nll", "Training NLL", "NLL (nats)"),

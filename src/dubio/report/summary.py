@@ -46,19 +46,6 @@ from dubio.report.elements import (
 from dubio.report.runs import ReportedAttack, RunRecord
 from dubio.report.sections import tells
 
-__all__ = [
-    "failures_of",
-    "summarise",
-    "unpaired",
-    "DETECTORS",
-    "SIGNIFICANT",
-    "headlines",
-    "judged_distance",
-    "judged_unseen",
-    "with_shared_attacks",
-]
-
-
 MOST_NAMED = 4
 """Beyond as many runs a sentence names the first and the last."""
 
@@ -275,10 +262,7 @@ CLASSES = (
         "more",
     ),
     Column(
-        "auroc",
-        "AUROC (MI)",
-        "The same by mutual information, which a network without noise does not have.",
-        "more",
+        "auroc", "AUROC (MI)", "The same by mutual information, which a network without noise does not have.", "more"
     ),
     Column("r_pred", "R_pred", "Accuracy of the mean over draws under the strongest attack tried.", "more"),
     Column("audit", "Audit", "Whether the claimed robustness is real."),

@@ -63,23 +63,6 @@ from dubio.training.optimizers import match_layouts
 if TYPE_CHECKING:
     from dubio.attacks import Attack
 
-__all__ = [
-    "Attacking",
-    "BatchLoss",
-    "Learned",
-    "Place",
-    "compiled",
-    "compute",
-    "first_line",
-    "without_graph",
-    "Layout",
-    "Recording",
-    "unheld",
-    "Holding",
-    "OTHERS_TO_CHANGE",
-    "Shapes",
-]
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -21,16 +21,6 @@ from typing import Any, Protocol, runtime_checkable
 from dubio._engine import check_precision
 from dubio.objectives import Loss
 
-__all__ = [
-    "Callback",
-    "Interrupted",
-    "FitConfig",
-    "FitResult",
-    "Display",
-    "display_for",
-    "TensorBoard",
-]
-
 
 class Interrupted(KeyboardInterrupt):
     """Training was interrupted; where it had a folder, its state is saved there."""

@@ -30,20 +30,6 @@ from dubio.io import with_ties, without_ties
 from dubio.training.optimizers import load_optimizer_state
 from dubio.training.processes import Processes
 
-__all__ = [
-    "CheckpointError",
-    "checkpoints_in",
-    "latest_checkpoint",
-    "read_checkpoint",
-    "remove_checkpoints",
-    "write_checkpoint",
-    "TrainState",
-    "own_state",
-    "pack",
-    "unpack",
-]
-
-
 PREFIX = "step-"
 
 

@@ -17,17 +17,6 @@ from dubio.nn import GaussianPosterior, posteriors, sources
 from dubio.objectives import Loss
 from dubio.training.optimizers import is_fused
 
-__all__ = [
-    "CollapseWarning",
-    "culprit_of",
-    "warn_of_collapse",
-    "what_is_not_finite",
-    "LOOK_EVERY",
-    "BrokenLossError",
-    "Health",
-]
-
-
 ON_PRIOR = 0.02
 """Divergence, in nats, below which a weight says nothing that its prior does not."""
 

@@ -29,8 +29,6 @@ from dubio.training.processes import Processes, chosen_device
 from dubio.training.steps import Fast, Step, StepCache
 from dubio.training.trainer import Schedule, Trainer, schedule_factor
 
-__all__ = ["fit"]
-
 ROWS_ON_A_GPU = 4096
 """Rows that are validated at a time there, where small batches leave it idle."""
 FAR_OFF = 1000.0

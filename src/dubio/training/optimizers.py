@@ -13,21 +13,6 @@ from torch import Tensor, nn
 
 from dubio.nn import noise_parameters
 
-__all__ = [
-    "MakeOptimizer",
-    "begins_at_zero",
-    "check_updates",
-    "forget",
-    "is_fused",
-    "load_optimizer_state",
-    "build_optimizer",
-    "make_capturable",
-    "match_layouts",
-    "parameter_groups",
-    "set_learning_rates",
-    "why_not_capturable",
-]
-
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 WAYS = ("foreach", "fused", "capturable")

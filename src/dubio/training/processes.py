@@ -31,8 +31,6 @@ from torch import Tensor, nn
 
 from dubio._engine import noise_key
 
-__all__ = ["ALONE", "LostProcessError", "Processes", "chosen_device", "is_raised_by_all"]
-
 T = TypeVar("T")
 WAIT = timedelta(minutes=30)
 """How long processes wait for one that neither answers nor ends: the first may be busy with a callback."""

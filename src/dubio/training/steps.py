@@ -75,17 +75,6 @@ from dubio.training.optimizers import (
 )
 from dubio.training.processes import ALONE, LostProcessError, Processes
 
-__all__ = [
-    "Fast",
-    "Learned",
-    "Place",
-    "Step",
-    "StepCache",
-    "Update",
-    "CompileTrial",
-]
-
-
 Fast = bool | Literal["auto"]
 
 

@@ -66,14 +66,6 @@ from dubio.training.processes import ALONE, LostProcessError, Processes
 from dubio.training.steps import Step
 from dubio.version import versions
 
-__all__ = [
-    "Trainer",
-    "validate",
-    "Schedule",
-    "schedule_factor",
-]
-
-
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -443,10 +435,7 @@ class Trainer:
         checkpoint = self.folder / "checkpoint"
         self.processes.by_writer(
             lambda: write_checkpoint(
-                checkpoint,
-                standing.step,
-                *pack(self.model, self.optimizer, standing, best, own_states),
-                self._previous,
+                checkpoint, standing.step, *pack(self.model, self.optimizer, standing, best, own_states), self._previous
             )
         )
         if self.processes.is_writer:

@@ -22,31 +22,6 @@ from dubio.auditing.checks.randomness import gradients
 from dubio.auditing.records import CurvePoint
 from dubio.auditing.session import MAIN, NO_GRADIENT, AttackRun, AuditSession, Finding, Kept, curve, fall_within, points
 
-__all__ = [
-    "OFF",
-    "beats_noise",
-    "iterating_helps",
-    "no_better_without_gradients",
-    "no_better_without_noise",
-    "objectives_agree",
-    "restarts_agree",
-    "starts",
-    "steps_converged",
-    "differences_agree",
-    "gradients_live",
-    "grows_with_distance",
-    "nothing_left_at_one",
-    "nothing_moves_at_zero",
-    "seeds_agree",
-    "REFERENCES",
-    "Reference",
-    "autoattack_agrees",
-    "beats_twin",
-    "plausible",
-    "twin_falls",
-]
-
-
 RESTART_GAIN = 0.03
 
 
@@ -552,9 +527,8 @@ def _autoattack(bench: AuditSession, attacker: Callable[..., Any]) -> AttackRun:
         # It seeds torch's global generators itself.
         with untouched(bench.model), seeded(seed, bench.inputs.device, lend=True):
             images, _ = made.run_standard_evaluation(bench.inputs, bench.targets)
-        images = functional.adversarial.project_inputs(images, bench.inputs, bench.norm, bench.epsilon).clamp(
-            *bench.bounds
-        )
+        images = functional.adversarial.project_inputs(images, bench.inputs, bench.norm, bench.epsilon)
+        images = images.clamp(*bench.bounds)
         kept = Kept(images, victim.forwards, 0, time.perf_counter() - began)
         bench.keeper.keep(AUTOATTACK, kept)
     return bench.add(AUTOATTACK, kept)

@@ -9,8 +9,6 @@ from dubio import functional
 from dubio.auditing.session import NO_GRADIENT, AuditSession, Finding, curve, fall_within, points
 from dubio.nn import sources
 
-__all__ = ["FROZEN", "draws_enough", "eot_converged", "frozen_draws", "gradients_agree", "is_random"]
-
 DRAWS_LIMIT = 0.0025
 ONE_DRAW_GAP = 0.05
 AGREEMENT, SOME_AGREEMENT = 0.9, 0.5
