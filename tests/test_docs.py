@@ -32,6 +32,17 @@ def blocks(page: Path, language: str) -> list[str]:
     return [block for marked, block in fenced if marked == language]
 
 
+def test_every_number_that_the_code_cites_is_on_the_page_of_formulas() -> None:
+    page = (ROOT / "docs" / "reference" / "formulas.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| ([ET]-\d+) \|", page, flags=re.MULTILINE))
+    files = [
+        path for folder in ("src", "tests", "lab/dubio_lab", "lab/tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    cited = {number for path in files for number in re.findall(r"\b[ET]-\d+\b", path.read_text(encoding="utf-8"))}
+    assert cited and cited <= listed, sorted(cited - listed)
+    assert all((ROOT / path).is_file() for path in re.findall(r"\(`((?:lab/)?tests/[^`]+)`\)", page))
+
+
 @pytest.fixture
 def one_epoch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``dubio.fit``, which stops after one epoch, whoever calls it."""
