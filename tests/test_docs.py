@@ -39,8 +39,24 @@ def test_every_number_that_the_code_cites_is_on_the_page_of_formulas() -> None:
         path for folder in ("src", "tests", "lab/dubio_lab", "lab/tests") for path in (ROOT / folder).rglob("*.py")
     ]
     cited = {number for path in files for number in re.findall(r"\b[ET]-\d+\b", path.read_text(encoding="utf-8"))}
-    assert cited and cited <= listed, sorted(cited - listed)
+    assert cited
+    assert cited <= listed, sorted(cited - listed)
     assert all((ROOT / path).is_file() for path in re.findall(r"\(`((?:lab/)?tests/[^`]+)`\)", page))
+
+
+def test_every_module_that_keeps_hidden_state_is_on_the_page_of_state_with_a_test() -> None:
+    page = (ROOT / "docs" / "internals" / "state.md").read_text(encoding="utf-8")
+    state = re.compile(
+        r"threading\.(local|R?Lock)\b|WeakKeyDictionary|WeakSet|\.register_forward_|torch\._C\._functorch|custom_op\("
+        r"|TorchFunctionMode|__class__ = |signal\.signal\("
+    )
+    source = ROOT / "src" / "dubio"
+    keeping = {
+        path.relative_to(source).as_posix() for path in source.rglob("*.py") if state.search(path.read_text("utf-8"))
+    }
+    assert keeping
+    assert keeping <= set(re.findall(r"`([a-z_/]+\.py)`", page)), sorted(keeping)
+    assert all((ROOT / path).is_file() for path in re.findall(r"`(tests/[a-z_/]+\.py)`", page))
 
 
 @pytest.fixture
