@@ -287,7 +287,7 @@ def test_draws_that_cannot_be_computed_anew_are_refused_where_their_graph_does_n
 
     model = dubio.Bayes(init_std=0.1).convert(Prompted())
     wording = (
-        r"room for the graph of 40 draws, .* at 64 rows, since they cannot be computed anew: it uses a tensor with a "
+        r"room for the graph of 40 draws, .* at 64 rows, since they cannot be recomputed: it uses a tensor with a "
         r"gradient that is neither a parameter nor an input; got 2\.0 MiB; give fewer rows or draws at a time"
     )
     with dubio.memory_limit("2 MiB"), pytest.raises(ValueError, match=wording):
@@ -326,7 +326,7 @@ def test_a_plan_with_gradients_computes_anew_where_the_graph_does_not_fit() -> N
     plan = dubio.plan(model, INPUTS, 50, memory="2 MiB", gradients=True)
     assert plan.recompute
     assert plan.chunk < 50
-    assert str(plan).splitlines()[1] == f"draws     50, {plan.chunk} at a time, computed anew in the backward pass"
+    assert str(plan).splitlines()[1] == f"draws     50, {plan.chunk} at a time, recomputed in the backward pass"
     assert plan.bytes_per_draw > dubio.plan(model, INPUTS, 50, memory="2 MiB").bytes_per_draw
     assert plan == dubio.plan(
         network(), INPUTS, 50, memory="2 MiB", gradients=True
@@ -372,5 +372,5 @@ def test_describe_tells_looped_draws_that_keep_their_graphs_from_those_that_do_n
         "one draw at a time: M each within a budget of 256.0 MiB",
         "one draw at a time, the graphs of all 4 kept: M each",
         "one draw at a time, the graphs of all 4 kept: M each within a limit of 300.0 MiB",
-        "one draw at a time: M each within a limit of 100.0 MiB, computed anew in the backward pass",
+        "one draw at a time: M each within a limit of 100.0 MiB, recomputed in the backward pass",
     ]

@@ -142,7 +142,7 @@ def test_a_forward_with_gradients_that_runs_out_of_memory_is_computed_anew(execu
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     plan = list(plans(model).values())[-1]
     assert plan.recompute
-    assert "computed anew in the backward pass; halved " in plan.reason
+    assert "recomputed in the backward pass; halved " in plan.reason
 
 
 def test_chunks_that_were_done_before_memory_ran_out_keep_no_graph_either() -> None:
@@ -255,7 +255,7 @@ def test_a_prediction_that_ran_out_of_memory_is_told_as_a_whole_and_as_nobody_as
     dubio.predict(model, INPUTS, 20, seed=1, chunk=8)
     (plan,) = plans(model).values()
     assert (plan.num_samples, plan.chunk) == (20, 2)
-    assert "as asked for" not in plan.reason
+    assert "as requested" not in plan.reason
     assert plan.reason.endswith("halved twice after running out of memory")
 
 

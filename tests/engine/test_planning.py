@@ -166,10 +166,10 @@ def test_filters_stay_mapped_where_groups_are_fast(monkeypatch: pytest.MonkeyPat
 def test_plans_go_with_their_network() -> None:
     model = dubio.Bayes().convert(mlp(5, 7, 4))
     dubio.sample(model, torch.randn(6, 5), 3)
-    before = len(planning._KNOWN)
+    before = len(planning._MEMORIES)
     del model
     gc.collect()
-    assert len(planning._KNOWN) < before
+    assert len(planning._MEMORIES) < before
 
 
 @pytest.mark.parametrize("grad", [True, False])

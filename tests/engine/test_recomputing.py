@@ -284,7 +284,7 @@ def test_a_hidden_tensor_that_asks_for_a_gradient_later_is_not_forgotten() -> No
         (plan,) = plans(model).values()
         assert plan.recompute
         model.hidden[0].requires_grad_()
-        with pytest.raises(ValueError, match=r"cannot be computed anew: it uses a tensor with a gradient that is nei"):
+        with pytest.raises(ValueError, match=r"cannot be recomputed: it uses a tensor with a gradient that is nei"):
             dubio.sample(model, INPUTS, 16)
     with dubio.memory_limit("1 GiB"):
         dubio.sample(model, INPUTS, 16).sum().backward()

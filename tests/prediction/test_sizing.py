@@ -13,7 +13,7 @@ from dubio.prediction import inputs as sizing
 from dubio.prediction.inputs import MODEST_ROWS, blocks_of, rows_at_a_time
 from networks import mlp
 
-soundness = importlib.import_module("dubio.prediction.predict")
+predict = importlib.import_module("dubio.prediction.predict")
 
 MANY = 1000
 
@@ -159,7 +159,7 @@ class Broken(nn.Module):
 def test_rows_that_went_wrong_are_told_at_once_or_at_the_end(
     at_once: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(soundness, "TOLD_AT_ONCE", at_once)
+    monkeypatch.setattr(predict, "CHECKED_AT_ONCE", at_once)
     inputs = torch.zeros(10, 3)
     inputs[7, 1] = 2.0
     with pytest.raises(ValueError, match=r"gave NaN or infinity for inputs without NaN, rows \[7\]"):
@@ -170,8 +170,8 @@ def test_rows_that_went_wrong_are_told_at_once_or_at_the_end(
 
 
 def test_a_draw_that_went_wrong_is_told_though_the_next_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soundness, "TOLD_AT_ONCE", ())
-    seen = soundness.Soundness([10])
+    monkeypatch.setattr(predict, "CHECKED_AT_ONCE", ())
+    seen = predict.FiniteCheck([10])
     seen.checked(0, torch.tensor([[[0.0], [torch.nan]]]))
     seen.checked(0, torch.zeros(1, 2, 1))
     with pytest.raises(ValueError, match=r"rows \[11\]"):
