@@ -69,9 +69,9 @@ class Tempered(nn.Module):
             return functional_call(self.net, wider, (x,))
         own = {name: value.clone() for name, value in self.net.named_parameters() if name in wider}
         self._set(wider)
-        found = self.net(x)
+        result = self.net(x)
         self._set(own)
-        return found
+        return result
 
     def _set(self, values: dict[str, Tensor]) -> None:
         for name, value in self.net.named_parameters():
@@ -126,12 +126,12 @@ def test_drawing_ahead_changes_no_draw(
 ) -> None:
     model = make()
     with counted(monkeypatch) as calls:
-        found = looped(model, batch_size=batch_size)
+        result = looped(model, batch_size=batch_size)
     assert set(calls) == {16, 4}
     with dubio.antithetic():
         mirrored = looped(model, batch_size=batch_size)
     monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, looped(model, batch_size=batch_size), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(result, looped(model, batch_size=batch_size), rtol=0.0, atol=0.0)
     with dubio.antithetic():
         torch.testing.assert_close(mirrored, looped(model, batch_size=batch_size), rtol=0.0, atol=0.0)
 
@@ -143,10 +143,10 @@ def test_on_a_gpu_drawing_ahead_changes_no_draw(precision: Any, monkeypatch: pyt
     model, images = dubio.Bayes(init_std=0.3).convert(nn.Sequential(*layers)).cuda(), torch.rand(9, 3, 8, 8).cuda()
     options: Any = {"seed": 3, "executor": "loop", "precision": precision}
     with counted(monkeypatch) as calls:
-        found = dubio.predict(model, images, 20, **options).samples
+        result = dubio.predict(model, images, 20, **options).samples
     assert set(calls) == {16, 4}
     monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, dubio.predict(model, images, 20, **options).samples, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(result, dubio.predict(model, images, 20, **options).samples, rtol=0.0, atol=0.0)
 
 
 def test_noise_is_drawn_for_many_draws_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +204,9 @@ def test_no_more_than_one_stack_of_each_posterior_is_held(monkeypatch: pytest.Mo
 
     def spy(self: Any, *values: Any) -> Any:
         most.append(sum(one() is not None for one in alive))
-        found = whole(self, *values)
-        alive.append(weakref.ref(found.tensor))
-        return found
+        result = whole(self, *values)
+        alive.append(weakref.ref(result.tensor))
+        return result
 
     monkeypatch.setattr(ahead.WeightPrefetcher, "_drawn", spy)
     looped(dubio.Bayes().convert(mlp(5, 8, 3)), 48)
@@ -223,15 +223,15 @@ def test_out_of_memory_with_weights_drawn_ahead_goes_on_without(monkeypatch: pyt
             self.layer = nn.Linear(5, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            found, run = self.layer(x), dubio._engine.current_pass()
+            result, run = self.layer(x), dubio._engine.current_pass()
             if run is not None and run.ahead is not None and run.ahead.is_drawing:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return found
+            return result
 
     model = dubio.Bayes(init_std=0.3).convert(Full())
-    found = looped(model, 5)
+    result = looped(model, 5)
     monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(result, looped(model, 5), rtol=0.0, atol=0.0)
 
 
 def test_out_of_memory_in_drawing_ahead_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,9 +253,9 @@ def test_weights_are_drawn_from_what_a_posterior_holds_at_the_time(
     first: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = dubio.Bayes(init_std=0.3).convert(Tempered(mlp(5, 8, 3), first, how))
-    found = looped(model, 6)
+    result = looped(model, 6)
     monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, looped(model, 6), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(result, looped(model, 6), rtol=0.0, atol=0.0)
 
 
 def test_weights_that_cannot_be_mapped_are_drawn_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +298,9 @@ def test_gradients_and_maps_of_the_network_itself_draw_as_ever(monkeypatch: pyte
             return torch.func.vmap(self.layer)(x + slope)
 
     model = dubio.Bayes(init_std=0.3).convert(Transformed())
-    found = looped(model, 5)
+    result = looped(model, 5)
     monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(result, looped(model, 5), rtol=0.0, atol=0.0)
 
 
 def test_widths_have_gradients_where_a_layer_was_read_without_them_before() -> None:
@@ -313,13 +313,13 @@ def test_widths_have_gradients_where_a_layer_was_read_without_them_before() -> N
             self.gradients: list[Tensor | None] = []
 
         def forward(self, x: Tensor) -> Tensor:
-            found = self.layer(x)
+            result = self.layer(x)
             with torch.enable_grad():
                 again = self.layer(x)
                 rho = self.layer.weight_posterior.rho
                 self.gradients += torch.autograd.grad(again.sum(), rho, allow_unused=True)
-            torch.testing.assert_close(again.detach(), found)
-            return found
+            torch.testing.assert_close(again.detach(), result)
+            return result
 
     model = dubio.Bayes(init_std=0.3).convert(Twice())
     looped(model, 4)

@@ -59,11 +59,11 @@ def test_threads_change_no_number(
     dtype: torch.dtype, kind: str, by_row: bool, antithetic: bool, at_work: list[threading.Thread]
 ) -> None:
     how: dict[str, Any] = {"kind": kind, "dtype": dtype, "by_row": by_row, "antithetic": antithetic, "first_row": 7}
-    found = drawn(**how)
+    result = drawn(**how)
     assert len(set(at_work)) == 3
     at_work.clear()
     torch.set_num_threads(1)
-    torch.testing.assert_close(found, drawn(**how), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(result, drawn(**how), rtol=0.0, atol=0.0)
     assert set(at_work) == {threading.current_thread()}
 
 
@@ -118,9 +118,9 @@ def test_predictions_in_inference_mode(executor: Any, at_work: list[threading.Th
     expected = dubio.predict(model, inputs, 7, seed=1, executor=executor).samples
     at_work.clear()
     with torch.inference_mode():
-        found = dubio.predict(model, inputs, 7, seed=1, executor=executor).samples
+        result = dubio.predict(model, inputs, 7, seed=1, executor=executor).samples
     assert len(set(at_work)) > 1
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 def test_several_predictions_at_once() -> None:
@@ -131,8 +131,8 @@ def test_several_predictions_at_once() -> None:
 
     expected = [predicted(seed) for seed in range(8)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(predicted, range(8)))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        results = list(pool.map(predicted, range(8)))
+    assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs processes that fork")

@@ -85,10 +85,10 @@ def test_noise_from_outside_of_torch_comes_back_where_draws_are_computed_anew() 
         model = dubio.Bayes(init_std=0.1).convert(net).double()
         with dubio.memory_limit(limit):
             draws = dubio.sample(model, INPUTS.double(), 16, seed=1)
-            found = torch.autograd.grad(draws.square().sum(), list(model.parameters()))
+            result = torch.autograd.grad(draws.square().sum(), list(model.parameters()))
         (plan,) = plans(model).values()
         assert plan.recompute == (limit == "20 KiB")
-        outcomes.append((draws, found, model[0].generator.uniform()))
+        outcomes.append((draws, result, model[0].generator.uniform()))
     torch.testing.assert_close(outcomes[0], outcomes[1], rtol=1e-10, atol=1e-12)
 
 

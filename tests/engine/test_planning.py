@@ -74,10 +74,10 @@ def test_chunks_are_cut_by_memory() -> None:
 
 
 def test_twice_the_inputs_halve_the_chunk() -> None:
-    found = ProbeResult("vmap", "", lines=((0, 2**20),), bytes_per_output=0, size=100, backward=False)
+    result = ProbeResult("vmap", "", lines=((0, 2**20),), bytes_per_output=0, size=100, backward=False)
 
     def chunk(size: int) -> int:
-        return choose(found, PlanRequest(10**6, size, 1, None, limit=planning.CPU_BUDGET, strict=False)).chunk
+        return choose(result, PlanRequest(10**6, size, 1, None, limit=planning.CPU_BUDGET, strict=False)).chunk
 
     assert chunk(100) == 256
     assert chunk(200) == 128
@@ -106,14 +106,14 @@ def executor_for(model: nn.Module, inputs: torch.Tensor, gradients: bool = False
 
 def test_drawn_filters_are_looped_where_rows_are_many_and_groups_are_slow(slow_groups: None) -> None:
     model = dubio.Bayes(estimator="weight").convert(convolutions()).eval()
-    asked = [executor_for(model, inputs) for inputs in (FEW, MANY, FEW)]
-    assert [*asked, executor_for(model, MANY, gradients=True)] == ["vmap", "loop", "vmap", "vmap"]
+    executors = [executor_for(model, inputs) for inputs in (FEW, MANY, FEW)]
+    assert [*executors, executor_for(model, MANY, gradients=True)] == ["vmap", "loop", "vmap", "vmap"]
     assert "convolved faster draw by draw" in dubio.plan(model, MANY, 5).reason
     with torch.no_grad():
         looped, mapped = (dubio.sample(model, MANY, 5, seed=3, executor=way) for way in ("auto", "vmap"))
         torch.testing.assert_close(looped, mapped)
-        found = [dubio.predict(model, MANY, 5, seed=3, executor=way).probs for way in ("auto", "vmap")]
-    torch.testing.assert_close(*found)
+        results = [dubio.predict(model, MANY, 5, seed=3, executor=way).probs for way in ("auto", "vmap")]
+    torch.testing.assert_close(*results)
 
 
 def test_how_filters_run_depends_on_the_rows_at_hand_and_not_on_those_before(slow_groups: None) -> None:
@@ -153,8 +153,8 @@ def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_net
 def test_few_draws_are_looped_for_more_rows(slow_groups: None) -> None:
     model = dubio.Bayes(estimator="weight").convert(convolutions()).eval()
     inputs = torch.randn(20, 1, 8, 8)  # 20 * 64 numbers of the second convolution, of which 1,024 are many
-    asked = [dubio.plan(model, inputs, draws).executor for draws in (choosing.FEW_DRAWS, choosing.FEW_DRAWS - 1)]
-    assert asked == ["loop", "vmap"]
+    executors = [dubio.plan(model, inputs, draws).executor for draws in (choosing.FEW_DRAWS, choosing.FEW_DRAWS - 1)]
+    assert executors == ["loop", "vmap"]
     assert dubio.plan(model, inputs.repeat(2, 1, 1, 1), 2).executor == "loop"
 
 
@@ -214,7 +214,7 @@ def test_a_network_is_tried_again_once_it_is_another() -> None:
     model[1].eval()
     assert [trials(), trials()] == [2, 0]
     model[1].train()
-    assert trials() == 0  # known from before
+    assert trials() == 0  # cached from before
     model[2].requires_grad_(False)
     assert [trials(), trials()] == [2, 0]
     model[1] = nn.Identity()

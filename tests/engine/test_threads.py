@@ -1,4 +1,4 @@
-"""Several threads: seeded functions give what they give alone, and the process's generators belong to nobody's run."""
+"""Several threads: seeded functions give what they give alone, and no run changes the global generators."""
 
 import copy
 import random

@@ -77,8 +77,8 @@ def predicted(model: nn.Module, images: Any = IMAGES, **options: Any) -> Tensor:
 
 def lay_in_rows() -> bool:
     """Whether the images of the prediction itself, not of a trial, lay channels first."""
-    (found,) = {in_rows for rows, in_rows, _ in SEEN if rows == len(IMAGES)}
-    return found
+    (result,) = {in_rows for rows, in_rows, _ in SEEN if rows == len(IMAGES)}
+    return result
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
@@ -89,12 +89,12 @@ def test_images_are_laid_out_and_predictions_stay_what_they_are(
     model = network(flattened)
     strides = [parameter.stride() for parameter in model.parameters()]
     with dubio.noise_off() if noise_off else dubio.antithetic():
-        found = predicted(model, executor=executor)
+        result = predicted(model, executor=executor)
         assert not lay_in_rows()
         assert [parameter.stride() for parameter in model.parameters()] == strides
         assert IMAGES.is_contiguous()
         monkeypatch.setattr(devices, "DEVICES", ())
-        torch.testing.assert_close(found, predicted(model, executor=executor))
+        torch.testing.assert_close(result, predicted(model, executor=executor))
         assert lay_in_rows()
 
 
@@ -106,10 +106,10 @@ def test_a_network_that_does_not_give_the_same_in_the_same_way_keeps_its_images(
     flatten: Callable[[Tensor], Tensor], executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network(flatten)
-    found = predicted(model, executor=executor)
+    result = predicted(model, executor=executor)
     assert lay_in_rows()
     monkeypatch.setattr(devices, "DEVICES", ())
-    torch.testing.assert_close(found, predicted(network(flatten), executor=executor), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(result, predicted(network(flatten), executor=executor), rtol=0.0, atol=0.0)
 
 
 def in_one_piece(maps: Tensor) -> Tensor:
@@ -126,10 +126,10 @@ def for_so_many_rows(maps: Tensor) -> Tensor:
 def test_a_network_that_fails_in_the_trial_alone_predicts_as_ever(
     flatten: Callable[[Tensor], Tensor], executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = predicted(network(flatten), executor=executor)
+    result = predicted(network(flatten), executor=executor)
     assert lay_in_rows()
     monkeypatch.setattr(devices, "DEVICES", ())
-    torch.testing.assert_close(found, predicted(network(flatten), executor=executor))
+    torch.testing.assert_close(result, predicted(network(flatten), executor=executor))
 
 
 class Choosing(Convolving):
@@ -165,9 +165,9 @@ def test_another_layout_is_tried_anew_for_another_network(gpu: None, monkeypatch
             return maps.view(len(maps), 36) if is_transformed() else read_as_it_lies(maps)
 
     model[1] = Reading()
-    found = predicted(model, executor="loop")
+    result = predicted(model, executor="loop")
     monkeypatch.setattr(devices, "DEVICES", ())
-    torch.testing.assert_close(found, predicted(model, executor="loop"))
+    torch.testing.assert_close(result, predicted(model, executor="loop"))
 
 
 def for_few_rows(maps: Tensor) -> Tensor:
@@ -179,11 +179,11 @@ def test_a_network_that_fails_after_a_trial_predicts_as_ever(
     executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network(for_few_rows)
-    found = predicted(model, executor=executor)
+    result = predicted(model, executor=executor)
     predicted(model, executor=executor)
     assert lay_in_rows() is True, "it is not tried again"
     monkeypatch.setattr(devices, "DEVICES", ())
-    torch.testing.assert_close(found, predicted(network(for_few_rows), executor=executor))
+    torch.testing.assert_close(result, predicted(network(for_few_rows), executor=executor))
 
 
 def test_outputs_may_be_infinite(gpu: None) -> None:
@@ -221,10 +221,10 @@ def test_a_network_that_changes_its_inputs_changes_each_once(gpu: None, monkeypa
     monkeypatch.setattr("dubio.prediction.inputs.MODEST_ROWS", 4)
     model = dubio.Bayes().convert(Shifting(flattened))
     with dubio.noise_off():
-        found = predicted(model, IMAGES.clone())
+        result = predicted(model, IMAGES.clone())
         shifted = predicted(model, (IMAGES.clone(), torch.zeros(1, 2, 5, 5)), shared=(1,), batch_size=6)
         monkeypatch.setattr(devices, "DEVICES", ())
-        torch.testing.assert_close(found, predicted(model, IMAGES.clone(), batch_size=6))
+        torch.testing.assert_close(result, predicted(model, IMAGES.clone(), batch_size=6))
         again = predicted(model, (IMAGES.clone(), torch.zeros(1, 2, 5, 5)), shared=(1,), batch_size=6)
         torch.testing.assert_close(shifted, again)
 
@@ -266,10 +266,10 @@ def test_it_is_tried_only_where_it_is_worth_it(gpu: None, monkeypatch: pytest.Mo
 def test_what_has_no_rows_is_left_as_it_is(gpu: None) -> None:
     shift = torch.randn(1, 2, 5, 5)
     model = network(flattened)
-    found = predicted(model, {"images": IMAGES, "shift": shift}, shared=("shift",))
+    result = predicted(model, {"images": IMAGES, "shift": shift}, shared=("shift",))
     assert all(in_rows for rows, _, in_rows in SEEN)
     assert not lay_in_rows()
-    torch.testing.assert_close(found, predicted(model, (IMAGES + shift,)))
+    torch.testing.assert_close(result, predicted(model, (IMAGES + shift,)))
 
 
 def test_a_trial_leaves_no_trace(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,9 +310,9 @@ def test_on_a_gpu_images_are_laid_out_and_predictions_stay_what_they_are(
     images, lay = torch.rand(900, 3, 8, 8).cuda(), []
     model[0].register_forward_pre_hook(lambda module, args: lay.append(args[0].is_contiguous()))
     options: Any = {"seed": 3, "executor": executor, "precision": precision}
-    found = dubio.predict(model, images, 20, **options).probs
+    result = dubio.predict(model, images, 20, **options).probs
     assert not lay[-1]
     monkeypatch.setattr(devices, "DEVICES", ())
     expected = dubio.predict(model, images, 20, **options).probs
     assert lay[-1]
-    torch.testing.assert_close(found, expected, rtol=0.0, atol=tolerance)
+    torch.testing.assert_close(result, expected, rtol=0.0, atol=tolerance)

@@ -29,9 +29,9 @@ def test_rows_that_were_chosen_are_not_refused() -> None:
     expected = dubio.predict(model, images, 10, keep_samples=False, seed=0)
     for limit in range(200 * KIB, 3000 * KIB, 400 * KIB):
         with dubio.memory_limit(limit), Footprint() as footprint:
-            found = dubio.predict(model, images, 10, keep_samples=False, seed=0)
+            result = dubio.predict(model, images, 10, keep_samples=False, seed=0)
         assert footprint.peak <= limit + 64 * KIB  # and the prediction itself
-        torch.testing.assert_close(found.probs, expected.probs)
+        torch.testing.assert_close(result.probs, expected.probs)
 
 
 def test_statistics_of_many_outputs_count() -> None:
@@ -80,13 +80,13 @@ class Crowded(nn.Module):
         return self.layers(x)
 
 
-def test_rows_that_nobody_asked_for_are_halved_when_memory_runs_out() -> None:
+def test_a_default_batch_size_is_halved_when_memory_runs_out() -> None:
     inputs = torch.randn(300, 5)
     model = dubio.Bayes(init_std=0.3).convert(Crowded(1000))
     expected = dubio.predict(model, inputs, 5, seed=1)
     model.room = 100
-    found = dubio.predict(model, inputs, 5, seed=1)
-    torch.testing.assert_close(found.samples, expected.samples, rtol=1e-5, atol=1e-6)
+    result = dubio.predict(model, inputs, 5, seed=1)
+    torch.testing.assert_close(result.samples, expected.samples, rtol=1e-5, atol=1e-6)
     with pytest.raises(torch.OutOfMemoryError, match="give fewer rows at a time"):
         dubio.predict(model, inputs, 5, seed=1, batch_size=200)
     model.room = 0

@@ -52,8 +52,8 @@ def test_bf16_changes_predictions_by_its_rounding_and_tells_them_in_float32(like
     # Factors and results of both layers have 8 bits, and outputs are of size 1: some roundings of 2^-9 each.
     difference = (exact.samples - rounded.samples).abs()
     assert 1e-5 < difference.max() < 8 * 2**-9 * exact.samples.abs().max()
-    told = [value for value in vars(rounded).values() if isinstance(value, Tensor)]
-    assert {value.dtype for value in told} == {torch.float32}
+    tensors = [value for value in vars(rounded).values() if isinstance(value, Tensor)]
+    assert {value.dtype for value in tensors} == {torch.float32}
     if isinstance(rounded, dubio.prediction.ClassificationPredictive):
         torch.testing.assert_close(rounded.probs.sum(dim=-1), torch.ones(40))
         assert (exact.probs - rounded.probs).abs().max() < 8 * 2**-9
@@ -125,12 +125,12 @@ def test_few_rows_or_draws_are_not_worth_a_trial() -> None:
     assert model.seen == []
     assert rows_for(model, MANY) > MODEST_ROWS
     assert rows_for(model, MANY) > MODEST_ROWS
-    assert model.seen == [MODEST_ROWS // 2, MODEST_ROWS]  # the second time it is known
+    assert model.seen == [MODEST_ROWS // 2, MODEST_ROWS]  # the second time it is cached
 
 
 def test_a_network_that_fails_in_the_trial_tells_so_in_the_run() -> None:
-    told = "input of a Linear must have 5 features on its last axis, got shape"
-    with pytest.raises(ValueError, match=told):
+    message = "input of a Linear must have 5 features on its last axis, got shape"
+    with pytest.raises(ValueError, match=message):
         dubio.predict(dubio.Bayes().convert(mlp(5, 8, 4)), torch.randn(MANY, 3), 20)
 
 
@@ -156,7 +156,7 @@ class Broken(nn.Module):
 
 
 @pytest.mark.parametrize("at_once", [("cpu",), ()], ids=["at once", "at the end"])
-def test_rows_that_went_wrong_are_told_at_once_or_at_the_end(
+def test_rows_that_went_wrong_are_reported_at_once_or_at_the_end(
     at_once: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predict, "CHECKED_AT_ONCE", at_once)
@@ -169,14 +169,14 @@ def test_rows_that_went_wrong_are_told_at_once_or_at_the_end(
     assert dubio.predict(Broken(), inputs[:7], 2).probs.shape == (7, 3)
 
 
-def test_a_draw_that_went_wrong_is_told_though_the_next_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_that_went_wrong_is_reported_though_the_next_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "CHECKED_AT_ONCE", ())
     seen = predict.FiniteCheck([10])
     seen.checked(0, torch.tensor([[[0.0], [torch.nan]]]))
     seen.checked(0, torch.zeros(1, 2, 1))
     with pytest.raises(ValueError, match=r"rows \[11\]"):
         seen.check()
-    seen.check()  # told once
+    seen.check()  # reported once
 
 
 def test_rows_that_are_many_are_predicted_draw_by_draw() -> None:

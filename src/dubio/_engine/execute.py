@@ -265,11 +265,11 @@ class WeightPrefetcher:
             drawn: Tensor = source.perturbation(Pass(self._settings, draw, mapped=True))
             return drawn
 
-        versions = [_TensorVersion.of(tensor) for tensor in _tensors(source)]
+        versions, held = _versions(source), [(tensor, tensor.detach()) for tensor in _tensors(source)]
         numbers = torch.arange(draws.start, draws.stop, device="cpu")
         try:
             with without_fallback_warnings():
-                return _Stack(draws, torch.func.vmap(perturbation, randomness="different")(numbers), versions)
+                return _Stack(draws, torch.func.vmap(perturbation, randomness="different")(numbers), versions, held)
         except (RuntimeError, ValueError, TypeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -278,38 +278,24 @@ class WeightPrefetcher:
 
 
 @dataclass(frozen=True)
-class _TensorVersion:
-    """A tensor of a posterior at one time; the reference keeps its address from being used again."""
-
-    tensor: Tensor
-    values: Tensor
-    version: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "_TensorVersion":
-        """The present version of a tensor."""
-        return cls(tensor, tensor.detach(), 0 if tensor.is_inference() else tensor._version)
-
-    def is_current(self, tensor: Tensor) -> bool:
-        """Whether that is the same tensor, at the same address, and unchanged."""
-        if tensor is not self.tensor or tensor.data_ptr() != self.values.data_ptr():
-            return False
-        return tensor.is_inference() or tensor._version == self.version
-
-
-@dataclass(frozen=True)
 class _Stack:
-    """The perturbations of consecutive draws of one posterior, and the tensors they were drawn from."""
+    """The perturbations of consecutive draws of one posterior, and the versions of the tensors they were drawn from."""
 
     draws: range
     tensor: Tensor
-    versions: Sequence[_TensorVersion]
+    versions: Sequence[tuple[int, int, int]]
+    held: Sequence[tuple[Tensor, Tensor]]
+    """The tensors and their storages: a reference keeps an identity and an address from being used again."""
 
     def is_of(self, source: nn.Module) -> bool:
-        """Whether a posterior still holds the tensors they were drawn from."""
-        tensors = _tensors(source)
-        pairs = zip(self.versions, tensors, strict=False)
-        return len(tensors) == len(self.versions) and all(version.is_current(tensor) for version, tensor in pairs)
+        """Whether a posterior still holds the same tensors, at the same addresses and unchanged."""
+        return _versions(source) == self.versions
+
+
+def _versions(source: nn.Module) -> list[tuple[int, int, int]]:
+    """Identity, address and version counter of all tensors that a posterior draws from."""
+    tensors = _tensors(source)
+    return [(id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
 def _tensors(source: nn.Module) -> list[Tensor]:

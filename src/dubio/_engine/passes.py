@@ -81,7 +81,7 @@ class Pass:
 
     def noise_for_weights(self, source: nn.Module, like: Tensor, kind: Kind = "normal") -> Tensor:
         """Noise that belongs to a posterior, which keeps its perturbation in ``drawn``."""
-        return self._noise(source, 0, like.shape, kind, like.dtype, like.device, by_row=False)
+        return self._noise(source, 0, like.shape, kind, like.dtype, like.device)
 
     def noise_for_activations(
         self, source: nn.Module, shape: Sequence[int], dtype: torch.dtype, device: torch.device, kind: Kind = "normal"
@@ -89,7 +89,7 @@ class Pass:
         """Noise that belongs to this call of a layer; the first axis of ``shape`` counts rows."""
         call = self.calls.get(id(source), 0) + 1
         self.calls[id(source)] = call
-        return self._noise(source, call, shape, kind, dtype, device, by_row=True)
+        return self._noise(source, call, shape, kind, dtype, device)
 
     def collect(self, name: str, value: Tensor) -> None:
         """Collect a term that depends on the noise drawn; terms of one name are summed.
@@ -100,15 +100,9 @@ class Pass:
         self.terms.setdefault(name, []).append(value)
 
     def _noise(
-        self,
-        source: nn.Module,
-        call: int,
-        shape: Sequence[int],
-        kind: Kind,
-        dtype: torch.dtype,
-        device: torch.device,
-        by_row: bool,
+        self, source: nn.Module, call: int, shape: Sequence[int], kind: Kind, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
+        """Noise by rows for a call of a layer, counted from 1; without rows for weights, with call 0."""
         settings = self.settings
         if settings.seed is None:
             return fresh_noise(shape, kind, dtype, device)
@@ -119,7 +113,7 @@ class Pass:
                 "dubio._engine.attach(network) once it is complete"
             )
         draw = torch.zeros((), dtype=torch.int64, device="cpu") if self.draw is None else self.draw
-        options = dtype, device, settings.antithetic, by_row, _first_row(settings, shape)
+        options = dtype, device, settings.antithetic, call > 0, _first_row(settings, shape)
         noise: Tensor = seeded_noise(settings.seed, draw, key, call, list(shape), kind, *options)
         return noise
 

@@ -43,11 +43,16 @@ def rounding_products(precision: Precision) -> Iterator[None]:
     if precision == "fp32":
         yield
         return
-    _enter()
+    with _LOCK:
+        _FORMER.append(None if _FORMER else _round())
     try:
         yield
     finally:
-        _leave()
+        with _LOCK:
+            former = _FORMER[0]
+            _FORMER.pop()
+            if not _FORMER and former is not None:
+                _put_back(former)
 
 
 @dataclass(frozen=True)
@@ -64,19 +69,6 @@ class _Former:
 _LOCK = threading.Lock()
 _FORMER: list[_Former | None] = []
 """One entry for each block that rounds products at the moment; the first holds what was set before."""
-
-
-def _enter() -> None:
-    with _LOCK:
-        _FORMER.append(None if _FORMER else _round())
-
-
-def _leave() -> None:
-    with _LOCK:
-        former = _FORMER[0]
-        _FORMER.pop()
-        if not _FORMER and former is not None:
-            _put_back(former)
 
 
 # Torch has two interfaces for it, and refuses to read one that contradicts the other. In the newer one a kind of

@@ -104,17 +104,9 @@ def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Tensor:
 
 @_attend.register_vmap
 def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
+    info: Any, in_dims: tuple[int | None, ...], query: Tensor, key: Tensor, value: Tensor, *options: Any
 ) -> tuple[Tensor, int]:
+    mask, dropout_p, is_causal, scale, enable_gqa = options
     query, key, value = (_draws_first(*pair) for pair in zip((query, key, value), in_dims, strict=False))
     num_axes = max(query.dim(), key.dim(), value.dim())
     has_rows = num_axes > 1 + WITHOUT_ROWS + enable_gqa  # which needs heads

@@ -164,7 +164,8 @@ def _parts(
     elif isinstance(inputs, np.ndarray):
         refuse_string_inputs(inputs)
         for rows in _slices(inputs, limit):
-            yield _from_numpy(inputs[rows])
+            tensor = torch.from_numpy(np.array(inputs[rows]))  # a copy, in the dtype that networks compute with
+            yield tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
     elif isinstance(inputs, Dataset | DataLoader | Loader):
         _refuse_random_order(inputs)
         yield from _joined(_copies(batches_from(inputs, ROWS_READ, name="inputs").inputs()), shared, limit)
@@ -183,12 +184,6 @@ def _slices(rows: Any, limit: int) -> Iterator[slice]:
     num_rows = len(rows) if rows.ndim else 0
     step = max(1, limit // max(1, 4 * int(np.prod(rows.shape[1:]))))
     return (slice(start, start + step) for start in range(0, num_rows, step))
-
-
-def _from_numpy(rows: NDArray[Any]) -> Tensor:
-    """Rows of an array, copied into memory; numbers in the type that networks compute with."""
-    tensor = torch.from_numpy(np.array(rows))
-    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
 
 
 def _refuse_random_order(data: Any) -> None:
@@ -348,7 +343,9 @@ def rows_at_a_time(model: nn.Module, block: RowBlock, num_samples: int, seed: in
     results, key = _MEMORY.setdefault(model, {}), _key(model, block, seed)
     try:
         if key not in results:
-            results[key] = _bytes_per_row(model, block, seed) if limit is None else _within(model, block, seed, limit)
+            results[key] = (
+                _bytes_per_row(model, block, seed) if limit is None else _rows_within(model, block, seed, limit)
+            )
     except (RuntimeError, ValueError, TypeError):  # the run itself reports what is wrong, if anything is
         return MODEST_ROWS
     if limit is not None:
@@ -385,7 +382,7 @@ def _bytes_per_row(model: nn.Module, block: RowBlock, seed: int | None) -> int:
     return max(1, (more - fewer) // half)
 
 
-def _within(model: nn.Module, block: RowBlock, seed: int | None, limit: int) -> int:
+def _rows_within(model: nn.Module, block: RowBlock, seed: int | None, limit: int) -> int:
     """Rows of which one draw takes at most half of a limit, or 1 where none fits; no trial takes more."""
     on_cpu = block.tensors()[0].device.type == "cpu"
     rows, last = 1, None
