@@ -354,7 +354,7 @@ class _Run:
         Tensors that the draws have moved on the network are put back where the run fails.
         """
         call, num_draws, parts, done = self.call, self.draws.num_draws, list[Draws](), 0
-        first = before = _snapshot(call, plan)
+        first = before = TensorSnapshot(call.model, plan.moving)
         try:
             while done < num_draws:
                 size = num_draws if plan.executor == "loop" and not plan.recompute else plan.chunk
@@ -362,7 +362,8 @@ class _Run:
                 try:
                     parts.append(_run_chunk(call, plan, self.draws.part(done, size), drawn))
                     done += size
-                    before = _snapshot(call, plan) if done < num_draws else None
+                    if done < num_draws:
+                        before = TensorSnapshot(call.model, plan.moving)
                     continue
                 except CannotBeRepeatedError as error:
                     obstacle = str(error)
@@ -377,24 +378,14 @@ class _Run:
                     halve_chunk(call, self.executor, plan, message)
                 if torch.is_grad_enabled() and not plan.recompute:  # the graph of the finished chunks takes the memory
                     parts, done, before = [], 0, first
-                _put_back(call, before)
+                before.put_back(call.model)
                 plan = self._plan()
         except BaseException:
-            _put_back(call, first)
+            first.put_back(call.model)
             raise
         if torch.is_grad_enabled():
             record_snapshot(call, first)
         return join(parts)
-
-
-def _snapshot(call: Call, plan: SamplingPlan) -> TensorSnapshot | None:
-    """The tensors that draws will move; None where they move none."""
-    return TensorSnapshot(call.model, plan.moving) if plan.moving else None
-
-
-def _put_back(call: Call, snapshot: TensorSnapshot | None) -> None:
-    if snapshot is not None:
-        snapshot.put_back(call.model)
 
 
 def _run_chunk(call: Call, plan: SamplingPlan, draws: Numbers, drawn: Sequence[Perturbations] | None) -> Draws:

@@ -221,7 +221,7 @@ def warn_of_plain(model: nn.Module, consequence: str) -> None:
         _WARNED.add(model)
     warnings.warn(
         f"nothing in this {type(model).__name__} is random, so {consequence}; convert it first, such as with "
-        "dubio.Bayes().convert(net), or with dubio.Deterministic().convert(net) where that is wanted",
+        "dubio.Bayes().convert(net), or with dubio.Deterministic().convert(net) if that is intended",
         stacklevel=4,
     )
 

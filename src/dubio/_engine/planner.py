@@ -321,7 +321,7 @@ def shrink_chunks(model: nn.Module) -> bool:
     return shrunk
 
 
-def record_snapshot(call: Call, before: TensorSnapshot | None) -> None:
+def record_snapshot(call: Call, before: TensorSnapshot) -> None:
     """Keep what a run with gradients has moved, for the case that its backward pass fails."""
     _memory(call.model).before = before
 

@@ -157,8 +157,13 @@ def _probe_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bo
     with unchanged(call.model) as moving:
         host = HostState(call.model)
         one = _try_first(call, mechanism, backward)
-        source, peak = host.moved(), one.footprint.peak
-        two = None if limit is not None and 2 * peak > limit else _try_second(call, mechanism, backward)
+        source, peak, two = host.moved(), one.footprint.peak, None
+        if limit is None or 2 * peak <= limit:
+            try:
+                two = _try_draws(call, mechanism, 2, backward)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
         watch = STATE.own.watch
     if two is None:
         repeated, forward, lines = 1.0, one.forward_peak, ((0, peak),)
@@ -285,15 +290,6 @@ def row_lines(fewer: Footprint, more: Footprint) -> Sequence[tuple[int, int]]:
         return _lines(fewer, more)
     each = max(more.peak - fewer.peak, 0)
     return [(more.peak - 2 * each, each)]
-
-
-def _try_second(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial | None:
-    try:
-        return _try_draws(call, mechanism, 2, backward)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
 
 
 def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: bool) -> _ProbeTrial:

@@ -14,7 +14,6 @@ import dataclasses
 import operator
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -53,7 +52,7 @@ class _Own:
     """The state of one thread.
 
     A plain object behind the thread-local: a compiled frame writes attributes of such an object back, but not those of
-    the thread-local itself, and the hooks of a compiled network are frames of their own.
+    the thread-local itself, and the hooks of a compiled network run in separate frames.
     """
 
     def __init__(self) -> None:
@@ -89,9 +88,7 @@ class Using:
         self._former.append(STATE.own.settings)
         STATE.own.settings = dataclasses.replace(STATE.own.settings, **self._changes)  # type: ignore[arg-type]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         STATE.own.settings = self._former.pop()
 
 

@@ -27,18 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import _pytree as pytree, data as torch_data
 
 from dubio._engine import (
     ROWS,
@@ -68,9 +57,9 @@ BYTES_IN_CACHE = 32 * 2**20
 """Activations of one draw that stay in the cache of a CPU."""
 SEVERAL_DRAWS = 8
 """Draws that should fit together on a GPU."""
-SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+SHUFFLED = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
 
-Readable = Inputs | Examples | NDArray[Any] | Dataset[Any] | Iterable[Any]
+Readable = Inputs | Examples | NDArray[Any] | torch_data.Dataset[Any] | Iterable[Any]
 """The inputs that a prediction accepts."""
 
 _MEMORY: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
@@ -166,7 +155,7 @@ def _parts(
         for rows in _slices(inputs, limit):
             tensor = torch.from_numpy(np.array(inputs[rows]))  # a copy, in the dtype that networks compute with
             yield tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
-    elif isinstance(inputs, Dataset | DataLoader | Loader):
+    elif isinstance(inputs, torch_data.Dataset | torch_data.DataLoader | Loader):
         _refuse_random_order(inputs)
         yield from _joined(_copies(batches_from(inputs, ROWS_READ, name="inputs").inputs()), shared, limit)
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
@@ -187,14 +176,18 @@ def _slices(rows: Any, limit: int) -> Iterator[slice]:
 
 
 def _refuse_random_order(data: Any) -> None:
-    sampler = _sampler_of(data) if isinstance(data, DataLoader) else None
+    sampler = _sampler_of(data) if isinstance(data, torch_data.DataLoader) else None
     shuffled = isinstance(data, Loader) and data.shuffle
-    if shuffled or isinstance(sampler, SHUFFLED) or (isinstance(sampler, DistributedSampler) and sampler.shuffle):
+    if (
+        shuffled
+        or isinstance(sampler, SHUFFLED)
+        or (isinstance(sampler, torch_data.DistributedSampler) and sampler.shuffle)
+    ):
         raise ValueError(
             f"inputs must come in their own order, since predictions do, got a {type(data).__name__} that shuffles; "
             "make it with shuffle=False"
         )
-    if sampler is not None and type(sampler) is not SequentialSampler and not _is_in_order(sampler):
+    if sampler is not None and type(sampler) is not torch_data.SequentialSampler and not _is_in_order(sampler):
         raise ValueError(
             "inputs must come in their own order, since predictions do, got a DataLoader whose "
             f"{type(sampler).__name__} gives indices that do not increase or differ each time; pass its dataset, "
@@ -202,14 +195,14 @@ def _refuse_random_order(data: Any) -> None:
         )
 
 
-def _sampler_of(loader: DataLoader[Any]) -> Iterable[Any] | None:
+def _sampler_of(loader: torch_data.DataLoader[Any]) -> Iterable[Any] | None:
     """The sampler that chooses the rows, one by one or in batches; None where there is none."""
     batches: Any = loader.batch_sampler
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, torch_data.IterableDataset):
         return None
     if batches is None:
         return loader.sampler
-    return batches.sampler if type(batches) is BatchSampler else batches
+    return batches.sampler if type(batches) is torch_data.BatchSampler else batches
 
 
 def _is_in_order(sampler: Iterable[Any]) -> bool:

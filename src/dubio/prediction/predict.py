@@ -343,12 +343,14 @@ def with_images_laid_out(
     lay_out = partial(channels_last, channels=image_channels(model))
     few = block.first(ROWS_TRIED)
     laid_out = few.changed(lay_out)
-    form = _form(few)
-    if form is None or [leaf.stride() for leaf in laid_out.tensors()] == [leaf.stride() for leaf in few.tensors()]:
+    values = few.args, few.kwargs
+    is_comparable = all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in pytree.tree_leaves(values))
+    if not is_comparable or [leaf.stride() for leaf in laid_out.tensors()] == [leaf.stride() for leaf in few.tensors()]:
         return block
     looped = executor == "loop" or settings.mode == "off"
     modules = tuple(type(module) for module in model.modules())
-    key = (form, modules, looped, settings.estimator, torch.is_autocast_enabled(device.type))
+    # All that a forward may depend on beside numbers; other objects may change from call to call.
+    key = (signature(values), modules, looped, settings.estimator, torch.is_autocast_enabled(device.type))
     layouts = _LAYOUTS.setdefault(model, {})
     accepted = layouts.get(key)
     if accepted is None:
@@ -362,16 +364,6 @@ def with_images_laid_out(
 def forget_layout(model: nn.Module) -> None:
     """Lay out no images for a network any more: it failed although the trial had passed."""
     _LAYOUTS[model] = dict.fromkeys(_LAYOUTS.get(model, {}), False)
-
-
-def _form(block: RowBlock) -> tuple[Any, ...] | None:
-    """What a forward may depend on beside numbers: structure, shapes and dtypes of its arguments, and plain values.
-
-    None where there are other objects among them, which may change from call to call.
-    """
-    values = (block.args, block.kwargs)
-    is_plain = all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in pytree.tree_leaves(values))
-    return signature(values) if is_plain else None
 
 
 def _gives_the_same(
