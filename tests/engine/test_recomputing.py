@@ -1,4 +1,4 @@
-"""Draws that are computed anew in the backward pass are the same draws, with the same gradients."""
+"""Draws that are recomputed in the backward pass are the same draws, with the same gradients."""
 
 import threading
 from collections.abc import Callable, Iterator

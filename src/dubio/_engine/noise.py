@@ -24,7 +24,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -171,41 +171,31 @@ def threads_for(out: Tensor, num_parts: int, at_a_time: int) -> int:
 
 def in_threads(work: Callable[[Sequence[Part]], None], parts: Sequence[Part], num_threads: int) -> None:
     """``work(parts)`` with a share of the parts for each thread: the first for this one, the others for helpers."""
-    shares, helpers = [parts[::num_threads]], []
+    inference, errors = torch.is_inference_mode_enabled(), dict[int, BaseException]()
+
+    def help_with(number: int) -> None:
+        try:
+            with torch.inference_mode(inference), torch.set_grad_enabled(False):
+                work(parts[number::num_threads])
+        except BaseException as error:  # raised by the thread that waits for this one
+            errors[number] = error
+
+    numbers, helpers = [0], []
     for number in range(1, num_threads):
-        helper = _Helper(work, parts[number::num_threads])
+        helper = threading.Thread(target=help_with, args=(number,), name="dubio-filling")
         try:
             helper.start()
             helpers.append(helper)
         except RuntimeError:  # the system has no more threads
-            shares.append(helper.share)
+            numbers.append(number)
     try:
-        for share in shares:
-            work(share)
+        for number in numbers:
+            work(parts[number::num_threads])
     finally:
         for helper in helpers:
             helper.join()
-    for helper in helpers:
-        if helper.error is not None:
-            raise helper.error
-
-
-class _Helper(threading.Thread, Generic[Part]):
-    """A thread that does a share of the work in the inference mode of the thread that made it."""
-
-    def __init__(self, work: Callable[[Sequence[Part]], None], share: Sequence[Part]) -> None:
-        super().__init__(name="dubio-filling")
-        self.work, self.share = work, share
-        self.inference = torch.is_inference_mode_enabled()
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Do the work; keep an error for the thread that joins this one."""
-        try:
-            with torch.inference_mode(self.inference), torch.set_grad_enabled(False):
-                self.work(self.share)
-        except BaseException as error:
-            self.error = error
+    if errors:
+        raise errors[min(errors)]
 
 
 @seeded_noise.register_fake

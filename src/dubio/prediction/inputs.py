@@ -177,12 +177,10 @@ def _slices(rows: Any, limit: int) -> Iterator[slice]:
 
 def _refuse_random_order(data: Any) -> None:
     sampler = _sampler_of(data) if isinstance(data, torch_data.DataLoader) else None
-    shuffled = isinstance(data, Loader) and data.shuffle
-    if (
-        shuffled
-        or isinstance(sampler, SHUFFLED)
-        or (isinstance(sampler, torch_data.DistributedSampler) and sampler.shuffle)
-    ):
+    shuffles = (
+        data if isinstance(data, Loader) else sampler if isinstance(sampler, torch_data.DistributedSampler) else None
+    )
+    if isinstance(sampler, SHUFFLED) or (shuffles is not None and shuffles.shuffle):
         raise ValueError(
             f"inputs must come in their own order, since predictions do, got a {type(data).__name__} that shuffles; "
             "make it with shuffle=False"
