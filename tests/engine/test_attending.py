@@ -1,4 +1,4 @@
-"""Attention of mapped draws, all together: what each draw would give, whichever factors and masks are mapped."""
+"""Attention of mapped draws in one call equals that of each draw, whichever factors and masks are mapped."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 import dubio
-from dubio._engine import vmap_rules as attending, vmap_rules as products
+from dubio._engine import vmap_rules
 from dubio._engine.planner import plans
 from dubio._engine.vmap_rules import attention
 from dubio.training.steps import Step
@@ -125,8 +125,8 @@ def test_factors_of_any_rank_are_spread_as_torch_does(
 def test_many_rows_are_taken_in_pieces(mask: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     made, dims = tensors(4, (True, True, True), mask, False, False)
     expected = torch.func.vmap(attention, in_dims=dims)(*made)
-    monkeypatch.setattr(attending, "MOST_ROWS", 5)
-    assert [len(piece) for piece in attending._pieces(torch.zeros(12), 12)] == [5, 5, 2]
+    monkeypatch.setattr(vmap_rules, "MOST_ROWS", 5)
+    assert [len(piece) for piece in vmap_rules._pieces(torch.zeros(12), 12)] == [5, 5, 2]
     torch.testing.assert_close(torch.func.vmap(attention, in_dims=dims)(*made), expected)
 
 
@@ -140,7 +140,7 @@ def test_a_mask_that_attends_in_its_own_way_is_left_to_it(monkeypatch: pytest.Mo
             query, key, value = self.factors(x)[:, None].chunk(3, dim=-1)
             return F.scaled_dot_product_attention(query, key, value, attn_mask=causal_lower_right(4, 4))
 
-    monkeypatch.setattr(products, "ATTENDING_TOGETHER", ("cpu",))
+    monkeypatch.setattr(vmap_rules, "ATTENDING_TOGETHER", ("cpu",))
     torch.manual_seed(0)
     model, inputs = dubio.Bayes(init_std=0.1).convert(Causal()), torch.randn(5, 4, 8)
     mapped, looped = (dubio.sample(model, inputs, 3, seed=1, executor=way) for way in ("vmap", "loop"))
@@ -207,7 +207,7 @@ def test_parts_of_attention_are_out_of_the_sight_of_autocast(monkeypatch: pytest
         enabled.append(torch.is_autocast_enabled("cpu"))
         return args[0]
 
-    monkeypatch.setattr(attending, "_attend", attend)
+    monkeypatch.setattr(vmap_rules, "_attend", attend)
     query = torch.randn(DRAWS, ROWS, QUERIES, WIDTH)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.func.vmap(lambda q: attention(q, q, q))(query).dtype == torch.bfloat16
@@ -215,7 +215,7 @@ def test_parts_of_attention_are_out_of_the_sight_of_autocast(monkeypatch: pytest
 
 
 class Own(nn.Module):
-    """Attention of a user's own, as timm and others write it."""
+    """A custom attention module, as timm and others write it."""
 
     def __init__(self, masked: bool) -> None:
         super().__init__()
@@ -246,12 +246,12 @@ def test_attention_of_any_module_is_taken_in_hand(masked: bool, monkeypatch: pyt
     model, inputs = own(masked)
     expected = dubio.sample(model, inputs, 3, seed=1, executor="loop")
     with monkeypatch.context() as patch:
-        patch.setattr(products, "ATTENDING_TOGETHER", ("cpu",))
-        patch.setattr(products, "attention", spied)
+        patch.setattr(vmap_rules, "ATTENDING_TOGETHER", ("cpu",))
+        patch.setattr(vmap_rules, "attention", spied)
         result = dubio.sample(model, inputs, 3, seed=1, executor="vmap")
     assert len(calls) == 1
     torch.testing.assert_close(result, expected)
-    monkeypatch.setattr(products, "ATTENDING_TOGETHER", ("cpu",))
+    monkeypatch.setattr(vmap_rules, "ATTENDING_TOGETHER", ("cpu",))
     compiled = torch.compile(
         lambda x: dubio.sample(model, x, 3, executor="vmap"), backend="aot_eager", fullgraph=True, dynamic=False
     )

@@ -1,4 +1,4 @@
-"""Noise from outside of torch: such networks are looped, and leave no trace where they are only tried."""
+"""Noise from outside of torch: such networks are looped, and a probe of them has no side effects."""
 
 import copy
 import random
@@ -31,7 +31,7 @@ class Jittered(nn.Module):
 
 
 class Own(nn.Module):
-    """The same, with a generator of its own."""
+    """The same, with its own generator."""
 
     def __init__(self, generator: random.Random | np.random.Generator | np.random.RandomState) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_noise_from_outside_of_torch_comes_back_where_draws_are_computed_anew() 
 
 
 class Checked(nn.Module):
-    """Draws from Python's random, as one does who checks types at random, and does nothing with it."""
+    """Draws from Python's random and ignores the numbers, as a random check of types does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Seeded noise is a function of its arguments, has the right law, and knows rows and draws apart."""
+"""Seeded noise is a function of its arguments, has the right distribution, and differs between rows and draws."""
 
 import hashlib
 

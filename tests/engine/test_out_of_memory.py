@@ -1,4 +1,4 @@
-"""Out of memory: the draws at a time are halved and the run goes on; where it cannot, the error says what helps."""
+"""Out of memory: the draws at a time are halved and the run goes on; where it cannot, the error gives advice."""
 
 import gc
 from collections.abc import Iterator

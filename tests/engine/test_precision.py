@@ -1,4 +1,4 @@
-"""Precision: what each word puts in force, for how long, and what stays in float32 all the same."""
+"""Precision: which settings each name puts in force, for how long, and what stays in float32."""
 
 import json
 import subprocess

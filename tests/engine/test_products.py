@@ -1,4 +1,4 @@
-"""Convolutions of a mapped pass under autocast: in its type, as outside a map, weights drawn or not."""
+"""Convolutions of a mapped pass under autocast compute in its dtype, as without a map, with drawn weights or not."""
 
 from collections.abc import Callable
 from typing import Any

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio._engine import planner as choosing
+from dubio._engine import planner
 from dubio._engine.planner import plans
 from dubio._engine.settings import Using
 from networks import Residual, mlp
@@ -32,8 +32,8 @@ def small(method: str = "local") -> nn.Module:
 def scarce() -> Iterator[None]:
     """A limit into which one chunk fits, however large, and never all draws."""
     with pytest.MonkeyPatch.context() as patch, dubio.memory_limit("1 GiB"):
-        patch.setattr(choosing._MemoryCost, "at_once", lambda self, draws: 2**40 if draws > 3 else 1)
-        patch.setattr(choosing._MemoryCost, "fitting", lambda self, limit: 3)
+        patch.setattr(planner._MemoryCost, "at_once", lambda self, draws: 2**40 if draws > 3 else 1)
+        patch.setattr(planner._MemoryCost, "fitting", lambda self, limit: 3)
         yield
 
 
@@ -47,7 +47,7 @@ def plenty() -> Iterator[None]:
 def step(
     model: nn.Module, inputs: Tensor = INPUTS, num_samples: int = 7, **options: Any
 ) -> tuple[Tensor, list[Tensor]]:
-    """Draws, and the gradients of a loss that takes each draw another way."""
+    """Draws, and the gradients of a loss that weighs each draw differently."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     draws = dubio.sample(model, inputs, num_samples, **options)
     weights = torch.arange(draws.numel(), dtype=draws.dtype).reshape(draws.shape).cos()
@@ -180,7 +180,7 @@ def test_autocast_is_that_of_the_forward() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_second_run_needs_nothing_of_the_thread_of_the_first(method: str) -> None:
-    """On a GPU the backward pass runs in a thread of its own."""
+    """On a GPU the backward pass runs in another thread."""
     model = small(method)
     parameters = list(model.parameters())
     with scarce(), dubio.antithetic(), Using(estimator="weight" if method == "local" else None):

@@ -1,4 +1,4 @@
-"""Inputs, targets and networks as users bring them: right, or refused by a sentence that helps."""
+"""Inputs, targets and networks as users pass them: correct results, or an error with advice."""
 
 import copy
 import warnings

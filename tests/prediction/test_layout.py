@@ -1,4 +1,4 @@
-"""Images of a prediction channels last: where a device is faster so, and a network gives the same."""
+"""Images of a prediction are laid out channels last where it is faster and the network gives the same outputs."""
 
 import importlib
 from collections.abc import Callable
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio._engine import memory as devices
+from dubio._engine import memory
 from dubio._engine.passes import is_transformed
 from dubio._engine.probe import LoopOnlyError
 
-layout = importlib.import_module("dubio.prediction.predict")
+predict_module = importlib.import_module("dubio.prediction.predict")
 
 IMAGES = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(1))
 
@@ -39,7 +39,7 @@ def not_mapped(maps: Tensor) -> Tensor:
 
 
 class Convolving(nn.Module):
-    """A convolution and what is made of its maps; how its images lie is noted."""
+    """A convolution and a head; it records the layout of its images."""
 
     def __init__(self, flatten: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ SEEN: list[tuple[int, bool, bool]] = []
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that convolves images faster channels last."""
-    monkeypatch.setattr(devices, "DEVICES", ("cpu",))
-    monkeypatch.setattr(layout, "WORTH_A_TRIAL", 1)
+    monkeypatch.setattr(memory, "DEVICES", ("cpu",))
+    monkeypatch.setattr(predict_module, "WORTH_A_TRIAL", 1)
     SEEN.clear()
 
 
@@ -93,7 +93,7 @@ def test_images_are_laid_out_and_predictions_stay_what_they_are(
         assert not lay_in_rows()
         assert [parameter.stride() for parameter in model.parameters()] == strides
         assert IMAGES.is_contiguous()
-        monkeypatch.setattr(devices, "DEVICES", ())
+        monkeypatch.setattr(memory, "DEVICES", ())
         torch.testing.assert_close(result, predicted(model, executor=executor))
         assert lay_in_rows()
 
@@ -108,7 +108,7 @@ def test_a_network_that_does_not_give_the_same_in_the_same_way_keeps_its_images(
     model = network(flatten)
     result = predicted(model, executor=executor)
     assert lay_in_rows()
-    monkeypatch.setattr(devices, "DEVICES", ())
+    monkeypatch.setattr(memory, "DEVICES", ())
     torch.testing.assert_close(result, predicted(network(flatten), executor=executor), rtol=0.0, atol=0.0)
 
 
@@ -128,12 +128,12 @@ def test_a_network_that_fails_in_the_trial_alone_predicts_as_ever(
 ) -> None:
     result = predicted(network(flatten), executor=executor)
     assert lay_in_rows()
-    monkeypatch.setattr(devices, "DEVICES", ())
+    monkeypatch.setattr(memory, "DEVICES", ())
     torch.testing.assert_close(result, predicted(network(flatten), executor=executor))
 
 
 class Choosing(Convolving):
-    """Goes by what it is called with."""
+    """Depends on its arguments."""
 
     def forward(self, images: Tensor, shift: Tensor | None = None, how: Any = "flatten") -> Tensor:
         self.flatten = viewed if "view" in how or shift is not None else flattened
@@ -166,7 +166,7 @@ def test_another_layout_is_tried_anew_for_another_network(gpu: None, monkeypatch
 
     model[1] = Reading()
     result = predicted(model, executor="loop")
-    monkeypatch.setattr(devices, "DEVICES", ())
+    monkeypatch.setattr(memory, "DEVICES", ())
     torch.testing.assert_close(result, predicted(model, executor="loop"))
 
 
@@ -182,7 +182,7 @@ def test_a_network_that_fails_after_a_trial_predicts_as_ever(
     result = predicted(model, executor=executor)
     predicted(model, executor=executor)
     assert lay_in_rows() is True, "it is not tried again"
-    monkeypatch.setattr(devices, "DEVICES", ())
+    monkeypatch.setattr(memory, "DEVICES", ())
     torch.testing.assert_close(result, predicted(network(for_few_rows), executor=executor))
 
 
@@ -194,7 +194,7 @@ def test_outputs_may_be_infinite(gpu: None) -> None:
 
 
 def test_what_ran_out_of_memory_is_tried_again(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, whole, calls = network(flattened), layout.map_draws, []
+    model, whole, calls = network(flattened), predict_module.map_draws, []
 
     def full(*values: Any) -> Any:
         calls.append(1)
@@ -202,10 +202,10 @@ def test_what_ran_out_of_memory_is_tried_again(gpu: None, monkeypatch: pytest.Mo
             raise torch.OutOfMemoryError("CUDA out of memory")
         return whole(*values)
 
-    monkeypatch.setattr(layout, "map_draws", full)
+    monkeypatch.setattr(predict_module, "map_draws", full)
     predicted(model)
     assert lay_in_rows()
-    monkeypatch.setattr(layout, "map_draws", whole)
+    monkeypatch.setattr(predict_module, "map_draws", whole)
     predicted(model)
     assert not lay_in_rows()
 
@@ -223,7 +223,7 @@ def test_a_network_that_changes_its_inputs_changes_each_once(gpu: None, monkeypa
     with dubio.noise_off():
         result = predicted(model, IMAGES.clone())
         shifted = predicted(model, (IMAGES.clone(), torch.zeros(1, 2, 5, 5)), shared=(1,), batch_size=6)
-        monkeypatch.setattr(devices, "DEVICES", ())
+        monkeypatch.setattr(memory, "DEVICES", ())
         torch.testing.assert_close(result, predicted(model, IMAGES.clone(), batch_size=6))
         again = predicted(model, (IMAGES.clone(), torch.zeros(1, 2, 5, 5)), shared=(1,), batch_size=6)
         torch.testing.assert_close(shifted, again)
@@ -238,8 +238,8 @@ def test_looped_draws_need_not_be_mapped_in_either_layout(gpu: None) -> None:
 
 def test_a_network_is_tried_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tried = network(flattened), []
-    whole = layout._gives_the_same
-    monkeypatch.setattr(layout, "_gives_the_same", lambda *values: tried.append(1) or whole(*values))
+    whole = predict_module._gives_the_same
+    monkeypatch.setattr(predict_module, "_gives_the_same", lambda *values: tried.append(1) or whole(*values))
     predicted(model)
     predicted(model)
     assert len(tried) == 1
@@ -248,17 +248,17 @@ def test_a_network_is_tried_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_it_is_tried_only_where_it_is_worth_it(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "_gives_the_same", lambda *values: 1 / 0)
+    monkeypatch.setattr(predict_module, "_gives_the_same", lambda *values: 1 / 0)
     predicted(network(flattened), IMAGES.to(memory_format=torch.channels_last))
-    monkeypatch.setattr(layout, "WORTH_A_TRIAL", 4 * len(IMAGES) + 1)
+    monkeypatch.setattr(predict_module, "WORTH_A_TRIAL", 4 * len(IMAGES) + 1)
     predicted(network(flattened))
     assert lay_in_rows()
-    monkeypatch.setattr(layout, "WORTH_A_TRIAL", 4 * len(IMAGES))
+    monkeypatch.setattr(predict_module, "WORTH_A_TRIAL", 4 * len(IMAGES))
     with pytest.raises(ZeroDivisionError):
         predicted(network(flattened))
     with dubio.memory_limit("1 GiB"):
         predicted(network(flattened))
-    monkeypatch.setattr(layout, "SHARE_OF_COPIES", 2**40)  # there is no room for one
+    monkeypatch.setattr(predict_module, "SHARE_OF_COPIES", 2**40)  # there is no room for one
     predicted(network(flattened))
     dubio.predict(dubio.Bayes().convert(nn.Linear(5, 3)), torch.randn(6, 5), 4)
 
@@ -286,7 +286,7 @@ def test_a_trial_leaves_no_trace(gpu: None, monkeypatch: pytest.MonkeyPatch) -> 
 
     counts = []
     for places in (("cpu",), ()):
-        monkeypatch.setattr(devices, "DEVICES", places)
+        monkeypatch.setattr(memory, "DEVICES", places)
         model = dubio.Bayes().convert(Counting())
         torch.manual_seed(0)
         predicted(model, executor="loop")
@@ -312,7 +312,7 @@ def test_on_a_gpu_images_are_laid_out_and_predictions_stay_what_they_are(
     options: Any = {"seed": 3, "executor": executor, "precision": precision}
     result = dubio.predict(model, images, 20, **options).probs
     assert not lay[-1]
-    monkeypatch.setattr(devices, "DEVICES", ())
+    monkeypatch.setattr(memory, "DEVICES", ())
     expected = dubio.predict(model, images, 20, **options).probs
     assert lay[-1]
     torch.testing.assert_close(result, expected, rtol=0.0, atol=tolerance)

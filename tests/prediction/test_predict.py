@@ -1,4 +1,4 @@
-"""``predict``: which draws, in which batches, with what left behind."""
+"""``predict``: which draws it makes, in which batches, and that it has no side effects."""
 
 import contextlib
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ from dubio.prediction.inputs import RowBlock
 from dubio.prediction.predictive import statistics_for
 from networks import mlp
 
-predicting = importlib.import_module("dubio.prediction.predict")
+predict_module = importlib.import_module("dubio.prediction.predict")
 
 KIB, MIB = 2**10, 2**20
 
@@ -49,7 +49,7 @@ def test_statistics_take_what_is_planned_for(likelihood: Any) -> None:
     statistics.update(outputs[:1])
     with Footprint() as footprint:
         statistics.update(outputs)
-    assert footprint.peak <= predicting.TIMES_CONSUMED * outputs.nbytes
+    assert footprint.peak <= predict_module.TIMES_CONSUMED * outputs.nbytes
 
 
 def test_draws_that_are_kept_count() -> None:
@@ -111,8 +111,8 @@ def test_outputs_that_are_no_numbers_are_no_matter_of_layout(monkeypatch: pytest
         return block.changed(torch.clone)
 
     calls, forgotten = list[int](), list[nn.Module]()
-    monkeypatch.setattr(predicting, "with_images_laid_out", laid_out)
-    monkeypatch.setattr(predicting, "forget_layout", forgotten.append)
+    monkeypatch.setattr(predict_module, "with_images_laid_out", laid_out)
+    monkeypatch.setattr(predict_module, "forget_layout", forgotten.append)
     with pytest.raises(ValueError, match="the network gave NaN"):
         dubio.predict(Broken(), torch.rand(4, 1, 8, 8), 3, executor="loop")
     assert len(calls) == 1

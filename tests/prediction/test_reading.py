@@ -30,7 +30,7 @@ from dubio.data.examples import Examples
 from dubio.prediction.inputs import RowBlock, blocks_of
 from networks import Attention, TwoInputs, mlp
 
-predicting = importlib.import_module("dubio.prediction.predict")
+predict_module = importlib.import_module("dubio.prediction.predict")
 
 ROWS = 75  # two blocks of noise and a part of one
 BYTES_OF_A_ROW = 4 * 5
@@ -91,7 +91,7 @@ FORMS: dict[str, Callable[[Tensor, Path], Any]] = {
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of twenty rows, so that there are several."""
-    monkeypatch.setattr(predicting, "MOST_READ", 20 * BYTES_OF_A_ROW)
+    monkeypatch.setattr(predict_module, "MOST_READ", 20 * BYTES_OF_A_ROW)
 
 
 def converted(name: str) -> tuple[nn.Module, dict[str, Any]]:
