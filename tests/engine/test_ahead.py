@@ -1,4 +1,4 @@
-"""Weights of looped draws, drawn ahead: the same numbers, in fewer launches, within memory."""
+"""Prefetched weights of looped draws: the same numbers, in fewer launches, within memory."""
 
 import importlib
 import weakref
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import dubio
-from dubio._engine import execute as ahead, passes
+from dubio._engine import execute, passes
 from networks import mlp
 
 posterior = importlib.import_module("dubio.nn.sources")
@@ -69,9 +69,9 @@ class Tempered(nn.Module):
             return functional_call(self.net, wider, (x,))
         own = {name: value.clone() for name, value in self.net.named_parameters() if name in wider}
         self._set(wider)
-        found = self.net(x)
+        result = self.net(x)
         self._set(own)
-        return found
+        return result
 
     def _set(self, values: dict[str, Tensor]) -> None:
         for name, value in self.net.named_parameters():
@@ -126,12 +126,12 @@ def test_drawing_ahead_changes_no_draw(
 ) -> None:
     model = make()
     with counted(monkeypatch) as calls:
-        found = looped(model, batch_size=batch_size)
+        result = looped(model, batch_size=batch_size)
     assert set(calls) == {16, 4}
     with dubio.antithetic():
         mirrored = looped(model, batch_size=batch_size)
-    monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, looped(model, batch_size=batch_size), rtol=0.0, atol=0.0)
+    monkeypatch.setattr(execute, "DEVICES", ())
+    torch.testing.assert_close(result, looped(model, batch_size=batch_size), rtol=0.0, atol=0.0)
     with dubio.antithetic():
         torch.testing.assert_close(mirrored, looped(model, batch_size=batch_size), rtol=0.0, atol=0.0)
 
@@ -143,10 +143,10 @@ def test_on_a_gpu_drawing_ahead_changes_no_draw(precision: Any, monkeypatch: pyt
     model, images = dubio.Bayes(init_std=0.3).convert(nn.Sequential(*layers)).cuda(), torch.rand(9, 3, 8, 8).cuda()
     options: Any = {"seed": 3, "executor": "loop", "precision": precision}
     with counted(monkeypatch) as calls:
-        found = dubio.predict(model, images, 20, **options).samples
+        result = dubio.predict(model, images, 20, **options).samples
     assert set(calls) == {16, 4}
-    monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, dubio.predict(model, images, 20, **options).samples, rtol=0.0, atol=0.0)
+    monkeypatch.setattr(execute, "DEVICES", ())
+    torch.testing.assert_close(result, dubio.predict(model, images, 20, **options).samples, rtol=0.0, atol=0.0)
 
 
 def test_noise_is_drawn_for_many_draws_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_noise_is_drawn_for_many_draws_at_a_time(monkeypatch: pytest.MonkeyPatch
     with counted(monkeypatch) as calls:
         looped(model, batch_size=2)
     assert calls == [16, 16, 4, 4]
-    monkeypatch.setattr(ahead, "DEVICES", ())
+    monkeypatch.setattr(execute, "DEVICES", ())
     with counted(monkeypatch) as calls:
         looped(model)
     assert calls == [1] * 40
@@ -163,11 +163,11 @@ def test_noise_is_drawn_for_many_draws_at_a_time(monkeypatch: pytest.MonkeyPatch
 def test_what_is_drawn_ahead_takes_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dubio.Bayes().convert(nn.Linear(5, 3))
     parameters = 2 * 4 * (15 + 3)
-    monkeypatch.setattr(ahead, "memory_budget", lambda device: 5 * ahead.SHARE * parameters)
+    monkeypatch.setattr(execute, "memory_budget", lambda device: 5 * execute.SHARE * parameters)
     with counted(monkeypatch) as calls:
         looped(model, 11)
     assert calls == [5, 5, 5, 5, 1, 1]
-    monkeypatch.setattr(ahead, "memory_budget", lambda device: 1)
+    monkeypatch.setattr(execute, "memory_budget", lambda device: 1)
     with counted(monkeypatch) as calls:
         looped(model, 11)
     assert calls == [1] * 22
@@ -200,15 +200,15 @@ def test_predictions_of_large_layers_draw_ahead_on_a_cpu(monkeypatch: pytest.Mon
 def test_no_more_than_one_stack_of_each_posterior_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Tensor]] = []
     most: list[int] = []
-    whole = ahead.WeightPrefetcher._drawn
+    whole = execute.WeightPrefetcher._drawn
 
     def spy(self: Any, *values: Any) -> Any:
         most.append(sum(one() is not None for one in alive))
-        found = whole(self, *values)
-        alive.append(weakref.ref(found.tensor))
-        return found
+        result = whole(self, *values)
+        alive.append(weakref.ref(result.tensor))
+        return result
 
-    monkeypatch.setattr(ahead.WeightPrefetcher, "_drawn", spy)
+    monkeypatch.setattr(execute.WeightPrefetcher, "_drawn", spy)
     looped(dubio.Bayes().convert(mlp(5, 8, 3)), 48)
     assert (len(most), max(most)) == (12, 3)  # of four posteriors, as one draws anew
     assert not any(one() is not None for one in alive)
@@ -223,15 +223,15 @@ def test_out_of_memory_with_weights_drawn_ahead_goes_on_without(monkeypatch: pyt
             self.layer = nn.Linear(5, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            found, run = self.layer(x), dubio._engine.current_pass()
+            result, run = self.layer(x), dubio._engine.current_pass()
             if run is not None and run.ahead is not None and run.ahead.is_drawing:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return found
+            return result
 
     model = dubio.Bayes(init_std=0.3).convert(Full())
-    found = looped(model, 5)
-    monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)
+    result = looped(model, 5)
+    monkeypatch.setattr(execute, "DEVICES", ())
+    torch.testing.assert_close(result, looped(model, 5), rtol=0.0, atol=0.0)
 
 
 def test_out_of_memory_in_drawing_ahead_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,9 +253,9 @@ def test_weights_are_drawn_from_what_a_posterior_holds_at_the_time(
     first: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = dubio.Bayes(init_std=0.3).convert(Tempered(mlp(5, 8, 3), first, how))
-    found = looped(model, 6)
-    monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, looped(model, 6), rtol=0.0, atol=0.0)
+    result = looped(model, 6)
+    monkeypatch.setattr(execute, "DEVICES", ())
+    torch.testing.assert_close(result, looped(model, 6), rtol=0.0, atol=0.0)
 
 
 def test_weights_that_cannot_be_mapped_are_drawn_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +298,9 @@ def test_gradients_and_maps_of_the_network_itself_draw_as_ever(monkeypatch: pyte
             return torch.func.vmap(self.layer)(x + slope)
 
     model = dubio.Bayes(init_std=0.3).convert(Transformed())
-    found = looped(model, 5)
-    monkeypatch.setattr(ahead, "DEVICES", ())
-    torch.testing.assert_close(found, looped(model, 5), rtol=0.0, atol=0.0)
+    result = looped(model, 5)
+    monkeypatch.setattr(execute, "DEVICES", ())
+    torch.testing.assert_close(result, looped(model, 5), rtol=0.0, atol=0.0)
 
 
 def test_widths_have_gradients_where_a_layer_was_read_without_them_before() -> None:
@@ -313,13 +313,13 @@ def test_widths_have_gradients_where_a_layer_was_read_without_them_before() -> N
             self.gradients: list[Tensor | None] = []
 
         def forward(self, x: Tensor) -> Tensor:
-            found = self.layer(x)
+            result = self.layer(x)
             with torch.enable_grad():
                 again = self.layer(x)
                 rho = self.layer.weight_posterior.rho
                 self.gradients += torch.autograd.grad(again.sum(), rho, allow_unused=True)
-            torch.testing.assert_close(again.detach(), found)
-            return found
+            torch.testing.assert_close(again.detach(), result)
+            return result
 
     model = dubio.Bayes(init_std=0.3).convert(Twice())
     looped(model, 4)

@@ -1,4 +1,4 @@
-"""Attention of mapped draws, all together: what each draw would give, whichever factors and masks are mapped."""
+"""Attention of mapped draws in one call equals that of each draw, whichever factors and masks are mapped."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 import dubio
-from dubio._engine import vmap_rules as attending, vmap_rules as products
+from dubio._engine import vmap_rules
 from dubio._engine.planner import plans
 from dubio._engine.vmap_rules import attention
 from dubio.training.steps import Step
@@ -67,12 +67,12 @@ def test_attention_of_draws_is_that_of_each(
     rank: int, mapped: tuple[bool, ...], mask: tuple[int, ...] | None, mask_mapped: bool, boolean: bool
 ) -> None:
     made, dims = tensors(rank, mapped, mask, mask_mapped, boolean)
-    found = torch.func.vmap(attention, in_dims=dims)(*made)
+    result = torch.func.vmap(attention, in_dims=dims)(*made)
     expected = each(F.scaled_dot_product_attention, made, dims)
     weight = torch.randn_like(expected)
     trained = [tensor for tensor in made if tensor.requires_grad]
-    gradients = [torch.autograd.grad((output * weight).sum(), trained) for output in (found, expected)]
-    torch.testing.assert_close((found, gradients[0]), (expected, gradients[1]), rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad((output * weight).sum(), trained) for output in (result, expected)]
+    torch.testing.assert_close((result, gradients[0]), (expected, gradients[1]), rtol=1e-12, atol=1e-12)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -88,9 +88,9 @@ def test_options_are_passed_on(options: dict[str, Any]) -> None:
     query = torch.randn(DRAWS, ROWS, 4, QUERIES, WIDTH, generator=generator)
     heads = 2 if "enable_gqa" in options else 4
     key, value = (torch.randn(DRAWS, ROWS, heads, QUERIES, WIDTH, generator=generator) for _ in range(2))
-    found = torch.func.vmap(lambda *factors: attention(*factors, **options))(query, key, value)
+    result = torch.func.vmap(lambda *factors: attention(*factors, **options))(query, key, value)
     plain = each(lambda *factors: F.scaled_dot_product_attention(*factors, **options), [query, key, value], (0, 0, 0))
-    torch.testing.assert_close(found, plain)
+    torch.testing.assert_close(result, plain)
     assert options == OPTIONS["few keys for many queries"] or not torch.allclose(
         plain, F.scaled_dot_product_attention(query, key, value)
     )
@@ -116,17 +116,17 @@ def test_factors_of_any_rank_are_spread_as_torch_does(
     generator = torch.Generator().manual_seed(1)
     axes = [(DRAWS,) if dim == 0 else () for dim in mapped]
     made = [torch.randn(more + shape, generator=generator) for more, shape in zip(axes, shapes, strict=True)]
-    found = torch.func.vmap(lambda *factors: attention(*factors, **options), in_dims=mapped)(*made)
+    result = torch.func.vmap(lambda *factors: attention(*factors, **options), in_dims=mapped)(*made)
     expected = each(lambda *factors: F.scaled_dot_product_attention(*factors, **options), made, mapped)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("mask", [None, (QUERIES, KEYS), (ROWS, HEADS, QUERIES, KEYS)])
 def test_many_rows_are_taken_in_pieces(mask: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     made, dims = tensors(4, (True, True, True), mask, False, False)
     expected = torch.func.vmap(attention, in_dims=dims)(*made)
-    monkeypatch.setattr(attending, "MOST_ROWS", 5)
-    assert [len(piece) for piece in attending._pieces(torch.zeros(12), 12)] == [5, 5, 2]
+    monkeypatch.setattr(vmap_rules, "MOST_ROWS", 5)
+    assert [len(piece) for piece in vmap_rules._pieces(torch.zeros(12), 12)] == [5, 5, 2]
     torch.testing.assert_close(torch.func.vmap(attention, in_dims=dims)(*made), expected)
 
 
@@ -140,7 +140,7 @@ def test_a_mask_that_attends_in_its_own_way_is_left_to_it(monkeypatch: pytest.Mo
             query, key, value = self.factors(x)[:, None].chunk(3, dim=-1)
             return F.scaled_dot_product_attention(query, key, value, attn_mask=causal_lower_right(4, 4))
 
-    monkeypatch.setattr(products, "ATTENDING_TOGETHER", ("cpu",))
+    monkeypatch.setattr(vmap_rules, "ATTENDING_TOGETHER", ("cpu",))
     torch.manual_seed(0)
     model, inputs = dubio.Bayes(init_std=0.1).convert(Causal()), torch.randn(5, 4, 8)
     mapped, looped = (dubio.sample(model, inputs, 3, seed=1, executor=way) for way in ("vmap", "loop"))
@@ -166,11 +166,11 @@ def test_draws_drop_other_weights(masked: bool, compiled: bool) -> None:
         return torch.func.vmap(lambda q, v: attention(q, q, v, mask, 0.5), randomness="different")(query, value)
 
     run = torch.compile(draws, backend="aot_eager", fullgraph=True) if compiled else draws
-    found, again = run(), run()
-    assert not torch.equal(found[0], found[1])
-    assert not torch.equal(found, again)
+    results, again = run(), run()
+    assert not torch.equal(results[0], results[1])
+    assert not torch.equal(results, again)
     error = (0.25 / 0.25 / QUERIES) ** 0.5 / (200 * ROWS * HEADS * QUERIES) ** 0.5  # of the mean of doubled Bernoullis
-    assert abs(found.mean().item() - 1.0) < 5 * error
+    assert abs(results.mean().item() - 1.0) < 5 * error
 
 
 def test_a_map_around_draws_keeps_its_own_randomness() -> None:
@@ -190,12 +190,12 @@ def test_attention_under_autocast_is_in_its_type_and_so_are_gradients(masked: bo
     query = torch.randn(DRAWS, ROWS, HEADS, QUERIES, WIDTH, generator=generator).requires_grad_()
     mask = torch.zeros(ROWS, 1, 1, QUERIES) if masked else None
     with torch.autocast("cpu", torch.bfloat16):
-        found = torch.func.vmap(lambda q: attention(q, q, q, mask))(query)
+        result = torch.func.vmap(lambda q: attention(q, q, q, mask))(query)
         looped = each(lambda q: F.scaled_dot_product_attention(q, q, q, mask), [query], (0,))
         assert torch.is_autocast_enabled("cpu")
-    assert found.dtype == looped.dtype == torch.bfloat16
-    torch.testing.assert_close(found, looped, rtol=0.02, atol=0.02)
-    gradients = [torch.autograd.grad(output.float().square().sum(), query)[0] for output in (found, looped)]
+    assert result.dtype == looped.dtype == torch.bfloat16
+    torch.testing.assert_close(result, looped, rtol=0.02, atol=0.02)
+    gradients = [torch.autograd.grad(output.float().square().sum(), query)[0] for output in (result, looped)]
     torch.testing.assert_close(*gradients, rtol=0.1, atol=0.1)
 
 
@@ -207,7 +207,7 @@ def test_parts_of_attention_are_out_of_the_sight_of_autocast(monkeypatch: pytest
         enabled.append(torch.is_autocast_enabled("cpu"))
         return args[0]
 
-    monkeypatch.setattr(attending, "_attend", attend)
+    monkeypatch.setattr(vmap_rules, "_attend", attend)
     query = torch.randn(DRAWS, ROWS, QUERIES, WIDTH)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.func.vmap(lambda q: attention(q, q, q))(query).dtype == torch.bfloat16
@@ -215,7 +215,7 @@ def test_parts_of_attention_are_out_of_the_sight_of_autocast(monkeypatch: pytest
 
 
 class Own(nn.Module):
-    """Attention of a user's own, as timm and others write it."""
+    """A custom attention module, as timm and others write it."""
 
     def __init__(self, masked: bool) -> None:
         super().__init__()
@@ -246,12 +246,12 @@ def test_attention_of_any_module_is_taken_in_hand(masked: bool, monkeypatch: pyt
     model, inputs = own(masked)
     expected = dubio.sample(model, inputs, 3, seed=1, executor="loop")
     with monkeypatch.context() as patch:
-        patch.setattr(products, "ATTENDING_TOGETHER", ("cpu",))
-        patch.setattr(products, "attention", spied)
-        found = dubio.sample(model, inputs, 3, seed=1, executor="vmap")
+        patch.setattr(vmap_rules, "ATTENDING_TOGETHER", ("cpu",))
+        patch.setattr(vmap_rules, "attention", spied)
+        result = dubio.sample(model, inputs, 3, seed=1, executor="vmap")
     assert len(calls) == 1
-    torch.testing.assert_close(found, expected)
-    monkeypatch.setattr(products, "ATTENDING_TOGETHER", ("cpu",))
+    torch.testing.assert_close(result, expected)
+    monkeypatch.setattr(vmap_rules, "ATTENDING_TOGETHER", ("cpu",))
     compiled = torch.compile(
         lambda x: dubio.sample(model, x, 3, executor="vmap"), backend="aot_eager", fullgraph=True, dynamic=False
     )

@@ -1,4 +1,4 @@
-"""Noise that several threads draw: the same numbers, no thread left behind, and no mode forgotten."""
+"""Noise that several threads draw: the same numbers, no thread left running, and the modes of the caller."""
 
 import multiprocessing
 import threading
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import dubio
-from dubio._engine import noise, noise as filling
+from dubio._engine import noise
 from dubio._engine.noise import in_threads, threads_for
 from networks import mlp
 
@@ -23,8 +23,8 @@ def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Three threads for torch, worth starting for any number."""
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
-    monkeypatch.setattr(filling, "WORTH_A_THREAD", 1)
-    monkeypatch.setattr(filling, "WORTH_A_TURN", 1)
+    monkeypatch.setattr(noise, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(noise, "WORTH_A_TURN", 1)
     yield
     torch.set_num_threads(threads)
 
@@ -59,17 +59,17 @@ def test_threads_change_no_number(
     dtype: torch.dtype, kind: str, by_row: bool, antithetic: bool, at_work: list[threading.Thread]
 ) -> None:
     how: dict[str, Any] = {"kind": kind, "dtype": dtype, "by_row": by_row, "antithetic": antithetic, "first_row": 7}
-    found = drawn(**how)
+    result = drawn(**how)
     assert len(set(at_work)) == 3
     at_work.clear()
     torch.set_num_threads(1)
-    torch.testing.assert_close(found, drawn(**how), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(result, drawn(**how), rtol=0.0, atol=0.0)
     assert set(at_work) == {threading.current_thread()}
 
 
 def test_threads_are_started_where_each_has_enough_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "WORTH_A_THREAD", 100)
-    monkeypatch.setattr(filling, "WORTH_A_TURN", 10)
+    monkeypatch.setattr(noise, "WORTH_A_THREAD", 100)
+    monkeypatch.setattr(noise, "WORTH_A_TURN", 10)
     assert [threads_for(torch.empty(size), 9, 10) for size in (0, 199, 200, 10_000)] == [1, 1, 2, 3]
     assert threads_for(torch.empty(10_000), 2, 10) == 2
     assert threads_for(torch.empty(10_000), 9, 9) == 1
@@ -79,7 +79,7 @@ def test_threads_are_started_where_each_has_enough_to_do(monkeypatch: pytest.Mon
 def test_blocks_of_few_numbers_are_drawn_in_one_thread(
     monkeypatch: pytest.MonkeyPatch, at_work: list[threading.Thread]
 ) -> None:
-    monkeypatch.setattr(filling, "WORTH_A_TURN", 6 * noise.ROWS + 1)
+    monkeypatch.setattr(noise, "WORTH_A_TURN", 6 * noise.ROWS + 1)
     drawn(by_row=True)
     assert set(at_work) == {threading.current_thread()}
     drawn()
@@ -118,9 +118,9 @@ def test_predictions_in_inference_mode(executor: Any, at_work: list[threading.Th
     expected = dubio.predict(model, inputs, 7, seed=1, executor=executor).samples
     at_work.clear()
     with torch.inference_mode():
-        found = dubio.predict(model, inputs, 7, seed=1, executor=executor).samples
+        result = dubio.predict(model, inputs, 7, seed=1, executor=executor).samples
     assert len(set(at_work)) > 1
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 def test_several_predictions_at_once() -> None:
@@ -131,8 +131,8 @@ def test_several_predictions_at_once() -> None:
 
     expected = [predicted(seed) for seed in range(8)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(predicted, range(8)))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        results = list(pool.map(predicted, range(8)))
+    assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs processes that fork")

@@ -1,4 +1,4 @@
-"""Noise from outside of torch: such networks are looped, and leave no trace where they are only tried."""
+"""Noise from outside of torch: such networks are looped, and a probe of them has no side effects."""
 
 import copy
 import random
@@ -31,7 +31,7 @@ class Jittered(nn.Module):
 
 
 class Own(nn.Module):
-    """The same, with a generator of its own."""
+    """The same, with its own generator."""
 
     def __init__(self, generator: random.Random | np.random.Generator | np.random.RandomState) -> None:
         super().__init__()
@@ -85,15 +85,15 @@ def test_noise_from_outside_of_torch_comes_back_where_draws_are_computed_anew() 
         model = dubio.Bayes(init_std=0.1).convert(net).double()
         with dubio.memory_limit(limit):
             draws = dubio.sample(model, INPUTS.double(), 16, seed=1)
-            found = torch.autograd.grad(draws.square().sum(), list(model.parameters()))
+            result = torch.autograd.grad(draws.square().sum(), list(model.parameters()))
         (plan,) = plans(model).values()
         assert plan.recompute == (limit == "20 KiB")
-        outcomes.append((draws, found, model[0].generator.uniform()))
+        outcomes.append((draws, result, model[0].generator.uniform()))
     torch.testing.assert_close(outcomes[0], outcomes[1], rtol=1e-10, atol=1e-12)
 
 
 class Checked(nn.Module):
-    """Draws from Python's random, as one does who checks types at random, and does nothing with it."""
+    """Draws from Python's random and ignores the numbers, as a random check of types does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a memory limit is kept for: chunks that were asked for, one draw, other inputs, and trials themselves."""
+"""A memory limit holds for requested chunks, one draw, other inputs, and trials themselves."""
 
 from typing import Any
 
@@ -22,18 +22,18 @@ def network(estimator: str = "local", width: int = 100) -> nn.Module:
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_a_chunk_that_was_asked_for_does_not_lift_the_limit(gradients: bool) -> None:
+def test_a_requested_chunk_does_not_lift_the_limit(gradients: bool) -> None:
     model = network()
     with torch.set_grad_enabled(gradients), dubio.memory_limit("2 MiB"):
-        for asked in (50, 2):
+        for requested in (50, 2):
             with Footprint() as footprint:
-                draws = dubio.sample(model, INPUTS, 60, chunk=asked)
+                draws = dubio.sample(model, INPUTS, 60, chunk=requested)
                 if gradients:
                     draws.sum().backward()
             assert footprint.peak <= 2 * MIB + 64 * KIB
             (plan,) = plans(model).values()
-            assert plan.chunk == asked if asked == 2 else 2 < plan.chunk < asked
-            assert ("as asked for" in plan.reason) == (asked == 2)
+            assert plan.chunk == requested if requested == 2 else 2 < plan.chunk < requested
+            assert ("as requested" in plan.reason) == (requested == 2)
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -58,9 +58,9 @@ def test_trials_keep_to_the_limit_and_tell_what_it_would_take(norm: Any, executo
         with pytest.raises(ValueError, match="must leave room for one draw") as raised:
             dubio.sample(model, images, 10, executor=executor)
         assert footprint.peak <= 3 * MIB
-    told = float(str(raised.value).split("one draw, ")[1].split(" MiB")[0])
+    stated = float(str(raised.value).split("one draw, ")[1].split(" MiB")[0])
     needed = dubio.plan(model, images, 1, memory="1 GiB", gradients=gradients).bytes_in_all
-    assert told == pytest.approx(needed / MIB, rel=0.1 if executor == "auto" else 0.5)
+    assert stated == pytest.approx(needed / MIB, rel=0.1 if executor == "auto" else 0.5)
 
 
 def test_a_limit_that_fits_is_not_refused_for_what_few_rows_tell() -> None:
@@ -77,9 +77,9 @@ class Attending(nn.Module):
         self.embedding, self.keys, self.last = nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found = self.embedding(tokens)
-        weights = (self.keys(found) @ found.mT).softmax(dim=-1)
-        return self.last((weights @ found).mean(dim=1))
+        result = self.embedding(tokens)
+        weights = (self.keys(result) @ result.mT).softmax(dim=-1)
+        return self.last((weights @ result).mean(dim=1))
 
 
 def test_other_inputs_of_the_same_size_are_tried_for_themselves() -> None:
@@ -110,8 +110,8 @@ def test_what_is_collected_counts() -> None:
     model = dubio.Bayes(prior=dubio.ScaleMixture(), init_std=0.1).convert(mlp(20, 200, 5))
     few = INPUTS[:4]
     plain = dubio.plan(model, few, 20, memory="2 MiB", gradients=True)
-    told = dubio.plan(model, few, 20, memory="2 MiB", gradients=True, collecting=("divergence",))
-    assert told.bytes_per_draw > plain.bytes_per_draw
+    collected = dubio.plan(model, few, 20, memory="2 MiB", gradients=True, collecting=("divergence",))
+    assert collected.bytes_per_draw > plain.bytes_per_draw
     with Footprint() as footprint, dubio.memory_limit("2 MiB"):
         dubio.sample(model, few, 20).sum().backward()
         dubio.ELBO(num_data=100)(model, few, torch.arange(4), num_samples=20).total.backward()

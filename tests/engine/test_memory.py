@@ -95,7 +95,7 @@ def test_limits_nest() -> None:
 def test_the_footprint_counts_what_a_graph_keeps_and_nothing_that_was_there() -> None:
     weights = torch.randn(1000, requires_grad=True)
     with Footprint() as footprint:
-        kept = weights.view(10, 100).exp()  # keeps its result, though nobody else does
+        kept = weights.view(10, 100).exp()  # keeps its result, although no other object does
         total = kept.sum()
         del kept
         assert footprint._alive == 4000 + 4
@@ -162,7 +162,7 @@ def test_a_limit_changes_no_draw(estimator: str) -> None:
 def test_training_under_a_limit_is_training() -> None:
     """The same losses from the same draws: those of weights do not depend on the chunk once they have a seed."""
     inputs, targets = INPUTS, torch.arange(len(INPUTS)) % 5
-    found = []
+    results = []
     for limit in ("1 GiB", "1 MiB"):
         torch.manual_seed(0)
         model = network("weight").double()
@@ -176,10 +176,10 @@ def test_training_under_a_limit_is_training() -> None:
                 optimizer.step()
                 losses.append(loss.item())
         (plan,) = plans(model).values()
-        found.append(losses)
+        results.append(losses)
         assert plan.recompute == (limit == "1 MiB")
-    assert found[0] == pytest.approx(found[1], rel=1e-9)
-    assert found[0][-1] < found[0][0]
+    assert results[0] == pytest.approx(results[1], rel=1e-9)
+    assert results[0][-1] < results[0][0]
 
 
 def test_fit_keeps_to_a_limit() -> None:
@@ -287,7 +287,7 @@ def test_draws_that_cannot_be_computed_anew_are_refused_where_their_graph_does_n
 
     model = dubio.Bayes(init_std=0.1).convert(Prompted())
     wording = (
-        r"room for the graph of 40 draws, .* at 64 rows, since they cannot be computed anew: it uses a tensor with a "
+        r"room for the graph of 40 draws, .* at 64 rows, since they cannot be recomputed: it uses a tensor with a "
         r"gradient that is neither a parameter nor an input; got 2\.0 MiB; give fewer rows or draws at a time"
     )
     with dubio.memory_limit("2 MiB"), pytest.raises(ValueError, match=wording):
@@ -326,11 +326,9 @@ def test_a_plan_with_gradients_computes_anew_where_the_graph_does_not_fit() -> N
     plan = dubio.plan(model, INPUTS, 50, memory="2 MiB", gradients=True)
     assert plan.recompute
     assert plan.chunk < 50
-    assert str(plan).splitlines()[1] == f"draws     50, {plan.chunk} at a time, computed anew in the backward pass"
+    assert str(plan).splitlines()[1] == f"draws     50, {plan.chunk} at a time, recomputed in the backward pass"
     assert plan.bytes_per_draw > dubio.plan(model, INPUTS, 50, memory="2 MiB").bytes_per_draw
-    assert plan == dubio.plan(
-        network(), INPUTS, 50, memory="2 MiB", gradients=True
-    )  # what was found before is no matter
+    assert plan == dubio.plan(network(), INPUTS, 50, memory="2 MiB", gradients=True)  # earlier probes do not matter
 
 
 def test_a_plan_of_one_draw_or_without_noise_measures_nothing() -> None:
@@ -352,7 +350,7 @@ def test_describe_says_how_many_draws_run_at_a_time_and_why() -> None:
     assert line.endswith(f"; all 3 draws at once: {each} each within a budget of 256.0 MiB")
 
 
-def test_a_prediction_is_told_as_it_was_planned_as_a_whole() -> None:
+def test_plans_report_a_prediction_as_it_was_planned_as_a_whole() -> None:
     model = network()
     with dubio.memory_limit("2 MiB"):
         dubio.predict(model, INPUTS, 100, estimator=None, batch_size=20)
@@ -372,5 +370,5 @@ def test_describe_tells_looped_draws_that_keep_their_graphs_from_those_that_do_n
         "one draw at a time: M each within a budget of 256.0 MiB",
         "one draw at a time, the graphs of all 4 kept: M each",
         "one draw at a time, the graphs of all 4 kept: M each within a limit of 300.0 MiB",
-        "one draw at a time: M each within a limit of 100.0 MiB, computed anew in the backward pass",
+        "one draw at a time: M each within a limit of 100.0 MiB, recomputed in the backward pass",
     ]

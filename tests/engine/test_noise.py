@@ -1,4 +1,4 @@
-"""Seeded noise is a function of its arguments, has the right law, and knows rows and draws apart."""
+"""Seeded noise is a function of its arguments, has the right distribution, and differs between rows and draws."""
 
 import hashlib
 
@@ -45,10 +45,10 @@ def test_every_argument_matters() -> None:
 @pytest.mark.parametrize("shape", [(3, 5), (70, 3)])
 def test_each_draw_has_a_generator_seeded_by_name_and_draw(shape: tuple[int, ...]) -> None:
     digest = int.from_bytes(hashlib.blake2b(b"9/1/2/0", digest_size=8).digest(), "big")  # seed, key, call, block
-    found = draw([4, 7, 2], shape, seed=9, key=1, call=2)
+    result = draw([4, 7, 2], shape, seed=9, key=1, call=2)
     for position, index in enumerate((4, 7, 2)):
         generator = torch.Generator().manual_seed((digest + index) & 0xFFFFFFFF)
-        assert torch.equal(found[position], torch.empty(shape).normal_(generator=generator))
+        assert torch.equal(result[position], torch.empty(shape).normal_(generator=generator))
 
 
 def test_draws_are_independent_of_their_company() -> None:

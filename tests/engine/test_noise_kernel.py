@@ -60,7 +60,7 @@ def philox(key: int, place: int, row: int) -> list[int]:
 
 @pytest.mark.parametrize("draw", [0, 3])
 def test_numbers_are_those_of_philox_by_box_and_muller(draw: int) -> None:
-    found = drawn([draw], (2, 7), by_row=True, first_row=5)[0]
+    result = drawn([draw], (2, 7), by_row=True, first_row=5)[0]
     digest = noise._digest("7/11/0", 0)
     key = ((digest >> 33) << 32) | ((digest + draw) & 0xFFFFFFFF)
     for row in (0, 1):
@@ -71,10 +71,10 @@ def test_numbers_are_those_of_philox_by_box_and_muller(draw: int) -> None:
                 radius = np.sqrt(-2.0 * np.log((bits[pair] + 0.5) / 2**32))
                 angle = 2.0 * np.pi * bits[pair + 1] / 2**32
                 expected[pair : pair + 2, place] = radius * np.cos(angle), radius * np.sin(angle)
-        np.testing.assert_allclose(found[row].numpy(), expected.reshape(-1)[:7], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result[row].numpy(), expected.reshape(-1)[:7], rtol=1e-4, atol=1e-5)
 
 
-def test_the_known_answer_of_philox() -> None:
+def test_philox_gives_its_reference_numbers() -> None:
     """The first vector of Random123's kat_vectors, counter and key of zeros, for the reference above."""
     assert philox(0, 0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
@@ -93,10 +93,10 @@ def test_neither_draws_nor_rows_of_a_launch_change_a_number(kind: str, by_row: b
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 5), (0,), (0, 4), (2048,)])
 @pytest.mark.parametrize("by_row", [False, True])
 def test_every_place_is_filled(shape: tuple[int, ...], by_row: bool) -> None:
-    found = drawn([0, 1], shape, by_row=by_row)
-    assert found.shape == (2, *shape)
-    assert bool((found != 0.0).all())
-    assert bool(found.isfinite().all())
+    result = drawn([0, 1], shape, by_row=by_row)
+    assert result.shape == (2, *shape)
+    assert bool((result != 0.0).all())
+    assert bool(result.isfinite().all())
 
 
 def test_no_draws_give_no_noise() -> None:
@@ -105,10 +105,10 @@ def test_no_draws_give_no_noise() -> None:
 
 @pytest.mark.parametrize(("kind", "whole"), [("normal", 0.0), ("uniform", 1.0), ("sign", None)])
 def test_pairs_mirror_each_other(kind: str, whole: float | None) -> None:
-    found = drawn(range(4), (9,), kind, antithetic=True)
-    assert torch.equal(found[1::2], found[::2] if whole is None else whole - found[::2])
-    assert torch.equal(drawn([3], (9,), kind, antithetic=True)[0], found[3])
-    assert torch.equal(found[::2], drawn([0, 1], (9,), kind))
+    result = drawn(range(4), (9,), kind, antithetic=True)
+    assert torch.equal(result[1::2], result[::2] if whole is None else whole - result[::2])
+    assert torch.equal(drawn([3], (9,), kind, antithetic=True)[0], result[3])
+    assert torch.equal(result[::2], drawn([0, 1], (9,), kind))
 
 
 def test_numbers_have_the_distributions_that_they_are_said_to_have() -> None:
@@ -134,9 +134,9 @@ def test_draws_posteriors_and_neighbours_are_independent() -> None:
 def test_frozen_draws_are_the_same_mapped_looped_and_in_chunks() -> None:
     model = dubio.Bayes().convert(mlp(4, 8, 3)).to(DEVICE)
     inputs = torch.randn(5, 4, device=DEVICE)
-    found = [
+    results = [
         dubio.predict(model, inputs, 6, seed=1, executor=executor, chunk=chunk)
         for executor, chunk in (("vmap", None), ("loop", None), ("vmap", 4))
     ]
-    for one in found[1:]:
-        torch.testing.assert_close(one.samples, found[0].samples)
+    for one in results[1:]:
+        torch.testing.assert_close(one.samples, results[0].samples)

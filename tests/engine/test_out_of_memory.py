@@ -1,4 +1,4 @@
-"""Out of memory: the draws at a time are halved and the run goes on; where it cannot, the error says what helps."""
+"""Out of memory: the draws at a time are halved and the run goes on; where it cannot, the error gives advice."""
 
 import gc
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def _quick_collections() -> Iterator[None]:
         (ValueError("out of memory"), False),
     ],
 )
-def test_running_out_of_memory_is_told_from_other_errors(error: Exception, is_one: bool) -> None:
+def test_running_out_of_memory_is_distinguished_from_other_errors(error: Exception, is_one: bool) -> None:
     assert is_out_of_memory(error) == is_one
 
 
@@ -76,10 +76,10 @@ def test_running_out_of_memory_halves_the_chunk_and_goes_on(executor: str, error
     with torch.no_grad():
         free = dubio.sample(model, INPUTS, 32, seed=1, executor=executor)
         with Scarce(MIB, error) as scarce:
-            found = dubio.sample(model, INPUTS, 32, seed=1, executor=executor)
+            result = dubio.sample(model, INPUTS, 32, seed=1, executor=executor)
             first = scarce.times
             again = dubio.sample(model, INPUTS, 32, seed=1, executor=executor)
-    torch.testing.assert_close(found, free, rtol=0, atol=1e-6)
+    torch.testing.assert_close(result, free, rtol=0, atol=1e-6)
     torch.testing.assert_close(again, free, rtol=0, atol=1e-6)
     assert 1 < first == scarce.times  # what was learned is remembered
     plan = list(plans(model).values())[-1]
@@ -91,7 +91,7 @@ def test_running_out_of_memory_halves_the_chunk_and_goes_on(executor: str, error
     )
 
 
-def test_a_chunk_that_was_asked_for_is_halved_as_well() -> None:
+def test_a_requested_chunk_is_halved_as_well() -> None:
     model = network()
     with torch.no_grad(), Scarce(MIB):
         draws = dubio.sample(model, INPUTS, 32, seed=1, chunk=16)
@@ -138,11 +138,11 @@ def test_a_forward_with_gradients_that_runs_out_of_memory_is_computed_anew(execu
     with Scarce(2 * MIB):
         draws = dubio.sample(model, INPUTS, 16, seed=1, executor=executor)
     torch.testing.assert_close(draws, free, rtol=0, atol=1e-6)
-    found = torch.autograd.grad(draws.square().sum(), parameters)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    result = torch.autograd.grad(draws.square().sum(), parameters)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
     plan = list(plans(model).values())[-1]
     assert plan.recompute
-    assert "computed anew in the backward pass; halved " in plan.reason
+    assert "recomputed in the backward pass; halved " in plan.reason
 
 
 def test_chunks_that_were_done_before_memory_ran_out_keep_no_graph_either() -> None:
@@ -250,12 +250,12 @@ def test_statistics_of_a_step_whose_backward_ran_out_of_memory_are_put_back() ->
     assert int(model[1].num_batches_tracked) == 4
 
 
-def test_a_prediction_that_ran_out_of_memory_is_told_as_a_whole_and_as_nobody_asked_for_it() -> None:
+def test_plans_report_a_prediction_that_ran_out_of_memory_as_a_whole_and_as_not_requested() -> None:
     model = normed(3)
     dubio.predict(model, INPUTS, 20, seed=1, chunk=8)
     (plan,) = plans(model).values()
     assert (plan.num_samples, plan.chunk) == (20, 2)
-    assert "as asked for" not in plan.reason
+    assert "as requested" not in plan.reason
     assert plan.reason.endswith("halved twice after running out of memory")
 
 

@@ -1,4 +1,4 @@
-"""The engine tries a network once, changes nothing by it, and remembers."""
+"""The engine probes a network once, without side effects, and caches the result."""
 
 import gc
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dubio
-from dubio._engine import planner as choosing, planner as planning, probe as trying
+from dubio._engine import planner, probe
 from dubio._engine.planner import PlanRequest, choose
 from dubio._engine.probe import ProbeResult
 from networks import InPlace, Residual, mlp
@@ -19,7 +19,7 @@ def test_trying_changes_neither_statistics_nor_generators() -> None:
     state = {name: buffer.clone() for name, buffer in model.named_buffers()}
     generator = torch.get_rng_state()
     call = dubio._engine.draws.Call(model, (inputs,), {}, dubio._engine.Settings())
-    planning.plan_for(call, 2)
+    planner.plan_for(call, 2)
     assert torch.equal(generator, torch.get_rng_state())
     torch.testing.assert_close(dict(model.named_buffers()), state, rtol=0, atol=0)
 
@@ -70,14 +70,14 @@ def test_chunks_are_cut_by_memory() -> None:
         dubio.sample(model, inputs, 1000)
         (plan,) = dubio._engine.plans(model).values()
     assert len(seen) == -(-1000 // plan.chunk) > 1
-    assert plan.chunk * plan.bytes_per_draw <= planning.CPU_BUDGET
+    assert plan.chunk * plan.bytes_per_draw <= planner.CPU_BUDGET
 
 
 def test_twice_the_inputs_halve_the_chunk() -> None:
-    found = ProbeResult("vmap", "", lines=((0, 2**20),), bytes_per_output=0, size=100, backward=False)
+    result = ProbeResult("vmap", "", lines=((0, 2**20),), bytes_per_output=0, size=100, backward=False)
 
     def chunk(size: int) -> int:
-        return choose(found, PlanRequest(10**6, size, 1, None, limit=planning.CPU_BUDGET, strict=False)).chunk
+        return choose(result, PlanRequest(10**6, size, 1, None, limit=planner.CPU_BUDGET, strict=False)).chunk
 
     assert chunk(100) == 256
     assert chunk(200) == 128
@@ -88,8 +88,8 @@ def test_twice_the_inputs_halve_the_chunk() -> None:
 @pytest.fixture
 def slow_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that treats convolutions with groups as a GPU does."""
-    monkeypatch.setattr(trying, "SLOW_GROUPS", ("cpu",))
-    monkeypatch.setattr(choosing, "GROUPED_TO_LOOP", 2**10)
+    monkeypatch.setattr(probe, "SLOW_GROUPS", ("cpu",))
+    monkeypatch.setattr(planner, "GROUPED_TO_LOOP", 2**10)
 
 
 def convolutions() -> nn.Sequential:
@@ -101,19 +101,19 @@ FEW, MANY = torch.randn(2, 1, 8, 8), torch.randn(64, 1, 8, 8)
 
 
 def executor_for(model: nn.Module, inputs: torch.Tensor, gradients: bool = False) -> str:
-    return dubio.plan(model, inputs, choosing.FEW_DRAWS, gradients=gradients).executor
+    return dubio.plan(model, inputs, planner.FEW_DRAWS, gradients=gradients).executor
 
 
 def test_drawn_filters_are_looped_where_rows_are_many_and_groups_are_slow(slow_groups: None) -> None:
     model = dubio.Bayes(estimator="weight").convert(convolutions()).eval()
-    asked = [executor_for(model, inputs) for inputs in (FEW, MANY, FEW)]
-    assert [*asked, executor_for(model, MANY, gradients=True)] == ["vmap", "loop", "vmap", "vmap"]
+    executors = [executor_for(model, inputs) for inputs in (FEW, MANY, FEW)]
+    assert [*executors, executor_for(model, MANY, gradients=True)] == ["vmap", "loop", "vmap", "vmap"]
     assert "convolved faster draw by draw" in dubio.plan(model, MANY, 5).reason
     with torch.no_grad():
         looped, mapped = (dubio.sample(model, MANY, 5, seed=3, executor=way) for way in ("auto", "vmap"))
         torch.testing.assert_close(looped, mapped)
-        found = [dubio.predict(model, MANY, 5, seed=3, executor=way).probs for way in ("auto", "vmap")]
-    torch.testing.assert_close(*found)
+        results = [dubio.predict(model, MANY, 5, seed=3, executor=way).probs for way in ("auto", "vmap")]
+    torch.testing.assert_close(*results)
 
 
 def test_how_filters_run_depends_on_the_rows_at_hand_and_not_on_those_before(slow_groups: None) -> None:
@@ -153,23 +153,23 @@ def test_filters_stay_mapped_where_draws_share_them_or_a_forward_changes_the_net
 def test_few_draws_are_looped_for_more_rows(slow_groups: None) -> None:
     model = dubio.Bayes(estimator="weight").convert(convolutions()).eval()
     inputs = torch.randn(20, 1, 8, 8)  # 20 * 64 numbers of the second convolution, of which 1,024 are many
-    asked = [dubio.plan(model, inputs, draws).executor for draws in (choosing.FEW_DRAWS, choosing.FEW_DRAWS - 1)]
-    assert asked == ["loop", "vmap"]
+    executors = [dubio.plan(model, inputs, draws).executor for draws in (planner.FEW_DRAWS, planner.FEW_DRAWS - 1)]
+    assert executors == ["loop", "vmap"]
     assert dubio.plan(model, inputs.repeat(2, 1, 1, 1), 2).executor == "loop"
 
 
 def test_filters_stay_mapped_where_groups_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "GROUPED_TO_LOOP", 2**10)
+    monkeypatch.setattr(planner, "GROUPED_TO_LOOP", 2**10)
     assert executor_for(dubio.Bayes(estimator="weight").convert(convolutions()).eval(), MANY) == "vmap"
 
 
 def test_plans_go_with_their_network() -> None:
     model = dubio.Bayes().convert(mlp(5, 7, 4))
     dubio.sample(model, torch.randn(6, 5), 3)
-    before = len(planning._KNOWN)
+    before = len(planner._MEMORIES)
     del model
     gc.collect()
-    assert len(planning._KNOWN) < before
+    assert len(planner._MEMORIES) < before
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -200,7 +200,7 @@ def test_a_map_that_fails_later_than_in_the_trial_falls_back_and_says_so(grad: b
 
 
 def test_a_network_is_tried_again_once_it_is_another() -> None:
-    """Modes, learning, types and layers are looked at; a network that is the same is not tried again."""
+    """A change of modes, gradients, dtypes or layers needs a new probe; an unchanged network does not."""
     model = dubio.Bayes().convert(nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)))
     inputs, calls = torch.randn(6, 5), list[int]()
     model.register_forward_hook(lambda module, args, output: calls.append(1))
@@ -214,7 +214,7 @@ def test_a_network_is_tried_again_once_it_is_another() -> None:
     model[1].eval()
     assert [trials(), trials()] == [2, 0]
     model[1].train()
-    assert trials() == 0  # known from before
+    assert trials() == 0  # cached from before
     model[2].requires_grad_(False)
     assert [trials(), trials()] == [2, 0]
     model[1] = nn.Identity()

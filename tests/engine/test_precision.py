@@ -1,4 +1,4 @@
-"""Precision: what each word puts in force, for how long, and what stays in float32 all the same."""
+"""Precision: which settings each name puts in force, for how long, and what stays in float32."""
 
 import json
 import subprocess
@@ -71,7 +71,7 @@ STATES = {
     "not allowed, then rounded": "backends.cudnn.allow_tf32 = False; backends.cudnn.conv.fp32_precision = 'tf32'",
     "not allowed, then exact": "backends.cudnn.allow_tf32 = False; backends.cudnn.conv.fp32_precision = 'ieee'",
 }
-"""What a user may have told torch before, in its older and its newer words."""
+"""Settings of torch that a user may have made before, by its older and its newer interface."""
 
 LOOK = """
 import json, os, sys, torch, torch._dynamo, dubio  # what is imported here, no case has to
@@ -87,28 +87,28 @@ OLDER = {
     "convolutions allowed": lambda: backends.cudnn.allow_tf32,
 }
 
-def asked(question):
+def value_of(question):
     try:
         return question()
     except RuntimeError:
         return "contradiction"
 
 def seen():
-    found = {name: place.fp32_precision for name, place in PLACES.items()}
-    return found | {name: asked(question) for name, question in OLDER.items()}
+    settings = {name: place.fp32_precision for name, place in PLACES.items()}
+    return settings | {name: value_of(question) for name, question in OLDER.items()}
 
 def seen_in_all_weathers():
     "Now, and whatever is said of all later on."
-    found, of_all = [seen()], backends.fp32_precision
+    states, of_all = [seen()], backends.fp32_precision
     backends.fp32_precision = "none"
     of_gpu = backends.cudnn.fp32_precision
     for place, former in ((backends, "none"), (backends.cudnn, of_gpu)):
         for word in ("none", "ieee", "tf32"):
             place.fp32_precision = word
-            found.append(seen())
+            states.append(seen())
         place.fp32_precision = former
     backends.fp32_precision = of_all
-    return found
+    return states
 
 def trained(precision):
     model = dubio.Bayes().convert(torch.nn.Linear(3, 2))
@@ -139,12 +139,12 @@ for name, statement in json.loads(sys.argv[1]).items():
 @pytest.fixture(scope="module")
 def looks() -> dict[str, str]:
     command = [sys.executable, "-c", LOOK, json.dumps(STATES)]
-    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return dict(json.loads(line) for line in told.stdout.splitlines())
+    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(line) for line in completed.stdout.splitlines())
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_what_torch_was_told_before_is_exactly_back_afterwards(state: str, looks: dict[str, str]) -> None:
+def test_the_settings_of_torch_are_restored_exactly(state: str, looks: dict[str, str]) -> None:
     assert looks[state], "training failed"
     look = json.loads(looks[state])
     assert look["after"] == look["before"]

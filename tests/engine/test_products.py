@@ -1,4 +1,4 @@
-"""Convolutions of a mapped pass under autocast: in its type, as outside a map, weights drawn or not."""
+"""Convolutions of a mapped pass under autocast compute in its dtype, as without a map, with drawn weights or not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,13 +53,13 @@ def autocast() -> torch.autocast:
 def test_mapped_convolutions_compute_in_the_type_of_autocast(kind: str, method: str) -> None:
     net, inputs = autoencoder(kind)
     model = METHODS[method].convert(net).eval()
-    found: list[torch.dtype] = []
+    results: list[torch.dtype] = []
     for module in model:
         if isinstance(module, nn.modules.conv._ConvNd):
-            module.register_forward_hook(lambda module, args, output: found.append(output.dtype))
+            module.register_forward_hook(lambda module, args, output: results.append(output.dtype))
     with autocast():
         mapped = dubio.sample(model, inputs, 3, seed=1, executor="vmap")
-        assert set(found) == {torch.bfloat16}
+        assert set(results) == {torch.bfloat16}
         looped = dubio.sample(model, inputs, 3, seed=1, executor="loop")
     assert mapped.dtype == looped.dtype == torch.bfloat16
     torch.testing.assert_close(mapped, looped, rtol=0.03, atol=0.03)
@@ -185,10 +185,10 @@ def test_draws_are_mapped_in_the_type_of_autocast_on_a_gpu(method: str, mode: st
     net.extend([nn.Flatten(), nn.Linear(112, 3)])
     model, images = METHODS[method].convert(net).cuda().train(mode == "train"), images.cuda()
     with torch.autocast("cuda", torch.bfloat16):
-        found = dubio.sample(model, images, 3)
-    assert found.dtype == torch.bfloat16
+        result = dubio.sample(model, images, 3)
+    assert result.dtype == torch.bfloat16
     assert {plan.executor for plan in plans(model).values()} == {"vmap"}
-    found.float().square().sum().backward()
+    result.float().square().sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 

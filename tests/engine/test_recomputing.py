@@ -1,4 +1,4 @@
-"""Draws that are computed anew in the backward pass are the same draws, with the same gradients."""
+"""Draws that are recomputed in the backward pass are the same draws, with the same gradients."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio._engine import planner as choosing
+from dubio._engine import planner
 from dubio._engine.planner import plans
 from dubio._engine.settings import Using
 from networks import Residual, mlp
@@ -32,8 +32,8 @@ def small(method: str = "local") -> nn.Module:
 def scarce() -> Iterator[None]:
     """A limit into which one chunk fits, however large, and never all draws."""
     with pytest.MonkeyPatch.context() as patch, dubio.memory_limit("1 GiB"):
-        patch.setattr(choosing._MemoryCost, "at_once", lambda self, draws: 2**40 if draws > 3 else 1)
-        patch.setattr(choosing._MemoryCost, "fitting", lambda self, limit: 3)
+        patch.setattr(planner._MemoryCost, "at_once", lambda self, draws: 2**40 if draws > 3 else 1)
+        patch.setattr(planner._MemoryCost, "fitting", lambda self, limit: 3)
         yield
 
 
@@ -47,16 +47,16 @@ def plenty() -> Iterator[None]:
 def step(
     model: nn.Module, inputs: Tensor = INPUTS, num_samples: int = 7, **options: Any
 ) -> tuple[Tensor, list[Tensor]]:
-    """Draws, and the gradients of a loss that takes each draw another way."""
+    """Draws, and the gradients of a loss that weighs each draw differently."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     draws = dubio.sample(model, inputs, num_samples, **options)
     weights = torch.arange(draws.numel(), dtype=draws.dtype).reshape(draws.shape).cos()
-    found = torch.autograd.grad((draws.square() * weights).sum(), parameters, allow_unused=True)
-    return draws.detach(), [gradient for gradient in found if gradient is not None]
+    result = torch.autograd.grad((draws.square() * weights).sum(), parameters, allow_unused=True)
+    return draws.detach(), [gradient for gradient in result if gradient is not None]
 
 
 def step_anew(model: nn.Module, *args: Any, **options: Any) -> tuple[Tensor, list[Tensor]]:
-    """The same where memory is scarce: chunks as asked for, and computed anew."""
+    """The same where memory is scarce: chunks as requested, and recomputed."""
     with scarce():
         outcome = step(model, *args, **options)
     assert list(plans(model).values())[-1].recompute
@@ -69,9 +69,9 @@ def test_values_and_gradients_are_those_of_all_draws_at_once(method: str, execut
     model = small(method)
     draws, gradients = step(model, seed=1, executor=executor)
     for chunk in (1, 3):
-        found, found_gradients = step_anew(model, seed=1, executor=executor, chunk=chunk)
-        torch.testing.assert_close(found, draws, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(found_gradients, gradients, rtol=1e-10, atol=1e-12)
+        result, result_gradients = step_anew(model, seed=1, executor=executor, chunk=chunk)
+        torch.testing.assert_close(result, draws, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result_gradients, gradients, rtol=1e-10, atol=1e-12)
     assert draws.std(dim=0).mean() > 1e-3
 
 
@@ -130,10 +130,10 @@ def test_the_second_run_has_the_modes_of_the_first() -> None:
     model = dubio.Bayes(init_std=0.3).convert(nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7))).double().eval()
     _, gradients = step(model, seed=1)
     with scarce():
-        found = dubio.sample(model, INPUTS, 7, seed=1, chunk=3)
+        result = dubio.sample(model, INPUTS, 7, seed=1, chunk=3)
         model.train()
-        weights = torch.arange(found.numel(), dtype=found.dtype).reshape(found.shape).cos()
-        (found.square() * weights).sum().backward()
+        weights = torch.arange(result.numel(), dtype=result.dtype).reshape(result.shape).cos()
+        (result.square() * weights).sum().backward()
     torch.testing.assert_close([p.grad for p in model.parameters()], gradients, rtol=1e-10, atol=1e-12)
     assert all(module.training for module in model.modules())
 
@@ -141,56 +141,56 @@ def test_the_second_run_has_the_modes_of_the_first() -> None:
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_gradients_reach_inputs_and_what_lies_before_them(executor: str) -> None:
     model, before = small(), nn.Linear(5, 5).double()
-    found = []
+    results = []
     for memory in (plenty, scarce):
         inputs = INPUTS.clone().requires_grad_()
         with memory():
             draws = dubio.sample(model, (before(inputs),), 5, seed=1, executor=executor, chunk=2)
-        found.append(torch.autograd.grad(draws.square().sum(), [inputs, *before.parameters(), model[0].weight]))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+        results.append(torch.autograd.grad(draws.square().sum(), [inputs, *before.parameters(), model[0].weight]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
 
 
 def test_terms_of_the_layers_are_differentiated_too() -> None:
     """The divergence from a mixture is estimated from the draws, inside the pass."""
     model = dubio.Bayes(prior=dubio.ScaleMixture(), init_std=0.2).convert(mlp(5, 7, 4)).double()
     targets = torch.arange(6) % 4
-    found = []
+    results = []
     for limit in ("1 GiB", "130 KiB"):
         model.zero_grad()
         with dubio.memory_limit(limit):
             loss = dubio.ELBO(num_data=10)(model, INPUTS, targets, num_samples=200, seed=1)
             loss.total.backward()
-        found.append((loss.total.detach(), [p.grad.clone() for p in model.parameters()]))
+        results.append((loss.total.detach(), [p.grad.clone() for p in model.parameters()]))
     (plan,) = plans(model).values()
     assert plan.recompute
     assert 1 < plan.chunk < 200
-    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
 
 
 def test_autocast_is_that_of_the_forward() -> None:
     model = dubio.Bayes(estimator="weight", init_std=0.2).convert(mlp(5, 7, 4))
-    found = []
+    results = []
     for memory in (plenty, scarce):
         with memory(), torch.autocast("cpu", torch.bfloat16):
             draws = dubio.sample(model, INPUTS.float(), 7, seed=1, executor="vmap", chunk=3)
-        found.append(torch.autograd.grad(draws.square().sum(), list(model.parameters())))
+        results.append(torch.autograd.grad(draws.square().sum(), list(model.parameters())))
     assert not torch.equal(draws, dubio.sample(model, INPUTS.float(), 7, seed=1, executor="vmap"))
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_second_run_needs_nothing_of_the_thread_of_the_first(method: str) -> None:
-    """On a GPU the backward pass runs in a thread of its own."""
+    """On a GPU the backward pass runs in another thread."""
     model = small(method)
     parameters = list(model.parameters())
     with scarce(), dubio.antithetic(), Using(estimator="weight" if method == "local" else None):
         loss = dubio.sample(model, INPUTS, 6, seed=1, chunk=2).square().sum()
         expected = torch.autograd.grad(loss, parameters, retain_graph=True)
-    found: list[tuple[Tensor, ...]] = []
-    thread = threading.Thread(target=lambda: found.append(torch.autograd.grad(loss, parameters)))
+    results: list[tuple[Tensor, ...]] = []
+    thread = threading.Thread(target=lambda: results.append(torch.autograd.grad(loss, parameters)))
     thread.start()
     thread.join()
-    torch.testing.assert_close(found, [expected], rtol=0, atol=0)
+    torch.testing.assert_close(results, [expected], rtol=0, atol=0)
 
 
 def test_a_network_may_recompute_parts_of_itself_as_well() -> None:
@@ -222,11 +222,11 @@ def test_outputs_of_any_form_come_back_in_it() -> None:
 
     model = dubio.Bayes(init_std=0.2).convert(Two()).double()
     with scarce():
-        found = dubio.sample(model, INPUTS, 5, seed=1, executor="loop", chunk=1)
-    assert (found["name"], found["rest"][1]) == ("two", None)
-    assert torch.equal(found["best"], found["scores"].argmax(dim=-1))
-    assert [found["scores"].requires_grad, found["rest"][0].requires_grad] == [True, False]
-    assert torch.equal(found["rest"][0], found["scores"])
+        result = dubio.sample(model, INPUTS, 5, seed=1, executor="loop", chunk=1)
+    assert (result["name"], result["rest"][1]) == ("two", None)
+    assert torch.equal(result["best"], result["scores"].argmax(dim=-1))
+    assert [result["scores"].requires_grad, result["rest"][0].requires_grad] == [True, False]
+    assert torch.equal(result["rest"][0], result["scores"])
 
 
 def test_a_network_without_anything_to_learn_runs_as_it_is() -> None:
@@ -254,7 +254,7 @@ def test_weights_that_changed_before_the_backward_pass_are_noticed() -> None:
         loss.backward()
 
 
-def test_what_moves_is_found_anew_when_the_mode_of_a_part_changes() -> None:
+def test_moving_tensors_are_probed_again_when_the_mode_of_a_part_changes() -> None:
     net = nn.Sequential(nn.Linear(5, 200), nn.BatchNorm1d(200), nn.Linear(200, 4))
     model = dubio.Bayes(init_std=0.1, estimator="local").convert(net).double()
     norm = model[1].eval()
@@ -284,7 +284,7 @@ def test_a_hidden_tensor_that_asks_for_a_gradient_later_is_not_forgotten() -> No
         (plan,) = plans(model).values()
         assert plan.recompute
         model.hidden[0].requires_grad_()
-        with pytest.raises(ValueError, match=r"cannot be computed anew: it uses a tensor with a gradient that is nei"):
+        with pytest.raises(ValueError, match=r"cannot be recomputed: it uses a tensor with a gradient that is nei"):
             dubio.sample(model, INPUTS, 16)
     with dubio.memory_limit("1 GiB"):
         dubio.sample(model, INPUTS, 16).sum().backward()

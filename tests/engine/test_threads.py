@@ -1,4 +1,4 @@
-"""Several threads: seeded functions give what they give alone, and the process's generators belong to nobody's run."""
+"""Several threads: seeded functions give what they give alone, and no run changes the global generators."""
 
 import copy
 import random
@@ -105,7 +105,7 @@ FUNCTIONS: dict[str, Callable[[nn.Module], Tensor]] = {
 
 
 def states() -> list[Any]:
-    """Where the process's generators stand."""
+    """The states of the global generators."""
     numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     return [torch.get_rng_state().tolist(), random.getstate(), numpy["key"].tolist(), numpy["pos"]]
 

@@ -1,4 +1,4 @@
-"""Traps of torch that the engine was built around, each with the test that springs it.
+"""Traps of torch that the engine avoids, each with a test that shows it.
 
 The numbers are those of the facts measured before the engine was written.
 """
@@ -87,7 +87,7 @@ class TiedNumbers(nn.Module):
 
 
 class OwnNumber(nn.Module):
-    """The same with a parameter of the network itself, which no layer stands before."""
+    """The same with a parameter of the network itself, without a layer before it."""
 
     def __init__(self) -> None:
         super().__init__()

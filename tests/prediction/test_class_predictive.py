@@ -180,12 +180,12 @@ def test_a_class_prediction_prints_its_size_and_its_doubt(kept: dubio.Classifica
     assert repr(dubio.predict(nn.Linear(2, 2), torch.ones(1, 2), 1)).startswith("ClassificationPredictive(1 input, ")
 
 
-def test_the_axis_of_an_only_output_goes_from_all_that_is_told() -> None:
-    found = dubio.predict(dubio.Bayes().convert(mlp(5, 1), dubio.Bernoulli()), torch.randn(ROWS, 5), 3, seed=0)
-    found = dataclasses.replace(found, uncalibrated_log_probs=found.log_probs, energy=found.expected_entropy)
-    rows = found.in_rows()
-    for field in dataclasses.fields(found):
-        whole, row = getattr(found, field.name), getattr(rows, field.name)
+def test_the_axis_of_a_single_output_is_removed_from_all_fields() -> None:
+    result = dubio.predict(dubio.Bayes().convert(mlp(5, 1), dubio.Bernoulli()), torch.randn(ROWS, 5), 3, seed=0)
+    result = dataclasses.replace(result, uncalibrated_log_probs=result.log_probs, energy=result.expected_entropy)
+    rows = result.in_rows()
+    for field in dataclasses.fields(result):
+        whole, row = getattr(result, field.name), getattr(rows, field.name)
         if isinstance(whole, Tensor):
             assert row.shape == torch.Size(size for place, size in enumerate(whole.shape) if size > 1 or place == 0)
             assert torch.equal(row.flatten(), whole.flatten())

@@ -1,4 +1,4 @@
-"""Inputs, targets and networks as users bring them: right, or refused by a sentence that helps."""
+"""Inputs, targets and networks as users pass them: correct results, or an error with advice."""
 
 import copy
 import warnings
@@ -125,9 +125,9 @@ def test_distances_that_overflow_are_no_prediction() -> None:
 def test_several_quantiles_are_those_of_each_level(levels: list[float]) -> None:
     model = dubio.Bayes(init_std=0.3).convert(nn.Linear(4, 2), dubio.Gaussian(0.1))
     pred = dubio.predict(model, torch.randn(5, 4), 10, seed=0)
-    found = pred.quantile(levels)
-    assert found.shape == (len(levels), 5, 2)
-    for level, values in zip(levels, found, strict=True):
+    result = pred.quantile(levels)
+    assert result.shape == (len(levels), 5, 2)
+    for level, values in zip(levels, result, strict=True):
         torch.testing.assert_close(values, pred.quantile(float(level)))
 
 
@@ -314,6 +314,6 @@ def test_another_default_device_changes_nothing(tmp_path: Path) -> None:
 
     expected = numbers("usual.safetensors")
     with torch.device("meta"):  # a tensor that is made without a device has no values then
-        found = numbers("meta.safetensors")
-    for one, other in zip(found, expected, strict=True):
+        result = numbers("meta.safetensors")
+    for one, other in zip(result, expected, strict=True):
         assert torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""Images of a prediction channels last: where a device is faster so, and a network gives the same."""
+"""Images of a prediction are laid out channels last where it is faster and the network gives the same outputs."""
 
 import importlib
 from collections.abc import Callable
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio._engine import memory as devices
+from dubio._engine import memory
 from dubio._engine.passes import is_transformed
 from dubio._engine.probe import LoopOnlyError
 
-layout = importlib.import_module("dubio.prediction.predict")
+predict_module = importlib.import_module("dubio.prediction.predict")
 
 IMAGES = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(1))
 
@@ -39,7 +39,7 @@ def not_mapped(maps: Tensor) -> Tensor:
 
 
 class Convolving(nn.Module):
-    """A convolution and what is made of its maps; how its images lie is noted."""
+    """A convolution and a head; it records the layout of its images."""
 
     def __init__(self, flatten: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ SEEN: list[tuple[int, bool, bool]] = []
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that convolves images faster channels last."""
-    monkeypatch.setattr(devices, "DEVICES", ("cpu",))
-    monkeypatch.setattr(layout, "WORTH_A_TRIAL", 1)
+    monkeypatch.setattr(memory, "DEVICES", ("cpu",))
+    monkeypatch.setattr(predict_module, "WORTH_A_TRIAL", 1)
     SEEN.clear()
 
 
@@ -77,8 +77,8 @@ def predicted(model: nn.Module, images: Any = IMAGES, **options: Any) -> Tensor:
 
 def lay_in_rows() -> bool:
     """Whether the images of the prediction itself, not of a trial, lay channels first."""
-    (found,) = {in_rows for rows, in_rows, _ in SEEN if rows == len(IMAGES)}
-    return found
+    (result,) = {in_rows for rows, in_rows, _ in SEEN if rows == len(IMAGES)}
+    return result
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
@@ -89,12 +89,12 @@ def test_images_are_laid_out_and_predictions_stay_what_they_are(
     model = network(flattened)
     strides = [parameter.stride() for parameter in model.parameters()]
     with dubio.noise_off() if noise_off else dubio.antithetic():
-        found = predicted(model, executor=executor)
+        result = predicted(model, executor=executor)
         assert not lay_in_rows()
         assert [parameter.stride() for parameter in model.parameters()] == strides
         assert IMAGES.is_contiguous()
-        monkeypatch.setattr(devices, "DEVICES", ())
-        torch.testing.assert_close(found, predicted(model, executor=executor))
+        monkeypatch.setattr(memory, "DEVICES", ())
+        torch.testing.assert_close(result, predicted(model, executor=executor))
         assert lay_in_rows()
 
 
@@ -106,10 +106,10 @@ def test_a_network_that_does_not_give_the_same_in_the_same_way_keeps_its_images(
     flatten: Callable[[Tensor], Tensor], executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network(flatten)
-    found = predicted(model, executor=executor)
+    result = predicted(model, executor=executor)
     assert lay_in_rows()
-    monkeypatch.setattr(devices, "DEVICES", ())
-    torch.testing.assert_close(found, predicted(network(flatten), executor=executor), rtol=0.0, atol=0.0)
+    monkeypatch.setattr(memory, "DEVICES", ())
+    torch.testing.assert_close(result, predicted(network(flatten), executor=executor), rtol=0.0, atol=0.0)
 
 
 def in_one_piece(maps: Tensor) -> Tensor:
@@ -126,14 +126,14 @@ def for_so_many_rows(maps: Tensor) -> Tensor:
 def test_a_network_that_fails_in_the_trial_alone_predicts_as_ever(
     flatten: Callable[[Tensor], Tensor], executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = predicted(network(flatten), executor=executor)
+    result = predicted(network(flatten), executor=executor)
     assert lay_in_rows()
-    monkeypatch.setattr(devices, "DEVICES", ())
-    torch.testing.assert_close(found, predicted(network(flatten), executor=executor))
+    monkeypatch.setattr(memory, "DEVICES", ())
+    torch.testing.assert_close(result, predicted(network(flatten), executor=executor))
 
 
 class Choosing(Convolving):
-    """Goes by what it is called with."""
+    """Depends on its arguments."""
 
     def forward(self, images: Tensor, shift: Tensor | None = None, how: Any = "flatten") -> Tensor:
         self.flatten = viewed if "view" in how or shift is not None else flattened
@@ -165,9 +165,9 @@ def test_another_layout_is_tried_anew_for_another_network(gpu: None, monkeypatch
             return maps.view(len(maps), 36) if is_transformed() else read_as_it_lies(maps)
 
     model[1] = Reading()
-    found = predicted(model, executor="loop")
-    monkeypatch.setattr(devices, "DEVICES", ())
-    torch.testing.assert_close(found, predicted(model, executor="loop"))
+    result = predicted(model, executor="loop")
+    monkeypatch.setattr(memory, "DEVICES", ())
+    torch.testing.assert_close(result, predicted(model, executor="loop"))
 
 
 def for_few_rows(maps: Tensor) -> Tensor:
@@ -179,11 +179,11 @@ def test_a_network_that_fails_after_a_trial_predicts_as_ever(
     executor: Any, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network(for_few_rows)
-    found = predicted(model, executor=executor)
+    result = predicted(model, executor=executor)
     predicted(model, executor=executor)
     assert lay_in_rows() is True, "it is not tried again"
-    monkeypatch.setattr(devices, "DEVICES", ())
-    torch.testing.assert_close(found, predicted(network(for_few_rows), executor=executor))
+    monkeypatch.setattr(memory, "DEVICES", ())
+    torch.testing.assert_close(result, predicted(network(for_few_rows), executor=executor))
 
 
 def test_outputs_may_be_infinite(gpu: None) -> None:
@@ -194,7 +194,7 @@ def test_outputs_may_be_infinite(gpu: None) -> None:
 
 
 def test_what_ran_out_of_memory_is_tried_again(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, whole, calls = network(flattened), layout.map_draws, []
+    model, whole, calls = network(flattened), predict_module.map_draws, []
 
     def full(*values: Any) -> Any:
         calls.append(1)
@@ -202,10 +202,10 @@ def test_what_ran_out_of_memory_is_tried_again(gpu: None, monkeypatch: pytest.Mo
             raise torch.OutOfMemoryError("CUDA out of memory")
         return whole(*values)
 
-    monkeypatch.setattr(layout, "map_draws", full)
+    monkeypatch.setattr(predict_module, "map_draws", full)
     predicted(model)
     assert lay_in_rows()
-    monkeypatch.setattr(layout, "map_draws", whole)
+    monkeypatch.setattr(predict_module, "map_draws", whole)
     predicted(model)
     assert not lay_in_rows()
 
@@ -221,10 +221,10 @@ def test_a_network_that_changes_its_inputs_changes_each_once(gpu: None, monkeypa
     monkeypatch.setattr("dubio.prediction.inputs.MODEST_ROWS", 4)
     model = dubio.Bayes().convert(Shifting(flattened))
     with dubio.noise_off():
-        found = predicted(model, IMAGES.clone())
+        result = predicted(model, IMAGES.clone())
         shifted = predicted(model, (IMAGES.clone(), torch.zeros(1, 2, 5, 5)), shared=(1,), batch_size=6)
-        monkeypatch.setattr(devices, "DEVICES", ())
-        torch.testing.assert_close(found, predicted(model, IMAGES.clone(), batch_size=6))
+        monkeypatch.setattr(memory, "DEVICES", ())
+        torch.testing.assert_close(result, predicted(model, IMAGES.clone(), batch_size=6))
         again = predicted(model, (IMAGES.clone(), torch.zeros(1, 2, 5, 5)), shared=(1,), batch_size=6)
         torch.testing.assert_close(shifted, again)
 
@@ -238,8 +238,8 @@ def test_looped_draws_need_not_be_mapped_in_either_layout(gpu: None) -> None:
 
 def test_a_network_is_tried_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tried = network(flattened), []
-    whole = layout._gives_the_same
-    monkeypatch.setattr(layout, "_gives_the_same", lambda *values: tried.append(1) or whole(*values))
+    whole = predict_module._gives_the_same
+    monkeypatch.setattr(predict_module, "_gives_the_same", lambda *values: tried.append(1) or whole(*values))
     predicted(model)
     predicted(model)
     assert len(tried) == 1
@@ -248,17 +248,17 @@ def test_a_network_is_tried_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_it_is_tried_only_where_it_is_worth_it(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "_gives_the_same", lambda *values: 1 / 0)
+    monkeypatch.setattr(predict_module, "_gives_the_same", lambda *values: 1 / 0)
     predicted(network(flattened), IMAGES.to(memory_format=torch.channels_last))
-    monkeypatch.setattr(layout, "WORTH_A_TRIAL", 4 * len(IMAGES) + 1)
+    monkeypatch.setattr(predict_module, "WORTH_A_TRIAL", 4 * len(IMAGES) + 1)
     predicted(network(flattened))
     assert lay_in_rows()
-    monkeypatch.setattr(layout, "WORTH_A_TRIAL", 4 * len(IMAGES))
+    monkeypatch.setattr(predict_module, "WORTH_A_TRIAL", 4 * len(IMAGES))
     with pytest.raises(ZeroDivisionError):
         predicted(network(flattened))
     with dubio.memory_limit("1 GiB"):
         predicted(network(flattened))
-    monkeypatch.setattr(layout, "SHARE_OF_COPIES", 2**40)  # there is no room for one
+    monkeypatch.setattr(predict_module, "SHARE_OF_COPIES", 2**40)  # there is no room for one
     predicted(network(flattened))
     dubio.predict(dubio.Bayes().convert(nn.Linear(5, 3)), torch.randn(6, 5), 4)
 
@@ -266,10 +266,10 @@ def test_it_is_tried_only_where_it_is_worth_it(gpu: None, monkeypatch: pytest.Mo
 def test_what_has_no_rows_is_left_as_it_is(gpu: None) -> None:
     shift = torch.randn(1, 2, 5, 5)
     model = network(flattened)
-    found = predicted(model, {"images": IMAGES, "shift": shift}, shared=("shift",))
+    result = predicted(model, {"images": IMAGES, "shift": shift}, shared=("shift",))
     assert all(in_rows for rows, _, in_rows in SEEN)
     assert not lay_in_rows()
-    torch.testing.assert_close(found, predicted(model, (IMAGES + shift,)))
+    torch.testing.assert_close(result, predicted(model, (IMAGES + shift,)))
 
 
 def test_a_trial_leaves_no_trace(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_a_trial_leaves_no_trace(gpu: None, monkeypatch: pytest.MonkeyPatch) -> 
 
     counts = []
     for places in (("cpu",), ()):
-        monkeypatch.setattr(devices, "DEVICES", places)
+        monkeypatch.setattr(memory, "DEVICES", places)
         model = dubio.Bayes().convert(Counting())
         torch.manual_seed(0)
         predicted(model, executor="loop")
@@ -310,9 +310,9 @@ def test_on_a_gpu_images_are_laid_out_and_predictions_stay_what_they_are(
     images, lay = torch.rand(900, 3, 8, 8).cuda(), []
     model[0].register_forward_pre_hook(lambda module, args: lay.append(args[0].is_contiguous()))
     options: Any = {"seed": 3, "executor": executor, "precision": precision}
-    found = dubio.predict(model, images, 20, **options).probs
+    result = dubio.predict(model, images, 20, **options).probs
     assert not lay[-1]
-    monkeypatch.setattr(devices, "DEVICES", ())
+    monkeypatch.setattr(memory, "DEVICES", ())
     expected = dubio.predict(model, images, 20, **options).probs
     assert lay[-1]
-    torch.testing.assert_close(found, expected, rtol=0.0, atol=tolerance)
+    torch.testing.assert_close(result, expected, rtol=0.0, atol=tolerance)

@@ -1,4 +1,4 @@
-"""``predict``: which draws, in which batches, with what left behind."""
+"""``predict``: which draws it makes, in which batches, and that it has no side effects."""
 
 import contextlib
 from collections.abc import Iterator
@@ -64,8 +64,8 @@ def test_votes_are_counted_however_draws_are_cut() -> None:
     counts = torch.nn.functional.one_hot(kept.samples.argmax(dim=-1), 3).sum(dim=0)
     assert 0 < int((counts == 7).any(dim=-1).sum()) < 40
     for chunk in (7, 3, 2):
-        found = dubio.predict(model, inputs, 7, seed=3, keep_samples=False, executor="vmap", chunk=chunk)
-        assert torch.equal(found.votes, counts.double() / 7)
+        result = dubio.predict(model, inputs, 7, seed=3, keep_samples=False, executor="vmap", chunk=chunk)
+        assert torch.equal(result.votes, counts.double() / 7)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -73,8 +73,8 @@ def test_on_a_gpu_all_votes_together_are_one() -> None:
     """A GPU divides by a number as it multiplies by its inverse: 41 of 41 were 0.99999994."""
     model = dubio.Bayes(init_std=1e-3).convert(mlp(5, 8, 3)).cuda()
     for count in (41, 47, 100):
-        found = dubio.predict(model, torch.randn(40, 5).cuda(), count, seed=3, chunk=41)
-        assert float((found.votes.amax(dim=-1) == 1.0).float().mean()) > 0.5
+        result = dubio.predict(model, torch.randn(40, 5).cuda(), count, seed=3, chunk=41)
+        assert float((result.votes.amax(dim=-1) == 1.0).float().mean()) > 0.5
 
 
 def test_quantiles_without_kept_samples_are_refused() -> None:
@@ -372,9 +372,9 @@ def test_an_output_object_with_logits_is_read_by_its_logits() -> None:
 def test_predictions_are_made_in_float32_at_least(dtype: torch.dtype) -> None:
     model = classifier().to(dtype)
     pred = dubio.predict(model, torch.randn(6, 5, dtype=dtype), 4, seed=0)
-    wanted = torch.promote_types(dtype, torch.float32)
-    assert pred.probs.dtype == pred.samples.dtype == pred.mutual_information.dtype == wanted
-    torch.testing.assert_close(pred.probs.sum(dim=-1), torch.ones(6, dtype=wanted))
+    expected_dtype = torch.promote_types(dtype, torch.float32)
+    assert pred.probs.dtype == pred.samples.dtype == pred.mutual_information.dtype == expected_dtype
+    torch.testing.assert_close(pred.probs.sum(dim=-1), torch.ones(6, dtype=expected_dtype))
     assert (pred.mutual_information > 0).all()
 
 

@@ -13,7 +13,7 @@ from dubio.prediction.inputs import RowBlock
 from dubio.prediction.predictive import statistics_for
 from networks import mlp
 
-predicting = importlib.import_module("dubio.prediction.predict")
+predict_module = importlib.import_module("dubio.prediction.predict")
 
 KIB, MIB = 2**10, 2**20
 
@@ -29,9 +29,9 @@ def test_rows_that_were_chosen_are_not_refused() -> None:
     expected = dubio.predict(model, images, 10, keep_samples=False, seed=0)
     for limit in range(200 * KIB, 3000 * KIB, 400 * KIB):
         with dubio.memory_limit(limit), Footprint() as footprint:
-            found = dubio.predict(model, images, 10, keep_samples=False, seed=0)
+            result = dubio.predict(model, images, 10, keep_samples=False, seed=0)
         assert footprint.peak <= limit + 64 * KIB  # and the prediction itself
-        torch.testing.assert_close(found.probs, expected.probs)
+        torch.testing.assert_close(result.probs, expected.probs)
 
 
 def test_statistics_of_many_outputs_count() -> None:
@@ -49,7 +49,7 @@ def test_statistics_take_what_is_planned_for(likelihood: Any) -> None:
     statistics.update(outputs[:1])
     with Footprint() as footprint:
         statistics.update(outputs)
-    assert footprint.peak <= predicting.TIMES_CONSUMED * outputs.nbytes
+    assert footprint.peak <= predict_module.TIMES_CONSUMED * outputs.nbytes
 
 
 def test_draws_that_are_kept_count() -> None:
@@ -80,13 +80,13 @@ class Crowded(nn.Module):
         return self.layers(x)
 
 
-def test_rows_that_nobody_asked_for_are_halved_when_memory_runs_out() -> None:
+def test_a_default_batch_size_is_halved_when_memory_runs_out() -> None:
     inputs = torch.randn(300, 5)
     model = dubio.Bayes(init_std=0.3).convert(Crowded(1000))
     expected = dubio.predict(model, inputs, 5, seed=1)
     model.room = 100
-    found = dubio.predict(model, inputs, 5, seed=1)
-    torch.testing.assert_close(found.samples, expected.samples, rtol=1e-5, atol=1e-6)
+    result = dubio.predict(model, inputs, 5, seed=1)
+    torch.testing.assert_close(result.samples, expected.samples, rtol=1e-5, atol=1e-6)
     with pytest.raises(torch.OutOfMemoryError, match="give fewer rows at a time"):
         dubio.predict(model, inputs, 5, seed=1, batch_size=200)
     model.room = 0
@@ -111,8 +111,8 @@ def test_outputs_that_are_no_numbers_are_no_matter_of_layout(monkeypatch: pytest
         return block.changed(torch.clone)
 
     calls, forgotten = list[int](), list[nn.Module]()
-    monkeypatch.setattr(predicting, "with_images_laid_out", laid_out)
-    monkeypatch.setattr(predicting, "forget_layout", forgotten.append)
+    monkeypatch.setattr(predict_module, "with_images_laid_out", laid_out)
+    monkeypatch.setattr(predict_module, "forget_layout", forgotten.append)
     with pytest.raises(ValueError, match="the network gave NaN"):
         dubio.predict(Broken(), torch.rand(4, 1, 8, 8), 3, executor="loop")
     assert len(calls) == 1

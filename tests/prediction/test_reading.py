@@ -30,7 +30,7 @@ from dubio.data.examples import Examples
 from dubio.prediction.inputs import RowBlock, blocks_of
 from networks import Attention, TwoInputs, mlp
 
-predicting = importlib.import_module("dubio.prediction.predict")
+predict_module = importlib.import_module("dubio.prediction.predict")
 
 ROWS = 75  # two blocks of noise and a part of one
 BYTES_OF_A_ROW = 4 * 5
@@ -91,7 +91,7 @@ FORMS: dict[str, Callable[[Tensor, Path], Any]] = {
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of twenty rows, so that there are several."""
-    monkeypatch.setattr(predicting, "MOST_READ", 20 * BYTES_OF_A_ROW)
+    monkeypatch.setattr(predict_module, "MOST_READ", 20 * BYTES_OF_A_ROW)
 
 
 def converted(name: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -213,8 +213,8 @@ def test_no_more_than_a_block_is_read_ahead(small_blocks: None) -> None:
             del batch
 
     model = dubio.Bayes().convert(mlp(5, 8, 4))
-    found = dubio.predict(model, batches(), 2, keep_samples=False)
-    assert found.probs.shape == (300, 4)
+    result = dubio.predict(model, batches(), 2, keep_samples=False)
+    assert result.probs.shape == (300, 4)
     assert most[0] <= 6  # four are a block, one is being read and one waits for the next
 
 
@@ -264,15 +264,15 @@ def test_tensors_that_have_to_be_moved_are_moved_a_block_at_a_time() -> None:
 
 
 def test_the_prediction_of_data_that_were_read_is_on_the_cpu() -> None:
-    found = dubio.predict(dubio.Bayes().convert(mlp(5, 8, 4)), [torch.randn(6, 5)], 3)
-    assert {found.probs.device.type, found.samples.device.type} == {"cpu"}
+    result = dubio.predict(dubio.Bayes().convert(mlp(5, 8, 4)), [torch.randn(6, 5)], 3)
+    assert {result.probs.device.type, result.samples.device.type} == {"cpu"}
 
 
 # Refusals
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "told"),
+    ("data", "error", "message"),
     [
         ([], ValueError, "inputs must have at least one row, got none"),
         (np.zeros((0, 5)), ValueError, "inputs must have at least one row, got none"),
@@ -293,10 +293,10 @@ def test_the_prediction_of_data_that_were_read_is_on_the_cpu() -> None:
         (7, TypeError, "an array, dubio.data.Examples, .* or an iterable of batches, got int"),
     ],
 )
-def test_data_that_cannot_be_predicted_are_refused(data: Any, error: type[Exception], told: str) -> None:
+def test_data_that_cannot_be_predicted_are_refused(data: Any, error: type[Exception], message: str) -> None:
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=message):
             dubio.predict(dubio.Bayes().convert(mlp(5, 8, 4)), data, 2)
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
@@ -318,8 +318,8 @@ def test_batches_of_a_dataset_that_are_none_are_refused() -> None:
 
 def test_outputs_of_several_shapes_are_refused() -> None:
     batches = [torch.randn(6, 3, 4), torch.randn(6, 2, 4)]
-    told = r"outputs of one shape for all batches, .*, got \(3, 4\) and \(2, 4\) for one row; predict them apart"
-    with pytest.raises(ValueError, match=told):
+    message = r"outputs of one shape for all batches, .*, got \(3, 4\) and \(2, 4\) for one row; predict them apart"
+    with pytest.raises(ValueError, match=message):
         dubio.predict(nn.Identity(), batches, 2)
 
 
@@ -328,7 +328,7 @@ def shuffling(data: Dataset[Any]) -> RandomSampler:
 
 
 class Own(Sampler[Any]):
-    """A sampler of one's own: each time it is asked, the next of some lists of rows."""
+    """A custom sampler: each iteration gives the next of some lists of rows."""
 
     def __init__(self, *orders: list[Any]) -> None:
         self.orders = itertools.cycle(orders)
@@ -375,7 +375,7 @@ def test_loaders_in_another_order_are_refused(name: str) -> None:
         dubio.predict(nn.Identity(), IN_NO_ORDER[name], 2)
 
 
-def test_a_batch_without_rows_is_told_with_its_place() -> None:
+def test_a_batch_without_rows_is_reported_with_its_place() -> None:
     batches = [torch.zeros(3, 5), torch.zeros(4, 5), torch.zeros(0, 6)]
     with pytest.raises(ValueError, match="at least one row, got none in the batch that follows row 6"):
         dubio.predict(nn.Identity(), batches, 2)
@@ -390,5 +390,5 @@ def test_packed_sequences_are_refused(beside: tuple[Tensor, ...]) -> None:
 
 def test_infinities_in_the_inputs_are_no_nan() -> None:
     inputs = torch.tensor([[float("inf"), 1.0], [1.0, float("-inf")]])
-    found = dubio.predict(nn.Hardtanh(), inputs, 2)
-    assert found.probs.isfinite().all()
+    result = dubio.predict(nn.Hardtanh(), inputs, 2)
+    assert result.probs.isfinite().all()

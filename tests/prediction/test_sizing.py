@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 import dubio
 from dubio._engine.planner import plans
-from dubio.prediction import inputs as sizing
+from dubio.prediction import inputs as inputs_module
 from dubio.prediction.inputs import MODEST_ROWS, blocks_of, rows_at_a_time
 from networks import mlp
 
-soundness = importlib.import_module("dubio.prediction.predict")
+predict_module = importlib.import_module("dubio.prediction.predict")
 
 MANY = 1000
 
@@ -25,7 +25,7 @@ def rows_for(model: nn.Module, num_rows: int, num_samples: int = 100) -> int:
 
 
 class Counting(nn.Module):
-    """A network that tells how many rows it was given, each time."""
+    """A network that records the number of its rows, each time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ def test_bf16_changes_predictions_by_its_rounding_and_tells_them_in_float32(like
     # Factors and results of both layers have 8 bits, and outputs are of size 1: some roundings of 2^-9 each.
     difference = (exact.samples - rounded.samples).abs()
     assert 1e-5 < difference.max() < 8 * 2**-9 * exact.samples.abs().max()
-    told = [value for value in vars(rounded).values() if isinstance(value, Tensor)]
-    assert {value.dtype for value in told} == {torch.float32}
+    tensors = [value for value in vars(rounded).values() if isinstance(value, Tensor)]
+    assert {value.dtype for value in tensors} == {torch.float32}
     if isinstance(rounded, dubio.prediction.ClassificationPredictive):
         torch.testing.assert_close(rounded.probs.sum(dim=-1), torch.ones(40))
         assert (exact.probs - rounded.probs).abs().max() < 8 * 2**-9
@@ -93,7 +93,7 @@ def test_tf32_on_a_cpu_is_fp32() -> None:
 
 @pytest.mark.parametrize("estimator", ["weight", "local"])
 def test_the_batch_size_that_is_chosen_changes_no_prediction(estimator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "WORTH_A_TRIAL", 1)
+    monkeypatch.setattr(inputs_module, "WORTH_A_TRIAL", 1)
     model, inputs = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 4)), torch.randn(MANY, 5)
     chosen = dubio.predict(model, inputs, 3, seed=0, estimator=estimator)
     given = dubio.predict(model, inputs, 3, seed=0, estimator=estimator, batch_size=64)
@@ -104,15 +104,15 @@ def test_a_small_network_takes_many_rows_and_a_large_one_few(monkeypatch: pytest
     small, large = dubio.Bayes().convert(mlp(5, 8, 4)), dubio.Bayes().convert(mlp(5, 8000, 4))
     assert rows_for(small, MANY) >= MANY
     assert MODEST_ROWS <= rows_for(large, MANY) < 768  # 8,000 hidden units take 62.5 KiB a row, once or twice
-    monkeypatch.setattr(sizing, "memory_budget", lambda device: 4 * 2**20)
+    monkeypatch.setattr(inputs_module, "memory_budget", lambda device: 4 * 2**20)
     assert 16 <= rows_for(large, MANY) <= 64
-    monkeypatch.setattr(sizing, "memory_budget", lambda device: 1)
+    monkeypatch.setattr(inputs_module, "memory_budget", lambda device: 1)
     assert rows_for(large, MANY) == 1
 
 
 @pytest.mark.parametrize("most", [1, 31, 32, 300, 510, 999, 1000, 5000])
 def test_rows_are_cut_evenly(most: int) -> None:
-    rows = sizing._evenly(MANY, most)
+    rows = inputs_module._evenly(MANY, most)
     assert min(rows, MANY) <= most
     assert rows % 32 == 0 or rows < 32
     last, batches = MANY % rows or rows, -(-MANY // rows)
@@ -125,12 +125,12 @@ def test_few_rows_or_draws_are_not_worth_a_trial() -> None:
     assert model.seen == []
     assert rows_for(model, MANY) > MODEST_ROWS
     assert rows_for(model, MANY) > MODEST_ROWS
-    assert model.seen == [MODEST_ROWS // 2, MODEST_ROWS]  # the second time it is known
+    assert model.seen == [MODEST_ROWS // 2, MODEST_ROWS]  # the second time it is cached
 
 
 def test_a_network_that_fails_in_the_trial_tells_so_in_the_run() -> None:
-    told = "input of a Linear must have 5 features on its last axis, got shape"
-    with pytest.raises(ValueError, match=told):
+    message = "input of a Linear must have 5 features on its last axis, got shape"
+    with pytest.raises(ValueError, match=message):
         dubio.predict(dubio.Bayes().convert(mlp(5, 8, 4)), torch.randn(MANY, 3), 20)
 
 
@@ -156,10 +156,10 @@ class Broken(nn.Module):
 
 
 @pytest.mark.parametrize("at_once", [("cpu",), ()], ids=["at once", "at the end"])
-def test_rows_that_went_wrong_are_told_at_once_or_at_the_end(
+def test_rows_that_went_wrong_are_reported_at_once_or_at_the_end(
     at_once: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(soundness, "TOLD_AT_ONCE", at_once)
+    monkeypatch.setattr(predict_module, "CHECKED_AT_ONCE", at_once)
     inputs = torch.zeros(10, 3)
     inputs[7, 1] = 2.0
     with pytest.raises(ValueError, match=r"gave NaN or infinity for inputs without NaN, rows \[7\]"):
@@ -169,14 +169,14 @@ def test_rows_that_went_wrong_are_told_at_once_or_at_the_end(
     assert dubio.predict(Broken(), inputs[:7], 2).probs.shape == (7, 3)
 
 
-def test_a_draw_that_went_wrong_is_told_though_the_next_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soundness, "TOLD_AT_ONCE", ())
-    seen = soundness.Soundness([10])
+def test_a_draw_that_went_wrong_is_reported_though_the_next_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict_module, "CHECKED_AT_ONCE", ())
+    seen = predict_module.FiniteCheck([10])
     seen.checked(0, torch.tensor([[[0.0], [torch.nan]]]))
     seen.checked(0, torch.zeros(1, 2, 1))
     with pytest.raises(ValueError, match=r"rows \[11\]"):
         seen.check()
-    seen.check()  # told once
+    seen.check()  # reported once
 
 
 def test_rows_that_are_many_are_predicted_draw_by_draw() -> None:

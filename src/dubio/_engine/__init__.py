@@ -1,7 +1,7 @@
-"""The sample axis and the noise: settings, passes, executors.
+"""The execution core: settings, noise, passes, probe, planner and executors.
 
 A network is written for one draw. The engine draws the noise, a layer is a pure function of its input and its noise,
-and an executor gives many draws as one leading axis, ``sample``.
+and an executor gives many draws as one leading axis, ``sample``. Other packages import from here.
 """
 
 from dubio._engine.cuda_graphs import (
@@ -13,15 +13,14 @@ from dubio._engine.cuda_graphs import (
 )
 from dubio._engine.draws import (
     Call as Call,
-    Draws,
-    Inputs,
+    Draws as Draws,
+    Inputs as Inputs,
     Numbers as Numbers,
-    Perturbations,
-    arguments,
+    arguments as arguments,
     map_draws as map_draws,
     one_draw as one_draw,
 )
-from dubio._engine.execute import run, sample, stream
+from dubio._engine.execute import run as run, sample as sample, stream as stream
 from dubio._engine.host_rng import (
     HOST as HOST,
     LOCK as LOCK,
@@ -52,8 +51,8 @@ from dubio._engine.memory import (
     is_faster_channels_last as is_faster_channels_last,
     is_out_of_memory as is_out_of_memory,
     memory_in_words as memory_in_words,
-    parse_memory,
     tensor_bytes as tensor_bytes,
+    tensors_in as tensors_in,
 )
 from dubio._engine.noise import (
     ROWS as ROWS,
@@ -63,48 +62,58 @@ from dubio._engine.noise import (
     seeded_noise as seeded_noise,
 )
 from dubio._engine.passes import (
-    Pass,
-    attach,
-    attach_alone,
-    checkpoint,
-    current_pass,
-    detach,
+    Pass as Pass,
+    attach as attach,
+    attach_alone as attach_alone,
+    checkpoint as checkpoint,
+    current_pass as current_pass,
+    detach as detach,
     is_mapped as is_mapped,
     is_plain as is_plain,
     is_transformed as is_transformed,
-    joined_pass,
-    name_sources,
+    joined_pass as joined_pass,
+    name_sources as name_sources,
     outside_passes as outside_passes,
     warn_of_plain as warn_of_plain,
 )
 from dubio._engine.planner import (
     DoesNotFitError as DoesNotFitError,
     OutputUse as OutputUse,
-    SamplingPlan,
+    SamplingPlan as SamplingPlan,
     circumstances as circumstances,
     memory_budget as memory_budget,
-    plan,
+    plan as plan,
     plan_for as plan_for,
-    plans,
-    shrink_chunks,
+    plans as plans,
+    shrink_chunks as shrink_chunks,
 )
-from dubio._engine.precision import Precision, check_precision, computing_in, rounding_products
-from dubio._engine.probe import Executor as Executor, ExecutorWarning, LoopOnlyError, row_lines as row_lines
+from dubio._engine.precision import (
+    Precision as Precision,
+    check_precision as check_precision,
+    computing_in as computing_in,
+    rounding_products as rounding_products,
+)
+from dubio._engine.probe import (
+    Executor as Executor,
+    ExecutorWarning as ExecutorWarning,
+    LoopOnlyError as LoopOnlyError,
+    row_lines as row_lines,
+)
 from dubio._engine.settings import (
     STATE as STATE,
-    Estimator,
-    Settings,
-    Using,
-    antithetic,
+    Estimator as Estimator,
+    Settings as Settings,
+    Using as Using,
+    antithetic as antithetic,
     check_module as check_module,
     check_num_samples as check_num_samples,
     device_of as device_of,
-    fresh,
-    frozen,
-    memory_limit,
+    fresh as fresh,
+    frozen as frozen,
+    memory_limit as memory_limit,
     new_seed as new_seed,
-    noise_off,
-    seed_tensor,
+    noise_off as noise_off,
+    seed_tensor as seed_tensor,
     settings_for_run as settings_for_run,
 )
 from dubio._engine.snapshot import (
@@ -115,41 +124,3 @@ from dubio._engine.snapshot import (
     unchanged as unchanged,
 )
 from dubio._engine.vmap_rules import attention as attention, autocast_dtype as autocast_dtype, lowered as lowered
-
-__all__ = [
-    "Perturbations",
-    "Draws",
-    "Estimator",
-    "ExecutorWarning",
-    "Inputs",
-    "LoopOnlyError",
-    "Pass",
-    "SamplingPlan",
-    "Precision",
-    "Settings",
-    "Using",
-    "antithetic",
-    "arguments",
-    "attach",
-    "attach_alone",
-    "check_precision",
-    "checkpoint",
-    "computing_in",
-    "current_pass",
-    "detach",
-    "fresh",
-    "frozen",
-    "joined_pass",
-    "memory_limit",
-    "name_sources",
-    "noise_off",
-    "parse_memory",
-    "plan",
-    "plans",
-    "rounding_products",
-    "run",
-    "sample",
-    "seed_tensor",
-    "shrink_chunks",
-    "stream",
-]

@@ -1,9 +1,9 @@
-"""Work for a GPU, recorded once as a CUDA graph and replayed: what the host does for each kernel falls away.
+"""Work for a GPU, captured once as a CUDA graph and replayed, so that the host launches no kernels.
 
-The first calls run as they are, since libraries choose and allocate as they warm up; they count like any other. The
-next one is recorded and replayed, and so is every one after it. The work reads and writes tensors that stay where they
-are: whoever calls it copies new inputs into them (``Buffers``). Random numbers come from torch's generator, which goes
-on from replay to replay.
+The first calls run without a graph, since libraries choose algorithms and allocate as they warm up; they count like any
+other. The next call is captured and replayed, and so is every one after it. The work reads and writes tensors at fixed
+addresses: new inputs are copied into them (``Buffers``). Random numbers come from torch's generator, which continues
+from replay to replay.
 """
 
 import time
@@ -19,16 +19,16 @@ WARM_UPS = 3
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Through = Callable[[F], F]
-"""How a function of a network and tensors is run: as it is, or compiled."""
+"""A transform of a function of a network and tensors: the identity, or compilation."""
 
 
 def as_it_is(function: F) -> F:
-    """Run a function as it is."""
+    """The function itself, not compiled."""
     return function
 
 
 class Buffers:
-    """Tensors that stay where they are, and take the place of others of the same shapes."""
+    """Tensors at fixed addresses, into which others of the same shapes are copied."""
 
     def __init__(self, values: Any) -> None:
         self.signature = signature(values)
@@ -37,18 +37,18 @@ class Buffers:
 
     @property
     def values(self) -> Any:
-        """The tensors, in the structure they came in."""
+        """The tensors, in their original structure."""
         return pytree.tree_unflatten(self._leaves, self._spec)
 
     def copy(self, values: Any) -> None:
-        """Take over the contents of values with the same signature."""
-        for mine, other in zip(self._leaves, pytree.tree_leaves(values), strict=True):
-            if isinstance(mine, Tensor):
-                mine.copy_(other, non_blocking=True)
+        """Copy the contents of values with the same signature."""
+        for target, source in zip(self._leaves, pytree.tree_leaves(values), strict=True):
+            if isinstance(target, Tensor):
+                target.copy_(source, non_blocking=True)
 
 
 def signature(values: Any) -> tuple[Any, ...]:
-    """What must agree for a recorded piece of work to fit: structure, shapes, types and devices."""
+    """What must agree for a captured graph to be replayed: structure, shapes, types and devices."""
     leaves, spec = pytree.tree_flatten(values)
     described = [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     return (spec, *described)
@@ -62,7 +62,7 @@ class Captured(Generic[T]):
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: T
         self.seconds = 0.0
-        """How long warming up and recording took."""
+        """Time that warming up and capturing took."""
 
     @property
     def is_ready(self) -> bool:
@@ -70,10 +70,10 @@ class Captured(Generic[T]):
         return self._graph is not None
 
     def __call__(self) -> T:
-        """Do the work once, as it is or by a replay."""
+        """Do the work once, directly or by a replay."""
         if self._graph is None and self._warm_ups > 0:
             self._warm_ups -= 1
-            return self._timed(self._on_a_side_stream)
+            return self._timed(self._on_side_stream)
         if self._graph is None:
             self._timed(self._record)
         assert self._graph is not None
@@ -87,7 +87,7 @@ class Captured(Generic[T]):
         self.seconds += time.perf_counter() - began
         return result
 
-    def _on_a_side_stream(self) -> T:
+    def _on_side_stream(self) -> T:
         with torch.cuda.device(self._device):
             present, side = torch.cuda.current_stream(), torch.cuda.Stream()
             side.wait_stream(present)
@@ -103,11 +103,11 @@ class Captured(Generic[T]):
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             before = generator.clone_state()
             try:
-                # A stream of this device: torch's own belongs to the first one that recorded anything. Other threads
-                # may use the device meanwhile: those of a loader that pins memory, for one.
+                # A stream of this device: torch's default belongs to the first device that captured anything. Other
+                # threads may use the device meanwhile, such as those of a loader that pins memory.
                 with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
                     self._result = self._work()
-            except BaseException:  # torch leaves its generator and its stream as they were in the middle of it
+            except BaseException:  # torch leaves its generator and its stream in the middle of the capture
                 torch.cuda.set_stream(stream)
                 generator.graphsafe_set_state(before)
                 raise

@@ -1,18 +1,16 @@
-"""One draw of a network, and the two ways to make many: mapped at once, or looped.
+"""One draw of a network, and the two mechanisms that make many: mapped with ``vmap``, or looped.
 
-These are the bare mechanisms; which one runs, and over how many draws at a time, is decided in ``planning``.
+``planner`` decides which mechanism runs, and over how many draws at a time.
 
-Draws that keep no graph: computed again, the very same, when the backward pass asks for them.
-
-Activation checkpointing over a chunk of draws. Torch's own cannot hold a ``vmap``, so this is an ``autograd.Function``:
-its forward runs the chunk and keeps the outputs alone; its backward runs it again from the same generators, modes and
-moving tensors, differentiates, and lets go. Values and gradients are those of the draws at once, and running statistics
-move once (``tests/engine/test_recomputing.py``). Gradients of gradients are not to be had.
-
-On CUDA the second run happens in another thread: everything it needs is in the call, nothing in the thread.
+``recomputed`` is activation checkpointing over a chunk of draws: the chunk keeps its outputs and no graph, and the
+backward pass computes it again. Torch's own checkpointing cannot hold a ``vmap``, so this is an ``autograd.Function``.
+Its forward runs the chunk; its backward runs it again from the same generators, modes and moving tensors, and
+differentiates. Values and gradients equal those of all draws at once, and running statistics move once
+(``tests/engine/test_recomputing.py``). Second derivatives are not available. On CUDA the second run happens in another
+thread, so that the call holds everything it needs.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -22,23 +20,21 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from dubio._engine.memory import tensors_in
 from dubio._engine.passes import Pass, PerturbationSource
 from dubio._engine.settings import STATE, Settings
 from dubio._engine.snapshot import Snapshot
 from dubio._engine.vmap_rules import MappedProducts, needs_mapped_products, without_fallback_warnings
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
-
-
 Perturbations = dict[int, Tensor]
 """What posteriors drew in a pass, by identity."""
-
-
 Moved = dict[int, dict[str, Tensor]]
-"""What draws have made of buffers, by identity of who takes them back."""
-
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The buffers that draws have changed, by identity of the module that accepts them."""
+_TENSOR = object()
+"""Stands for a tensor among the leaves of the outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,70 +47,77 @@ class Call:
     settings: Settings
     collecting: Collection[str] = ()
     ahead: PerturbationSource | None = None
-    """Who draws weights of looped draws ahead, where anyone does."""
+    """Prefetches the weights of looped draws."""
 
-    def rows_and_device(self) -> tuple[int, torch.device]:
-        """Number of rows and device of the first tensor among the arguments."""
-        for leaf in pytree.tree_leaves((self.args, self.kwargs)):
-            if isinstance(leaf, Tensor):
-                return (leaf.shape[0] if leaf.dim() else 1), leaf.device
-        return 1, torch.device("cpu")
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments."""
+        return tensors_in((self.args, self.kwargs))
 
     @property
     def size(self) -> int:
         """Number of elements of all tensors among the arguments."""
-        return sum(leaf.numel() for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor))
+        return sum(tensor.numel() for tensor in self.tensors)
+
+    def rows_and_device(self) -> tuple[int, torch.device]:
+        """Number of rows and device of the first tensor among the arguments."""
+        for tensor in self.tensors:
+            return (tensor.shape[0] if tensor.dim() else 1), tensor.device
+        return 1, torch.device("cpu")
 
     def input_versions(self) -> list[int]:
-        """Counts of the in-place changes that the arguments have seen."""
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
+        """The version counters of the arguments, which count in-place changes."""
+        return [tensor._version for tensor in self.tensors if not tensor.is_inference()]
+
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Call":
+        """The same call, with ``change`` applied to each tensor among the arguments."""
+        args, kwargs = pytree.tree_map_only(Tensor, change, (self.args, self.kwargs))
+        return Call(self.model, args, kwargs, self.settings, self.collecting, self.ahead)
 
 
 class Numbers(NamedTuple):
-    """The numbers of consecutive draws; of a ``range``, the compiler would make a constant for each number of draws."""
+    """The numbers of consecutive draws. The compiler would specialise on a ``range`` for each number of draws."""
 
     first: int
-    how_many: int
+    num_draws: int
 
     def part(self, done: int, size: int) -> "Numbers":
-        """So many of them, or all that are left, once some are done."""
-        return Numbers(self.first + done, min(size, self.how_many - done))
+        """The next ``size`` numbers after the first ``done``, or as many as are left."""
+        return Numbers(self.first + done, min(size, self.num_draws - done))
 
     def tensor(self) -> Tensor:
-        """In a tensor on the CPU."""
-        return torch.arange(self.first, self.first + self.how_many, device="cpu")
+        """The numbers in a tensor on the CPU."""
+        return torch.arange(self.first, self.first + self.num_draws, device="cpu")
 
 
 @runtime_checkable
 class OneMemberPerDraw(Protocol):
-    """A module of whose parts each draw runs one, with parameters and buffers of its own."""
+    """A module with several members, of which each draw runs one; members have their own parameters and buffers."""
 
     def member_names(self) -> list[str]:
-        """The names of these parts, which are all alike."""
+        """The names of the members, which all have the same structure."""
 
     def accept_buffers(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
-        """Keep what these draws, in order, have made of the buffers: `(sample, ...)` each."""
+        """Store the buffers that these draws have changed, in order: `(sample, ...)` each."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What a network gave for several draws."""
+    """The outputs of a network for several draws."""
 
     outputs: Any
     """The network's outputs, with a leading sample axis."""
     terms: dict[str, Tensor]
-    """What stochastic layers handed to the pass, `(sample, ...)` each."""
+    """The terms that stochastic layers collected, `(sample, ...)` each."""
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments that ``inputs`` stands for."""
-    if isinstance(inputs, Tensor):
+    """The positional and keyword arguments that ``inputs`` stands for."""
+    # A PackedSequence is a named tuple, and one argument.
+    if isinstance(inputs, Tensor) or (isinstance(inputs, tuple) and hasattr(inputs, "_fields")):
         return (inputs,), {}
-    if isinstance(inputs, tuple) and not hasattr(inputs, "_fields"):  # a PackedSequence is one argument
-        return inputs, {}
     if isinstance(inputs, tuple):
-        return (inputs,), {}
+        return inputs, {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     raise TypeError(
@@ -123,45 +126,41 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def arguments_for(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that ``inputs`` stand for, numbers with a fraction in the precision of the network's own.
+def call_for(
+    model: nn.Module,
+    inputs: Inputs,
+    settings: Settings,
+    collecting: Collection[str] = (),
+    ahead: PerturbationSource | None = None,
+) -> Call:
+    """The call of a network on inputs, with floating point inputs in the precision of the network's parameters.
 
-    Whole numbers stay, which may be tokens. Half precision is never rounded to unasked, and a network that has
-    numbers of a tensor's own type, too, decides by itself.
+    Integers stay as they are: they may be tokens. Inputs are never rounded to half precision, and a network that also
+    has parameters of an input's type converts it by itself.
     """
-    args, kwargs = arguments(inputs)
-    wanted = next((own.dtype for own in model.parameters() if own.is_floating_point()), None)
-    if wanted not in (torch.float32, torch.float64):
-        return args, kwargs
-    others = {
-        leaf.dtype
-        for leaf in pytree.tree_leaves((args, kwargs))
-        if isinstance(leaf, Tensor) and leaf.dtype in FLOATS and leaf.dtype != wanted
-    }
-    if not others:
-        return args, kwargs
-    others -= {own.dtype for own in model.parameters()}
-    converted: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
-        Tensor, lambda leaf: leaf.to(wanted) if leaf.dtype in others else leaf, (args, kwargs)
-    )
-    return converted
+    call = Call(model, *arguments(inputs), settings, collecting, ahead)
+    dtypes = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
+    if not dtypes or dtypes[0] not in (torch.float32, torch.float64):
+        return call
+    others = {tensor.dtype for tensor in call.tensors if tensor.dtype in FLOATS and tensor.dtype not in dtypes}
+    return call.with_tensors(lambda leaf: leaf.to(dtypes[0]) if leaf.dtype in others else leaf) if others else call
 
 
 def one_draw(
     call: Call, draw: Tensor | None = None, drawn: Perturbations | None = None
 ) -> tuple[Any, dict[str, Tensor]]:
-    """Run the network once, in a pass of its own: its output, and the terms that its layers handed over."""
+    """Run the network once, in its own pass: its output, and the terms that its layers collected."""
     return _in_pass(call, Pass(call.settings, draw, drawn, call.collecting, ahead=call.ahead))
 
 
 def _in_pass(call: Call, running: Pass) -> tuple[Any, dict[str, Tensor]]:
-    own = STATE.own
-    former = own.settings, own.current
-    own.settings, own.current = call.settings, running
+    state = STATE.own
+    former = state.settings, state.current
+    state.settings, state.current = call.settings, running
     try:
         outputs = call.model(*call.args, **call.kwargs)
     finally:
-        own.settings, own.current = former  # also because a mapped tensor left in a global breaks the compiler
+        state.settings, state.current = former  # also because a mapped tensor left in a global breaks the compiler
     terms = {name: sum(values[1:], values[0]) for name, values in running.terms.items()}
     return getattr(outputs, "logits", outputs), terms
 
@@ -169,8 +168,8 @@ def _in_pass(call: Call, running: Pass) -> tuple[Any, dict[str, Tensor]]:
 def map_draws(call: Call, draws: Numbers, map_inputs: bool = False, drawn: Perturbations | None = None) -> Draws:
     """Run the network for all ``draws`` at once.
 
-    The inputs are not mapped, so the sample axis appears where noise enters. ``map_inputs`` maps copies of them from
-    the start: needed by networks that add noise in place to what has none (``x += noisy``).
+    The inputs are not mapped, so that the sample axis appears where noise enters. ``map_inputs`` maps copies of them,
+    as networks need that add noise to their inputs in place (``x += noisy``).
     """
     if torch.compiler.is_compiling():
         return _map_draws(call, draws, map_inputs, drawn)
@@ -181,19 +180,19 @@ def map_draws(call: Call, draws: Numbers, map_inputs: bool = False, drawn: Pertu
 def _map_draws(call: Call, draws: Numbers, map_inputs: bool, drawn: Perturbations | None) -> Draws:
     if not map_inputs:
         mapped = torch.func.vmap(lambda draw: _mapped_draw(call, draw, drawn), randomness="different")
-        return _settled(call, draws, *mapped(draws.tensor()))
+        return _with_buffers(call, draws, *mapped(draws.tensor()))
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     copies = {
-        i: leaf.expand(draws.how_many, *leaf.shape).clone()
+        i: leaf.expand(draws.num_draws, *leaf.shape).clone()
         for i, leaf in enumerate(leaves)
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     }
 
-    def with_inputs(draw: Tensor, own: dict[int, Tensor]) -> tuple[Any, dict[str, Tensor], Moved]:
-        args, kwargs = pytree.tree_unflatten([own.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
+    def with_inputs(draw: Tensor, copies: dict[int, Tensor]) -> tuple[Any, dict[str, Tensor], Moved]:
+        args, kwargs = pytree.tree_unflatten([copies.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
         return _mapped_draw(replace(call, args=args, kwargs=kwargs), draw, drawn)
 
-    return _settled(call, draws, *torch.func.vmap(with_inputs, randomness="different")(draws.tensor(), copies))
+    return _with_buffers(call, draws, *torch.func.vmap(with_inputs, randomness="different")(draws.tensor(), copies))
 
 
 def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple[Any, dict[str, Tensor], Moved]:
@@ -204,14 +203,14 @@ def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple
         return (*_in_pass(call, running), running.moved)
 
 
-def _settled(call: Call, draws: Numbers, outputs: Any, terms: dict[str, Tensor], moved: Moved) -> Draws:
-    """What came of mapped draws, once every module has taken back what is its own."""
+def _with_buffers(call: Call, draws: Numbers, outputs: Any, terms: dict[str, Tensor], moved: Moved) -> Draws:
+    """The outcome of mapped draws, once every module has accepted its buffers."""
     if moved:
-        known = {id(module): module for module in call.model.modules()}
-        for who, buffers in moved.items():
-            if who not in known:
+        modules = {id(module): module for module in call.model.modules()}
+        for key, buffers in moved.items():
+            if key not in modules:
                 raise RuntimeError("a part of the network moves buffers and is no submodule of it: register it as one")
-            cast(OneMemberPerDraw, known[who]).accept_buffers(draws, buffers)
+            cast(OneMemberPerDraw, modules[key]).accept_buffers(draws, buffers)
     return Draws(outputs, terms)
 
 
@@ -223,19 +222,16 @@ def loop_draws(call: Call, draws: Numbers, drawn: Sequence[Perturbations] | None
 
 
 def join(chunks: Sequence[Draws]) -> Draws:
-    """Put consecutive draws together."""
+    """Concatenate consecutive draws."""
     if len(chunks) == 1:
         return chunks[0]
     return Draws(*pytree.tree_map(_concatenate, *((chunk.outputs, chunk.terms) for chunk in chunks)))
 
 
 def repeat(call: Call, num_samples: int) -> Draws:
-    """Equal draws of a network without noise, computed once and not copied."""
-    return Draws(
-        *pytree.tree_map(
-            lambda leaf: leaf.expand(num_samples, *leaf.shape) if isinstance(leaf, Tensor) else leaf, one_draw(call)
-        )
-    )
+    """Equal draws of a network without noise, computed once and expanded without a copy."""
+    outcome = one_draw(call)
+    return Draws(*pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(num_samples, *leaf.shape), outcome))
 
 
 def _stack(*leaves: Any) -> Any:
@@ -244,7 +240,7 @@ def _stack(*leaves: Any) -> Any:
     if any(leaf is not leaves[0] and leaf != leaves[0] for leaf in leaves):
         raise TypeError(
             "the network's outputs must be tensors, in tuples, lists or dicts, or have .logits; got a "
-            f"{type(leaves[0]).__name__} that is another in every draw"
+            f"{type(leaves[0]).__name__} that differs from draw to draw"
         )
     return leaves[0]
 
@@ -253,47 +249,39 @@ def _concatenate(*leaves: Any) -> Any:
     return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
 
-_TENSOR = object()
-"""Stands where the network gave a tensor."""
-
-
 class CannotBeRepeatedError(RuntimeError):
-    """A run would lose gradients if it were repeated in the backward pass; says why."""
+    """A run would lose gradients if it were repeated in the backward pass; the message says why."""
 
 
 def recomputed(
     call: Call, run: Callable[[Call], Draws], moving: Collection[tuple[str, str]], draws_itself: bool = True
 ) -> Draws:
-    """``run(call)``, without the graph: in the backward pass it runs again.
+    """``run(call)`` without its graph: the backward pass runs it again.
 
     ``moving`` names the tensors on the network that a forward changes, by module and name; ``draws_itself`` says
     whether it may draw from torch's global generator.
 
     Raises:
-        CannotBeRepeatedError: something asks for a gradient that a second run would not give it.
+        CannotBeRepeatedError: a tensor requires a gradient that a second run would not give it.
     """
-    chunk = _Chunk(call, run, moving, draws_itself)
-    parameters = asking(call.model.parameters())
-    if not parameters and not asking(chunk.inputs):
+    chunk = _Chunk(call, run, Snapshot(call.model, moving, draws_itself))
+    parameters = with_gradient(call.model.parameters())
+    if not parameters and not with_gradient(chunk.inputs):
         return run(call)
-    outputs = _Recomputed.apply(chunk, *chunk.inputs, *parameters)
-    return chunk.put_together(outputs)
+    return chunk.unflatten(_Recomputed.apply(chunk, *chunk.inputs, *parameters))
 
 
 class _Chunk:
-    """A run over some draws that can be done again."""
+    """A run over some draws that can be repeated."""
 
-    def __init__(
-        self, call: Call, run: Callable[[Call], Draws], moving: Collection[tuple[str, str]], draws_itself: bool
-    ) -> None:
-        self._call, self._run = call, run
+    def __init__(self, call: Call, run: Callable[[Call], Draws], beginning: Snapshot) -> None:
+        self._call, self._run, self._beginning = call, run, beginning
         self._leaves, self._spec = pytree.tree_flatten((call.args, call.kwargs))
         self._places = [
             i for i, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor) and not leaf.is_inference()
         ]
         self.inputs: list[Tensor] = [self._leaves[place] for place in self._places]
-        """Tensors among the arguments, all of them: torch notices if they change before the backward pass."""
-        self.beginning = Snapshot(call.model, moving, draws_itself)
+        """All tensors among the arguments: torch notices if they change before the backward pass."""
         self._autocasts = [
             torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
             for device in {"cpu", call.rows_and_device()[1].type}
@@ -302,29 +290,29 @@ class _Chunk:
         self._output_spec: pytree.TreeSpec | None = None
 
     def first(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs, with a graph that nobody keeps; what the network moves has moved."""
+        """The outputs of the first run, with a graph that is dropped; moving tensors move."""
         draws, call = self._forward(inputs)
         obstacle = obstacle_to_repeating(call, (draws.outputs, draws.terms))
         if obstacle:
             raise CannotBeRepeatedError(obstacle)
         leaves, self._output_spec = pytree.tree_flatten((draws.outputs, draws.terms))
         self._output_leaves = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return tensors_in(leaves)
 
     def again(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The same outputs, with their graph; the network stays as it is."""
         with ExitStack() as stack:
-            stack.enter_context(self.beginning.again())
+            stack.enter_context(self._beginning.again())
             for autocast in self._autocasts:
                 stack.enter_context(autocast)
             draws, _ = self._forward(inputs)
-        return [leaf for leaf in pytree.tree_leaves((draws.outputs, draws.terms)) if isinstance(leaf, Tensor)]
+        return tensors_in((draws.outputs, draws.terms))
 
-    def put_together(self, outputs: Sequence[Tensor]) -> Draws:
-        """The tensors of a run in the form in which the network gave them."""
+    def unflatten(self, outputs: Sequence[Tensor]) -> Draws:
+        """The tensors of a run in the structure that the network returned."""
         assert self._output_spec is not None
-        given = iter(outputs)
-        leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self._output_leaves]
+        tensors = iter(outputs)
+        leaves = [next(tensors) if leaf is _TENSOR else leaf for leaf in self._output_leaves]
         return Draws(*pytree.tree_unflatten(leaves, self._output_spec))
 
     def _forward(self, inputs: Sequence[Tensor]) -> tuple[Draws, Call]:
@@ -340,62 +328,62 @@ class _Chunk:
 class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, chunk: _Chunk, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs = chunk.first([_detached(tensor) for tensor in tensors[: len(chunk.inputs)]])
-        given = tuple(output.detach() for output in outputs)
+        outputs = chunk.first([detached(tensor) for tensor in tensors[: len(chunk.inputs)]])
+        results = tuple(output.detach() for output in outputs)
         ctx.chunk = chunk
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
-            *(own for own, output in zip(given, outputs, strict=True) if not output.requires_grad)
+            *(result for result, output in zip(results, outputs, strict=True) if not output.requires_grad)
         )
-        return given
+        return results
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         num_inputs = len(ctx.chunk.inputs)
-        inputs = [_detached(tensor) for tensor in tensors[:num_inputs]]
+        inputs = [detached(tensor) for tensor in tensors[:num_inputs]]
         outputs = ctx.chunk.again(inputs)
         pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[1] is not None and pair[0].requires_grad]
-        wanted = [*inputs, *tensors[num_inputs:]]
+        sources = [*inputs, *tensors[num_inputs:]]
         needed = [i for i, is_needed in enumerate(ctx.needs_input_grad[1:]) if is_needed]
-        found = torch.autograd.grad(
+        results = torch.autograd.grad(
             [output for output, _ in pairs],
-            [wanted[i] for i in needed],
+            [sources[i] for i in needed],
             [gradient for _, gradient in pairs],
             allow_unused=True,
         )
-        by_place = dict(zip(needed, found, strict=True))
-        return (None, *(by_place.get(i) for i in range(len(wanted))))
+        by_place = dict(zip(needed, results, strict=True))
+        return (None, *(by_place.get(i) for i in range(len(sources))))
 
 
-def _detached(tensor: Tensor) -> Tensor:
-    """The same values without their history, asking for a gradient where they did."""
+def detached(tensor: Tensor) -> Tensor:
+    """The same values without their history; ``requires_grad`` stays."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def obstacle_to_repeating(call: Call, values: Any) -> str:
-    """Why a run cannot be repeated in the backward pass, or nothing."""
+    """Why a run cannot be repeated in the backward pass; empty where it can."""
     if isinstance(call.model, nn.parallel.DistributedDataParallel):
         return "each forward of a DistributedDataParallel prepares a reduction"
     if any(getattr(module, "max_norm", None) is not None for module in call.model.modules()):
         return "an embedding with max_norm rescales its rows in every forward"
-    inputs = asking(pytree.tree_leaves((call.args, call.kwargs)))
-    known = {id(tensor) for tensor in (*call.model.parameters(), *inputs)}
+    inputs = with_gradient(call.tensors)
+    sources = {id(tensor) for tensor in (*call.model.parameters(), *inputs)}
     seen = {tensor.grad_fn for tensor in inputs}
-    waiting: list[Any] = [leaf.grad_fn for leaf in asking(pytree.tree_leaves(values))]
-    while waiting:
-        node = waiting.pop()
+    pending: list[Any] = [leaf.grad_fn for leaf in with_gradient(pytree.tree_leaves(values))]
+    while pending:
+        node = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable") and id(node.variable) not in known:
+        if hasattr(node, "variable") and id(node.variable) not in sources:
             return "it uses a tensor with a gradient that is neither a parameter nor an input"
-        waiting.extend(following for following, _ in node.next_functions)
+        pending.extend(following for following, _ in node.next_functions)
     return ""
 
 
-def asking(values: Any) -> list[Tensor]:
-    """The tensors among some values that ask for a gradient."""
+def with_gradient(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among some values that require a gradient."""
     return [value for value in values if isinstance(value, Tensor) and value.requires_grad]

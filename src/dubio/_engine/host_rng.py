@@ -1,20 +1,20 @@
-"""Random numbers of the process: who draws from its global generators, and how a run does without them.
+"""Random numbers of the process: which code draws from its global generators, and how a run does without them.
 
-A run that has a seed draws from generators of its own (``Stream``), one for each device, which belong to the thread
-that runs. The process's generators - torch's, NumPy's and Python's - are neither seeded nor forked nor rewound, so that
-other threads may draw from them meanwhile.
+A run that has a seed draws from its own generators (``Stream``), one for each device, which belong to the thread that
+runs. The global generators of the process - torch's, NumPy's and Python's - are neither seeded nor forked nor rewound,
+so that other threads may draw from them meanwhile.
 
-A network may draw from a global generator itself, as ordinary dropout does. Two things follow from that:
+A network may draw from a global generator itself, as ordinary dropout does:
 
-- ``Watch`` notices it, and hands a stream's numbers to such a network in place of torch's global ones. It is a torch
+- ``Watch`` notices it, and gives such a network the numbers of a stream in place of torch's global ones. It is a torch
   dispatch mode: it sees the operators of its own thread only, so that draws of other threads cannot mislead it. It
-  costs as much as a small operator, and is therefore used where a network is tried, not where it works.
-- Once it is known, a seeded run of the network holds ``LOCK`` and lends its numbers to the process's generators
+  costs as much as a small operator, and is therefore used where a network is probed, not where it works.
+- Once it is noticed, a seeded run of the network holds ``LOCK`` and lends its numbers to the global generators
   (``Stream.lent``, ``seeded``). Runs that hold the lock take turns. What other threads draw from global generators
-  meanwhile comes from the run's numbers; that is the one case in which they are not protected.
+  meanwhile comes from the run's numbers; this is the one case in which they are not protected.
 
-Nothing shows which thread has moved NumPy's and Python's generators. So whether a network draws from them is asked of
-its outputs (``follows_host``), and they are put back only where a network's code may draw from them
+No interface tells which thread has moved NumPy's and Python's generators. So whether a network draws from them is
+inferred from its outputs (``follows_host``), and they are put back only where a network's code may draw from them
 (``may_draw_on_host``).
 """
 
@@ -33,13 +33,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dubio._engine.memory import tensors_in
 from dubio._engine.settings import STATE
 
 LOCK = threading.RLock()
-"""Held by whoever seeds or puts back a generator of the process."""
+"""Held while a global generator is seeded or put back."""
 
 CPU = torch.device("cpu")
 NUMPY, PYTHON, TORCH = "numpy.random", "Python's random", "torch's global generator"
@@ -48,13 +48,13 @@ LARGEST_OF_NUMPY = 2**32
 RUNS_TO_COMPARE = 8
 RANDOM = torch.Tag.nondeterministic_seeded
 SWITCHES = ("dropout_p", "train", "training")
-"""Arguments of random operators that say, where they are zero or false, that nothing is drawn."""
+"""Arguments of random operators for which zero or false means that nothing is drawn."""
 
 T = TypeVar("T")
 
 
 def _forget_run() -> None:
-    """In a forked process, such as a worker of a loader: the run that forked it keeps its numbers to itself."""
+    """Leave the run of the parent in a forked process, such as a worker of a loader: it does not use its numbers."""
     STATE.own.stream = STATE.own.watch = None
 
 
@@ -72,39 +72,39 @@ def notice(model: object, what: str) -> None:
 
 
 def noticed(model: nn.Module) -> tuple[str, ...]:
-    """Global generators that a network was seen to draw from itself."""
+    """Global generators from which a network was noticed to draw itself."""
     return tuple(_NOTICED.get(model, {}))
 
 
 class DrawsItselfError(Exception):
-    """A network draws from a global generator, in a run that had not reckoned with it (``seeded_run``)."""
+    """A network draws from a global generator, in a run that did not expect it (``seeded_run``)."""
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The process's own generator of a device."""
+    """The global generator of a device."""
     if device.type == "cuda":
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return torch.mps._get_default_mps_generator() if device.type == "mps" else torch.default_generator
 
 
 class Stream:
-    """Random numbers of one run: a generator for each device, none of which is the process's.
+    """Random numbers of one run: a generator for each device, none of which is global.
 
     Args:
-        seed: begins every generator, as ``torch.manual_seed`` would begin the process's.
-        states: where generators stand, for a run that is to be repeated.
+        seed: seeds every generator, as ``torch.manual_seed`` seeds the global ones.
+        states: the state of generators, for a run that is repeated.
     """
 
     def __init__(self, seed: int = 0, states: Mapping[torch.device, Tensor] | None = None) -> None:
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self.is_lent = False
-        """Whether the process's generators give this run's numbers at the moment."""
+        """Whether the global generators give this run's numbers at the moment."""
         for device, state in (states or {}).items():
             self.generator(device).set_state(state)
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """That of a device."""
+        """The generator of a device."""
         device = _numbered(device)
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
@@ -113,36 +113,36 @@ class Stream:
     @contextmanager
     def in_use(self) -> Iterator["Stream"]:
         """A block in which noise of this thread comes from here."""
-        own = STATE.own
-        former, own.stream = own.stream, self
+        state = STATE.own
+        former, state.stream = state.stream, self
         try:
             yield self
         finally:
-            own.stream = former
+            state.stream = former
 
     @contextmanager
     def lent(self, *devices: torch.device) -> Iterator[None]:
-        """A block in which the process's generators give this run's numbers: for code that draws from them."""
+        """A block in which the global generators give this run's numbers, for code that draws from them."""
         if self.is_lent:
             yield
             return
         with LOCK:
             pairs = [(default_generator(device), self.generator(device)) for device in {CPU, *map(_numbered, devices)}]
-            states = [ours.get_state() for ours, _ in pairs]
-            for process, own in pairs:
-                process.set_state(own.get_state())
+            states = [default.get_state() for default, _ in pairs]
+            for default, private in pairs:
+                default.set_state(private.get_state())
             self.is_lent = True
             try:
                 yield
             finally:
                 self.is_lent = False
-                for (process, own), state in zip(pairs, states, strict=True):
-                    own.set_state(process.get_state())
-                    process.set_state(state)
+                for (default, private), state in zip(pairs, states, strict=True):
+                    private.set_state(default.get_state())
+                    default.set_state(state)
 
 
 class Watch(TorchDispatchMode):
-    """Notices what this thread draws; numbers that would come from the process come from a stream, where there is one.
+    """Notices what this thread draws; numbers from a global generator come from a stream instead, where there is one.
 
     Args:
         stream: gives the numbers; by default the stream in use in this thread, unless it is lent.
@@ -150,13 +150,12 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, stream: Stream | None = None) -> None:
         super().__init__()
-        in_use = STATE.own.stream
-        self._stream = stream if stream is not None or in_use is None or in_use.is_lent else in_use
+        self._stream = STATE.own.private_stream if stream is None else stream
         self._process = os.getpid()
         self.devices: set[str] = set()
         """Kinds of the devices on which anything was drawn."""
         self.itself = False
-        """Whether anything but the engine has drawn from a generator of the process."""
+        """Whether anything but the engine has drawn from a global generator."""
 
     def __enter__(self) -> "Watch":
         self._former, STATE.own.watch = STATE.own.watch, self
@@ -166,7 +165,7 @@ class Watch(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         STATE.own.watch = self._former
-        if self._former is not None:  # which has seen numbers of a stream only
+        if self._former is not None:  # it has seen numbers of a stream only
             self._former.itself |= self.itself
             self._former.devices |= self.devices
 
@@ -176,22 +175,21 @@ class Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # A process that was forked meanwhile, such as a loader's worker, has generators of its own.
+        # A process that was forked meanwhile, such as a loader's worker, has its own generators.
         if not _is_random(func) or os.getpid() != self._process or not _draws(func, args, kwargs):
             return func(*args, **kwargs)
-        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
-        device = _device_of(args, kwargs) if given is None else given.device
+        generator = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
+        device = _device_of(args, kwargs) if generator is None else generator.device
         self.devices.add(device.type)
-        # Compared by address: an operator sees another object for the same generator.
-        named = (
-            self._stream is not None and given is not None and _address(given) == _address(default_generator(device))
-        )
-        is_global = given is None or named
+        is_global = generator is None
+        if self._stream is not None and generator is not None:
+            # Compared by address: an operator sees another object for the same generator.
+            is_global = generator._cdata == default_generator(device)._cdata  # type: ignore[attr-defined]
         self.itself |= is_global
         if self._stream is None or not is_global:
             return func(*args, **kwargs)
-        if given is not None:
-            args = tuple(arg for arg in args if arg is not given)
+        if generator is not None:
+            args = tuple(arg for arg in args if arg is not generator)
         target = _with_generator(func)
         if target is None:  # it takes no generator, such as fused dropout on a GPU
             with self._stream.lent(device):
@@ -201,36 +199,34 @@ class Watch(TorchDispatchMode):
 
 @contextmanager
 def redirected(stream: Stream) -> Iterator[Watch]:
-    """A block in which everything that this thread draws comes from a stream, also what is not dubio's."""
+    """A block in which everything that this thread draws comes from a stream, including draws of torch itself."""
     with stream.in_use(), Watch(stream) as watch:
         yield watch
 
 
 def generator_state(device: torch.device) -> Tensor:
-    """Where the generator stands that this thread draws from on a device."""
-    stream = STATE.own.stream
-    if stream is not None and not stream.is_lent:
-        return stream.generator(device).get_state()
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else default_generator(device).get_state()
+    """The state of the generator that this thread draws from on a device."""
+    return _generator(device).get_state()
 
 
 def set_generator_state(device: torch.device, state: Tensor) -> None:
-    """Put the generator that this thread draws from on a device where it once stood: for a run that is resumed."""
-    stream = STATE.own.stream
-    if stream is not None and not stream.is_lent:
-        stream.generator(device).set_state(state)
-    elif device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        default_generator(device).set_state(state)
+    """Set the state of the generator that this thread draws from on a device, for a run that is resumed."""
+    _generator(device).set_state(state)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    stream = STATE.own.private_stream
+    if stream is None and device.type == "cuda":
+        torch.cuda.init()  # there are no default generators before
+    return default_generator(device) if stream is None else stream.generator(device)
 
 
 @contextmanager
 def seeded(seed: int | None, device: torch.device, lend: bool = False) -> Iterator[None]:
-    """A block whose random numbers follow from a seed; from where generators stand without one.
+    """A block whose random numbers follow from a seed; without one, from the present state of generators.
 
-    ``lend`` is for code that draws from global generators: it gets numbers of the seed there, under the lock, and the
-    generators are where they were when the block is left.
+    ``lend`` is for code that draws from global generators: they give numbers of the seed, under the lock, and have
+    their former state back when the block is left.
     """
     if seed is None:
         yield
@@ -252,19 +248,19 @@ def seeded(seed: int | None, device: torch.device, lend: bool = False) -> Iterat
 
 @contextmanager
 def seeded_step(seed: int | None, device: torch.device, compiled: bool) -> Iterator[None]:
-    """``seeded``, for a part of a run that has found out already whether its network draws itself, or is about to."""
+    """``seeded``, for a part of a run; watches the network unless the run has noticed whether it draws itself."""
     outer = STATE.own.stream
     lend = compiled or (outer is not None and outer.is_lent)
-    is_known = lend or seed is None or (outer is not None and STATE.own.watch is None)
-    with seeded(seed, device, lend), nullcontext() if is_known else Watch():
+    is_settled = lend or seed is None or (outer is not None and STATE.own.watch is None)
+    with seeded(seed, device, lend), nullcontext() if is_settled else Watch():
         yield
 
 
 def seeded_run(seed: int | None, device: torch.device, work: Callable[[], T]) -> T:
-    """``work()`` with random numbers of a seed; a second time, under the lock, where it meets a network that draws.
+    """``work()`` with random numbers of a seed; repeated under the lock if its network draws from global generators.
 
-    The work looks for that before all else, puts NumPy's and Python's generators back, and raises ``DrawsItselfError``.
-    Without a seed the numbers of this thread go on.
+    The work checks for that first, puts NumPy's and Python's generators back, and raises ``DrawsItselfError``. Without
+    a seed the generators of this thread go on.
     """
     if seed is None and not has_numbers_of_its_own():
         return work()
@@ -285,9 +281,8 @@ def seeded_run(seed: int | None, device: torch.device, work: Callable[[], T]) ->
 
 
 def has_numbers_of_its_own() -> bool:
-    """Whether this thread does without the process's generators at the moment."""
-    stream = STATE.own.stream
-    return stream is not None and not stream.is_lent
+    """Whether this thread does without the global generators at the moment."""
+    return STATE.own.private_stream is not None
 
 
 class _Generator(NamedTuple):
@@ -303,51 +298,44 @@ _PROCESS = (
 
 
 class HostState:
-    """Where generators stand of which torch knows nothing: NumPy's, Python's, and those that modules hold."""
+    """The state of generators outside of torch: NumPy's, Python's, and those that modules hold."""
 
     def __init__(self, model: nn.Module | None = None) -> None:
         held = [] if model is None else list(_held(model))
-        self._generators = [_PROCESS[0], *held, _PROCESS[1]]  # Python's last: of those that moved the first is named
+        self._generators = [_PROCESS[0], *held, _PROCESS[1]]  # Python's last: ``moved`` names the first that moved
         self._states = [generator.get() for generator in self._generators]
 
     def put_back(self, process: bool = True) -> None:
-        """Set all of them to where they stood; of the process's only where ``process`` says so, under the lock."""
+        """Set all of them to their former state, under the lock; the global ones only with ``process``."""
         for generator, state in zip(self._generators, self._states, strict=True):
             if process or generator not in _PROCESS:
                 generator.set(state)
 
     def moved(self) -> str:
-        """The name of one that was drawn from since; empty where none was."""
-        for generator, state in zip(self._generators, self._states, strict=True):
-            if pickle.dumps(generator.get()) != pickle.dumps(state):
-                return generator.name
-        return ""
-
-
-def is_of_process(name: str) -> bool:
-    """Whether that is the name of NumPy's or Python's global generator."""
-    return name in (NUMPY, PYTHON)
+        """The name of a generator that was drawn from since; empty where none was."""
+        pairs = zip(self._generators, self._states, strict=True)
+        return next((held.name for held, state in pairs if pickle.dumps(held.get()) != pickle.dumps(state)), "")
 
 
 def follows_host(outputs: Callable[[], Any]) -> bool:
-    """Whether outputs change with NumPy's and Python's numbers; all else must be the same at every call.
+    """Whether outputs change with NumPy's and Python's numbers; everything else must be the same at every call.
 
-    Nothing is seeded, since other threads may draw from these generators: each call goes on where the last one ended.
+    Nothing is seeded, since other threads may draw from these generators: each call continues where the last ended.
     """
     with LOCK:
         host = HostState()
-        first = _tensors(outputs())
+        first = tensors_in(outputs())
         for _ in range(RUNS_TO_COMPARE - 1):
-            if any(not torch.equal(*pair) for pair in zip(first, _tensors(outputs()), strict=True)):
+            if any(not torch.equal(*pair) for pair in zip(first, tensors_in(outputs()), strict=True)):
                 host.put_back()
                 return True
     return False
 
 
 def may_draw_on_host(model: object) -> bool:
-    """Whether a network has code beside torch's and dubio's, in a file that imports ``random`` or ``numpy``.
+    """Whether a network has code outside of torch and dubio, in a file that imports ``random`` or ``numpy``.
 
-    A bare function may.
+    A function that is no module may draw.
     """
     if not isinstance(model, nn.Module):
         return True
@@ -356,7 +344,7 @@ def may_draw_on_host(model: object) -> bool:
 
 
 def _scopes(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """The global names of code that a module runs, where it is not torch's or dubio's."""
+    """The global names of code that a module runs, outside of torch and dubio."""
     for kind in type(module).__mro__:
         if kind.__module__ in sys.modules and not _is_ours(kind.__module__):
             yield vars(sys.modules[kind.__module__])
@@ -393,26 +381,14 @@ def _held(model: nn.Module) -> Iterator[_Generator]:
             elif isinstance(value, np.random.RandomState):
                 yield _Generator(name, value.get_state, value.set_state)
             elif isinstance(value, np.random.Generator):
-                yield _of_numpy(name, value.bit_generator)
-
-
-def _of_numpy(name: str, bits: Any) -> _Generator:
-    def put(state: Any) -> None:
-        bits.state = state
-
-    return _Generator(name, lambda: bits.state, put)
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def _address(generator: torch.Generator) -> int:
-    return int(generator._cdata)  # type: ignore[attr-defined]
+                bits = value.bit_generator
+                yield _Generator(
+                    name, functools.partial(getattr, bits, "state"), functools.partial(setattr, bits, "state")
+                )
 
 
 def _numbered(device: torch.device) -> torch.device:
-    """A device by its number: ``cuda`` is the current one."""
+    """A device with its index: ``cuda`` is the current one."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return CPU if device.type == "cpu" else device
@@ -436,12 +412,12 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 def _device_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
     if kwargs.get("device") is not None:
         return torch.device(kwargs["device"])
-    return next((tensor.device for tensor in _tensors((args, dict(kwargs)))), CPU)
+    return next((tensor.device for tensor in tensors_in((args, dict(kwargs)))), CPU)
 
 
 @functools.cache
 def _with_generator(func: Any) -> Any:
-    """The form of a random operator that takes a generator; None where there is none."""
+    """The overload of a random operator that takes a generator; None where there is none."""
     if any(argument.name == "generator" for argument in func._schema.arguments):
         return func
     name = func._overloadname

@@ -1,10 +1,8 @@
-"""Memory: amounts in words and in bytes, what operators take of it, and whether it ran out.
+"""Memory: amounts as text and in bytes, the footprint of operators, out-of-memory errors, and the layout of images.
 
-Invariant: a storage counts from the operator that makes it until nothing refers to it any more, views and what a graph
-keeps included, and what was there before does not count
+Invariant: a storage counts from the operator that makes it until its last reference is gone, including views and what a
+graph keeps; storages that existed before do not count
 (``test_the_footprint_counts_what_a_graph_keeps_and_nothing_that_was_there``).
-
-How images lie in memory: a GPU convolves them fastest channels last.
 """
 
 import gc
@@ -25,27 +23,29 @@ UNITS = {
     **{unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)},
 }
 
-
 RAN_OUT = ("can't allocate memory", "not enough memory", "ALLOC_FAILED", "out of memory")
-"""What allocators and libraries say that have no error of their own for it."""
+"""Messages of allocators and libraries that have no error class for it."""
+
+DEVICES = ("cuda",)
+"""Where convolutions are faster channels last."""
 
 
 def parse_memory(text: str) -> int:
     """Bytes that a text such as ``"512 MiB"``, ``"2 GiB"`` or ``"1.5 GB"`` stands for."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", text)
     factors = {unit.lower(): factor for unit, factor in UNITS.items()}
-    if found is None or found[2].lower() not in factors:
+    if match is None or match[2].lower() not in factors:
         raise ValueError(
             f"an amount of memory must be a number with one of {', '.join(UNITS)}, such as '512 MiB', got {text!r}"
         )
-    amount: int = math.floor(float(found[1]) * factors[found[2].lower()])
+    amount: int = math.floor(float(match[1]) * factors[match[2].lower()])
     if amount < 1:
         raise ValueError(f"an amount of memory must be at least 1 byte, got {text!r}")
     return amount
 
 
 def memory_in_words(amount: int) -> str:
-    """Bytes as a person would say them: ``12.5 MiB``."""
+    """A number of bytes as text: ``12.5 MiB``."""
     for unit in ("GiB", "MiB", "KiB"):
         if amount >= UNITS[unit]:
             return f"{amount / UNITS[unit]:.1f} {unit}"
@@ -53,23 +53,23 @@ def memory_in_words(amount: int) -> str:
 
 
 def available_memory() -> int | None:
-    """Bytes of main memory that programs may still take; None where the system does not say."""
+    """Bytes of main memory that are still available; None where the system does not report them."""
     try:
-        found = re.search(r"^MemAvailable:\s+([0-9]+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s+([0-9]+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return None if found is None else 1024 * int(found[1])
+    return None if match is None else 1024 * int(match[1])
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was no memory left, on whatever device."""
+    """Whether an error reports that a device ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in RAN_OUT)
 
 
 def free_memory() -> None:
-    """Give back what nothing refers to any more."""
+    """Collect garbage, and release the cached memory of CUDA."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -77,7 +77,12 @@ def free_memory() -> None:
 
 def tensor_bytes(values: Any) -> int:
     """Bytes of all tensors among some values."""
-    return sum(leaf.nbytes for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+    return sum(tensor.nbytes for tensor in tensors_in(values))
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """All tensors among some values."""
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 class Footprint(TorchDispatchMode):
@@ -88,11 +93,11 @@ class Footprint(TorchDispatchMode):
         self.written = 0
         self.peak = peak
         self.operators: list[Any] = []
-        """What ran."""
+        """The operators that ran."""
         self.course: list[int] = []
-        """How many bytes were alive after each operator."""
+        """Bytes that were alive after each operator."""
         self.convolutions: list[tuple[int, int]] = []
-        """Groups of each convolution, and how many numbers it wrote."""
+        """Groups of each convolution, and the number of elements that it wrote."""
         self._alive = 0
         self._storages: set[int] = set()
 
@@ -100,12 +105,9 @@ class Footprint(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        before = {
-            leaf.untyped_storage().data_ptr() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
-        }
-        for leaf in pytree.tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self._count(leaf, before)
+        before = {tensor.untyped_storage().data_ptr() for tensor in tensors_in((args, kwargs))}
+        for tensor in tensors_in(out):
+            self._count(tensor, before)
         if func is torch.ops.aten.convolution.default:
             self.convolutions.append((args[-1], out.numel()))
         self.operators.append(func)
@@ -119,7 +121,7 @@ class Footprint(TorchDispatchMode):
             return
         size = storage.nbytes()
         self.written += size
-        if address in before:  # a view of what was there before
+        if address in before:  # a view of an argument
             return
         self._alive += size
         self.peak = max(self.peak, self._alive)
@@ -131,12 +133,8 @@ class Footprint(TorchDispatchMode):
         self._alive -= size
 
 
-DEVICES = ("cuda",)
-"""Where it is faster."""
-
-
 def is_faster_channels_last(device: torch.device) -> bool:
-    """Whether images should lie channels last there."""
+    """Whether convolutions on a device are faster with images channels last."""
     return device.type in DEVICES
 
 
@@ -146,7 +144,7 @@ def image_channels(model: nn.Module) -> set[int]:
 
 
 def channels_last(values: Any, channels: Collection[int]) -> Any:
-    """Values, of which those that are images, by their number of channels, lie channels last."""
+    """The same values, with tensors that are images, by their number of channels, in channels-last layout."""
 
     def laid_out(leaf: Tensor) -> Tensor:
         is_image = leaf.dim() == 4 and leaf.layout is torch.strided and leaf.shape[1] in channels

@@ -1,12 +1,12 @@
 """The pass: everything random about one forward of one draw.
 
-A stochastic layer asks the running pass for noise and computes; it calls no random function and keeps nothing. The pass
-is opened by whoever starts the forward - an executor for many draws, or the network's own hooks for a plain
-``model(inputs)`` - and is gone when the forward returns.
+A stochastic layer takes its noise from the running pass and computes; it calls no random function and keeps nothing.
+The pass is opened by an executor for many draws, or by the network's own hooks for a plain ``model(inputs)``, and ends
+when the forward returns.
 
 Invariants: a draw belongs to a posterior, so tied weights and layers called twice see one draw in each pass
-(``test_tied_weights_share_one_posterior_and_its_draw``); two passes in one setting draw anew unless frozen; a pass
-never outlives its forward, also when that raises (``test_traps.py``).
+(``test_tied_weights_share_one_posterior_and_its_draw``); two passes in one setting draw new noise unless frozen; a pass
+never outlives its forward, even when that raises (``test_traps.py``).
 """
 
 import inspect
@@ -20,28 +20,28 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from dubio._engine.host_rng import Stream, generator_state, redirected
+from dubio._engine.memory import tensors_in
 from dubio._engine.noise import Kind, fresh_noise, noise_key, seeded_noise
 from dubio._engine.settings import STATE, Settings
 
 _WARNED: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
-"""Networks of which it was said that nothing in them is random."""
+"""Networks that were reported as not random."""
 _WARNED_LOCK = threading.Lock()
 
 
 @runtime_checkable
 class PerturbationSource(Protocol):
-    """Who may know a perturbation before its posterior draws it (``ahead``)."""
+    """A source of perturbations that were drawn before their posterior draws them (``WeightPrefetcher``)."""
 
     def perturbation(self, source: Any, run: "Pass") -> Tensor | None:
-        """That of a posterior in a pass; None where it must draw itself."""
+        """The perturbation of a posterior in a pass; None where it must draw it itself."""
 
 
 class Pass:
-    """The noise of one draw, and what the forward hands over while it runs."""
+    """The noise of one draw, and the terms that its forward collects."""
 
     def __init__(
         self,
@@ -58,30 +58,30 @@ class Pass:
         self.mapped = mapped
         """Whether the forward runs under the executor's ``vmap``, ``draw`` standing for many."""
         self.drawn: dict[int, Tensor] = {} if drawn is None else drawn
-        """What posteriors drew in this pass, by identity of their means, and ensembles, by their own."""
+        """What posteriors drew in this pass, by identity of their means; of ensembles, by identity of the module."""
         self.ahead = ahead
         self.noise: dict[int, Tensor] = {}
-        """The noise of what was drawn without gradients."""
+        """The noise of perturbations that were drawn without gradients."""
         self.calls: dict[int, int] = {}
         self.collecting = frozenset(collecting)
-        """Kinds of terms that someone asked for: ``divergence``, ``entropy``, ``penalty``."""
+        """Kinds of terms to collect: ``divergence``, ``entropy``, ``penalty``."""
         self.terms: dict[str, list[Tensor]] = {}
         self.alone = False
-        """Whether each draw is a network of its own now, which shares no batch statistics with the others."""
+        """Whether each draw is a separate network now, which shares no batch statistics with the others."""
         self.moved: dict[int, dict[str, Tensor]] = {}
-        """What mapped draws have made of the buffers of networks of their own, by identity of who takes it back."""
+        """Buffers that mapped draws of separate networks have changed, by identity of the module that accepts them."""
         self.owner = owner
         self.depth = 0
-        """How often the owner has called itself."""
+        """Number of nested calls of the owner."""
 
     @property
     def off(self) -> bool:
-        """Whether the mean network is asked for."""
+        """Whether the mean network is computed."""
         return self.settings.mode == "off" or STATE.own.settings.mode == "off"
 
     def noise_for_weights(self, source: nn.Module, like: Tensor, kind: Kind = "normal") -> Tensor:
-        """Noise that belongs to a posterior, which keeps what it makes of it in ``drawn``."""
-        return self._noise(source, 0, like.shape, kind, like.dtype, like.device, by_row=False)
+        """Noise that belongs to a posterior, which keeps its perturbation in ``drawn``."""
+        return self._noise(source, 0, like.shape, kind, like.dtype, like.device)
 
     def noise_for_activations(
         self, source: nn.Module, shape: Sequence[int], dtype: torch.dtype, device: torch.device, kind: Kind = "normal"
@@ -89,26 +89,20 @@ class Pass:
         """Noise that belongs to this call of a layer; the first axis of ``shape`` counts rows."""
         call = self.calls.get(id(source), 0) + 1
         self.calls[id(source)] = call
-        return self._noise(source, call, shape, kind, dtype, device, by_row=True)
+        return self._noise(source, call, shape, kind, dtype, device)
 
     def collect(self, name: str, value: Tensor) -> None:
-        """Hand over a term that depends on the noise drawn; terms of one name are summed.
+        """Collect a term that depends on the noise drawn; terms of one name are summed.
 
         ``divergence`` and ``entropy`` belong to all data together; a term of any other name is added to the loss as it
-        is. Layers ask ``collecting`` first, so that nobody computes what nobody wants.
+        is. Layers check ``collecting`` first, so that no unused term is computed.
         """
         self.terms.setdefault(name, []).append(value)
 
     def _noise(
-        self,
-        source: nn.Module,
-        call: int,
-        shape: Sequence[int],
-        kind: Kind,
-        dtype: torch.dtype,
-        device: torch.device,
-        by_row: bool,
+        self, source: nn.Module, call: int, shape: Sequence[int], kind: Kind, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
+        """Noise by rows for a call of a layer, counted from 1; without rows for weights, with call 0."""
         settings = self.settings
         if settings.seed is None:
             return fresh_noise(shape, kind, dtype, device)
@@ -119,30 +113,18 @@ class Pass:
                 "dubio._engine.attach(network) once it is complete"
             )
         draw = torch.zeros((), dtype=torch.int64, device="cpu") if self.draw is None else self.draw
-        noise: Tensor = seeded_noise(
-            settings.seed,
-            draw,
-            key,
-            call,
-            list(shape),
-            kind,
-            dtype,
-            device,
-            settings.antithetic,
-            by_row,
-            _first_row(settings, shape),
-        )
+        options = dtype, device, settings.antithetic, call > 0, _first_row(settings, shape)
+        noise: Tensor = seeded_noise(settings.seed, draw, key, call, list(shape), kind, *options)
         return noise
 
 
 def is_mapped(*values: Any) -> bool:
     """Whether any tensor among the values stands for several draws."""
-    leaves = pytree.tree_leaves(values)
-    return any(isinstance(leaf, Tensor) and torch._C._functorch.is_batchedtensor(leaf) for leaf in leaves)
+    return any(torch._C._functorch.is_batchedtensor(tensor) for tensor in tensors_in(values))
 
 
 def is_transformed() -> bool:
-    """Whether some ``vmap``, ``grad`` or other transform of ``torch.func`` runs around us."""
+    """Whether a ``vmap``, ``grad`` or other transform of ``torch.func`` is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -152,7 +134,7 @@ def current_pass() -> Pass | None:
 
 
 class Joined:
-    """The running pass or, for a layer called by itself, a pass for this call alone."""
+    """The running pass or, for a layer called by itself, a pass for this call only."""
 
     def __enter__(self) -> Pass:
         running = STATE.own.current
@@ -191,7 +173,7 @@ def attach(root: nn.Module) -> nn.Module:
     ``convert`` does this. Hooks keep the signature of ``forward``, compile, export, copy and pickle.
     """
     for module in root.modules():
-        if any(hook is _open_pass for hook in module._forward_pre_hooks.values()):  # a root until now
+        if any(hook is _open_pass for hook in module._forward_pre_hooks.values()):  # it was a root
             detach(module)
             attach_alone(module)
     detach(root)
@@ -202,18 +184,22 @@ def attach(root: nn.Module) -> nn.Module:
 
 
 def attach_alone(module: nn.Module) -> None:
-    """Make a part of a network open a pass where none runs: called by itself, it draws for that call."""
+    """Make a part of a network open a pass where none runs, so that it draws noise when it is called by itself."""
     module.register_forward_pre_hook(_open_pass_if_none, prepend=True)
     module.register_forward_hook(_close_pass, always_call=True)
 
 
 def detach(module: nn.Module) -> None:
-    """Take the hooks of ``attach`` and ``attach_alone`` off a module again."""
-    _remove_hooks(module, _open_pass, _open_pass_if_none, _close_pass)
+    """Remove the hooks of ``attach`` and ``attach_alone`` from a module."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for handle, hook in list(hooks.items()):
+            if any(hook is ours for ours in (_open_pass, _open_pass_if_none, _close_pass)):
+                del hooks[handle]
+                module._forward_hooks_always_called.pop(handle, None)
 
 
 def name_sources(root: nn.Module) -> None:
-    """Give every source of noise under ``root`` that has no key, or one already taken, that of its qualified name."""
+    """Set the noise key of every source under ``root`` that has none, or a taken one, to that of its qualified name."""
     taken: set[int] = set()
     for name, module in root.named_modules():
         if hasattr(module, "dubio_noise_key"):
@@ -223,19 +209,19 @@ def name_sources(root: nn.Module) -> None:
 
 
 def is_plain(model: nn.Module) -> bool:
-    """Whether no dubio method has converted a network and no module of it draws noise of dubio's."""
+    """Whether no dubio method has converted a network and no module of it draws noise from dubio."""
     return not hasattr(model, "dubio_spec") and not any(hasattr(part, "dubio_noise_key") for part in model.modules())
 
 
 def warn_of_plain(model: nn.Module, consequence: str) -> None:
-    """Warn once that nothing in a network is random, and what follows from that."""
+    """Warn once that nothing in a network is random, and of the consequence."""
     with _WARNED_LOCK:
         if model in _WARNED:
             return
         _WARNED.add(model)
     warnings.warn(
         f"nothing in this {type(model).__name__} is random, so {consequence}; convert it first, such as with "
-        "dubio.Bayes().convert(net), or with dubio.Deterministic().convert(net) where that is wanted",
+        "dubio.Bayes().convert(net), or with dubio.Deterministic().convert(net) if that is intended",
         stacklevel=4,
     )
 
@@ -243,16 +229,17 @@ def warn_of_plain(model: nn.Module, consequence: str) -> None:
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Activation checkpointing that recomputes with the same draws; use it in place of torch's inside a network.
 
-    The recomputation in the backward pass happens after the forward's pass and settings are gone, on CUDA even in
-    another thread: so they are taken along here. Under ``vmap`` checkpointing is not possible; a network that uses this
-    runs looped.
+    The recomputation in the backward pass happens after the pass and the settings of the forward have ended, on CUDA
+    even in another thread, so that this function keeps them. Under ``vmap`` checkpointing is not possible; a network
+    that uses it runs looped.
     """
     if torch.compiler.is_compiling():  # the compiler recomputes by itself, from the same noise
         return torch_checkpoint(function, *args, use_reentrant=False, **kwargs)
     if is_transformed():
         raise RuntimeError("activation checkpointing cannot run under vmap")
     settings, running = STATE.own.settings, STATE.own.current
-    generators = {device: generator_state(device) for device in _devices_of((args, kwargs))}
+    devices = {torch.device("cpu"), *(leaf.device for leaf in tensors_in((args, kwargs)) if leaf.is_cuda)}
+    generators = {device: generator_state(device) for device in devices}
     drawn, calls = (dict(running.drawn), dict(running.calls)) if running else ({}, {})
     first_time = [True]
 
@@ -266,18 +253,13 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         again.drawn, again.calls = dict(drawn), dict(calls)
         STATE.own.current = again
         try:
-            with redirected(Stream(states=generators)):  # also for what is not dubio's, such as ordinary dropout
+            with redirected(Stream(states=generators)):  # also for draws of torch itself, such as ordinary dropout
                 return function(*inner_args, **inner_kwargs)
         finally:
             STATE.own.settings, STATE.own.current = former
 
-    # Torch would put its global generators back for the second time, and forward again: other threads draw from them.
+    # Torch would rewind its global generators for the second time, and other threads draw from them.
     return torch_checkpoint(replay, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-
-def _devices_of(values: Any) -> set[torch.device]:
-    leaves = pytree.tree_leaves(values)
-    return {torch.device("cpu"), *(leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda)}
 
 
 def _first_row(settings: Settings, shape: Sequence[int]) -> int:
@@ -288,11 +270,9 @@ def _first_row(settings: Settings, shape: Sequence[int]) -> int:
 
 def _open_pass(root: nn.Module, args: tuple[Any, ...]) -> None:
     running = STATE.own.current
-    if running is None or _is_stale(running, root):
-        _refuse_recomputation()
-        STATE.own.current = Pass(STATE.own.settings, owner=root)
-    elif running.owner is root:
-        running.depth += 1
+    if running is not None and _is_stale(running, root):
+        STATE.own.current = None
+    _open_pass_if_none(root, args)
 
 
 def _open_pass_if_none(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -314,15 +294,8 @@ def _close_pass(root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         STATE.own.current = None
 
 
-def _remove_hooks(module: nn.Module, *ours: Callable[..., Any]) -> None:
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for handle in [handle for handle, hook in hooks.items() if any(hook is own for own in ours)]:
-            del hooks[handle]
-            module._forward_hooks_always_called.pop(handle, None)
-
-
 def _is_stale(running: Pass, root: nn.Module) -> bool:
-    """Whether a pass was left behind by an interrupted forward: its network is not being called any more."""
+    """Whether an interrupted forward left this pass behind: its network is not being called any more."""
     if running.owner is None or torch.compiler.is_compiling():
         return False
     calls = -1 if running.owner is root else 0  # the call that is just beginning does not count
@@ -334,9 +307,7 @@ def _is_stale(running: Pass, root: nn.Module) -> bool:
 
 
 def _refuse_recomputation() -> None:
-    if torch.compiler.is_compiling():
-        return
-    if torch._C._current_graph_task_id() != -1:
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
             "a stochastic layer was called during the backward pass, where its draw is gone (torch.utils.checkpoint "
             "inside a stochastic network?); use dubio.checkpoint in its place, it recomputes with the same draw"

@@ -1,24 +1,24 @@
-"""Trying a network: can it be mapped over draws, what does a further draw repeat, and what memory does it take?
+"""Probe a network: can it be mapped over draws, what does a further draw repeat, and what memory does it take?
 
-The network is mapped over one draw and over two of them, with everything it could change put back afterwards. Where
-memory counts and gradients are wanted, each trial runs backwards as well. What is found out:
+The network is mapped over one draw and over two of them, and everything it changes is put back afterwards. Where memory
+is limited and gradients are required, each trial runs backwards as well. The result follows these rules:
 
-- a network that cannot be mapped runs looped; the module at fault and torch's reason are kept for ``describe``;
-- on a CPU, weight sampling runs looped when a draw repeats more than half of the work and takes more than the cache
+- A network that cannot be mapped runs looped; ``describe`` reports the module at fault and torch's reason.
+- On a CPU, weight sampling runs looped when a draw repeats more than half of the work and takes more than the cache
   holds (784-1200-1200-10, batch 128, ten draws, two cores: a training step takes 402 ms looped and 784 ms mapped; at
-  64-100-100-10 it is 9 ms looped and 5 ms mapped), but mapped when most work is shared, as under a Bayesian head; so do
-  members of an ensemble (five of ResNet-18, batch 32: 3.1 s looped, 4.7 s mapped);
-- on a GPU, drawn filters run looped where nothing is differentiated and rows are very many (``choosing``): mapped, they
-  are one convolution with a group for each draw, which does less in the same time;
-- a network that draws from a generator of Python or NumPy runs looped: mapped, all draws would be one;
-- everything else is mapped.
+  64-100-100-10 it is 9 ms looped and 5 ms mapped), but mapped when most work is shared, as under a Bayesian head. The
+  same holds for members of an ensemble (five of ResNet-18, batch 32: 3.1 s looped, 4.7 s mapped).
+- On a GPU, drawn filters run looped without gradients and with very many rows (``planner``): mapped, they are one
+  convolution with a group for each draw, which does less in the same time.
+- A network that draws from a generator of Python or NumPy runs looped: mapped, all draws would be one.
+- Everything else is mapped.
 
-What more draws would take follows operator by operator: where ``a`` bytes are alive with one draw and ``b`` with two,
+The memory of more draws follows operator by operator: where ``a`` bytes are alive with one draw and ``b`` with two,
 ``2a - b`` are shared and ``b - a`` come with each draw, and the peak of any number of draws is the largest of
 ``shared + draws * each`` over all operators (``test_the_peak_of_many_draws_follows_from_two``). The two peaks alone
-would promise too little: with more draws, another operator may be the largest. Under a limit, two draws are not tried
-where they might not fit: a draw then counts as if it shared nothing. Nor is one draw of all rows, where trials of a few
-rows, twice as many each time, tell in the same way that it would not fit.
+would be too low a bound: with more draws, another operator may have the peak. Under a limit, two draws are not tried
+where they might not fit: a draw then counts as if it shared nothing. One draw of all rows is not tried either where
+trials of a few rows, twice as many each time, show in the same way that it would not fit.
 """
 
 import inspect
@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
@@ -38,12 +38,13 @@ from dubio._engine.draws import (
     Numbers,
     OneMemberPerDraw,
     Perturbations,
-    asking,
+    detached,
     map_draws,
     obstacle_to_repeating,
     one_draw,
+    with_gradient,
 )
-from dubio._engine.host_rng import TORCH, HostState, follows_host, is_of_process, notice
+from dubio._engine.host_rng import NUMPY, PYTHON, TORCH, HostState, Watch, follows_host, notice
 from dubio._engine.memory import Footprint, is_out_of_memory, memory_in_words, tensor_bytes
 from dubio._engine.settings import STATE
 from dubio._engine.snapshot import same_numbers, unchanged
@@ -51,10 +52,12 @@ from dubio._engine.snapshot import same_numbers, unchanged
 REPEATED_WORK_TO_LOOP = 0.5
 ROWS_TO_SEE = 4
 SLOW_GROUPS = ("cuda",)
-"""Devices on which a convolution with groups takes longer than one after another."""
+"""Devices on which a convolution with groups takes longer than several without."""
 
 Executor = Literal["auto", "vmap", "loop"]
 Mechanism = Literal["vmap", "vmap inputs", "loop"]
+Lines = tuple[tuple[int, int], ...]
+"""Pairs of shared bytes and bytes per draw."""
 
 
 class ExecutorWarning(UserWarning):
@@ -67,41 +70,42 @@ class LoopOnlyError(RuntimeError):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What trying a network told."""
+    """The result of probing a network."""
 
     executor: Mechanism
     reason: str
-    lines: tuple[tuple[int, int], ...]
-    """What draws take, in bytes, is the largest of ``shared + draws * each`` over these pairs."""
+    lines: Lines
+    """The memory of draws, in bytes, is the largest of ``shared + draws * each`` over these pairs."""
     bytes_per_output: int
     size: int
-    """Number of elements of the inputs that were tried."""
+    """Number of elements of the inputs that were probed."""
     backward: bool
-    """Whether the backward pass was tried, too."""
+    """Whether the backward pass was probed, too."""
     moving: tuple[tuple[str, str], ...] = ()
     """Tensors that a forward changes, such as running statistics: name of the module, name of the tensor."""
     obstacle: str = ""
-    """Why draws cannot be computed anew in the backward pass, where they cannot."""
-    gave_way_to: int | None = None
-    """The limit for which two draws were not tried."""
+    """Why draws cannot be recomputed in the backward pass, where they cannot."""
+    skipped_at: int | None = None
+    """The memory limit for which two draws were not tried."""
     grouped: int = 0
-    """Numbers that convolutions of a draw write which are groups of one when mapped; 0 where that is fast."""
+    """Elements that a draw writes by convolutions that, mapped, have a group for each draw; 0 where groups are fast."""
     streamed: int = 0
-    """Bytes that a forward of a draw takes which would leave the cache of a CPU, were there many; 0 elsewhere."""
-
+    """Bytes of a draw's forward that would leave the cache of a CPU, were there many draws; 0 elsewhere."""
     draws_itself: bool = True
-    """Whether the network draws from torch's global generator itself; true where nobody has looked."""
+    """Whether the network draws from torch's global generator itself; true where it was not probed."""
 
     @property
     def bytes_per_draw(self) -> int:
-        """What a draw more takes, where there are many; with gradients also what its graph keeps."""
+        """Memory of a further draw, where there are many; with gradients also of its graph."""
         return max(each for _, each in self.lines)
 
 
 @dataclass(frozen=True)
 class _ProbeTrial:
-    """What some draws took."""
+    """The memory of some draws."""
 
+    mechanism: Mechanism
+    backward: bool
     footprint: Footprint
     written: int
     """By the forward alone, as is ``forward_peak``."""
@@ -111,50 +115,56 @@ class _ProbeTrial:
     obstacle: str
 
 
-def try_out(call: Call, executor: Executor, backward: bool) -> ProbeResult:
+def probe(call: Call, executor: Executor, backward: bool) -> ProbeResult:
     """Run the network for one draw and for two, and put back all it changed."""
     if executor == "loop":
-        return _try_looped(call, backward, "draws run one after another, as asked for")
+        return _probe_looped(call, backward, "draws run one after another, as requested")
     failure: Exception | None = None
     mechanisms: tuple[Mechanism, ...] = ("vmap",) if executor == "vmap" else ("vmap", "vmap inputs")
     for mechanism in mechanisms:
         try:
-            return _try_mapped(call, mechanism, backward, may_loop=executor == "auto")
+            return _probe_mapped(call, mechanism, backward, may_loop=executor == "auto")
         except (RuntimeError, ValueError, TypeError) as error:
             if executor == "vmap" or is_out_of_memory(error):
                 raise
             failure = failure or error
     assert failure is not None
-    return cannot_be_mapped(call, _try_looped(call, backward, ""), failure)
+    return cannot_be_mapped(call, _probe_looped(call, backward, ""), failure)
 
 
-def cannot_be_mapped(call: Call, found: ProbeResult, error: Exception) -> ProbeResult:
-    """What is known of a network once mapping it has failed: it is looped. Warns, unless it is meant to be."""
+def cannot_be_mapped(call: Call, result: ProbeResult, error: Exception) -> ProbeResult:
+    """The result for a network that failed under the map: it is looped. Warns, unless it is meant to be."""
     reason = f"{_culprit(call.model, error)} cannot be mapped: {_first_sentence(error)}"
     if not isinstance(error, LoopOnlyError):
         message = f"draws run one after another, since {reason}"
         warnings.warn(message, ExecutorWarning, stacklevel=_levels_to_the_user())
-    return replace(found, executor="loop", reason=reason)
+    return replace(result, executor="loop", reason=reason)
 
 
-def no_memory_left(call: Call, tried: str, said: str) -> torch.OutOfMemoryError:
-    """The error of a network for which nothing smaller can be tried."""
+def no_memory_left(call: Call, tried: str, message: str) -> torch.OutOfMemoryError:
+    """The error of a network that runs out of memory with the smallest trial; ``message`` is that of the allocator."""
     rows, device = call.rows_and_device()
     return torch.OutOfMemoryError(
         f"{device} ran out of memory with {tried} at {rows} rows, and fewer draws at a time cannot be tried; "
-        f"give fewer rows at a time (batch_size); it said: {said[:200]}"
+        f"give fewer rows at a time (batch_size); it said: {message[:200]}"
     )
 
 
-def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool) -> ProbeResult:
+def _probe_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool) -> ProbeResult:
     rows, device = call.rows_and_device()
     limit = call.settings.memory
-    lines: tuple[tuple[int, int], ...]
+    lines: Lines
     with unchanged(call.model) as moving:
         host = HostState(call.model)
         one = _try_first(call, mechanism, backward)
-        source, peak, watch = host.moved(), one.footprint.peak, STATE.own.watch
-        two = None if limit is not None and 2 * peak > limit else _try_second(call, mechanism, backward)
+        source, peak, two = host.moved(), one.footprint.peak, None
+        if limit is None or 2 * peak <= limit:
+            try:
+                two = _try_draws(call, mechanism, 2, backward)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+        watch = STATE.own.watch
     if two is None:
         repeated, forward, lines = 1.0, one.forward_peak, ((0, peak),)
         share = f"a draw takes {memory_in_words(peak)} at {rows} rows, too much to try two at once"
@@ -164,43 +174,48 @@ def _try_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool
         lines = _lines(one.footprint, two.footprint)
         each = memory_in_words(max(each for _, each in lines))
         share = f"a further draw repeats {repeated:.0%} of the work and takes {each} at {rows} rows"
-    if is_of_process(source) and not _follows_host(call):
-        source = ""  # it was moved by another thread, or for something else than the outputs
-    elif is_of_process(source):
-        notice(call.model, source)
+    if source in (NUMPY, PYTHON):
+        if _follows_host(call):
+            notice(call.model, source)
+        else:
+            source = ""  # it was moved by another thread, or for something else than the outputs
+    result = _result(call, one, moving, watch, share, lines)
+    result = replace(result, skipped_at=limit if two is None else None)
+    if may_loop and source:
+        return replace(result, executor="loop", reason=f"mapped draws would share what it draws from {source}; {share}")
+    if may_loop and two is not None and device.type in SLOW_GROUPS:
+        result = replace(result, grouped=_grouped(one.footprint, two.footprint))
+    if may_loop and device.type == "cpu" and one.drew_weights and repeated > REPEATED_WORK_TO_LOOP:
+        result = replace(result, streamed=forward)
+    return result
+
+
+def _probe_looped(call: Call, backward: bool, reason: str) -> ProbeResult:
+    """Raises where the inputs and not the map are at fault."""
+    with unchanged(call.model) as moving:
+        one, watch = _try_first(call, "loop", backward), STATE.own.watch
+    return _result(call, one, moving, watch, reason, ((0, one.footprint.peak),))
+
+
+def _result(
+    call: Call, one: _ProbeTrial, moving: Collection[tuple[str, str]], watch: Watch | None, reason: str, lines: Lines
+) -> ProbeResult:
     draws_itself = watch is not None and watch.itself
     if draws_itself:
         notice(call.model, TORCH)
-    gave_way_to = limit if two is None else None
-    found = ProbeResult(
-        mechanism,
-        share,
-        lines,
-        one.bytes_per_output,
-        call.size,
-        backward,
-        _in_all_turns(call.model, moving),
-        one.obstacle,
-        gave_way_to,
-        draws_itself=draws_itself,
-    )
-    if may_loop and source:
-        return replace(found, executor="loop", reason=f"mapped draws would share what it draws from {source}; {share}")
-    if may_loop and two is not None and device.type in SLOW_GROUPS:
-        found = replace(found, grouped=_grouped(one.footprint, two.footprint))
-    if may_loop and device.type == "cpu" and one.drew_weights and repeated > REPEATED_WORK_TO_LOOP:
-        found = replace(found, streamed=forward)
-    return found
+    moved, output = _of_all_members(call.model, moving), one.bytes_per_output
+    result = ProbeResult(one.mechanism, reason, lines, output, call.size, one.backward, moved, one.obstacle)
+    return replace(result, draws_itself=draws_itself)
 
 
 def _follows_host(call: Call) -> bool:
-    """Whether a draw of a few rows follows NumPy's or Python's numbers; taken for granted where it cannot be run."""
+    """Whether a draw of a few rows follows NumPy's or Python's numbers; assumed where it cannot be run."""
     few = _with_rows(call, ROWS_TO_SEE) if _rows_to_cut(call) > ROWS_TO_SEE else call
 
     def outputs() -> Any:
-        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (few.args, few.kwargs))  # it may change its inputs
+        copied = few.with_tensors(torch.clone)  # the network may change its inputs
         with torch.no_grad(), unchanged(call.model, host=False):
-            return one_draw(replace(few, args=args, kwargs=kwargs), torch.zeros((), dtype=torch.int64, device="cpu"))[0]
+            return one_draw(copied, torch.zeros((), dtype=torch.int64, device="cpu"))[0]
 
     try:
         with same_numbers(call.model):
@@ -209,31 +224,16 @@ def _follows_host(call: Call) -> bool:
         return True
 
 
-def _try_looped(call: Call, backward: bool, reason: str) -> ProbeResult:
-    """Raises where the inputs and not the map are at fault."""
-    with unchanged(call.model) as moving:
-        one, watch = _try_first(call, "loop", backward), STATE.own.watch
-    lines, moved = ((0, one.footprint.peak),), _in_all_turns(call.model, moving)
-    draws_itself = watch is not None and watch.itself
-    if draws_itself:
-        notice(call.model, TORCH)
-    found = ProbeResult("loop", reason, lines, one.bytes_per_output, call.size, backward, moved, one.obstacle)
-    return replace(found, draws_itself=draws_itself)
-
-
-def _in_all_turns(model: nn.Module, moving: Collection[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """What all draws move, where some have moved this: those of other parts that take turns move theirs."""
-    found = list(moving)
+def _of_all_members(model: nn.Module, moving: Collection[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The tensors that all draws move, where some draws move these: each member of an ensemble moves its own."""
+    tensors = list(moving)
     for root, module in model.named_modules():
-        parts = (
-            [f"{root}.{turn}".lstrip(".") for turn in module.member_names()]
-            if isinstance(module, OneMemberPerDraw)
-            else []
-        )
+        names = module.member_names() if isinstance(module, OneMemberPerDraw) else ()
+        members = [f"{root}.{name}".lstrip(".") for name in names]
         for path, name in moving:
-            inside = next((path[len(part) :] for part in parts if f"{path}.".startswith(f"{part}.")), None)
-            found += [(part + inside, name) for part in parts if inside is not None]
-    return tuple(dict.fromkeys(found))
+            inside = next((path[len(member) :] for member in members if f"{path}.".startswith(f"{member}.")), None)
+            tensors += [(member + inside, name) for member in members if inside is not None]
+    return tuple(dict.fromkeys(tensors))
 
 
 def _try_first(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial:
@@ -246,44 +246,42 @@ def _try_first(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial:
 
 
 def _try_few_rows(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial | None:
-    """What one draw of all rows would take, where fewer rows tell that it exceeds a limit; None where it may fit.
+    """The trial of one draw of all rows, extrapolated where fewer rows show that it exceeds a limit; else None.
 
-    The rows are doubled, and what twice as many would take follows from the last two trials, operator by operator.
+    The rows are doubled, and the memory of twice as many follows from the last two trials, operator by operator.
     """
     limit, rows = call.settings.memory, _rows_to_cut(call)
     few, last = 1, None
     while limit is not None and few < rows:
         try:
-            tried = _try_draws(_with_rows(call, few), mechanism, 1, backward)
-        except (RuntimeError, ValueError, TypeError) as error:  # a batch norm wants two rows, others all of them
+            trial = _try_draws(_with_rows(call, few), mechanism, 1, backward)
+        except (RuntimeError, ValueError, TypeError) as error:  # a batch norm needs two rows, other layers all of them
             if is_out_of_memory(error) or isinstance(error, LoopOnlyError):
                 raise
-            tried = None
-        if tried is not None:
-            lines = [(tried.footprint.peak, 0)] if last is None else row_lines(last.footprint, tried.footprint)
+            trial = None
+        if trial is not None:
+            lines = [(trial.footprint.peak, 0)] if last is None else row_lines(last.footprint, trial.footprint)
             following, in_all = min(2 * few, rows) / (few / 2), rows / (few / 2)
             if max(shared + following * each for shared, each in lines) > limit:
                 peak = math.ceil(max(shared + in_all * each for shared, each in lines))
-                output = tried.bytes_per_output * rows // few
-                return replace(tried, footprint=Footprint(peak), forward_peak=peak, bytes_per_output=output)
-        few, last = 2 * few, tried
+                output = trial.bytes_per_output * rows // few
+                return replace(trial, footprint=Footprint(peak), forward_peak=peak, bytes_per_output=output)
+        few, last = 2 * few, trial
     return None
 
 
 def _rows_to_cut(call: Call) -> int:
     """Number of rows, where all tensors among the arguments have as many; else 1."""
-    leaves = pytree.tree_leaves((call.args, call.kwargs))
-    rows = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
+    rows = {len(tensor) for tensor in call.tensors if tensor.dim()}
     packed = any(isinstance(argument, PackedSequence) for argument in (*call.args, *call.kwargs.values()))
     return rows.pop() if len(rows) == 1 and not packed else 1
 
 
 def _with_rows(call: Call, rows: int) -> Call:
-    args, kwargs = pytree.tree_map_only(
-        Tensor, lambda leaf: leaf[:rows].detach().requires_grad_(leaf.requires_grad), (call.args, call.kwargs)
-    )
     settings = call.settings if call.settings.num_rows is None else replace(call.settings, num_rows=rows)
-    return replace(call, args=args, kwargs=kwargs, settings=settings)
+    # A slice does not require a gradient where gradients are disabled, and its tensor may.
+    few = call.with_tensors(lambda leaf: leaf[:rows].detach().requires_grad_(leaf.requires_grad))
+    return replace(few, settings=settings)
 
 
 def row_lines(fewer: Footprint, more: Footprint) -> Sequence[tuple[int, int]]:
@@ -294,17 +292,8 @@ def row_lines(fewer: Footprint, more: Footprint) -> Sequence[tuple[int, int]]:
     return [(more.peak - 2 * each, each)]
 
 
-def _try_second(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial | None:
-    try:
-        return _try_draws(call, mechanism, 2, backward)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
-
-
 def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: bool) -> _ProbeTrial:
-    call = _detached(call) if backward else call
+    call = call.with_tensors(detached) if backward else call
     drawn: Perturbations = {}
     with Footprint() as footprint:
         values: Any
@@ -319,22 +308,25 @@ def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: boo
         written, forward_peak = footprint.written, footprint.peak
         obstacle = obstacle_to_repeating(call, values) if torch.is_grad_enabled() else ""
         if backward:
-            _differentiate(call, values)
+            outputs = with_gradient(pytree.tree_leaves(values))
+            sources = [*with_gradient(call.model.parameters()), *with_gradient(call.tensors)]
+            if outputs and sources:  # the gradients are thrown away
+                torch.autograd.grad(outputs, sources, [torch.ones_like(leaf) for leaf in outputs], allow_unused=True)
     output = tensor_bytes(values) // num_samples
-    return _ProbeTrial(footprint, written, forward_peak, output, drew_weights, obstacle)
+    return _ProbeTrial(mechanism, backward, footprint, written, forward_peak, output, drew_weights, obstacle)
 
 
 def _grouped(one: Footprint, two: Footprint) -> int:
-    """Numbers that a draw writes by convolutions which have a group for each draw."""
+    """Elements that a draw writes by convolutions that have a group for each draw."""
     if len(one.convolutions) != len(two.convolutions):
         return 0
     pairs = zip(one.convolutions, two.convolutions, strict=True)
     return sum(written // 2 for (fewer, _), (more, written) in pairs if more > fewer)
 
 
-def _lines(one: Footprint, two: Footprint) -> tuple[tuple[int, int], ...]:
-    """Shared bytes and bytes per draw of every operator that is the largest for some number of draws."""
-    if one.operators != two.operators:  # something runs draw by draw inside: half of two peaks is a bound for each
+def _lines(one: Footprint, two: Footprint) -> Lines:
+    """Shared bytes and bytes per draw of every operator that has the peak for some number of draws."""
+    if one.operators != two.operators:  # an operator runs draw by draw: half of the second peak bounds each draw
         each = max(two.peak - one.peak, 0)
         return (max(one.peak - each, 0), each), (0, -(-two.peak // 2))
     steepest: dict[int, int] = {}
@@ -350,31 +342,15 @@ def _lines(one: Footprint, two: Footprint) -> tuple[tuple[int, int], ...]:
 
 
 def _is_below(envelope: list[tuple[int, int]], line: tuple[int, int]) -> bool:
-    """Whether the last line of an envelope is nowhere the largest once a steeper one is there."""
+    """Whether the last line of an envelope is nowhere the largest once a steeper one is added."""
     if len(envelope) < 2:
         return False
     (first_shared, first), (shared, each) = envelope[-2:]
     return (first_shared - line[0]) * (each - first) <= (first_shared - shared) * (line[1] - first)
 
 
-def _detached(call: Call) -> Call:
-    """The same call on inputs whose own history is none of a trial's business."""
-    args, kwargs = pytree.tree_map_only(
-        Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad), (call.args, call.kwargs)
-    )
-    return replace(call, args=args, kwargs=kwargs)
-
-
-def _differentiate(call: Call, values: Any) -> None:
-    """A backward pass to everything that asks for a gradient, which is thrown away."""
-    outputs = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    wanted = [*asking(call.model.parameters()), *asking(pytree.tree_leaves((call.args, call.kwargs)))]
-    if outputs and wanted:
-        torch.autograd.grad(outputs, wanted, [torch.ones_like(leaf) for leaf in outputs], allow_unused=True)
-
-
 def _levels_to_the_user() -> int:
-    """How far up the stack the first line outside this package is."""
+    """Number of frames up to the first line outside this package."""
     level, frame = 0, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "dubio":
         level, frame = level + 1, frame.f_back

@@ -1,20 +1,19 @@
-"""How noise is drawn: the settings a user opens with ``with``, one set per thread.
+"""How noise is drawn: the settings that context managers put in force, one set per thread.
 
-Three modes: *fresh* (the default: new noise each time, from the generator of a run that has one, else from torch's
-global one), *frozen* (noise is a function of seed, posterior and draw index, so the same draws come back again and
-again) and *off* (the mean network). ``antithetic`` pairs each even draw with its mirror image.
+Three modes: *fresh* (the default: new noise each time, from the generator of the run, if it has one, else from torch's
+global one), *frozen* (noise is a function of seed, posterior and draw index, so that draws repeat) and *off* (the mean
+network). ``antithetic`` pairs each even draw with its mirror image.
 
-The settings live in a ``threading.local`` that sets its fields in ``__init__``. Neither is a matter of taste: a
-``ContextVar`` does not compile, and a class-attribute default makes a compiled network silently reuse the graph it was
-first traced with (``tests/engine/test_traps.py``). The seed is a tensor for the same reason: a Python number would be
-a constant of the compiled graph, and each new seed a recompilation.
+The settings live in a ``threading.local`` that sets its fields in ``__init__``. Both are required: a ``ContextVar``
+does not compile, and a class-attribute default makes a compiled network silently reuse the graph it was first traced
+with (``tests/engine/test_traps.py``). The seed is a tensor for the same reason: a Python number would be a constant of
+the compiled graph, and each new seed a recompilation.
 """
 
 import dataclasses
 import operator
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -33,36 +32,41 @@ Estimator = Literal["weight", "local", "flipout"]
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What every pass opened under it obeys."""
+    """The settings of every pass that is opened under them."""
 
     mode: Mode = "fresh"
     seed: Tensor | None = None
     """0-dimensional int64 on the CPU; None unless frozen."""
     antithetic: bool = False
     estimator: Estimator | None = None
-    """Overrides the estimator of every layer, where given."""
+    """Overrides the estimator of every layer, if given."""
     first_row: int = 0
-    """Where the rows at hand stand in the whole data: frozen noise of activations belongs to a row, not to a batch."""
+    """The number of the first row in the whole data: frozen noise of activations belongs to a row, not to a batch."""
     num_rows: int | None = None
-    """How many rows are at hand, where known: a layer that sees a multiple of them has folded positions into rows."""
+    """Number of rows in the batch, if given: a layer that sees a multiple of them has folded positions into rows."""
     memory: int | None = None
-    """Bytes that a run of several draws may take beyond the network and its inputs, where limited."""
+    """Bytes that a run of several draws may take beyond the network and its inputs, if limited."""
 
 
 class _Own:
-    """What a thread has of its own.
+    """The state of one thread.
 
     A plain object behind the thread-local: a compiled frame writes attributes of such an object back, but not those of
-    the thread-local itself, and the hooks of a compiled network are frames of their own.
+    the thread-local itself, and the hooks of a compiled network run in separate frames.
     """
 
     def __init__(self) -> None:
         self.settings: Settings = Settings()
         self.current: Pass | None = None
         self.stream: Stream | None = None
-        """Where random numbers come from in this thread; None for the process's generators."""
+        """The source of random numbers in this thread; None for the global generators."""
         self.watch: Watch | None = None
-        """What notices the draws of this thread, where anything does."""
+        """Notices the draws of this thread, where a network is probed."""
+
+    @property
+    def private_stream(self) -> "Stream | None":
+        """The stream in use, unless the global generators give its numbers."""
+        return None if self.stream is None or self.stream.is_lent else self.stream
 
 
 class _State(threading.local):
@@ -74,7 +78,7 @@ STATE = _State()
 
 
 class Using:
-    """Context manager that puts changed settings in force in this thread and restores the former ones on leaving."""
+    """Context manager that changes settings in this thread and restores the former ones on exit."""
 
     def __init__(self, **changes: object) -> None:
         self._changes = changes
@@ -84,19 +88,17 @@ class Using:
         self._former.append(STATE.own.settings)
         STATE.own.settings = dataclasses.replace(STATE.own.settings, **self._changes)  # type: ignore[arg-type]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         STATE.own.settings = self._former.pop()
 
 
 def fresh() -> Using:
-    """New noise for every pass: the default, and the way back to it inside ``frozen`` or ``noise_off``."""
+    """New noise for every pass: the default, also inside ``frozen`` or ``noise_off``."""
     return Using(mode="fresh", seed=None)
 
 
 def frozen(seed: int | Tensor = 0) -> Using:
-    """The same draws, again and again: noise becomes a function of seed, posterior and draw index.
+    """The same draws every time: noise becomes a function of seed, posterior and draw index.
 
     Chunk size and executor do not change a draw. A plain ``model(inputs)`` is draw 0.
 
@@ -117,10 +119,10 @@ def antithetic() -> Using:
 
 
 def memory_limit(limit: int | str) -> Using:
-    """What a run of several draws may take beyond the network and its inputs: bytes, or a text such as ``"2 GiB"``.
+    """Limit the memory of a run of several draws, beyond the network and its inputs: bytes, or a text like ``"2 GiB"``.
 
-    Draws run in chunks that fit; with gradients, chunks are computed anew in the backward pass where the graph of all
-    draws would not fit. No draw changes by it. Where not even one draw fits, it is refused.
+    Draws run in chunks that fit; with gradients, chunks are recomputed in the backward pass where the graph of all
+    draws would not fit. The limit changes no draw. A limit that not even one draw fits into is refused.
 
     >>> with dubio.memory_limit("512 MiB"):
     ...     draws = dubio.sample(model, inputs, num_samples=1000)
@@ -135,7 +137,7 @@ def memory_limit(limit: int | str) -> Using:
 
 
 def settings_for_run(seed: int | Tensor | None) -> Settings:
-    """The settings in force, with the seed given; noise that is off stays off."""
+    """The settings in force, with ``seed`` if given; noise that is off stays off."""
     settings = STATE.own.settings
     if seed is not None and settings.mode != "off":
         settings = dataclasses.replace(settings, mode="frozen", seed=seed_tensor(seed))
@@ -146,17 +148,17 @@ def settings_for_run(seed: int | Tensor | None) -> Settings:
 
 
 def generator_for(device: torch.device) -> torch.Generator | None:
-    """The generator that the engine draws from in this thread; None for the process's own.
+    """The generator that the engine draws from in this thread; None for the global one.
 
-    Compiled code always draws from the process's: it cannot be given another one (``host_rng.Stream.lent``).
+    Compiled code always draws from the global one: it does not accept another (``host_rng.Stream.lent``).
     """
     if torch.compiler.is_compiling() or device.type == "meta":
         return None
-    own = STATE.own
-    if own.stream is not None and not own.stream.is_lent:
-        return own.stream.generator(device)
-    # Named where somebody watches, so that the engine's draws are told from the network's own.
-    return None if own.watch is None else own.watch.default_generator(device)
+    stream, watch = STATE.own.private_stream, STATE.own.watch
+    if stream is not None:
+        return stream.generator(device)
+    # Passed explicitly under a watch, so that it can distinguish the engine's draws from those of the network.
+    return None if watch is None else watch.default_generator(device)
 
 
 def new_seed(most: int) -> Tensor:
@@ -168,18 +170,18 @@ def new_seed(most: int) -> Tensor:
 
 
 def check_module(model: object) -> None:
-    """Refuse what is not a network."""
+    """Raise an error for anything but a network."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """Where a network is, as its first parameter says; None for one without parameters."""
+    """The device of a network's first parameter; None without parameters."""
     return next((parameter.device for parameter in model.parameters()), None)
 
 
 def check_num_samples(num_samples: int) -> None:
-    """Refuse what does not count draws."""
+    """Raise an error for anything but a number of draws."""
     if not torch.compiler.is_compiling() and (isinstance(num_samples, bool) or not hasattr(num_samples, "__index__")):
         raise TypeError(f"num_samples must be an int, got {num_samples!r}")
     if num_samples < 1:
@@ -187,7 +189,7 @@ def check_num_samples(num_samples: int) -> None:
 
 
 def seed_tensor(seed: int | Tensor) -> Tensor:
-    """The seed as the engine keeps it."""
+    """The seed as a 0-dimensional int64 tensor on the CPU."""
     if isinstance(seed, Tensor):
         if seed.dim() != 0 or seed.dtype != torch.int64 or seed.device.type != "cpu":
             raise ValueError(

@@ -1,9 +1,9 @@
-"""What a run changes on a network, put back afterwards, or set to what it was when the run began.
+"""The state that a run changes on a network: put back afterwards, or set to what it was when the run began.
 
 A forward may move buffers (running statistics, the vectors of a spectral norm), keep tensors as attributes, rescale
 rows of an embedding and use generators. ``unchanged`` gives it copies of torch's generators to draw from, undoes all
-else and tells which tensors moved; ``Snapshot`` remembers these few, so that a run can be done again from where it
-began without moving anything a second time. ``TensorSnapshot`` puts them back after a run that failed.
+other changes and reports which tensors moved; ``Snapshot`` stores these few, so that a run can be repeated from where
+it began without moving anything a second time. ``TensorSnapshot`` puts them back after a run that failed.
 """
 
 import threading
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dubio._engine.host_rng import LOCK, HostState, Stream, generator_state, may_draw_on_host, redirected
 
 MOST_STATISTICS = 2**20
-"""Bytes of a buffer up to which it is taken for a statistic that training moves."""
+"""Bytes up to which a buffer counts as a statistic that training moves."""
 
 _MODES = threading.Lock()
 _IN_EVAL: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = weakref.WeakKeyDictionary()
@@ -28,12 +28,12 @@ _IN_EVAL: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = we
 def unchanged(model: nn.Module, host: bool = True) -> Iterator[list[tuple[str, str]]]:
     """Put back what a run may change: buffers, tensors kept as attributes, rows that an embedding rescales, generators.
 
-    What is drawn in the block comes from copies of torch's generators, which other threads may use meanwhile. Those of
-    NumPy and Python have no copies: they are put back where the network has code that may draw from them, under the
-    lock; not at all without ``host``.
+    Draws in the block come from copies of torch's generators, which other threads may use meanwhile. Those of NumPy and
+    Python have no copies: they are put back where the network has code that may draw from them, under the lock; not at
+    all without ``host``.
 
-    Gives a list that names, in the end, module and name of every tensor that the run has changed. Raises where a module
-    keeps a mapped tensor, which would be dead once the map is over.
+    Yields a list that holds, in the end, module and name of every tensor that the run has changed. Raises where a
+    module keeps a mapped tensor, which would be dead once the map is over.
     """
     before = [(path, module, _tensors_on(module)) for path, module in model.named_modules()]
     values = [
@@ -73,9 +73,9 @@ def same_numbers(model: nn.Module) -> Iterator[None]:
 
 
 class TensorSnapshot:
-    """What some tensors on a network hold, such as running statistics; ``moving`` names module and tensor of each.
+    """The values of some tensors on a network, such as running statistics; ``moving`` names module and tensor of each.
 
-    It does not refer to the network, so that it may be kept beside it.
+    It holds no reference to the network, so that it may be kept beside it.
     """
 
     def __init__(self, model: nn.Module, moving: Collection[tuple[str, str]]) -> None:
@@ -86,14 +86,14 @@ class TensorSnapshot:
     def put_back(self, model: nn.Module) -> None:
         """Undo what a run has moved since."""
         for (path, name, tensor), value in zip(self._tensors, self._values, strict=True):
-            tensor.data.copy_(value)  # graphs of other runs may keep it, and need not mind
+            tensor.data.copy_(value)  # not a change to graphs of other runs that keep it
             holder = _holder(model.get_submodule(path), name)
             if holder is not None:
                 holder[name] = tensor
 
 
 class Snapshot:
-    """What a run of a network begins with: modes, generators, and the tensors that it moves.
+    """The state in which a run of a network begins: modes, generators, and the tensors that it moves.
 
     ``draws_itself`` says whether the network may draw from torch's global generator.
     """
@@ -133,7 +133,7 @@ class Snapshot:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode while a run of this network asks for it, in whatever thread; the last one to leave puts its mode back.
+    """A block in which a network is in eval mode; the last block to end, in any thread, restores its mode.
 
     The mode belongs to the network, so that other threads see ``model.training`` as false meanwhile.
     """
@@ -156,7 +156,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def statistics_of(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Buffers that a forward may move, where no trial tells: small dense ones, of modules in training mode."""
+    """Buffers that a forward may move, without a probe: small dense ones, of modules in training mode."""
     return tuple(
         (path, name)
         for path, module in model.named_modules()
@@ -167,20 +167,22 @@ def statistics_of(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 def _holder(module: nn.Module, name: str) -> dict[str, Any] | None:
-    """Where a module keeps a tensor of this name, if it does; one that a map has left there is dead."""
-    holders: tuple[dict[str, Any], ...] = (module._buffers, module.__dict__)
-    found = next((holder for holder in holders if isinstance(holder.get(name), Tensor)), None)
-    return None if found is None or torch._C._functorch.is_batchedtensor(found[name]) else found
+    """The dict in which a module keeps a tensor of this name, if any; a tensor that a map has left there is dead."""
+    for holder in (module._buffers, module.__dict__):
+        tensor = holder.get(name)
+        if isinstance(tensor, Tensor):
+            return None if torch._C._functorch.is_batchedtensor(tensor) else holder
+    return None
 
 
 def _states(model: nn.Module) -> dict[torch.device, Tensor]:
-    """Where the generators stand that a run of the network may draw from."""
+    """The states of the generators that a run of the network may draw from."""
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     return {device: generator_state(device) for device in {torch.device("cpu"), *devices}}
 
 
 def _tensors_on(module: nn.Module) -> dict[str, tuple[dict[str, Any], Tensor]]:
-    """Buffers of a module and tensors among its attributes, with what holds each."""
+    """Buffers of a module and tensors among its attributes, with the dict that holds each."""
     holders: tuple[dict[str, Any], ...] = (module.__dict__, module._buffers)
     return {name: (holder, value) for holder in holders for name, value in holder.items() if isinstance(value, Tensor)}
 
@@ -188,7 +190,7 @@ def _tensors_on(module: nn.Module) -> dict[str, tuple[dict[str, Any], Tensor]]:
 def _put_back(
     module: nn.Module, tensors: dict[str, tuple[dict[str, Any], Tensor]], values: dict[str, Tensor]
 ) -> list[str]:
-    """The names of what had changed."""
+    """Put tensors and buffers back; returns the names of those that had changed."""
     moved = [name for name, (holder, tensor) in tensors.items() if holder.get(name) is not tensor]
     for name, (holder, tensor) in tensors.items():
         holder[name] = tensor

@@ -1,10 +1,10 @@
 """Seeded noise for all draws in one launch, on a GPU that Triton compiles for.
 
-A generator gives numbers one after another, so that ``noise`` seeds one anew for every draw, and for every few rows:
+A generator gives numbers one after another, so that ``noise`` seeds one again for every draw and every few rows:
 hundreds of launches where the noise itself takes one. Philox counts instead: a number is a function of a key, which
-stands for the draw, and of a counter, which is its place. So neither the draws nor the rows of a launch change what
-they are, and nothing is seeded. A call of Philox gives four numbers; they stand a quarter of a row apart, so that
-neighbours write side by side.
+identifies the draw, and of a counter, which is its position. So a number does not depend on the other draws and rows of
+a launch, and nothing is seeded. A call of Philox gives four numbers; they are stored a quarter of a row apart, so that
+writes are coalesced.
 
 This module imports Triton; ``noise`` imports it where it is needed.
 
@@ -79,11 +79,11 @@ def _fill(
         first, second = tl.where(mirrored, whole - first, first), tl.where(mirrored, whole - second, second)
         third, fourth = tl.where(mirrored, whole - third, third), tl.where(mirrored, whole - fourth, fourth)
     begin = out + number.to(tl.int64) * (calls // calls_per_row) * width + row * width
-    known = call < calls
-    tl.store(begin + place, first, mask=known & (place < width))
-    tl.store(begin + calls_per_row + place, second, mask=known & (calls_per_row + place < width))
-    tl.store(begin + 2 * calls_per_row + place, third, mask=known & (2 * calls_per_row + place < width))
-    tl.store(begin + 3 * calls_per_row + place, fourth, mask=known & (3 * calls_per_row + place < width))
+    valid = call < calls
+    tl.store(begin + place, first, mask=valid & (place < width))
+    tl.store(begin + calls_per_row + place, second, mask=valid & (calls_per_row + place < width))
+    tl.store(begin + 2 * calls_per_row + place, third, mask=valid & (2 * calls_per_row + place < width))
+    tl.store(begin + 3 * calls_per_row + place, fourth, mask=valid & (3 * calls_per_row + place < width))
 
 
 def fill(
@@ -92,9 +92,9 @@ def fill(
     """Fill each row of ``out``, `(draw, ...)` in float32, with the noise of its draw.
 
     Args:
-        out: where it goes; contiguous.
+        out: the tensor to fill; contiguous.
         draws: the number of each draw.
-        digest: 64 bits that stand for this noise, the same for all draws.
+        digest: 64 bits that identify this noise, the same for all draws.
         kind: "normal", "uniform" or "sign".
         antithetic: whether draw 2i + 1 mirrors draw 2i.
         num_rows: rows of data in the noise of a draw; 1 where it does not belong to rows.
@@ -125,7 +125,7 @@ def fill(
 
 
 def _runs(draws: Sequence[int]) -> list[tuple[int, int]]:
-    """The first of consecutive numbers and how many follow each other, at most as many as one launch takes."""
+    """The first of consecutive numbers and their count, at most as many as one launch takes."""
     runs: list[tuple[int, int]] = []
     for draw in draws:
         if runs and draw == sum(runs[-1]) and runs[-1][1] < MOST_DRAWS:
@@ -136,6 +136,6 @@ def _runs(draws: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _signed(number: int) -> int:
-    """The lower 32 bits, as a number that has a sign: a larger one would have the kernel compiled anew."""
+    """The lower 32 bits, as a signed number: a larger one would have the kernel compiled again."""
     low = number & 0xFFFFFFFF
     return low - 2**32 if low >= 2**31 else low

@@ -1,23 +1,19 @@
-"""Attention of mapped draws in one call: draws become rows, which attend to nothing beyond themselves.
+"""Rules for mapped draws that torch lacks: attention in one call, and products under autocast.
 
-Torch has no rule for ``scaled_dot_product_attention`` under ``vmap``; it maps what that is made of. The fused kernels
-of a GPU cannot be differentiated so, and refuse masks; those of a CPU run draw by draw. With draws as rows they serve
-as they do for a single draw. What draws share, such as a mask for each row, is copied for each of them.
+Torch has no rule for ``scaled_dot_product_attention`` under ``vmap``; it maps the operators that it consists of. The
+fused kernels of a GPU cannot be differentiated that way, and refuse masks; those of a CPU run draw by draw. Here draws
+become rows, which attend to nothing beyond themselves, so that the kernels serve as for a single draw. What draws
+share, such as a mask for each row, is copied for each of them.
 
-Invariants: values and gradients are those of each draw, whichever tensors are mapped
+``vmap`` also takes products apart before autocast sees them. Of a mapped product autocast sees another kind of
+convolution, which it lowers on a GPU only and not with a float32 bias, or a bias that is added in float32 and makes a
+linear layer's outputs float32. So ``MappedProducts`` lowers factors first, if autocast is on when draws begin. The
+network itself does not change (``docs/decisions/0004-products-of-mapped-draws.md``).
+
+Torch warns of every operator that it maps draw by draw. The user cannot act on it, so the warnings are off under a map.
+
+Invariants: values and gradients equal those of each draw, whichever tensors are mapped
 (``test_attention_of_draws_is_that_of_each``); the compiler sees torch's own functions.
-
-Products of mapped draws, taken in hand where they are called: ``vmap`` takes functions apart, and not all goes well.
-
-Of a mapped product autocast sees what is left of it: a convolution of its own kind, which it lowers on a GPU alone and
-not where its bias is in float32; or a bias that is added in float32, and makes float32 of a linear layer's outputs. So
-factors are lowered first, if autocast is on as draws begin. Of attention a GPU sees parts that cannot be mapped; it is
-computed for all draws together (``attending``). Whoever calls these functions, the network stays as it is
-(``docs/decisions/0004-products-of-mapped-draws.md``).
-
-What autocast does to factors, by hand: ``vmap`` takes functions apart before autocast sees them.
-
-Torch warns of every operator that it maps draw by draw. Nobody can act on it, and trials time the result.
 """
 
 import threading
@@ -34,17 +30,25 @@ from dubio._engine.passes import current_pass, is_mapped
 
 WITHOUT_ROWS = 2
 """Axes of factors that have no rows: positions and features."""
-
-
 MOST_ROWS = 2**16 - 1
-"""What the fused kernels of a GPU take at once."""
-
-
+"""Rows that the fused kernels of a GPU take at once."""
 PLAIN = (type(None), Tensor, nn.Parameter)
-"""Types of masks that are what they hold; others have their own way to attend."""
-
-
+"""Types of masks without their own implementation of attention."""
 RANDOMNESS_OF_MAPS = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)
+PRODUCTS = frozenset(
+    (
+        F.linear,
+        F.multi_head_attention_forward,  # the mode does not see its products
+        *(torch.conv1d, torch.conv2d, torch.conv3d),
+        *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+    )
+)
+ATTENDING_TOGETHER = ("cuda",)
+"""Devices on which torch can map attention in few cases only."""
+
+_LOCK = threading.Lock()
+_SILENT = [0]
+"""Number of maps without warnings: torch has one switch for all threads, which cannot be read."""
 
 
 def attention(
@@ -57,7 +61,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``scaled_dot_product_attention``, of all draws together where anything is mapped or draws drop other weights."""
+    """``scaled_dot_product_attention``, of all draws together where a factor is mapped or draws drop other weights."""
     run = current_pass()
     mapped = is_mapped(query, key, value, attn_mask)
     if not mapped and dropout_p > 0.0 and run is not None and run.mapped and run.draw is not None:
@@ -89,7 +93,7 @@ def _attend(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """A custom operator because its vmap rule can be written for nothing less: the compiler would trace past it."""
+    """A custom operator, since only these accept a vmap rule that the compiler does not trace through."""
     raise RuntimeError("nothing is mapped here")
 
 
@@ -100,17 +104,9 @@ def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Tensor:
 
 @_attend.register_vmap
 def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
+    info: Any, in_dims: tuple[int | None, ...], query: Tensor, key: Tensor, value: Tensor, *options: Any
 ) -> tuple[Tensor, int]:
+    mask, dropout_p, is_causal, scale, enable_gqa = options
     query, key, value = (_draws_first(*pair) for pair in zip((query, key, value), in_dims, strict=False))
     num_axes = max(query.dim(), key.dim(), value.dim())
     has_rows = num_axes > 1 + WITHOUT_ROWS + enable_gqa  # which needs heads
@@ -120,7 +116,7 @@ def _(
     if mask is not None and (in_dims[3] is not None or (has_rows and mask.dim() == query.dim() and len(mask) > 1)):
         mask = _joined(_with_axes(_draws_first(mask, in_dims[3]), 1 + query.dim()), axes)
     pieces = zip(*(_pieces(tensor, len(query)) for tensor in (query, key, value, mask)), strict=True)
-    with torch._C._ExcludeDispatchKeyGuard(RANDOMNESS_OF_MAPS):  # which asks dropout for draws that it can tell apart
+    with torch._C._ExcludeDispatchKeyGuard(RANDOMNESS_OF_MAPS):  # it would refuse dropout over draws
         outputs = [
             F.scaled_dot_product_attention(q, k, v, m, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
             for q, k, v, m in pieces
@@ -130,51 +126,33 @@ def _(
 
 
 def _draws_first(tensor: Tensor, dim: int | None) -> Tensor:
-    """`(sample, ...)`, or one for all draws."""
+    """`(sample, ...)`, or `(1, ...)` where it is not mapped."""
     return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
 
 
 def _with_axes(tensor: Tensor, number: int) -> Tensor:
-    """So many axes, the missing ones of size one behind that of draws."""
+    """The tensor with ``number`` axes; the missing ones, of size one, follow the axis of draws."""
     return tensor[(slice(None), *(None for _ in range(number - tensor.dim())))]
 
 
 def _joined(tensor: Tensor, axes: Sequence[int]) -> Tensor:
-    """`(sample, row, ...)`, where one may stand for all of an axis, as `(sample row, ...)`."""
+    """`(sample, row, ...)`, where an axis may have size one, as `(sample row, ...)`."""
     return tensor.expand(*axes, *tensor.shape[2:]).flatten(0, 1)
 
 
 def _pieces(tensor: Tensor | None, num_rows: int) -> Sequence[Any]:
-    """Of no more than ``MOST_ROWS`` each; what has no rows is the same for all."""
+    """Pieces of at most ``MOST_ROWS`` rows; a tensor without rows is the same for all of them."""
     number = max(1, -(-num_rows // MOST_ROWS))
     return [tensor] * number if tensor is None or len(tensor) != num_rows or number == 1 else tensor.split(MOST_ROWS)
 
 
-PRODUCTS = frozenset(
-    (
-        F.linear,
-        F.multi_head_attention_forward,  # whose products are out of the mode's sight
-        torch.conv1d,
-        torch.conv2d,
-        torch.conv3d,
-        torch.conv_transpose1d,
-        torch.conv_transpose2d,
-        torch.conv_transpose3d,
-    )
-)
-
-
-ATTENDING_TOGETHER = ("cuda",)
-"""Devices on which torch can map attention in few cases only."""
-
-
 def needs_mapped_products(device: torch.device) -> bool:
-    """Whether draws must be mapped inside of ``MappedProducts``, on a device."""
+    """Whether draws on a device must be mapped inside ``MappedProducts``."""
     return device.type in ATTENDING_TOGETHER or autocast_dtype(device) is not None
 
 
 class MappedProducts(TorchFunctionMode):
-    """A block in which products compute in the type of autocast, and attention for all draws together."""
+    """A block in which products compute in the dtype of autocast, and attention for all draws together."""
 
     def __torch_function__(
         self,
@@ -190,7 +168,7 @@ class MappedProducts(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             func = attention
         elif func is Tensor.unflatten:
-            func = torch.unflatten  # the same, and no method: the compiler could not follow a mode into that
+            func = torch.unflatten  # the same as a function: the compiler cannot trace the method under a mode
         return func(*args, **kwargs)
 
 
@@ -199,34 +177,27 @@ def _lowered_tensor(value: Any) -> Any:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The type that autocast gives to factors on a device; None where it is off."""
+    """The dtype that autocast gives to factors on a device; None where it is off."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def lowered(value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A factor in the type of autocast, where there is one; as there, double precision stays as it is."""
+    """A factor in the dtype of autocast, if it is on; as under autocast, double precision stays as it is."""
     keeps = dtype is None or not value.is_floating_point()
     return value if keeps or value.dtype == torch.float64 else value.to(dtype)
 
 
-_LOCK = threading.Lock()
-
-
-_SILENT = [0]
-"""How many maps want silence: torch has one switch for all threads, and cannot be asked how it stands."""
-
-
 @contextmanager
 def without_fallback_warnings() -> Iterator[None]:
-    """Map without such warnings."""
-    _add(1)
+    """A block in which torch does not warn of operators that it maps draw by draw."""
+    _count_silent(1)
     try:
         yield
     finally:
-        _add(-1)
+        _count_silent(-1)
 
 
-def _add(number: int) -> None:
+def _count_silent(change: int) -> None:
     with _LOCK:
-        _SILENT[0] += number
+        _SILENT[0] += change
         torch._C._functorch._set_vmap_fallback_warning_enabled(_SILENT[0] == 0)  # type: ignore[attr-defined]

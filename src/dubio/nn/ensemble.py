@@ -46,7 +46,7 @@ class Members(Source):
     @torch.no_grad()
     def accept_buffers(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
         """Give every member the buffers that its draw has moved."""
-        for row in range(draws.how_many):
+        for row in range(draws.num_draws):
             buffers = dict(self.members[(draws.first + row) % len(self.members)].named_buffers())
             for name, tensor in moved.items():
                 buffers[name].copy_(tensor[row])

@@ -1,4 +1,4 @@
-"""Predictions from many draws, with their doubt."""
+"""Predictions from many draws, with their uncertainty."""
 
 from dubio.prediction.predict import predict, predict_batches
 from dubio.prediction.predictive import ClassificationPredictive, Predictive, RegressionPredictive, joined

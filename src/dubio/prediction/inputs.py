@@ -1,19 +1,18 @@
-"""What a prediction reads: rows, one block of them after another, each block on the network's device as a whole.
+"""The rows that a prediction reads, and how many of them it takes at a time.
 
-Tensors are one block, cut only where they have to be moved and are more than the device should hold of them. All else
-is read through once: slices of ``Examples`` and arrays, or batches of a dataset, a loader or any iterable, which are
-joined until a block is full. So a network meets few and large batches, however small those of a loader are.
+Tensors are one block, cut only where they are moved and the device should not hold all of them. All other data are read
+through once: slices of ``Examples`` and arrays, or batches of a dataset, a loader or any iterable, which are joined
+until a block is full. So a network meets few and large batches, however small those of a loader are.
+
+A batch has as many rows as memory allows, unless the user sets their number. A further batch costs what does not depend
+on rows: on a CPU, adding the perturbations to the means of all weights; on a GPU, the launch of every kernel for every
+chunk of draws. So batches are large. On a CPU they stop where the activations of a draw leave the cache
+(784-1200-1200-10, 6,144 rows, four draws, two cores: 0.97 s in batches of 256, 0.73 s of 1,024, 0.72 s of 2,048, 0.79 s
+of 6,144); on a GPU where several draws would no longer fit together. Under a memory limit one draw of a batch takes at
+most half of it, and trials double their rows until this is decided.
 
 Invariants: a block holds ``limit`` bytes of inputs, or a single batch where that is more, and no more is read ahead
 (``test_no_more_than_a_block_is_read_ahead``); rows come in their order and each once (``test_reading.py``).
-
-How many rows a prediction takes at a time, where nobody says: as many as memory allows, found by trying the network.
-
-A further batch costs what does not depend on rows: on a CPU, adding the perturbations to the means of all weights; on a
-GPU, the launch of every kernel for every chunk of draws. So batches are large. On a CPU they stop where the activations
-of a draw leave the cache (784-1200-1200-10, 6,144 rows, four draws, two cores: 0.97 s in batches of 256, 0.73 s of
-1,024, 0.72 s of 2,048, 0.79 s of 6,144); on a GPU where several draws would no longer fit together. Under a memory
-limit one draw of a batch takes half of it at most, and trials double their rows until they know.
 """
 
 import operator
@@ -28,18 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import _pytree as pytree, data as torch_data
 
 from dubio._engine import (
     ROWS,
@@ -53,19 +41,29 @@ from dubio._engine import (
     one_draw,
     row_lines,
     settings_for_run,
+    tensor_bytes,
+    tensors_in,
     unchanged,
 )
 from dubio.data import Examples, Loader, batches_from, refuse_string_inputs, scaled
 
-Readable = Inputs | Examples | NDArray[Any] | Dataset[Any] | Iterable[Any]
-"""What a prediction can be made of."""
-
-
 ROWS_READ = 256
 """Examples of a dataset that are fetched together."""
+MODEST_ROWS = 256
+"""Rows that are taken together without a trial."""
+WORTH_A_TRIAL = 8192
+"""Rows times draws from which on a trial of at most ``MODEST_ROWS`` rows costs little."""
+BYTES_IN_CACHE = 32 * 2**20
+"""Activations of one draw that stay in the cache of a CPU."""
+SEVERAL_DRAWS = 8
+"""Draws that should fit together on a GPU."""
+SHUFFLED = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
 
+Readable = Inputs | Examples | NDArray[Any] | torch_data.Dataset[Any] | Iterable[Any]
+"""The inputs that a prediction accepts."""
 
-SHUFFLED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_MEMORY: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+"""The results of trials: bytes of a row, or under a limit the rows that fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,14 +75,13 @@ class RowBlock:
     shared: Collection[int | str]
     """Positions or names of arguments without rows."""
     first_row: int
-    """Where its rows begin in the whole data."""
+    """The number of its first row in the whole data."""
     num_rows: int
 
     def rows(self, start: int, stop: int) -> Inputs:
         """The arguments with these rows alone; nothing is copied."""
-        if self.kwargs:
-            return {name: self._cut(name, value, start, stop) for name, value in self.kwargs.items()}
-        return tuple(self._cut(place, value, start, stop) for place, value in enumerate(self.args))
+        part = self.changed(lambda leaf: leaf[start:stop])
+        return part.kwargs or part.args
 
     def first(self, num_rows: int) -> "RowBlock":
         """The first rows, as a block."""
@@ -92,36 +89,31 @@ class RowBlock:
         return replace(self, args=args, kwargs=kwargs, num_rows=min(num_rows, self.num_rows))
 
     def batches(self, batch_size: int) -> tuple[list[Inputs], list[int]]:
-        """All rows in batches, and how many each has."""
+        """All rows in batches, and the number of rows of each."""
         starts = range(0, self.num_rows, batch_size)
         sizes = [min(batch_size, self.num_rows - start) for start in starts]
         return [self.rows(start, start + size) for start, size in zip(starts, sizes, strict=True)], sizes
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "RowBlock":
-        """The same rows, each tensor of them as ``change`` gives it."""
-        args, kwargs = self.args, self.kwargs
-        changed = {
+        """The same block, with ``change`` applied to each tensor that has rows."""
+        values = {
             name: value if name in self.shared else pytree.tree_map_only(Tensor, change, value)
-            for name, value in _named(args, kwargs).items()
+            for name, value in _named(self.args, self.kwargs).items()
         }
-        own_args = tuple(changed[place] for place in range(len(args)))
-        return replace(self, args=own_args, kwargs={name: changed[name] for name in kwargs})
+        args = tuple(values[place] for place in range(len(self.args)))
+        return replace(self, args=args, kwargs={name: values[name] for name in self.kwargs})
 
-    def copied(self) -> "RowBlock":
-        """The same in memory of its own, what has no rows included."""
-        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (self.args, self.kwargs))
-        return replace(self, args=args, kwargs=kwargs)
+    def call_on_copies(self, model: nn.Module, seed: int | None) -> Call:
+        """A call of a network on copies of all arguments, since it may change its inputs."""
+        return Call(model, self.args, self.kwargs, settings_for_run(seed)).with_tensors(torch.clone)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that have rows."""
         return [leaf for _, leaf in _tensors(_named(self.args, self.kwargs), self.shared)]
 
-    def _cut(self, name: int | str, value: Any, start: int, stop: int) -> Any:
-        return value if name in self.shared else pytree.tree_map_only(Tensor, lambda leaf: leaf[start:stop], value)
-
 
 def is_in_memory(inputs: object) -> bool:
-    """Whether these are tensors, or arguments that hold them, and not data to read from."""
+    """Whether the inputs are tensors, or arguments that hold them, and not data to read from."""
     return isinstance(inputs, Tensor | tuple | Mapping)
 
 
@@ -133,12 +125,12 @@ def blocks_of(
     Args:
         inputs: tensors, ``Examples``, an array, a ``Dataset`` or loader, or an iterable of batches.
         shared: positions or names of arguments without rows.
-        device: where the network is.
+        device: the device of the network.
         limit: bytes of inputs to hold at a time.
 
     Raises:
-        TypeError: these are no data.
-        ValueError: there are no rows, their numbers differ, the order of rows is random, or there is NaN among them.
+        TypeError: the inputs are no data.
+        ValueError: there are no rows, their numbers differ, their order is random, or they hold NaN.
     """
     first_row = 0
     for part in _parts(inputs, shared, device, limit):
@@ -152,7 +144,7 @@ def blocks_of(
 def _parts(
     inputs: Readable, shared: Collection[int | str], device: torch.device | None, limit: int
 ) -> Iterator[Inputs]:
-    """The data as arguments of a network, about ``limit`` bytes each, where they are not in memory already."""
+    """The data as arguments of a network, about ``limit`` bytes each unless they are in memory already."""
     if isinstance(inputs, Tensor | tuple | Mapping):
         yield inputs
     elif isinstance(inputs, Examples):
@@ -161,14 +153,13 @@ def _parts(
     elif isinstance(inputs, np.ndarray):
         refuse_string_inputs(inputs)
         for rows in _slices(inputs, limit):
-            yield _from_numpy(inputs[rows])
-    elif isinstance(inputs, Dataset | DataLoader | Loader):
+            tensor = torch.from_numpy(np.array(inputs[rows]))  # a copy, in the dtype that networks compute with
+            yield tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+    elif isinstance(inputs, torch_data.Dataset | torch_data.DataLoader | Loader):
         _refuse_random_order(inputs)
-        yield from _joined(_kept(batches_from(inputs, ROWS_READ, name="inputs").inputs()), shared, limit)
-    elif isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
-        yield from _joined(iter(inputs), shared, limit)
+        yield from _joined(_copies(batches_from(inputs, ROWS_READ, name="inputs").inputs()), shared, limit)
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
-        yield from _joined(_kept(inputs), shared, limit)
+        yield from _joined(iter(inputs) if isinstance(inputs, Sequence) else _copies(inputs), shared, limit)
     else:
         raise TypeError(
             "inputs must be a tensor, a tuple of positional arguments, a dict of keyword arguments, an array, "
@@ -184,57 +175,53 @@ def _slices(rows: Any, limit: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, num_rows, step))
 
 
-def _from_numpy(rows: NDArray[Any]) -> Tensor:
-    """Rows of an array, copied into memory; numbers in the type that networks compute with."""
-    tensor = torch.from_numpy(np.array(rows))
-    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
-
-
 def _refuse_random_order(data: Any) -> None:
-    sampler = _sampler_of(data) if isinstance(data, DataLoader) else None
-    shuffled = isinstance(data, Loader) and data.shuffle
-    if shuffled or isinstance(sampler, SHUFFLED) or (isinstance(sampler, DistributedSampler) and sampler.shuffle):
+    sampler = _sampler_of(data) if isinstance(data, torch_data.DataLoader) else None
+    shuffles = (
+        data if isinstance(data, Loader) else sampler if isinstance(sampler, torch_data.DistributedSampler) else None
+    )
+    if isinstance(sampler, SHUFFLED) or (shuffles is not None and shuffles.shuffle):
         raise ValueError(
             f"inputs must come in their own order, since predictions do, got a {type(data).__name__} that shuffles; "
             "make it with shuffle=False"
         )
-    if sampler is not None and type(sampler) is not SequentialSampler and not _is_in_order(sampler):
+    if sampler is not None and type(sampler) is not torch_data.SequentialSampler and not _is_in_order(sampler):
         raise ValueError(
             "inputs must come in their own order, since predictions do, got a DataLoader whose "
-            f"{type(sampler).__name__} gives indices that do not increase or are others each time; pass its dataset, "
+            f"{type(sampler).__name__} gives indices that do not increase or differ each time; pass its dataset, "
             "or an iterable of batches in the order that you want"
         )
 
 
-def _sampler_of(loader: DataLoader[Any]) -> Iterable[Any] | None:
-    """Who chooses the rows, one by one or in batches; None where they come as they come."""
+def _sampler_of(loader: torch_data.DataLoader[Any]) -> Iterable[Any] | None:
+    """The sampler that chooses the rows, one by one or in batches; None where there is none."""
     batches: Any = loader.batch_sampler
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, torch_data.IterableDataset):
         return None
     if batches is None:
         return loader.sampler
-    return batches.sampler if type(batches) is BatchSampler else batches
+    return batches.sampler if type(batches) is torch_data.BatchSampler else batches
 
 
 def _is_in_order(sampler: Iterable[Any]) -> bool:
-    """Whether a sampler gives rows that increase, and the same ones when it is asked again."""
+    """Whether a sampler gives rows that increase, and the same ones in each iteration."""
     last = -1
-    for one, other in zip_longest(_indices(sampler), _indices(sampler)):
-        if one is None or one != other or one <= last:
+    for index, again in zip_longest(_indices(sampler), _indices(sampler)):
+        if index is None or index != again or index <= last:
             return False
-        last = one
+        last = index
     return True
 
 
 def _indices(sampler: Iterable[Any]) -> Iterator[int | None]:
-    """What a sampler gives, one by one; None for what is no number of a row."""
+    """The indices of a sampler, one by one; None for an item that is no index."""
     for item in sampler:
         for index in item if isinstance(item, Sequence) else [item]:
             yield operator.index(index) if hasattr(index, "__index__") else None
 
 
-def _kept(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches in memory of their own, since whoever gives them may write the next one over the last."""
+def _copies(batches: Iterable[Any]) -> Iterator[Any]:
+    """Copies of the batches, since a loader may write the next one over the last."""
     return (pytree.tree_map_only(Tensor, torch.clone, batch) for batch in batches)
 
 
@@ -244,7 +231,7 @@ def _joined(batches: Iterator[Any], shared: Collection[int | str], limit: int) -
     held_bytes, held_form = 0, None
     for batch in batches:
         form = None if shared else _form(batch)
-        size = sum(leaf.nbytes for leaf in pytree.tree_leaves(arguments(batch)) if isinstance(leaf, Tensor))
+        size = tensor_bytes(arguments(batch))
         if held and (form is None or form != held_form or held_bytes + size > limit):
             yield _concatenated(held)
             held_bytes = 0
@@ -255,17 +242,16 @@ def _joined(batches: Iterator[Any], shared: Collection[int | str], limit: int) -
 
 
 def _form(batch: Inputs) -> Any:
-    """What batches must have in common to be joined; None for one that stays by itself."""
+    """What batches must have in common to be joined; None for one that cannot be joined."""
     leaves, spec = pytree.tree_flatten(arguments(batch))
-    if not leaves or not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
-        return None
-    if len({len(leaf) for leaf in leaves}) != 1:
+    have_rows = all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves)
+    if not have_rows or len({len(leaf) for leaf in leaves}) != 1:
         return None
     return spec, [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]
 
 
 def _concatenated(batches: list[Inputs]) -> Inputs:
-    """The batches as one; their list is emptied, so that they are not in memory twice while it is used."""
+    """The batches as one; the list is emptied, so that they are not in memory twice while the result is used."""
     if len(batches) == 1:
         return batches.pop()
     joined: tuple[Any, ...] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *map(arguments, batches))
@@ -280,7 +266,13 @@ def _checked(inputs: Inputs, shared: Collection[int | str], first_row: int) -> R
     unknown = [name for name in shared if name not in named]
     if unknown:
         raise ValueError(f"shared must name inputs, got {unknown[0]!r} beside inputs {list(named)}")
-    _refuse_packed({name: value for name, value in named.items() if name not in shared})
+    for name, value in named.items():
+        leaves = pytree.tree_leaves(value, is_leaf=lambda part: isinstance(part, PackedSequence))
+        if name not in shared and any(isinstance(leaf, PackedSequence) for leaf in leaves):
+            raise TypeError(
+                f"inputs must have their rows on axis 0, got a PackedSequence in input {name!r}, which has none; give "
+                "padded sequences and their lengths as two tensors, and let the network pack them"
+            )
     rows = [(name, leaf.shape[0] if leaf.dim() else 0) for name, leaf in _tensors(named, shared)]
     if not rows:
         raise ValueError("inputs must hold at least one tensor with rows")
@@ -299,18 +291,8 @@ def _checked(inputs: Inputs, shared: Collection[int | str], first_row: int) -> R
     return RowBlock(args, kwargs, shared, first_row, num_rows)
 
 
-def _refuse_packed(named: Mapping[int | str, Any]) -> None:
-    for name, value in named.items():
-        leaves = pytree.tree_leaves(value, is_leaf=lambda part: isinstance(part, PackedSequence))
-        if any(isinstance(leaf, PackedSequence) for leaf in leaves):
-            raise TypeError(
-                f"inputs must have their rows on axis 0, got a PackedSequence in input {name!r}, which has none; give "
-                "padded sequences and their lengths as two tensors, and let the network pack them"
-            )
-
-
 def _refuse_nan(name: int | str, leaf: Tensor, first_row: int) -> None:
-    # A sum needs no memory and is finite, but for NaN, infinities and overflow; only then is every number looked at.
+    # A sum needs no memory and is finite, except for NaN, infinities and overflow; only then is every element checked.
     if not leaf.is_floating_point() or bool(leaf.sum().isfinite()) or not bool(leaf.isnan().any()):
         return
     bad = leaf.isnan().flatten(1).any(dim=1).nonzero().flatten() + first_row if leaf.dim() > 1 else torch.empty(0)
@@ -320,7 +302,7 @@ def _refuse_nan(name: int | str, leaf: Tensor, first_row: int) -> None:
 
 
 def _moved(block: RowBlock, device: torch.device | None, limit: int) -> Iterator[RowBlock]:
-    """The block on a device; in several, where that would take more than ``limit`` bytes there."""
+    """The block on a device, in several parts where it would take more than ``limit`` bytes there."""
     size = sum(leaf.nbytes for leaf in block.tensors() if device is not None and leaf.device != device)
     step = block.num_rows if size <= limit else max(1, limit * block.num_rows // size)
     for start in range(0, block.num_rows, step):
@@ -330,7 +312,7 @@ def _moved(block: RowBlock, device: torch.device | None, limit: int) -> Iterator
 
 
 def _to(leaf: Tensor, device: torch.device | None) -> Tensor:
-    """A tensor on the device; out of pinned memory, without waiting for it."""
+    """A tensor on the device; from pinned memory, the copy is asynchronous."""
     return leaf if device is None else leaf.to(device, non_blocking=device.type == "cuda")
 
 
@@ -338,30 +320,10 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Any
     return dict([*enumerate(args), *kwargs.items()])
 
 
-def _tensors(named: Mapping[int | str, Any], left_out: Collection[int | str]) -> Iterator[tuple[int | str, Tensor]]:
+def _tensors(named: Mapping[int | str, Any], excluded: Collection[int | str]) -> Iterator[tuple[int | str, Tensor]]:
     for name, value in named.items():
-        for leaf in pytree.tree_leaves(value):
-            if isinstance(leaf, Tensor) and name not in left_out:
-                yield name, leaf
-
-
-MODEST_ROWS = 256
-"""Rows that are taken together without a trial."""
-
-
-WORTH_A_TRIAL = 8192
-"""Rows times draws from which on a trial of at most ``MODEST_ROWS`` rows costs little."""
-
-
-BYTES_IN_CACHE = 32 * 2**20
-"""Activations of one draw that a CPU works on well."""
-
-
-SEVERAL_DRAWS = 8
-"""Draws that should fit together on a GPU."""
-
-
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+        if name not in excluded:
+            yield from ((name, leaf) for leaf in tensors_in(value))
 
 
 def rows_at_a_time(model: nn.Module, block: RowBlock, num_samples: int, seed: int | None) -> int:
@@ -369,15 +331,17 @@ def rows_at_a_time(model: nn.Module, block: RowBlock, num_samples: int, seed: in
     limit, few = STATE.own.settings.memory, block.num_rows <= MODEST_ROWS
     if limit is None and (few or block.num_rows * num_samples < WORTH_A_TRIAL):
         return MODEST_ROWS
-    known, key = _KNOWN.setdefault(model, {}), _key(model, block, seed)
+    results, key = _MEMORY.setdefault(model, {}), _key(model, block, seed)
     try:
-        if key not in known:
-            known[key] = _bytes_per_row(model, block, seed) if limit is None else _within(model, block, seed, limit)
-    except (RuntimeError, ValueError, TypeError):  # the run itself tells what is wrong, or that nothing is
+        if key not in results:
+            results[key] = (
+                _bytes_per_row(model, block, seed) if limit is None else _rows_within(model, block, seed, limit)
+            )
+    except (RuntimeError, ValueError, TypeError):  # the run itself reports what is wrong, if anything is
         return MODEST_ROWS
     if limit is not None:
-        return _evenly(block.num_rows, known[key])
-    per_row, device = known[key], block.tensors()[0].device
+        return _evenly(block.num_rows, results[key])
+    per_row, device = results[key], block.tensors()[0].device
     if device.type == "cpu":
         rows = min(max(MODEST_ROWS, BYTES_IN_CACHE // per_row), memory_budget(device) // per_row)
     else:
@@ -386,7 +350,7 @@ def rows_at_a_time(model: nn.Module, block: RowBlock, num_samples: int, seed: in
 
 
 def _evenly(num_rows: int, most: int) -> int:
-    """Rows of each of as few batches as can be, so that the last is no remnant; in whole blocks of the rows' noise."""
+    """Rows of each of as few batches as possible, all about equal, in whole blocks of the noise of rows."""
     if ROWS <= most < num_rows:
         most = most // ROWS * ROWS
     rows = -(-num_rows // -(-num_rows // most))
@@ -394,7 +358,7 @@ def _evenly(num_rows: int, most: int) -> int:
 
 
 def _key(model: nn.Module, block: RowBlock, seed: int | None) -> tuple[Any, ...]:
-    """What the answer depends on."""
+    """What the result of a trial depends on."""
     limit = STATE.own.settings.memory
     form = [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in block.tensors()]
     is_autocast = torch.is_autocast_enabled(form[0][2].type)
@@ -403,32 +367,30 @@ def _key(model: nn.Module, block: RowBlock, seed: int | None) -> tuple[Any, ...]
 
 
 def _bytes_per_row(model: nn.Module, block: RowBlock, seed: int | None) -> int:
-    """What a further row takes while one draw runs, from the peaks of two trials."""
+    """Memory of a further row while one draw runs, from the peaks of two trials."""
     half = MODEST_ROWS // 2
-    fewer, more = (_tried(model, block, rows, seed).peak for rows in (half, MODEST_ROWS))
+    fewer, more = (_footprint(model, block, rows, seed).peak for rows in (half, MODEST_ROWS))
     return max(1, (more - fewer) // half)
 
 
-def _within(model: nn.Module, block: RowBlock, seed: int | None, limit: int) -> int:
-    """Rows of which one draw takes half of a limit at most, where so few can be had; no trial takes more."""
+def _rows_within(model: nn.Module, block: RowBlock, seed: int | None, limit: int) -> int:
+    """Rows of which one draw takes at most half of a limit, or 1 where none fits; no trial takes more."""
     on_cpu = block.tensors()[0].device.type == "cpu"
     rows, last = 1, None
     while rows < block.num_rows:
-        tried = _tried(model, block, rows, seed)
+        trial = _footprint(model, block, rows, seed)
         room = min(limit // 2, BYTES_IN_CACHE) if on_cpu and rows >= MODEST_ROWS else limit // 2
-        lines = [(0, tried.peak)] if last is None else row_lines(last, tried)
+        lines = [(0, trial.peak)] if last is None else row_lines(last, trial)
         unit = rows if last is None else rows // 2
         if max(shared + 2 * rows // unit * each for shared, each in lines) > room:
             return max(1, min(max(0, room - shared) * unit // max(each, 1) for shared, each in lines))
-        rows, last = 2 * rows, tried
+        rows, last = 2 * rows, trial
     return rows
 
 
-def _tried(model: nn.Module, block: RowBlock, rows: int, seed: int | None) -> Footprint:
-    """What one draw of some rows took."""
-    few = block.first(rows).copied()  # a network may change its inputs
-    call = Call(model, few.args, few.kwargs, settings_for_run(seed))
-    footprint = Footprint()
+def _footprint(model: nn.Module, block: RowBlock, rows: int, seed: int | None) -> Footprint:
+    """The memory of one draw of some rows."""
+    call, footprint = block.first(rows).call_on_copies(model, seed), Footprint()
     with unchanged(model), footprint:
         one_draw(call, torch.zeros((), dtype=torch.int64, device="cpu"))
     return footprint

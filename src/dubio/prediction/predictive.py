@@ -1,8 +1,7 @@
-"""What ``predict`` returns: a distribution over targets, and where its doubt comes from.
+"""The results of ``predict``: a distribution over targets, and its uncertainty by source.
 
-Statistics over draws, gathered a few draws at a time: memory does not grow with the number of draws.
-
-Sums run in float64, so that the result does not depend on how the draws were cut into chunks beyond the last digits
+Statistics over draws are accumulated a few draws at a time, so that memory does not grow with the number of draws. Sums
+run in float64, so that the result depends on how the draws were cut into chunks in the last digits only
 (``test_streaming_equals_all_draws_at_once``). Votes are counted, and exactly 1 where all draws agree.
 """
 
@@ -19,17 +18,19 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dubio import functional
 from dubio.calibrators import Calibration, Decisions, PredictionSets, Threshold
+from dubio.functional import uncertainty
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 
 BY_CLASS = ("samples", "log_probs", "uncalibrated_log_probs", "votes", "class_variance")
-"""What a prediction tells of every class."""
+"""Fields of a prediction that have an axis of classes."""
+
+NO_DECISIONS = Decisions()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictive:
-    """A prediction from ``num_samples`` draws; ``seed`` gives the same draws again."""
+    """A prediction from ``num_samples`` draws; the same ``seed`` gives the same draws."""
 
     num_samples: int
     seed: int | None
@@ -51,9 +52,9 @@ class ClassificationPredictive(Predictive):
     log_probs: Float[Tensor, "batch *rest class"]
     """Log of the mean probability over draws, calibrated where the network is."""
     expected_entropy: Float[Tensor, "batch *rest"]
-    """The part of the entropy that lies in the data: the mean of each draw's entropy, calibrated with the entropy."""
+    """The part of the entropy due to the data: the mean of each draw's entropy, calibrated with the entropy."""
     votes: Float[Tensor, "batch *rest class"]
-    """Share of draws that hold each class most probable."""
+    """Share of draws in which each class is the most probable."""
     class_variance: Float[Tensor, "batch *rest class"]
     """Variance over draws of each class's probability."""
     energy: Float[Tensor, "batch *rest"] | None
@@ -63,11 +64,11 @@ class ClassificationPredictive(Predictive):
     uncalibrated_expected_entropy: Float[Tensor, "batch *rest"] | None = None
     """Mean over draws of each draw's entropy, where the mean prediction was calibrated afterwards; else None."""
     calibration: Calibration | None = None
-    """What ``dubio.calibrate`` decided, where it is applied to the mean prediction."""
+    """The calibration by ``dubio.calibrate``, where it is applied to the mean prediction."""
     threshold: Threshold | None = None
-    """What ``dubio.abstain`` decided, where it did."""
+    """The threshold of ``dubio.abstain``, where one was set."""
     prediction_sets: PredictionSets | None = None
-    """What ``dubio.conformal`` decided, where it did."""
+    """The prediction sets of ``dubio.conformal``, where they were set up."""
 
     @cached_property
     def probs(self) -> Float[Tensor, "batch *rest class"]:
@@ -86,26 +87,26 @@ class ClassificationPredictive(Predictive):
 
     @cached_property
     def entropy(self) -> Float[Tensor, "batch *rest"]:
-        """Entropy of the mean probabilities: all doubt together."""
-        return functional.uncertainty.entropy(self.probs)
+        """Entropy of the mean probabilities: the total uncertainty."""
+        return uncertainty.entropy(self.probs)
 
     @cached_property
     def mutual_information(self) -> Float[Tensor, "batch *rest"]:
-        """What draws disagree about: doubt that more data could remove."""
-        return functional.uncertainty.mutual_information(self.entropy, self.expected_entropy)
+        """The disagreement of the draws: uncertainty that more data could remove."""
+        return uncertainty.mutual_information(self.entropy, self.expected_entropy)
 
     @cached_property
     def uncalibrated_mutual_information(self) -> Float[Tensor, "batch *rest"]:
         """The mutual information of the draws, before the mean prediction was calibrated."""
         if self.uncalibrated_log_probs is None or self.uncalibrated_expected_entropy is None:
             return self.mutual_information
-        entropy = functional.uncertainty.entropy(self.uncalibrated_log_probs.exp())
-        return functional.uncertainty.mutual_information(entropy, self.uncalibrated_expected_entropy)
+        entropy = uncertainty.entropy(self.uncalibrated_log_probs.exp())
+        return uncertainty.mutual_information(entropy, self.uncalibrated_expected_entropy)
 
     @cached_property
     def variation_ratio(self) -> Float[Tensor, "batch *rest"]:
         """Share of draws that do not vote for the most frequent class."""
-        return functional.uncertainty.variation_ratio(self.votes)
+        return uncertainty.variation_ratio(self.votes)
 
     @cached_property
     def top_std(self) -> Float[Tensor, "batch *rest"]:
@@ -113,11 +114,11 @@ class ClassificationPredictive(Predictive):
         return self.class_variance.gather(-1, self.label.unsqueeze(-1)).squeeze(-1).sqrt()
 
     def calibrated(self, log_probs: Float[Tensor, "*any class"]) -> Float[Tensor, "*any class"]:
-        """Other mean predictions of the same network, calibrated as these are."""
+        """Other mean predictions of the same network, with the calibration of these."""
         return log_probs if self.calibration is None else self.calibration.apply(log_probs)
 
     def in_rows(self) -> "ClassificationPredictive":
-        """The same without the axis of an only output, as yes or no has it: one row of classes for each input.
+        """The same without the axis of a single output, as a ``Bernoulli`` has it: one row of classes for each input.
 
         Raises:
             ValueError: there are several outputs for each input.
@@ -130,17 +131,14 @@ class ClassificationPredictive(Predictive):
                 f"predictions must be of one class per example here, got probabilities of shape {shape}; take the "
                 "outputs of an example one at a time"
             )
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
         rows: dict[str, Any] = {
-            name: value.squeeze(-2 if name in BY_CLASS else -1)
-            for name, value in own.items()
-            if isinstance(value, Tensor)
+            name: value.squeeze(-2 if name in BY_CLASS else -1) for name, value in _tensor_fields(self).items()
         }
         return replace(self, **rows)
 
     @cached_property
     def accepted(self) -> Bool[Tensor, "batch *rest"]:
-        """Whether each prediction is sure enough to be relied upon, by the threshold that ``dubio.abstain`` found."""
+        """Whether each prediction is certain enough to be accepted, by the threshold of ``dubio.abstain``."""
         if self.threshold is None:
             raise ValueError("no threshold was set for these predictions; dubio.abstain(model, validation, ...) does")
         if self.threshold.score == "mutual_information" and not self.threshold.calibrated_score:
@@ -149,17 +147,16 @@ class ClassificationPredictive(Predictive):
 
     @cached_property
     def sets(self) -> Bool[Tensor, "batch *rest class"]:
-        """Whether each class is in the prediction's set, by what ``dubio.conformal`` found."""
+        """Whether each class is in the prediction's set, by the prediction sets of ``dubio.conformal``."""
         if self.prediction_sets is None:
             raise ValueError("no sets were set up for these predictions; dubio.conformal(model, validation, ...) does")
         return self.prediction_sets.hold(self.log_probs)
 
     def __repr__(self) -> str:
         return (
-            f"ClassificationPredictive({_count(self.label)}, {self.log_probs.shape[-1]} classes, "
-            f"{self.num_samples} draws, "
-            f"seed {self.seed}: mean confidence {self.confidence.mean():.3f}, entropy {self.entropy.mean():.3f}, "
-            f"mutual information {self.mutual_information.mean():.3f})"
+            f"ClassificationPredictive({_count(self.label)}, {self.log_probs.shape[-1]} classes, {self.num_samples} "
+            f"draws, seed {self.seed}: mean confidence {self.confidence.mean():.3f}, entropy "
+            f"{self.entropy.mean():.3f}, mutual information {self.mutual_information.mean():.3f})"
         )
 
 
@@ -171,13 +168,13 @@ class RegressionPredictive(Predictive):
     aleatoric_std: Float[Tensor, "batch *rest"]
     """Noise of the data: root of the mean observation variance."""
     epistemic_std: Float[Tensor, "batch *rest"]
-    """Doubt of the network: standard deviation of the draws' means."""
+    """Uncertainty of the network: standard deviation of the draws' means."""
     sample_stds: Float[Tensor, "sample batch *rest"] | None
     """Observation noise per draw, where samples were kept."""
 
     @cached_property
     def std(self) -> Float[Tensor, "batch *rest"]:
-        """Standard deviation of the prediction, both kinds of doubt together."""
+        """Standard deviation of the prediction, from the data and the network together."""
         return (self.aleatoric_std.square() + self.epistemic_std.square()).sqrt()
 
     def quantile(self, level: float | Sequence[float] | NDArray[Any] | Tensor) -> Float[Tensor, "..."]:
@@ -190,7 +187,7 @@ class RegressionPredictive(Predictive):
         level = _checked_level(several)
         if self.samples is None or self.sample_stds is None:
             raise ValueError("quantiles need the single draws: predict with keep_samples=True")
-        return functional.uncertainty.mixture_quantile(level, self.samples, self.sample_stds).to(self.mean.dtype)
+        return uncertainty.mixture_quantile(level, self.samples, self.sample_stds).to(self.mean.dtype)
 
     def interval(self, level: float = 0.9) -> tuple[Float[Tensor, "batch *rest"], Float[Tensor, "batch *rest"]]:
         """The central interval that holds the target with probability ``level``."""
@@ -207,7 +204,7 @@ class RegressionPredictive(Predictive):
 
 
 def _checked_level(level: Any) -> float:
-    """A level as a number; whether it is a probability is asked where it is used."""
+    """A level as a number; its range is checked where it is used."""
     if isinstance(level, np.ndarray | Tensor) and level.ndim == 0:
         level = level.item()
     if not isinstance(level, Real):
@@ -219,30 +216,31 @@ P = TypeVar("P", bound=Predictive)
 
 
 def joined(parts: list[P]) -> P:
-    """Predictions of one network with the same draws, for inputs one after the other, as one."""
+    """Predictions of one network with the same draws for consecutive inputs, as one prediction."""
     if len(parts) == 1:
         return parts[0]
-    values: dict[str, Any] = {}
-    for field in fields(parts[0]):
-        own = [getattr(part, field.name) for part in parts]
-        if isinstance(own[0], Tensor):
-            axis = 1 if field.name in ("samples", "sample_stds") else 0
-            _check_shapes([value.shape[axis + 1 :] for value in own])
-            values[field.name] = torch.cat(own, dim=axis)
-        else:
-            values[field.name] = own[0]
+    values = {field.name: getattr(parts[0], field.name) for field in fields(parts[0])}
+    for name in _tensor_fields(parts[0]):
+        tensors = [getattr(part, name) for part in parts]
+        axis = 1 if name in ("samples", "sample_stds") else 0
+        _check_shapes([value.shape[axis + 1 :] for value in tensors])
+        values[name] = torch.cat(tensors, dim=axis)
     return type(parts[0])(**values)
 
 
 def moved(part: P, device: torch.device) -> P:
     """The same prediction on another device."""
-    own = {field.name: getattr(part, field.name) for field in fields(part)}
-    elsewhere: dict[str, Any] = {name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)}
+    elsewhere: dict[str, Any] = {name: value.to(device) for name, value in _tensor_fields(part).items()}
     return replace(part, **elsewhere)
 
 
+def _tensor_fields(part: Predictive) -> dict[str, Tensor]:
+    values = ((field.name, getattr(part, field.name)) for field in fields(part))
+    return {name: value for name, value in values if isinstance(value, Tensor)}
+
+
 def _check_shapes(shapes: list[torch.Size]) -> None:
-    """Refuse what cannot be one tensor."""
+    """Raise an error for outputs that cannot be concatenated."""
     other = next((shape for shape in shapes if shape != shapes[0]), None)
     if other is not None:
         raise ValueError(
@@ -255,27 +253,22 @@ def _count(rows: Tensor) -> str:
     return f"{len(rows)} input" + ("" if len(rows) == 1 else "s")
 
 
-NOTHING_DECIDED = Decisions()
-
-
 class ClassStatistics:
-    """Sums over draws for a distribution over classes, and what was decided about it."""
+    """Sums over draws for a distribution over classes, with the decisions that apply to it."""
 
     def __init__(
-        self, likelihood: Categorical | Bernoulli, keep_samples: bool, decisions: Decisions = NOTHING_DECIDED
+        self, likelihood: Categorical | Bernoulli, keep_samples: bool, decisions: Decisions = NO_DECISIONS
     ) -> None:
         self._likelihood = likelihood
         self._decisions = decisions
         self._kept: list[Tensor] | None = [] if keep_samples else None
         self._count = 0
         self._log_sum: Tensor | None = None
-        self._entropies: Tensor
-        self._squares: Tensor
-        self._votes: Tensor
-        self._energies: Tensor | None
+        self._sums: list[Tensor]
+        """Of entropies, squares, votes and, for logits, energies."""
 
     def update(self, outputs: Float[Tensor, "sample batch *rest"]) -> None:
-        """Take some draws in."""
+        """Add some draws."""
         log_probs = self._likelihood.log_probs(outputs)
         calibration = self._decisions.calibration
         if calibration is not None and calibration.per_draw:
@@ -284,20 +277,17 @@ class ClassStatistics:
             self._kept.append(log_probs)
         exact = log_probs.double()
         count, probs = len(exact), exact.exp()
-        log_sum = functional.uncertainty.predictive_log_probs(exact) + math.log(count)
-        entropies = functional.uncertainty.entropy(probs).sum(dim=0)
-        squares = probs.square().sum(dim=0)
-        votes = functional.uncertainty.vote_counts(exact.argmax(dim=-1), exact.shape[-1])
-        energies = self._energies_of(outputs)
+        log_sum = uncertainty.predictive_log_probs(exact) + math.log(count)
+        votes = uncertainty.vote_counts(exact.argmax(dim=-1), exact.shape[-1])
+        sums = [uncertainty.entropy(probs).sum(dim=0), probs.square().sum(dim=0), votes]
+        if isinstance(self._likelihood, Categorical) and self._likelihood.output == "logits":
+            sums.append(uncertainty.energy(self._likelihood.scores(outputs).double()) * len(outputs))
         if self._log_sum is None:
-            self._log_sum, self._entropies, self._squares, self._votes = log_sum, entropies, squares, votes
-            self._energies = energies
+            self._log_sum, self._sums = log_sum, sums
         else:
             self._log_sum = torch.logaddexp(self._log_sum, log_sum)
-            self._entropies += entropies
-            self._squares += squares
-            self._votes += votes
-            self._energies = None if energies is None or self._energies is None else self._energies + energies
+            for total, part in zip(self._sums, sums, strict=True):
+                total += part
         self._count += count
         self._dtype = log_probs.dtype
 
@@ -305,38 +295,31 @@ class ClassStatistics:
         """The prediction from all draws so far."""
         assert self._log_sum is not None
         log_probs = self._log_sum - math.log(self._count)
-        variance = functional.uncertainty.class_variance(self._squares / self._count, log_probs.exp())
-        expected = self._entropies / self._count
+        entropies, squares, votes, *energies = self._sums
+        variance = uncertainty.class_variance(squares / self._count, log_probs.exp())
+        expected = entropies / self._count
         calibration = self._decisions.calibration
         afterwards = None if calibration is None or calibration.per_draw else calibration
         calibrated, calibrated_expected = log_probs, expected
         if afterwards is not None:
             calibrated = afterwards.apply(log_probs)
-            entropies = (
-                functional.uncertainty.entropy(calibrated.exp()),
-                functional.uncertainty.entropy(log_probs.exp()),
-            )
-            calibrated_expected = functional.uncertainty.calibrated_expected_entropy(*entropies, expected)
+            before, after = uncertainty.entropy(log_probs.exp()), uncertainty.entropy(calibrated.exp())
+            calibrated_expected = uncertainty.calibrated_expected_entropy(after, before, expected)
         return ClassificationPredictive(
             num_samples=self._count,
             seed=seed,
             samples=None if self._kept is None else torch.cat(self._kept),
             log_probs=calibrated.to(self._dtype),
             expected_entropy=calibrated_expected.to(self._dtype),
-            votes=functional.uncertainty.shares_of_counts(self._votes).to(self._dtype),
+            votes=uncertainty.shares_of_counts(votes).to(self._dtype),
             class_variance=variance.to(self._dtype),
-            energy=None if self._energies is None else (self._energies / self._count).to(self._dtype),
+            energy=(energies[0] / self._count).to(self._dtype) if energies else None,
             uncalibrated_log_probs=None if afterwards is None else log_probs.to(self._dtype),
             uncalibrated_expected_entropy=None if afterwards is None else expected.to(self._dtype),
             calibration=afterwards,
             threshold=self._decisions.threshold,
             prediction_sets=self._decisions.sets,
         )
-
-    def _energies_of(self, outputs: Tensor) -> Tensor | None:
-        if not isinstance(self._likelihood, Categorical) or self._likelihood.output != "logits":
-            return None
-        return functional.uncertainty.energy(self._likelihood.scores(outputs).double()) * len(outputs)
 
 
 class RealStatistics:
@@ -352,7 +335,7 @@ class RealStatistics:
         self._noise: Tensor
 
     def update(self, outputs: Float[Tensor, "sample batch *rest"]) -> None:
-        """Take some draws in."""
+        """Add some draws."""
         means, stds = self._likelihood.moments(outputs, self._scale)
         if self._kept is not None:
             self._kept.append((means, stds))
@@ -389,7 +372,7 @@ Statistics = ClassStatistics | RealStatistics
 
 
 def statistics_for(
-    likelihood: Likelihood, keep_samples: bool, scale: Tensor | None = None, decisions: Decisions = NOTHING_DECIDED
+    likelihood: Likelihood, keep_samples: bool, scale: Tensor | None = None, decisions: Decisions = NO_DECISIONS
 ) -> Statistics:
     """Empty statistics for outputs of this meaning; ``scale`` is the observation noise that a network learned."""
     if isinstance(likelihood, Gaussian):
