@@ -169,7 +169,9 @@ def test_a_regression_is_judged_by_its_intervals(tmp_path: Path) -> None:
 
 def test_parts_of_records_that_are_missing_leave_their_figures_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first")
-    write_json(folder / "pruning.json", {"format": "dubio-pruning-1", "curve": PRUNING["curve"]})
+    missing = ("density", "step_seconds_before", "step_seconds_after")
+    same = {"num_removed": 0, "bytes_after": PRUNING["bytes_before"]}
+    write_json(folder / "pruning.json", {key: PRUNING[key] for key in PRUNING if key not in missing} | same)
     classification(unseen={}, notable={"most confidently wrong": ()}, corruptions={}).save(folder / "evaluation.json")
     report, _, _ = written(tmp_path, folder)
     assert [type(block) for block in section(report, "pruning").blocks] == [LineChart, LineChart]

@@ -1,20 +1,20 @@
-"""What a report says, as plain values: the page is drawn from them, and the JSON file holds them.
+"""The content of a report as plain values, and numbers as text.
 
-Invariants: every number of the page stands in the JSON file, since both come from one ``Report``; a figure says in
-words what it shows (``tests/report/test_writing.py``).
+The page and the JSON file are both made from one ``Report``. The functions that format numbers serve the page, its
+tables and the terminal.
 
-Numbers as text, the same on the page, in tables and in the terminal.
+Invariants: every number of the page stands in the JSON file; every figure has a summary of what it shows
+(``tests/report/test_writing.py``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Literal
 
+from dubio.attacks import Accuracy
 from dubio.evaluation import Comparison, Estimate
 
 FORMAT = "dubio-report-1"
-
-
 Mark = Literal["", "best", "tied"]
 
 
@@ -281,7 +281,7 @@ def cell(estimate: Estimate | None, like: str = "") -> Cell:
     return Cell(decimal(estimate.value), estimate.value, estimate.low, estimate.high, like=like)
 
 
-def percent_cell(estimate: Estimate | None, like: str = "") -> Cell:
+def percent_cell(estimate: Estimate | Accuracy | None, like: str = "") -> Cell:
     """A share and its interval, in percent."""
     if estimate is None:
         return Cell("-")
@@ -303,6 +303,16 @@ def listed(names: Sequence[str]) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 run``, ``2 runs``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def line_of(name: str, points: Sequence[tuple[float, float]]) -> Series:
+    """A line through points."""
+    return Series(name, tuple(x for x, _ in points), tuple(y for _, y in points))
+
+
+def ranges_of(lines: Sequence[Series], text: Callable[[float], str] = number) -> str:
+    """The first and the last value of every line: ``first: from 0.9 to 0.5; second: from 0.8 to 0.7``."""
+    return "; ".join(f"{line.name}: from {text(line.y[0])} to {text(line.y[-1])}" for line in lines)
 
 
 def thinned(count: int, most: int = 100) -> list[int]:

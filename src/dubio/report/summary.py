@@ -43,8 +43,8 @@ from dubio.report.elements import (
     plural,
     points,
 )
-from dubio.report.runs import ReportedAttack, RunRecord
-from dubio.report.sections import tells
+from dubio.report.runs import RobustnessRecord, RunRecord
+from dubio.report.sections import has_spread
 
 MOST_NAMED = 4
 """Beyond as many runs a sentence names the first and the last."""
@@ -326,7 +326,7 @@ def with_shared_attacks(records: Sequence[RunRecord]) -> list[RunRecord]:
     distance; where they share none, what leaves least at the largest distance that they share; else at their own.
     """
     tried = [_tried(record) for record in records]
-    for key in (ReportedAttack.setting, _norm_and_distance):
+    for key in (RobustnessRecord.setting, _norm_and_distance):
         least = [{key(attack): attack for attack in sorted(own, key=_left, reverse=True)} for own in tried]
         shared = set.intersection(*(set(own) for own in least if own)) if any(least) else set()
         if shared:
@@ -345,22 +345,22 @@ def with_shared_attacks(records: Sequence[RunRecord]) -> list[RunRecord]:
     ]
 
 
-def _tried(record: RunRecord) -> list[ReportedAttack]:
+def _tried(record: RunRecord) -> list[RobustnessRecord]:
     """Attacks on the network that the run holds now, one for each distance; on an earlier one where there are none."""
     now = None if record.identity is None else record.identity.tensors
     current = [attack for attack in record.attacks if None in (now, attack.network) or attack.network == now]
     return [attack.at(distance) for attack in current or record.attacks for distance in attack.weakest()]
 
 
-def _distance(attack: ReportedAttack) -> float:
+def _distance(attack: RobustnessRecord) -> float:
     return attack.rows[0].distance
 
 
-def _norm_and_distance(attack: ReportedAttack) -> tuple[str, float]:
+def _norm_and_distance(attack: RobustnessRecord) -> tuple[str, float]:
     return attack.norm, _distance(attack)
 
 
-def _left(attack: ReportedAttack) -> float:
+def _left(attack: RobustnessRecord) -> float:
     return min(row.predictive.value for row in attack.rows)
 
 
@@ -398,7 +398,7 @@ def _detection(record: RunRecord, name: str | None, score: str) -> Cell:
     unseen = record.evaluation.unseen.get(name) if record.evaluation and name else None
     if unseen is None or record.evaluation is None or score not in unseen.scores:
         return Cell("-")
-    if score == "mutual_information" and not tells(unseen.scores[score]):
+    if score == "mutual_information" and not has_spread(unseen.scores[score]):
         return Cell("-", note="draws agree")
     found = unseen.scores[score].auroc
     shown = cell(found, f"{record.evaluation.data.fingerprint} {unseen.fingerprint}")
