@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import device_of
-from dubio.attacks import APGD, FGSM, PGD, Attack, RandomNoise, Score, Square, Transfer
+from dubio.attacks import APGD, FGSM, PGD, Attack, AttackResult, RandomNoise, Score, Square, Transfer
 from dubio.auditing import Audit, BudgetName, audit
 from dubio.checks import did_you_mean
 from dubio.cli.errors import say
@@ -67,36 +67,16 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim
 class Row:
     """The result of one attack at one epsilon."""
 
-    attack: str
-    epsilon: str
-    """As given on the command line, ``8/255``."""
+    record: AttackRow
     value: Attack | None
     """None for the strongest of several attacks."""
     inputs: Tensor
     score: Score
-    forwards: int
-    backwards: int
-    seconds: float
 
     @property
     def name(self) -> str:
         """Name of the images in the file."""
-        return f"{self.attack}@{self.epsilon}"
-
-    @property
-    def record(self) -> AttackRow:
-        """The row as it is written to the record."""
-        return AttackRow(
-            attack=self.attack,
-            epsilon=self.epsilon,
-            fields=None
-            if self.value is None
-            else {"kind": type(self.value).__name__, **dataclasses.asdict(self.value)},
-            forwards=self.forwards,
-            backwards=self.backwards,
-            seconds=self.seconds,
-            **_score_fields(self.score),
-        )
+        return f"{self.record.attack}@{self.record.epsilon}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +92,11 @@ class AttackReport:
 
     def by_epsilon(self) -> "list[AttackReport]":
         """One report for each epsilon, in order."""
-        epsilons = dict.fromkeys(row.epsilon for row in self.rows)
-        return [dataclasses.replace(self, rows=[row for row in self.rows if row.epsilon == part]) for part in epsilons]
+        epsilons = dict.fromkeys(row.record.epsilon for row in self.rows)
+        return [
+            dataclasses.replace(self, rows=[row for row in self.rows if row.record.epsilon == epsilon])
+            for epsilon in epsilons
+        ]
 
     @property
     def file_name(self) -> str:
@@ -122,8 +105,8 @@ class AttackReport:
         ``attack-pgd-linf-0.1`` or ``attack-fgsm+pgd-l2-0.5-steps40``. The name does not hold draws that score, images
         and seed.
         """
-        values = {row.attack: row.value for row in self.rows if row.value is not None}
-        (epsilon,) = {distance_of(row.epsilon) for row in self.rows}
+        values = {row.record.attack: row.value for row in self.rows if row.value is not None}
+        (epsilon,) = {row.record.distance for row in self.rows}
         norms = sorted({value.norm for value in values.values()})
         settings = sorted({setting for value in values.values() for setting in _settings(value)})
         return "-".join(("attack", "+".join(values), *norms, f"{epsilon:g}", *settings))
@@ -203,23 +186,35 @@ def run_attacks(
     device = device_of(model) or torch.device("cpu")
     inputs, targets = (tensor.to(device) for tensor in chosen[0].tensors)
 
+    tries = min(NUM_TRIES, num_draws)
+
     def scored(adversarial: Tensor) -> Score:
-        tries = min(NUM_TRIES, num_draws)
         return attacks.score(model, adversarial, targets, num_samples=num_draws, num_tries=tries, seed=seeds["scoring"])
+
+    def row(name: str, value: Attack | None, adversarial: Tensor, results: list[AttackResult]) -> Row:
+        fields = None if value is None else {"kind": type(value).__name__, **dataclasses.asdict(value)}
+        score = scored(adversarial)
+        record = AttackRow(
+            attack=name,
+            epsilon=epsilon,
+            fields=fields,
+            forwards=sum(result.forwards for result in results),
+            backwards=sum(result.backwards for result in results),
+            seconds=sum(result.seconds for result in results),
+            **_score_fields(score),
+        )
+        return Row(record, value, adversarial.cpu(), score)
 
     clean, rows = scored(inputs), []
     for epsilon in epsilons:
         results = []
         for name in names:
             value = values[name, epsilon]
-            result = value(model, inputs, targets, progress=progress)
-            results.append(result)
-            cost = (result.forwards, result.backwards, result.seconds)
-            rows.append(Row(name, epsilon, value, result.inputs.cpu(), scored(result.inputs), *cost))
+            results.append(value(model, inputs, targets, progress=progress))
+            rows.append(row(name, value, results[-1].inputs, results[-1:]))
         if len(names) > 1:
             worst = attacks.strongest(model, results, targets, seed=seeds["selection"])[0]
-            costs = zip(*((result.forwards, result.backwards, result.seconds) for result in results), strict=True)
-            rows.append(Row(STRONGEST, epsilon, None, worst.cpu(), scored(worst), *map(sum, costs)))
+            rows.append(row(STRONGEST, None, worst, results))
     return AttackReport(*chosen, clean, rows, seeds, hardware_of(device))
 
 
@@ -275,17 +270,18 @@ def tabulate(report: AttackReport) -> PlainTable:
         table.add_column(heading, justify="right")
     table.add_row("none", "0", *_shares(clean), "", "")
     for row in report.rows:
-        passes = f"{row.forwards + row.backwards}"
-        table.add_row(row.attack, row.epsilon, *_shares(row.score), passes, f"{row.seconds:.1f}")
+        record = row.record
+        passes, seconds = f"{record.forwards + record.backwards}", f"{record.seconds:.1f}"
+        table.add_row(record.attack, record.epsilon, *_shares(row.score), passes, seconds)
     return table
 
 
 def summarise(report: AttackReport) -> str:
     """A sentence about the row with the lowest accuracy."""
-    worst = min(report.rows, key=lambda row: row.score.predictive.value)
-    clean, left = report.clean.predictive.value, worst.score.predictive.value
+    worst = min((row.record for row in report.rows), key=lambda record: record.predictive.value)
+    clean, left = report.clean.predictive.value, worst.predictive.value
     return (
-        f"After {worst.attack} at {worst.epsilon} the mean over {worst.score.num_samples} fresh draws is right on "
+        f"After {worst.attack} at {worst.epsilon} the mean over {report.clean.num_samples} fresh draws is right on "
         f"{left:.1%} of {len(report.examples)} images, against {clean:.1%} without an attack; a stronger attack may "
         "leave less, so this says how robust the network is at most."
     )
@@ -330,7 +326,9 @@ def picture(model: nn.Module, report: AttackReport, path: Path) -> str:
             panel.set_title(f"{names[label]}  {confidence:.0%}", fontsize="small", color=color, parse_math=False)
     for panel, text in zip(axes[:, 0], ("clean", f"added, x {scale:.3g}", "adversarial"), strict=True):
         panel.set_ylabel(text)
-    figure.suptitle(f"{row.attack}, epsilon {row.epsilon}: images that it turns come first", fontsize="medium")
+    figure.suptitle(
+        f"{row.record.attack}, epsilon {row.record.epsilon}: images that it turns come first", fontsize="medium"
+    )
     figure.savefig(path, dpi=110)
     return f"picture: {path}"
 

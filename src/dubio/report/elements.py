@@ -8,7 +8,7 @@ Invariants: every number of the page stands in the JSON file; every figure has a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 from dubio.attacks import Accuracy
@@ -78,14 +78,8 @@ class HeadlineTable:
     """Commands that would let runs be compared whose files hold no results of single examples."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON: runs, and for each the numbers by name."""
-        return {
-            "kind": self.kind,
-            "columns": [asdict(column) for column in self.columns],
-            "runs": [asdict(row) for row in self.rows],
-            "comparisons": [asdict(comparison) for comparison in self.comparisons],
-            "unpaired": list(self.unpaired),
-        }
+        """As JSON; rows are called ``runs``."""
+        return {"runs" if name == "rows" else name: value for name, value in _as_json(self).items()}
 
 
 @dataclass(frozen=True)
@@ -227,23 +221,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; every block says of which kind it is."""
-        return {
-            "format": FORMAT,
-            "title": self.title,
-            "summary": list(self.summary),
-            "headlines": [headline.to_json() for headline in self.headlines],
-            "sections": [_with_kinds(section) for section in self.sections],
-            "made_by": self.made_by,
-        }
-
-
-def _with_kinds(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        kind = {"kind": type(value).__name__.lower()} if isinstance(value, Block) else {}
-        return kind | {field.name: _with_kinds(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
-        return {name: _with_kinds(part) for name, part in value.items()}
-    return [_with_kinds(part) for part in value] if isinstance(value, tuple) else value
+        headlines = [headline.to_json() for headline in self.headlines]
+        return {"format": FORMAT, **_as_json(self), "headlines": headlines}
 
 
 def number(value: float | None) -> str:
@@ -320,3 +299,12 @@ def thinned(count: int, most: int = 100) -> list[int]:
     if count <= most:
         return list(range(count))
     return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+
+
+def _as_json(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        kind = {"kind": type(value).__name__.lower()} if isinstance(value, Block) else {}
+        return kind | {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {name: _as_json(part) for name, part in value.items()}
+    return [_as_json(part) for part in value] if isinstance(value, tuple) else value
