@@ -36,6 +36,7 @@ from dubio.cli.runs import folder_of, load_model, network_of
 from dubio.cli.terminal import PlainTable
 from dubio.codec import printable, write_atomically
 from dubio.data import Examples
+from dubio.plots import blank_figure, write
 from dubio.prediction import ClassificationPredictive, predict
 from dubio.report import AttackRow, RobustnessRecord, ScoreRecord, distance_of
 from dubio.training import Interrupted
@@ -296,10 +297,6 @@ def picture(model: nn.Module, report: AttackReport, path: Path) -> str:
     shape = report.examples.shape
     if len(shape) != 3 or shape[0] not in (1, 3):
         return f"no picture: inputs of shape {shape} are not images"
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return "no picture: it needs matplotlib, pip install 'dubio[plots]'"
     row = report.rows[-1]
     turned = report.clean.predictive_per_example & ~row.score.predictive_per_example
     shown = (~turned).int().argsort(stable=True)[:NUM_SHOWN].cpu()
@@ -307,7 +304,10 @@ def picture(model: nn.Module, report: AttackReport, path: Path) -> str:
     after = row.inputs[shown]
     scale = 1.0 / (after - before).abs().max().clamp_min(1e-6).item()
 
-    figure = Figure(figsize=(1.25 * max(len(shown), 4) + 0.4, 4.7), layout="constrained")
+    try:
+        figure = blank_figure(1.25 * max(len(shown), 4) + 0.4, 4.7)
+    except ImportError:
+        return "no picture: it needs matplotlib, pip install 'dubio[plots]'"
     axes = figure.subplots(3, len(shown), squeeze=False)
     names = tuple(map(printable, report.examples.classes))
     for images, row_axes in zip((before, 0.5 + 0.5 * scale * (after - before), after), axes, strict=True):
@@ -329,7 +329,7 @@ def picture(model: nn.Module, report: AttackReport, path: Path) -> str:
     figure.suptitle(
         f"{row.record.attack}, epsilon {row.record.epsilon}: images that it turns come first", fontsize="medium"
     )
-    figure.savefig(path, dpi=110)
+    write(figure, path)
     return f"picture: {path}"
 
 

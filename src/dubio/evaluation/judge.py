@@ -25,7 +25,6 @@ from dubio.evaluation.comparison import class_values, detection_values, real_val
 from dubio.evaluation.metrics import (
     class_measures,
     class_table,
-    confidence_histogram,
     histogram,
     mean_over_outputs,
     notable_examples,
@@ -208,7 +207,7 @@ def _judge_classes(
         metrics=metrics,
         draws=None if again is None else _check_draws(metrics, pred.num_samples),
         reliability=reliability_bins(confidence, correct),
-        confidence=confidence_histogram(confidence, correct),
+        confidence=histogram({"right": confidence[correct], "wrong": confidence[~correct]}, 20, (0.0, 1.0)),
         risk_coverage=risk_curve(confidence, correct),
         uncertainty=uncertainty_by_group(pred, correct),
         classes=class_table(pred.log_probs, labels, names),

@@ -117,11 +117,6 @@ def risk_curve(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " ex
     return Curve(tuple(coverage[shown].tolist()), tuple(risk[shown].tolist()))
 
 
-def confidence_histogram(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Histogram:
-    """Confidence of right and of wrong predictions."""
-    return histogram({"right": confidence[correct], "wrong": confidence[~correct]}, 20, (0.0, 1.0))
-
-
 def histogram(
     groups: dict[str, Float[Tensor, " _"]], num_bins: int = 30, ends: tuple[float, float] | None = None
 ) -> Histogram:

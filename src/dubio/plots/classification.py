@@ -87,7 +87,12 @@ def regions_of(
         uncertainty: the measure: mutual_information, entropy, expected_entropy, variation_ratio or top_std.
         seed: the seed of the draws.
     """
-    _check_grid(low, high, resolution, uncertainty)
+    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 2:
+        raise ValueError(f"resolution must be a whole number of at least 2, got {resolution!r}")
+    if len(low) != 2 or len(high) != 2 or not all(first < last for first, last in zip(low, high, strict=True)):
+        raise ValueError(f"low and high must be corners (x, y), low below high on both axes, got {low} and {high}")
+    if uncertainty not in get_args(UncertaintyMeasure):
+        raise ValueError(f"uncertainty must be one of {', '.join(get_args(UncertaintyMeasure))}, got {uncertainty!r}")
 
     x, y = (torch.linspace(first, last, resolution) for first, last in zip(low, high, strict=True))
     across, up = torch.meshgrid(x, y, indexing="xy")
@@ -132,7 +137,9 @@ def draw_regions(
     Returns:
         The figure of matplotlib.
     """
-    _check_points(inputs, labels)
+    if inputs.dim() != 2 or inputs.shape[1] != 2 or len(inputs) == 0:
+        raise ValueError(f"inputs must be points of the plane, of shape (n, 2), got {tuple(inputs.shape)}")
+    check_labels(inputs, labels)
     figure = blank_figure(7.6, 5.6)
 
     points, truths = inputs.detach().float().cpu(), labels.cpu()
@@ -147,7 +154,7 @@ def draw_regions(
 
     axes = figure.subplots()
     colours = class_colours(len(names))
-    _paint(axes, regions, colours)
+    _draw_background(axes, regions, colours)
     across, up = torch.meshgrid(dots.x, dots.y, indexing="xy")
     axes.scatter(across, up, s=areas(dots.uncertainty, most), facecolors="none", edgecolors="#444444", linewidths=0.7)
     for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
@@ -156,7 +163,7 @@ def draw_regions(
         sizes = areas(of_points[members], most)
         axes.scatter(x, y, s=sizes, color=colour, edgecolors="white", linewidths=0.5, zorder=3, label=name)
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-    _explain(figure, axes, names, colours, uncertainty, most)
+    _draw_legends(axes, names, colours, uncertainty, most)
     write(figure, path)
     return figure
 
@@ -210,7 +217,14 @@ def draw_votes(
         The figure of matplotlib.
     """
     check_rows(model, inputs)
-    _check_inputs(inputs, labels, names)
+    if not 1 <= len(inputs) <= MOST_INPUTS:
+        raise ValueError(
+            f"inputs must be from 1 to {MOST_INPUTS} to be drawn side by side, got {len(inputs)}; choose some"
+        )
+    if labels is not None:
+        check_labels(inputs, labels)
+    if names is not None and len(names) != len(inputs):
+        raise ValueError(f"names must be one per input, {len(inputs)}, got {len(names)}")
     figure = blank_figure(max(1.1 + 1.5 * len(inputs), 3.6), 5.2 if _are_images(inputs) else 3.8)
 
     votes = votes_of(model, inputs, num_samples=num_samples, seed=seed)
@@ -219,7 +233,7 @@ def draw_votes(
     rows = figure.subplots(len(heights), len(inputs), squeeze=False, height_ratios=heights)
     if _are_images(inputs):
         for axes, image in zip(rows[0], inputs, strict=True):
-            _show(axes, image)
+            _draw_image(axes, image)
     for number, (votes_axes, scores_axes) in enumerate(zip(rows[-2], rows[-1], strict=True)):
         _draw_votes(votes_axes, votes.votes[number], int(votes.label[number]), class_labels)
         _draw_scores(scores_axes, votes.top_scores[:, number])
@@ -306,7 +320,7 @@ def draw_embedding(
     return figure
 
 
-def _paint(axes: Any, regions: Regions, colours: list[Any]) -> None:
+def _draw_background(axes: Any, regions: Regions, colours: list[Any]) -> None:
     """Draw the background: white at chance, at most two fifths of a colour, so that dots stand out."""
     chance = 1.0 / regions.num_classes
     strength = 0.4 * (regions.confidence.float() - chance) / (1.0 - chance)
@@ -325,7 +339,7 @@ def _paint(axes: Any, regions: Regions, colours: list[Any]) -> None:
     )
 
 
-def _explain(figure: Any, axes: Any, names: list[str], colours: list[Any], uncertainty: str, most: float) -> None:
+def _draw_legends(axes: Any, names: list[str], colours: list[Any], uncertainty: str, most: float) -> None:
     """Draw two legends: one of the colours, one of the sizes."""
     from matplotlib.lines import Line2D
 
@@ -361,22 +375,7 @@ def _inside(low: tuple[float, float], high: tuple[float, float]) -> tuple[tuple[
     return (low[0] + x, low[1] + y), (high[0] - x, high[1] - y)
 
 
-def _check_points(inputs: Tensor, labels: Tensor) -> None:
-    if inputs.dim() != 2 or inputs.shape[1] != 2 or len(inputs) == 0:
-        raise ValueError(f"inputs must be points of the plane, of shape (n, 2), got {tuple(inputs.shape)}")
-    check_labels(inputs, labels)
-
-
-def _check_grid(low: tuple[float, float], high: tuple[float, float], resolution: int, uncertainty: str) -> None:
-    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 2:
-        raise ValueError(f"resolution must be a whole number of at least 2, got {resolution!r}")
-    if len(low) != 2 or len(high) != 2 or not all(first < last for first, last in zip(low, high, strict=True)):
-        raise ValueError(f"low and high must be corners (x, y), low below high on both axes, got {low} and {high}")
-    if uncertainty not in get_args(UncertaintyMeasure):
-        raise ValueError(f"uncertainty must be one of {', '.join(get_args(UncertaintyMeasure))}, got {uncertainty!r}")
-
-
-def _show(axes: Any, image: Float[Tensor, "channel height width"]) -> None:
+def _draw_image(axes: Any, image: Float[Tensor, "channel height width"]) -> None:
     """Draw an image; values outside [0, 1] are rescaled to it."""
     pixels = image.detach().float().cpu()
     least, most = pixels.min(), pixels.max()
@@ -425,17 +424,6 @@ def _draw_titles(
 
 def _are_images(inputs: Tensor) -> bool:
     return inputs.dim() == 4 and inputs.shape[1] in (1, 3)
-
-
-def _check_inputs(inputs: Tensor, labels: Tensor | None, names: Sequence[str] | None) -> None:
-    if not 1 <= len(inputs) <= MOST_INPUTS:
-        raise ValueError(
-            f"inputs must be from 1 to {MOST_INPUTS} to be drawn side by side, got {len(inputs)}; choose some"
-        )
-    if labels is not None:
-        check_labels(inputs, labels)
-    if names is not None and len(names) != len(inputs):
-        raise ValueError(f"names must be one per input, {len(inputs)}, got {len(names)}")
 
 
 def _head_of(model: nn.Module) -> WassersteinHead:
