@@ -24,7 +24,6 @@ from dubio.evaluation import (
     SCORE_INFO,
     CorruptionPoint,
     DetectionScore,
-    Estimate,
     Evaluation,
     NotableExample,
     Thumbnail,
@@ -169,15 +168,9 @@ def risk_coverage(records: Sequence[RunRecord]) -> Section:
         "height is the share of its answers that are wrong. Good: low on the left and rising late, for then its "
         "confidence knows where the errors are."
     )
-    figure = LineChart(
-        "Error by share answered",
-        f"{'; '.join(parts)}.",
-        "share of examples answered",
-        "share of answers wrong",
-        tuple(lines),
-        (0.0, 1.0),
-        (0.0, _highest(lines) or 0.01),
-    )
+    title, x_label, y_label = "Error by share answered", "share of examples answered", "share of answers wrong"
+    y_range = (0.0, _highest(lines) or 0.01)
+    figure = LineChart(title, f"{'; '.join(parts)}.", x_label, y_label, tuple(lines), (0.0, 1.0), y_range)
     return Section("risk-coverage", "What if it may decline to answer?", about, (figure,) if lines else ())
 
 
@@ -517,19 +510,15 @@ def _clearest_score(dataset: UnseenSet) -> str | None:
 
 def _score_histogram(title: str, score: str, dataset: UnseenSet) -> Bars:
     label, result = SCORE_INFO.get(score, score), dataset.scores[score]
+    auroc = result.auroc
+    interval = "" if auroc.low is None or auroc.high is None else f" ({auroc.low:.3f} to {auroc.high:.3f})"
     summary = (
         f"{label.capitalize()} of {dataset.num_examples} unseen examples against known ones: AUROC "
-        f"{_with_interval(result.auroc)}."
+        f"{auroc.value:.3f}{interval}."
     )
     groups = {name: shares(counts) for name, counts in result.histogram.counts.items()}
     axis = f"{label} (nats)" if score in IN_NATS else label
     return Bars(title, summary, axis, "share of the group", result.histogram.edges, groups)
-
-
-def _with_interval(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.3f}"
-    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
 
 
 def _strength_chart(
