@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +74,6 @@ class Row:
     inputs: Tensor
     score: Score
 
-    @property
-    def name(self) -> str:
-        """Name of the images in the file."""
-        return f"{self.record.attack}@{self.record.epsilon}"
-
 
 @dataclass(frozen=True, eq=False)
 class AttackReport:
@@ -127,7 +122,8 @@ class AttackReport:
 
     def _save(self, folder: Path, origin: dict[str, Any]) -> Path:
         clean, targets = self.examples.tensors
-        tensors = {"clean": clean, "targets": targets, **{row.name: row.inputs for row in self.rows}}
+        attacked = {f"{row.record.attack}@{row.record.epsilon}": row.inputs for row in self.rows}
+        tensors = {"clean": clean, "targets": targets, **attacked}
         content = to_bytes(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {"format": RobustnessRecord.format}
         )
@@ -360,16 +356,11 @@ def audit_run(
     check_fits(model, examples)
     check_images(examples, "dubio audit")
     folder = out or folder_of(named, runs)
-    options: dict[str, tuple[object, object]] = {
-        "--norm": (norm, "linf"),
-        "--budget": (budget, "quick"),
-        "--images": (images, None),
-        "--data": (data, None),
-        "--seed": (seed, 0),
-    }
-    places = {"--data-dir": (data_dir, None), "--out": (out, None), "--runs": (runs, Path("runs"))}
-    command = ["dubio", "audit", named, "--epsilon", epsilon, *_changed(options)]
-    with _resumable([*command, *_changed(places)]):
+    options = _changed(
+        norm=(norm, "linf"), budget=(budget, "quick"), images=(images, None), data=(data, None), seed=(seed, 0)
+    )
+    command = ["dubio", "audit", named, "--epsilon", epsilon, *options]
+    with _resumable([*command, *_changed(data_dir=(data_dir, None), out=(out, None), runs=(runs, Path("runs")))]):
         result = audit(
             model,
             examples,
@@ -496,9 +487,14 @@ def _meaning(result: Audit) -> str:
     return "every required check (*) passed; the headline can be believed as far as these attacks go."
 
 
-def _changed(options: Mapping[str, tuple[object, object]]) -> list[str]:
+def _changed(**options: tuple[object, object]) -> list[str]:
     """Options as they are typed, from their values and defaults; those with the default are left out."""
-    return [part for option, (value, default) in options.items() if value != default for part in (option, str(value))]
+    return [
+        part
+        for name, (value, default) in options.items()
+        if value != default
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
 @contextmanager

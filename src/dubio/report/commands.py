@@ -15,15 +15,8 @@ from dubio.report.elements import Commands, Section
 from dubio.report.runs import RobustnessRecord, RunRecord
 
 DEFAULTS = {"data": "digits", "model": "fc:100-100", "schedule": "constant", "batch_size": 128, "precision": "fp32"}
-ATTACK_OPTIONS = {
-    "norm": "norm",
-    "steps": "steps",
-    "restarts": "restarts",
-    "num_samples": "samples",
-    "objective": "objective",
-    "loss": "loss",
-    "noise": "noise",
-}
+ATTACK_FIELDS = ("norm", "steps", "restarts", "num_samples", "objective", "loss", "noise")
+"""Fields of attacks that are options of ``dubio attack``, there without ``num_``."""
 DECISIONS = {"calibrate": "calibration", "abstain": "threshold", "conformal": "sets"}
 NO_OPTIONS = ("fields", "seed", "method", "standardise_targets")
 """Fields of ``command.json`` that are no options, or that are added separately."""
@@ -131,7 +124,7 @@ def attack_command(name: str, record: RobustnessRecord) -> str:
     options: dict[str, Any] = {
         "attack": ",".join(dict.fromkeys(row.attack for row in record.rows if row.fields)) or None,
         "epsilon": ",".join(dict.fromkeys(row.epsilon for row in record.rows)),
-        **{option: fields.get(field) for field, option in ATTACK_OPTIONS.items()},
+        **{field.removeprefix("num_"): fields.get(field) for field in ATTACK_FIELDS},
         "draws": record.num_draws,
         "images": len(record.indices) or None,
         "data": record.data or None,

@@ -253,18 +253,16 @@ def decimal(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 1000.0 else f"{value:.1f}" if abs(value) < 1e5 else f"{value:.2e}"
 
 
-def cell(estimate: Estimate | None, like: str = "") -> Cell:
+def cell(estimate: Estimate | Accuracy | None, like: str = "", text: Callable[[float], str] = decimal) -> Cell:
     """A number and its interval."""
     if estimate is None:
         return Cell("-")
-    return Cell(decimal(estimate.value), estimate.value, estimate.low, estimate.high, like=like)
+    return Cell(text(estimate.value), estimate.value, estimate.low, estimate.high, like=like)
 
 
 def percent_cell(estimate: Estimate | Accuracy | None, like: str = "") -> Cell:
     """A share and its interval, in percent."""
-    if estimate is None:
-        return Cell("-")
-    return Cell(percent(estimate.value), estimate.value, estimate.low, estimate.high, like=like)
+    return cell(estimate, like, percent)
 
 
 def bytes_text(size: int | None) -> str:
