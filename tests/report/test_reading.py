@@ -11,24 +11,24 @@ from report.run_folders import PRUNING, attack_record, audit, write_attack, writ
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:
-    found = read_run(write_full_run(tmp_path / "first"))
-    assert (found.name, found.method, found.data, found.kind) == ("first", "bayes", "digits", "classification")
-    assert found.num_parameters == 100 * 64 + 100
-    assert found.num_bytes == 71272
-    assert len(found.history) == 30
-    assert found.evaluation is not None
-    assert found.attack is not None
-    assert found.pruning is not None
-    assert found.audit is not None
-    assert found.attack.norm == "linf"
-    assert [row.distance for row in found.attack.rows] == [0.05, 0.1]
-    assert found.audit == audit()
+    result = read_run(write_full_run(tmp_path / "first"))
+    assert (result.name, result.method, result.data, result.kind) == ("first", "bayes", "digits", "classification")
+    assert result.num_parameters == 100 * 64 + 100
+    assert result.num_bytes == 71272
+    assert len(result.history) == 30
+    assert result.evaluation is not None
+    assert result.attack is not None
+    assert result.pruning is not None
+    assert result.audit is not None
+    assert result.attack.norm == "linf"
+    assert [row.distance for row in result.attack.rows] == [0.05, 0.1]
+    assert result.audit == audit()
 
 
 def test_a_run_that_was_only_trained_has_nothing_else(tmp_path: Path) -> None:
-    found = read_run(write_run(tmp_path / "first", likelihood="Gaussian"))
-    assert (found.evaluation, found.attack, found.pruning, found.audit) == (None, None, None, None)
-    assert found.kind == "regression"
+    result = read_run(write_run(tmp_path / "first", likelihood="Gaussian"))
+    assert (result.evaluation, result.attack, result.pruning, result.audit) == (None, None, None, None)
+    assert result.kind == "regression"
 
 
 def test_a_run_trained_in_python_has_a_method_by_its_class(tmp_path: Path) -> None:
