@@ -32,30 +32,30 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(runs: Path) -> Audit:
+def result(runs: Path) -> Audit:
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(dubio.auditing.BUDGETS, "quick", TINY)
         shown = invoke("audit", "first", "--epsilon", "0.1", "--images", 100, "--seed", 3, "--runs", runs)
     assert shown.exit_code == 0, shown.output
     assert max(map(len, shown.stdout.splitlines()[:-1])) <= 80
-    found = Audit.load(runs / "first" / "audit.json")
-    for check in found.checks:
+    result = Audit.load(runs / "first" / "audit.json")
+    for check in result.checks:
         assert f" {check.id}{'*' if check.required else ' '}" in shown.stdout
-    assert found.status in shown.stdout
-    assert f"R_pred(10)   {found.r_pred}" in shown.stdout
+    assert result.status in shown.stdout
+    assert f"R_pred(10)   {result.r_pred}" in shown.stdout
     assert "a change below 3 points counts as" in shown.stdout
     assert not (runs / "first" / "audit-parts").exists()
-    return found
+    return result
 
 
 @pytest.mark.feature("dubio audit says whether the robustness of a run is real, with exit code 1 for a failed gate")
-def test_a_run_is_audited_as_python_does(found: Audit, runs: Path) -> None:
-    assert found.made_by["command"] == "dubio audit first --epsilon 0.1 --images 100 --seed 3"
-    assert found.headline.num_images == 100
+def test_a_run_is_audited_as_python_does(result: Audit, runs: Path) -> None:
+    assert result.made_by["command"] == "dubio audit first --epsilon 0.1 --images 100 --seed 3"
+    assert result.headline.num_images == 100
     model = dubio.load(runs / "first" / "model.safetensors")
     test = dubio.data.load_test("digits")
     again = dubio.audit(model, test, epsilon=0.1, budget=TINY, num_images=100, seed=3, progress=False)
-    assert again.headline == found.headline
+    assert again.headline == result.headline
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_a_run_is_audited_as_python_does(found: Audit, runs: Path) -> None:
     ],
 )
 def test_a_gate_that_fails_is_exit_code_1_and_one_line(
-    gates: tuple[str, ...], code: int, told: str, found: Audit, runs: Path, monkeypatch: pytest.MonkeyPatch
+    gates: tuple[str, ...], code: int, told: str, result: Audit, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = CheckRecord("C5", "Enough steps?", True, "fail", "No.")
-    good = replace(found, status="VALID", checks=())
-    given = replace(found, status="UPPER BOUND ONLY", checks=(failing,)) if "UPPER" in told else good
+    good = replace(result, status="VALID", checks=())
+    given = replace(result, status="UPPER BOUND ONLY", checks=(failing,)) if "UPPER" in told else good
     monkeypatch.setattr("dubio.cli.attack.audit", lambda *args, **options: given)
     shown = invoke("audit", "first", *gates, "--runs", runs, "--out", runs / "first")
     assert shown.exit_code == code, shown.output
@@ -79,37 +79,37 @@ def test_a_gate_that_fails_is_exit_code_1_and_one_line(
     assert len(shown.stderr.splitlines()) == code
 
 
-def test_a_gate_holds_the_lower_end_of_the_interval(found: Audit) -> None:
-    between = (found.headline.low + found.headline.accuracy) / 2.0
-    assert found.headline.low > 0.0
-    assert gates_failed(found, None, found.headline.low) == []
-    assert len(gates_failed(found, None, between)) == 1
-    assert len(gates_failed(replace(found, status="EXTRAORDINARY"), "VALID", 1.0)) == 2
+def test_a_gate_holds_the_lower_end_of_the_interval(result: Audit) -> None:
+    between = (result.headline.low + result.headline.accuracy) / 2.0
+    assert result.headline.low > 0.0
+    assert gates_failed(result, None, result.headline.low) == []
+    assert len(gates_failed(result, None, between)) == 1
+    assert len(gates_failed(replace(result, status="EXTRAORDINARY"), "VALID", 1.0)) == 2
 
 
 @pytest.mark.feature("An audit of few images, or without AutoAttack, does not say VALID without its reservations")
-def test_what_a_status_means_is_said(found: Audit) -> None:
-    checks = tuple(replace(check, status="pass") for check in found.checks)
-    enough = replace(found, status="VALID", checks=checks, headline=replace(found.headline, num_images=200))
+def test_what_a_status_means_is_said(result: Audit) -> None:
+    checks = tuple(replace(check, status="pass") for check in result.checks)
+    enough = replace(result, status="VALID", checks=checks, headline=replace(result.headline, num_images=200))
     assert enough.caveats == ()
     assert summary(enough)[-1].endswith("the headline can be believed as far as these attacks go.")
-    few = replace(enough, headline=replace(found.headline, num_images=60, low=0.2134, high=0.469))
+    few = replace(enough, headline=replace(result.headline, num_images=60, low=0.2134, high=0.469))
     told = "VALID: every required check (*) passed, with reservations: only 60 images, interval 21.3% to 46.9%; use at"
     assert summary(few)[-1].startswith(told)
     skipped = tuple(replace(check, status="skipped") if check.id == "C12" else check for check in checks)
     told = "VALID: every required check (*) passed, with reservations: not made: C12 (AutoAttack)."
     assert summary(replace(enough, checks=skipped))[-1] == told
     assert "not made: C12" in str(replace(enough, checks=skipped))
-    tiny = replace(enough, threat=replace(found.threat, budget="tiny"))
+    tiny = replace(enough, threat=replace(result.threat, budget="tiny"))
     assert "with reservations: budget tiny tries few attacks" in summary(tiny)[-1]
-    assert "look again" in summary(replace(found, status="EXTRAORDINARY"))[-1]
+    assert "look again" in summary(replace(result, status="EXTRAORDINARY"))[-1]
     failing = (CheckRecord("C5", "", True, "fail", ""), CheckRecord("C9", "", True, "skipped", ""))
-    assert "(C5, C9)" in summary(replace(found, status="UPPER BOUND ONLY", checks=failing))[-1]
+    assert "(C5, C9)" in summary(replace(result, status="UPPER BOUND ONLY", checks=failing))[-1]
 
 
 @pytest.mark.parametrize("status", ["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"])
-def test_few_images_are_told_whatever_the_status_is(found: Audit, status: Any) -> None:
-    few = replace(found, status=status, headline=replace(found.headline, num_images=60, low=0.2134, high=0.469))
+def test_few_images_are_told_whatever_the_status_is(result: Audit, status: Any) -> None:
+    few = replace(result, status=status, headline=replace(result.headline, num_images=60, low=0.2134, high=0.469))
     assert "only 60 images, interval 21.3% to 46.9%; use at least" in summary(few)[-1]
     many = replace(few, headline=replace(few.headline, num_images=200))
     assert "only 200 images" not in summary(many)[-1]

@@ -180,4 +180,4 @@ def test_bad_names_and_places_are_refused(runs: Path, tmp_path: Path) -> None:
     damaged.mkdir()
     (damaged / "config.json").write_text('{"method": "Bayes()", "epochs": 1}')
     (damaged / "attack.json").write_text("{}")
-    assert_refused(invoke("report", damaged, "--runs", tmp_path), "attack.json must have format 'dubio-attack-1'")
+    assert_refused(invoke("report", damaged, "--runs", tmp_path), "an attack must have format 'dubio-attack-1'")

@@ -42,19 +42,19 @@ def test_single_examples_are_stored_in_the_file_and_are_those_of_the_metrics(
     both: dict[str, Evaluation], tmp_path: Path
 ) -> None:
     both["right"].save(tmp_path / "evaluation.json")
-    found = Evaluation.load(tmp_path / "evaluation.json")
-    assert found == both["right"]
+    result = Evaluation.load(tmp_path / "evaluation.json")
+    assert result == both["right"]
     for name, metric in (("correct", "accuracy"), ("nll", "nll"), ("confidence", "confidence")):
-        mean = unpack(found.per_example[name]).double().mean().item()
-        assert mean == pytest.approx(found.metrics[metric].value, rel=1e-6)
-    scored = found.unseen["noise"].scores
+        mean = unpack(result.per_example[name]).double().mean().item()
+        assert mean == pytest.approx(result.metrics[metric].value, rel=1e-6)
+    scored = result.unseen["noise"].scores
     for name in ("entropy", "mutual_information"):
         for group, count in (("known", 120), ("unseen", 90)):
             placements = unpack(scored[name].placements[group]).double()
             assert len(placements) == count
             assert placements.mean().item() == pytest.approx(scored[name].auroc.value, abs=1e-3)
     assert scored["energy"].placements == {}
-    assert "content" not in repr(found)
+    assert "content" not in repr(result)
 
 
 def test_every_metric_is_compared_by_its_test(both: dict[str, Evaluation]) -> None:
@@ -79,9 +79,9 @@ def test_an_evaluation_does_not_differ_from_itself(both: dict[str, Evaluation], 
 def test_numbers_are_compared_too() -> None:
     inputs = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
     data = inputs, network(0, 1)(inputs).detach()
-    found = {str(seed): dubio.evaluate(network(seed, 1), data, num_samples=6, num_resamples=0) for seed in (0, 1)}
+    result = {str(seed): dubio.evaluate(network(seed, 1), data, num_samples=6, num_resamples=0) for seed in (0, 1)}
     for metric in ("rmse", "mae", "nll", "crps"):
-        (pair,) = compare(found, metric)
+        (pair,) = compare(result, metric)
         assert pair.p_value < 1e-2
         assert pair.test == "paired t-test"
 

@@ -29,23 +29,23 @@ def data(count: int = 60, classes: int = 3, seed: int = 1) -> tuple[Tensor, Tens
 
 def test_numbers_are_those_of_the_prediction_with_the_seed() -> None:
     model, (inputs, targets) = network(), data()
-    found = dubio.evaluate(model, (inputs, targets), num_samples=30, num_resamples=0, seed=5)
+    result = dubio.evaluate(model, (inputs, targets), num_samples=30, num_resamples=0, seed=5)
     expected = dubio.predict(model, inputs, 30, seed=5)
     assert isinstance(expected, ClassificationPredictive)
-    assert found.metrics["accuracy"].value == pytest.approx((expected.label == targets).double().mean().item())
-    assert found.metrics["mutual_information"].value == pytest.approx(expected.mutual_information.mean().item())
+    assert result.metrics["accuracy"].value == pytest.approx((expected.label == targets).double().mean().item())
+    assert result.metrics["mutual_information"].value == pytest.approx(expected.mutual_information.mean().item())
     single = (expected.samples.argmax(-1) == targets).double().mean().item()  # type: ignore[union-attr]
-    assert found.metrics["single_draw_accuracy"].value == pytest.approx(single)
-    assert (found.num_samples, found.seed, found.data.num_examples) == (30, 5, 60)
+    assert result.metrics["single_draw_accuracy"].value == pytest.approx(single)
+    assert (result.num_samples, result.seed, result.data.num_examples) == (30, 5, 60)
 
 
 def test_twice_the_draws_are_new_draws() -> None:
     model, (inputs, targets) = network(), data()
-    found = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=0)
-    nll = found.metrics["nll"]
+    result = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=0)
+    nll = result.metrics["nll"]
     assert nll.doubled is not None
     assert nll.doubled != nll.value
-    assert found.draws is not None
+    assert result.draws is not None
     # With few draws the mean of 2S is nearer to that of very many than the mean of S, on average over the examples.
     exact = dubio.evaluate(model, (inputs, targets), num_samples=4000, num_resamples=0, double=False, seed=9)
     assert abs(nll.doubled - exact.metrics["nll"].value) < 3 * (nll.draw_error or 0.0)
@@ -53,13 +53,13 @@ def test_twice_the_draws_are_new_draws() -> None:
 
 def test_the_error_over_draws_is_how_far_seeds_differ() -> None:
     model, both = network(), data(300)
-    found = [
+    result = [
         dubio.evaluate(model, both, num_samples=50, num_resamples=0, double=False, seed=seed).metrics["nll"]
         for seed in range(20)
     ]
-    spread = torch.tensor([estimate.value for estimate in found]).std().item()
-    told = sum(estimate.draw_error or 0.0 for estimate in found) / 20
-    assert told == pytest.approx(spread, rel=0.5)  # 20 seeds tell a spread to 16 %
+    spread = torch.tensor([estimate.value for estimate in result]).std().item()
+    reported = sum(estimate.draw_error or 0.0 for estimate in result) / 20
+    assert reported == pytest.approx(spread, rel=0.5)  # 20 seeds tell a spread to 16 %
 
 
 def test_the_draws_are_judged_by_the_interval() -> None:
@@ -84,8 +84,8 @@ def test_without_noise_there_is_nothing_to_double() -> None:
 def test_unseen_data_are_the_positives() -> None:
     model = network()
     inputs, targets = data(100)
-    found = dubio.evaluate(model, (inputs, targets), ood={"far": 1.5 * inputs}, num_samples=50, num_resamples=50)
-    scores = found.unseen["far"].scores
+    result = dubio.evaluate(model, (inputs, targets), ood={"far": 1.5 * inputs}, num_samples=50, num_resamples=50)
+    scores = result.unseen["far"].scores
     assert set(scores) == {*SCORES}
     known, far = (dubio.predict(model, x, 50, seed=0) for x in (inputs, 1.5 * inputs))
     assert isinstance(known, ClassificationPredictive)
@@ -98,17 +98,17 @@ def test_unseen_data_are_the_positives() -> None:
     assert estimate.low < estimate.value < estimate.high
     counts = scores["entropy"].histogram.counts
     assert (sum(counts["known"]), sum(counts["unseen"])) == (100, 100)
-    assert found.uncertainty["far"].mutual_information > found.uncertainty["all"].mutual_information
+    assert result.uncertainty["far"].mutual_information > result.uncertainty["all"].mutual_information
 
 
 def test_energy_is_that_of_the_logits_and_absent_without_them() -> None:
     model, (inputs, targets) = network(), data()
     with dubio._engine.Using(estimator="weight"):
         logits = dubio.sample(model, inputs, 8, seed=3)
-    found = dubio.predict(model, inputs, 8, seed=3)
-    assert isinstance(found, ClassificationPredictive)
-    assert found.energy is not None
-    torch.testing.assert_close(found.energy, -logits.logsumexp(-1).mean(0))
+    result = dubio.predict(model, inputs, 8, seed=3)
+    assert isinstance(result, ClassificationPredictive)
+    assert result.energy is not None
+    torch.testing.assert_close(result.energy, -logits.logsumexp(-1).mean(0))
     net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=-1))
     calm = dubio.Bayes().convert(net, dubio.Categorical("log_probs"))
     judged = dubio.evaluate(calm, (inputs, targets), ood={"same": -inputs}, num_samples=4, num_resamples=0)
@@ -118,8 +118,8 @@ def test_energy_is_that_of_the_logits_and_absent_without_them() -> None:
 def test_the_class_table_counts() -> None:
     log_probs = torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.5, 0.4, 0.1]]).log()
     targets = torch.tensor([0, 1, 1, 1])
-    found = judge(predictive(log_probs), targets, classes=("cat", "dog", "owl"), num_resamples=0)
-    cat, dog, owl = found.classes
+    result = judge(predictive(log_probs), targets, classes=("cat", "dog", "owl"), num_resamples=0)
+    cat, dog, owl = result.classes
     assert (cat.num_examples, cat.recall, cat.precision, cat.taken_for) == (1, 1.0, 1 / 3, None)
     assert (dog.num_examples, dog.recall, dog.precision, dog.taken_for) == (3, pytest.approx(1 / 3), 1.0, "cat")
     assert (owl.num_examples, owl.recall, owl.precision, owl.confidence) == (0, None, None, None)
@@ -128,10 +128,10 @@ def test_the_class_table_counts() -> None:
 
 def test_notable_examples_are_the_extremes() -> None:
     log_probs = torch.tensor([[0.98, 0.02], [0.51, 0.49], [0.1, 0.9], [0.3, 0.7]]).log()
-    found = judge(predictive(log_probs), torch.tensor([0, 0, 0, 0]), num_resamples=0)
-    assert [example.index for example in found.notable["most uncertain"]] == [1, 3, 2, 0]
-    assert [example.index for example in found.notable["most confidently wrong"]] == [2, 3]
-    assert found.notable["most confidently wrong"][0].probs == pytest.approx({"1": 0.9, "0": 0.1})
+    result = judge(predictive(log_probs), torch.tensor([0, 0, 0, 0]), num_resamples=0)
+    assert [example.index for example in result.notable["most uncertain"]] == [1, 3, 2, 0]
+    assert [example.index for example in result.notable["most confidently wrong"]] == [2, 3]
+    assert result.notable["most confidently wrong"][0].probs == pytest.approx({"1": 0.9, "0": 0.1})
 
 
 def test_corruption_curves_begin_with_the_data_themselves() -> None:
@@ -139,10 +139,10 @@ def test_corruption_curves_begin_with_the_data_themselves() -> None:
     model = dubio.Bayes().convert(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     test = dubio.data.load("digits").test
     assert test is not None
-    found = dubio.evaluate(model, test, corruptions=("noise",), num_samples=5, num_resamples=0)
-    points = found.corruptions["noise"]
+    result = dubio.evaluate(model, test, corruptions=("noise",), num_samples=5, num_resamples=0)
+    points = result.corruptions["noise"]
     assert [point.strength for point in points] == [0, 1, 2, 3, 4, 5]
-    assert points[0].nll == pytest.approx(found.metrics["nll"].value)
+    assert points[0].nll == pytest.approx(result.metrics["nll"].value)
     assert points[5].nll != points[0].nll
 
 
@@ -159,14 +159,14 @@ def test_regression_is_judged_by_its_intervals() -> None:
     inputs = torch.randn(4000, 1)
     with torch.no_grad(), dubio.noise_off():
         targets = model(inputs) + 0.5 * torch.randn(4000, 1)
-    found = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=50)
-    assert found.kind == "regression"
-    assert found.metrics["rmse"].value == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(8000))
-    for row in found.intervals:
+    result = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=50)
+    assert result.kind == "regression"
+    assert result.metrics["rmse"].value == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(8000))
+    for row in result.intervals:
         error = math.sqrt(row.level * (1 - row.level) / 4000)
         assert row.coverage.value == pytest.approx(row.level, abs=4 * error)
-    assert found.intervals[-1].width.value == pytest.approx(2 * 1.96 * 0.5, rel=0.01)
-    assert Evaluation.from_json(found.to_json()) == found
+    assert result.intervals[-1].width.value == pytest.approx(2 * 1.96 * 0.5, rel=0.01)
+    assert Evaluation.from_json(result.to_json()) == result
 
 
 def test_yes_or_no_is_two_classes() -> None:
@@ -174,12 +174,12 @@ def test_yes_or_no_is_two_classes() -> None:
     model = dubio.Bayes().convert(nn.Linear(4, 1), dubio.Bernoulli())
     inputs, _ = data(30)
     targets = (inputs[:, :1] > 0).float()
-    found = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=0)
+    result = dubio.evaluate(model, (inputs, targets), num_samples=20, num_resamples=0)
     yes = dubio.predict(model, inputs, 20, seed=0)
     assert isinstance(yes, ClassificationPredictive)
     expected = (yes.label == targets).double().mean().item()
-    assert found.metrics["accuracy"].value == pytest.approx(expected)
-    assert len(found.classes) == 2
+    assert result.metrics["accuracy"].value == pytest.approx(expected)
+    assert len(result.classes) == 2
 
 
 def test_the_network_remembers_what_it_was_judged_on() -> None:
@@ -200,15 +200,15 @@ def test_a_loader_and_tensors_are_judged_alike() -> None:
 
 
 def test_a_curve_is_over_the_same_data() -> None:
-    found = {strength: dubio.evaluate(network(strength), data(), num_samples=2) for strength in (0.2, 0.1)}
-    points = metric_curve(found, "nll")
+    result = {strength: dubio.evaluate(network(strength), data(), num_samples=2) for strength in (0.2, 0.1)}
+    points = metric_curve(result, "nll")
     assert [point.x for point in points] == [0.1, 0.2]
-    assert points[0].estimate == found[0.1].metrics["nll"]
+    assert points[0].estimate == result[0.1].metrics["nll"]
     other = dubio.evaluate(network(), data(seed=4), num_samples=2)
     with pytest.raises(ValueError, match="must be of the same data to make a curve, got 2 different sets"):
-        metric_curve({**found, 0.3: other})
+        metric_curve({**result, 0.3: other})
     with pytest.raises(ValueError, match=r"metric must be one of accuracy, .* got 'rmse'"):
-        metric_curve(found, "rmse")
+        metric_curve(result, "rmse")
 
 
 def test_what_was_decided_is_judged_too() -> None:
@@ -217,9 +217,9 @@ def test_what_was_decided_is_judged_too() -> None:
     def milder(count: int, seed: int) -> tuple[Tensor, Tensor]:
         """Labels as often right as half the network's log-probabilities say."""
         inputs, _ = data(count, seed=seed)
-        found = dubio.predict(model, inputs, 20, seed=0)
-        assert isinstance(found, ClassificationPredictive)
-        odds = (found.log_probs / 2.0).softmax(dim=-1)
+        result = dubio.predict(model, inputs, 20, seed=0)
+        assert isinstance(result, ClassificationPredictive)
+        odds = (result.log_probs / 2.0).softmax(dim=-1)
         return inputs, torch.multinomial(odds, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
 
     validation, test = milder(2000, 1), milder(500, 2)
@@ -227,12 +227,12 @@ def test_what_was_decided_is_judged_too() -> None:
     dubio.calibrate(model, validation, num_samples=20)
     dubio.abstain(model, validation, coverage=0.5, num_samples=20)
     dubio.conformal(model, validation, coverage=0.8, num_samples=20)
-    found = dubio.evaluate(model, test, num_samples=20, num_resamples=20)
-    metrics = {name: estimate.value for name, estimate in found.metrics.items()}
-    assert set(found.decided) == {"calibration", "threshold", "sets"}
+    result = dubio.evaluate(model, test, num_samples=20, num_resamples=20)
+    metrics = {name: estimate.value for name, estimate in result.metrics.items()}
+    assert set(result.decided) == {"calibration", "threshold", "sets"}
     assert metrics["nll"] < before.metrics["nll"].value
-    assert 0.0 < (found.metrics["nll"].draw_error or 0.0) < (before.metrics["nll"].draw_error or 0.0)
-    assert found.metrics["nll"].doubled == pytest.approx(metrics["nll"], abs=0.05)
+    assert 0.0 < (result.metrics["nll"].draw_error or 0.0) < (before.metrics["nll"].draw_error or 0.0)
+    assert result.metrics["nll"].doubled == pytest.approx(metrics["nll"], abs=0.05)
     assert metrics["accepted_share"] == pytest.approx(0.5, abs=0.1)
     assert metrics["set_coverage"] == pytest.approx(0.8, abs=0.1)
     expected = dubio.predict(model, test[0], 20, seed=0)
@@ -257,11 +257,11 @@ def test_ten_thousand_predictions_take_at_most_a_second() -> None:
     generator = torch.Generator().manual_seed(0)
     log_probs = torch.randn(10_000, 10, generator=generator).log_softmax(dim=-1)
     targets = torch.randint(10, (10_000,), generator=generator)
-    found = predictive(log_probs)
+    result = predictive(log_probs)
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        judge(found, targets, num_resamples=0)
+        judge(result, targets, num_resamples=0)
         seconds.append(time.perf_counter() - began)
     assert min(seconds) <= 1.0
 
@@ -285,10 +285,10 @@ def test_the_nll_of_classes_adds_up_where_probabilities_underflow() -> None:
     model, both = network(), data(80)
     with torch.no_grad():
         model.weight_posterior.mean.mul_(1e4)  # type: ignore[union-attr]
-    found = dubio.evaluate(model, both, num_samples=2, num_resamples=0)
-    assert found.metrics["nll"].value > 200.0
-    total = sum((row.nll or 0.0) * row.num_examples for row in found.classes) / 80
-    assert total == pytest.approx(found.metrics["nll"].value)
+    result = dubio.evaluate(model, both, num_samples=2, num_resamples=0)
+    assert result.metrics["nll"].value > 200.0
+    total = sum((row.nll or 0.0) * row.num_examples for row in result.classes) / 80
+    assert total == pytest.approx(result.metrics["nll"].value)
 
 
 def test_intervals_of_shares_stay_shares() -> None:
@@ -310,9 +310,9 @@ def test_among_none_accepted_there_is_no_error() -> None:
 
 
 def test_one_draw_of_a_random_network_is_too_few() -> None:
-    found = dubio.evaluate(network(), data(), num_samples=1)
-    assert found.draws is not None
-    assert not found.draws.enough
+    result = dubio.evaluate(network(), data(), num_samples=1)
+    assert result.draws is not None
+    assert not result.draws.enough
 
 
 def test_a_network_that_rules_the_truth_out_cannot_be_judged() -> None:
@@ -335,8 +335,8 @@ def test_unseen_data_need_a_name_and_inputs_of_their_own() -> None:
 def test_thumbnails_keep_their_shape() -> None:
     images = torch.cat([torch.rand(4, 1, 32, 128), torch.full((1, 1, 32, 128), 3.0)])
     model = dubio.Bayes().convert(nn.Sequential(nn.Flatten(), nn.Linear(32 * 128, 3)))
-    found = dubio.evaluate(model, (images, torch.zeros(5, dtype=torch.int64)), num_samples=2, num_resamples=0)
-    shapes = {example.image.shape for example in found.notable["most uncertain"] if example.image is not None}
+    result = dubio.evaluate(model, (images, torch.zeros(5, dtype=torch.int64)), num_samples=2, num_resamples=0)
+    shapes = {example.image.shape for example in result.notable["most uncertain"] if example.image is not None}
     assert shapes == {(1, 16, 64)}
 
 

@@ -71,9 +71,9 @@ def test_a_network_no_better_than_the_mean_is_named() -> None:
 def test_the_baseline_of_numbers_is_what_their_mean_gets() -> None:
     targets = 3.0 + 2.0 * torch.randn(80, 1)
     model = dubio.Deterministic().convert(torch.nn.Linear(2, 1), dubio.Gaussian.for_targets(targets))
-    found = dubio.evaluate(model, (torch.randn(80, 2), targets), num_samples=1, num_resamples=0)
-    assert found.baseline["rmse"] == pytest.approx(targets.std(correction=0).item(), rel=1e-5)
-    assert Evaluation.from_json(found.to_json()) == found
+    result = dubio.evaluate(model, (torch.randn(80, 2), targets), num_samples=1, num_resamples=0)
+    assert result.baseline["rmse"] == pytest.approx(targets.std(correction=0).item(), rel=1e-5)
+    assert Evaluation.from_json(result.to_json()) == result
 
 
 def test_confidence_unlike_accuracy_is_named_with_the_remedy() -> None:

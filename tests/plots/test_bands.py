@@ -37,13 +37,13 @@ def edges(band: Any, places: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 def test_bands_are_quantiles_of_the_draws_and_of_the_targets(model: nn.Module) -> None:
     bands = dubio.plots.bands_of(model, PLACES, levels=(0.5, 0.8), num_samples=21, seed=3)
-    found = dubio.predict(model, PLACES, num_samples=21, seed=3)
-    draws = found.samples.squeeze(-1).numpy()
+    result = dubio.predict(model, PLACES, num_samples=21, seed=3)
+    draws = result.samples.squeeze(-1).numpy()
     np.testing.assert_allclose(bands.median, np.median(draws, axis=0), rtol=1e-6)
     for number, (level, (low, high)) in enumerate(zip((0.5, 0.8), bands.of_draws, strict=True)):
         expected = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
         np.testing.assert_allclose(torch.stack([low, high]), expected, rtol=1e-5, atol=1e-6)
-        interval = torch.stack(found.interval(level)).squeeze(-1)
+        interval = torch.stack(result.interval(level)).squeeze(-1)
         torch.testing.assert_close(bands.of_targets[number], interval)
     assert torch.equal(bands.places, PLACES.squeeze(1))
     assert (bands.levels, bands.num_samples) == ((0.5, 0.8), 21)

@@ -42,10 +42,10 @@ def test_regions_are_what_predict_says_of_their_places(model: nn.Module, uncerta
     torch.testing.assert_close(regions.x, torch.linspace(-2.0, 2.0, 5))
     torch.testing.assert_close(regions.y, torch.linspace(-1.0, 3.0, 5))
     places = torch.tensor([[x, y] for y in regions.y for x in regions.x])
-    found = dubio.predict(model, places, num_samples=7, seed=3)
-    assert torch.equal(regions.label.flatten(), found.label)
-    torch.testing.assert_close(regions.confidence.flatten(), found.confidence)
-    torch.testing.assert_close(regions.uncertainty.flatten(), getattr(found, uncertainty))
+    result = dubio.predict(model, places, num_samples=7, seed=3)
+    assert torch.equal(regions.label.flatten(), result.label)
+    torch.testing.assert_close(regions.confidence.flatten(), result.confidence)
+    torch.testing.assert_close(regions.uncertainty.flatten(), getattr(result, uncertainty))
     assert regions.uncertainty.std() > 0
     assert regions.num_classes == 3
 
@@ -55,10 +55,10 @@ def test_yes_or_no_is_two_classes() -> None:
     model = dubio.Bayes(init_std=0.5).convert(nn.Linear(2, 1), likelihood=dubio.Bernoulli())
     regions = dubio.plots.regions_of(model, LOW, HIGH, 4, num_samples=6, seed=1)
     across, up = torch.meshgrid(regions.x, regions.y, indexing="xy")
-    found = dubio.predict(model, torch.stack([across, up], dim=-1).flatten(0, 1), num_samples=6, seed=1)
+    result = dubio.predict(model, torch.stack([across, up], dim=-1).flatten(0, 1), num_samples=6, seed=1)
     assert regions.num_classes == 2
-    assert torch.equal(regions.label.flatten(), found.label.squeeze(1))
-    torch.testing.assert_close(regions.uncertainty.flatten(), found.mutual_information.squeeze(1))
+    assert torch.equal(regions.label.flatten(), result.label.squeeze(1))
+    torch.testing.assert_close(regions.uncertainty.flatten(), result.mutual_information.squeeze(1))
 
 
 @pytest.mark.feature("draw_regions shows the classes of the plane, how sure a network is of them, and doubt as size")
@@ -69,15 +69,15 @@ def test_points_have_the_colours_of_their_classes_and_the_sizes_of_their_doubt(
     path = tmp_path / "new" / "regions.png"
     (axes,) = draw(model, path, classes=("a", "b", "c")).axes
     grid, *points = axes.collections
-    found = dubio.predict(model, INPUTS, num_samples=5, seed=3)
+    result = dubio.predict(model, INPUTS, num_samples=5, seed=3)
     places = torch.from_numpy(np.asarray(grid.get_offsets())).float()
     on_grid = dubio.predict(model, places, num_samples=5, seed=3).mutual_information
-    most = max(on_grid.max().item(), found.mutual_information.max().item())
+    most = max(on_grid.max().item(), result.mutual_information.max().item())
     np.testing.assert_allclose(grid.get_sizes(), areas(on_grid, most), rtol=1e-4)
     for number, (drawn, colour) in enumerate(zip(points, class_colours(3), strict=True)):
         own = LABELS.eq(number)
         np.testing.assert_array_equal(drawn.get_offsets(), INPUTS[own])
-        np.testing.assert_allclose(drawn.get_sizes(), areas(found.mutual_information[own], most), rtol=1e-5)
+        np.testing.assert_allclose(drawn.get_sizes(), areas(result.mutual_information[own], most), rtol=1e-5)
         np.testing.assert_array_equal(drawn.get_facecolor()[0], colour)
     assert (axes.get_xlim(), axes.get_ylim()) == ((-2.0, 2.0), (-1.0, 3.0))
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -36,14 +36,14 @@ def heights(axes: Any) -> list[float]:
 
 
 def test_votes_and_scores_are_those_of_predict(model: nn.Module) -> None:
-    found = dubio.plots.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
+    result = dubio.plots.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
     expected = dubio.predict(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
-    torch.testing.assert_close(found.votes, expected.votes)
-    assert torch.equal(found.label, expected.label)
-    torch.testing.assert_close(found.top_scores, expected.samples.exp()[:, torch.arange(3), expected.label])
-    torch.testing.assert_close(found.top_scores.mean(dim=0), expected.confidence)
-    assert found.top_scores.shape == (NUM_DRAWS, 3)
-    assert (found.votes.amax(dim=1) < 1.0).any()
+    torch.testing.assert_close(result.votes, expected.votes)
+    assert torch.equal(result.label, expected.label)
+    torch.testing.assert_close(result.top_scores, expected.samples.exp()[:, torch.arange(3), expected.label])
+    torch.testing.assert_close(result.top_scores.mean(dim=0), expected.confidence)
+    assert result.top_scores.shape == (NUM_DRAWS, 3)
+    assert (result.votes.amax(dim=1) < 1.0).any()
 
 
 def test_the_answer_is_of_the_mean_probability_and_not_of_the_most_votes() -> None:
@@ -54,11 +54,11 @@ def test_the_answer_is_of_the_mean_probability_and_not_of_the_most_votes() -> No
         with torch.no_grad():
             member.bias.copy_(torch.tensor([bias, 0.0]))
     model = dubio.Ensemble().convert(members)
-    found = dubio.plots.votes_of(model, torch.zeros(1, 1))
-    torch.testing.assert_close(found.votes, torch.tensor([[2 / 3, 1 / 3]]))
-    assert found.label.tolist() == [1]
+    result = dubio.plots.votes_of(model, torch.zeros(1, 1))
+    torch.testing.assert_close(result.votes, torch.tensor([[2 / 3, 1 / 3]]))
+    assert result.label.tolist() == [1]
     expected = torch.sigmoid(torch.tensor([-0.2, -0.2, 9.0])).unsqueeze(1)
-    torch.testing.assert_close(found.top_scores, expected)
+    torch.testing.assert_close(result.top_scores, expected)
 
 
 @pytest.mark.feature("draw_votes shows what draws take single inputs for, and how their scores of the answer spread")
@@ -66,17 +66,17 @@ def test_bars_are_votes_and_histograms_hold_every_draw(model: nn.Module, tmp_pat
     pytest.importorskip("matplotlib")
     path = tmp_path / "new" / "votes.png"
     rows = np.array(draw(model, path, names=["one", "two", "three"], classes=list("abcde")).axes).reshape(3, 3)
-    found = dubio.plots.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
+    result = dubio.plots.votes_of(model, IMAGES, num_samples=NUM_DRAWS, seed=3)
     for number, (image, votes, scores) in enumerate(rows.T):
         np.testing.assert_allclose(image.images[0].get_array(), IMAGES[number, 0])
-        assert widths(votes) == pytest.approx(found.votes[number].tolist())
-        blue = [bar.get_facecolor() == votes.patches[found.label[number]].get_facecolor() for bar in votes.patches]
-        assert blue == [other == found.label[number] for other in range(NUM_CLASSES)]
-        counts, _ = np.histogram(found.top_scores[:, number], bins=BINS, range=(0.0, 1.0))
+        assert widths(votes) == pytest.approx(result.votes[number].tolist())
+        blue = [bar.get_facecolor() == votes.patches[result.label[number]].get_facecolor() for bar in votes.patches]
+        assert blue == [other == result.label[number] for other in range(NUM_CLASSES)]
+        counts, _ = np.histogram(result.top_scores[:, number], bins=BINS, range=(0.0, 1.0))
         assert heights(scores) == pytest.approx((counts / NUM_DRAWS).tolist())
         assert sum(heights(scores)) == pytest.approx(1.0)
-        sure = found.top_scores[:, number].mean().item()
-        assert image.get_title() == f"{['one', 'two', 'three'][number]}\n{'abcde'[found.label[number]]} ({sure:.0%})"
+        sure = result.top_scores[:, number].mean().item()
+        assert image.get_title() == f"{['one', 'two', 'three'][number]}\n{'abcde'[result.label[number]]} ({sure:.0%})"
     assert [label.get_text() for label in rows[1, 0].get_yticklabels()] == list("abcde")
     assert rows[1, 1].get_xlabel() == "share of 30 draws that vote for a class"
     assert path.read_bytes().startswith(b"\x89PNG")

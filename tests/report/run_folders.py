@@ -68,10 +68,10 @@ def _detection(name: str, known: np.ndarray, strange: np.ndarray) -> DetectionSc
     area = float(auroc(torch.tensor(known), torch.tensor(strange)))
     edges = np.linspace(0.0, max(known.max(), strange.max()) + 1e-6, 21)
     low, high = max(area - 0.02, 0.0), min(area + 0.02, 1.0)
-    found = Estimate(area, low, high)
+    result = Estimate(area, low, high)
     counts = _histogram({"known": known, "unseen": strange}, edges)
     placements = detection_values(name, torch.tensor(known), torch.tensor(strange))
-    return DetectionScore(found, found, around(1.0 - area), counts, placements)
+    return DetectionScore(result, result, around(1.0 - area), counts, placements)
 
 
 def classification(noise: float = 0.8, sharpness: float = 9.0, seed: int = 0, **changed: Any) -> Evaluation:
@@ -132,9 +132,9 @@ def classification(noise: float = 0.8, sharpness: float = 9.0, seed: int = 0, **
     return Evaluation(**{**values, **changed})
 
 
-def _scored(name: str, *found: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+def _scored(name: str, *result: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     kinds = {"entropy": "entropy", "mutual_information": "mutual", "energy": "expected"}
-    return tuple(part[kinds[name]] if name in kinds else 1.0 - part["probs"].max(-1) for part in found)
+    return tuple(part[kinds[name]] if name in kinds else 1.0 - part["probs"].max(-1) for part in result)
 
 
 def _metrics(
@@ -152,8 +152,8 @@ def _metrics(
     }
 
 
-def _doubt(found: dict[str, np.ndarray], rows: np.ndarray) -> Uncertainty:
-    expected, mutual = float(found["expected"][rows].mean()), float(found["mutual"][rows].mean())
+def _doubt(result: dict[str, np.ndarray], rows: np.ndarray) -> Uncertainty:
+    expected, mutual = float(result["expected"][rows].mean()), float(result["mutual"][rows].mean())
     return Uncertainty(int(rows.sum()), expected + mutual, expected, mutual)
 
 
@@ -285,6 +285,7 @@ PRUNING = {
     "fraction": 0.75,
     "num_weights": 17400,
     "num_removed": 13050,
+    "per_layer": {"1.weight": {"num_weights": 17400, "num_removed": 13050}},
     "bytes_before": 142464,
     "bytes_after": 40000,
     "step_seconds_before": 0.002,
@@ -299,7 +300,6 @@ PRUNING = {
         for by, drop in (("snr", 0.3), ("magnitude", 0.5))
         for fraction in (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
     ],
-    "something_new": {"that": "no report knows"},
 }
 
 

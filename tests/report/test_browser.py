@@ -101,9 +101,9 @@ def test_the_page_reads_well_in_a_browser(opened: tuple[Any, list[str], str]) ->
 @pytest.mark.parametrize("opened", [("light", 1280), ("dark", 1280)], indirect=True, ids=["light", "dark"])
 def test_text_and_lines_stand_out_from_what_is_behind_them(opened: tuple[Any, list[str], str]) -> None:
     page, _, _ = opened
-    found = page.evaluate(CONTRASTS)
-    assert len(found["papers"]) == 9
-    assert all(contrast >= 4.5 for part in found.values() for contrast in part.values()), found
+    result = page.evaluate(CONTRASTS)
+    assert len(result["papers"]) == 9
+    assert all(contrast >= 4.5 for part in result.values() for contrast in part.values()), result
 
 
 def test_headings_name_every_section_and_links_lead_to_them(browser: Any, page_of_five: Path) -> None:

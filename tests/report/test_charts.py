@@ -26,7 +26,7 @@ def of_class(svg: Element, name: str) -> list[Element]:
 
 
 def coordinates(path: Element) -> list[tuple[float, float]]:
-    numbers = [float(found) for found in re.findall(r"-?[\d.]+", path.get("d", ""))]
+    numbers = [float(result) for result in re.findall(r"-?[\d.]+", path.get("d", ""))]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 

@@ -23,9 +23,9 @@ def test_another_reader_gives_the_pixels_back(channels: int) -> None:
 
 def test_a_thumbnail_becomes_its_own_pixels() -> None:
     content = bytes(range(12))
-    found = from_thumbnail(Thumbnail((3, 2, 2), base64.b64encode(content).decode()))
-    assert found.flatten().tolist() == list(content)
-    assert data_address(found).startswith("data:image/png;base64,iVBOR")
+    result = from_thumbnail(Thumbnail((3, 2, 2), base64.b64encode(content).decode()))
+    assert result.flatten().tolist() == list(content)
+    assert data_address(result).startswith("data:image/png;base64,iVBOR")
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_two_channels_are_no_image() -> None:
 
 def test_large_images_shrink_and_keep_their_shape_and_mean() -> None:
     image = torch.rand(3, 256, 128, dtype=torch.float64)
-    found = small_image(image)
-    assert found.shape == (3, 64, 64 // 2)
-    assert found.double().mean().item() / 255 == pytest.approx(image.mean().item(), abs=2e-3)
+    result = small_image(image)
+    assert result.shape == (3, 64, 64 // 2)
+    assert result.double().mean().item() / 255 == pytest.approx(image.mean().item(), abs=2e-3)
     assert torch.equal(
         small_image(torch.tensor([[[0.0, 0.5, 2.0]]])), torch.tensor([[[0, 128, 255]]], dtype=torch.uint8)
     )

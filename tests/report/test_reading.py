@@ -6,29 +6,29 @@ from pathlib import Path
 import pytest
 
 from dubio.report.commands import attack_command, prune_commands, train_command
-from dubio.report.runs import read_run, read_runs
-from report.run_folders import PRUNING, audit, write_attack, write_full_run, write_json, write_run
+from dubio.report.runs import RobustnessRecord, read_run, read_runs
+from report.run_folders import PRUNING, attack_record, audit, write_attack, write_full_run, write_json, write_run
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:
-    found = read_run(write_full_run(tmp_path / "first"))
-    assert (found.name, found.method, found.data, found.kind) == ("first", "bayes", "digits", "classification")
-    assert found.num_parameters == 100 * 64 + 100
-    assert found.num_bytes == 71272
-    assert len(found.history) == 30
-    assert found.evaluation is not None
-    assert found.attack is not None
-    assert found.pruning is not None
-    assert found.audit is not None
-    assert found.attack.norm == "linf"
-    assert [row.distance for row in found.attack.rows] == [0.05, 0.1]
-    assert found.audit == audit()
+    result = read_run(write_full_run(tmp_path / "first"))
+    assert (result.name, result.method, result.data, result.kind) == ("first", "bayes", "digits", "classification")
+    assert result.num_parameters == 100 * 64 + 100
+    assert result.num_bytes == 71272
+    assert len(result.history) == 30
+    assert result.evaluation is not None
+    assert result.attack is not None
+    assert result.pruning is not None
+    assert result.audit is not None
+    assert result.attack.norm == "linf"
+    assert [row.distance for row in result.attack.rows] == [0.05, 0.1]
+    assert result.audit == audit()
 
 
 def test_a_run_that_was_only_trained_has_nothing_else(tmp_path: Path) -> None:
-    found = read_run(write_run(tmp_path / "first", likelihood="Gaussian"))
-    assert (found.evaluation, found.attack, found.pruning, found.audit) == (None, None, None, None)
-    assert found.kind == "regression"
+    result = read_run(write_run(tmp_path / "first", likelihood="Gaussian"))
+    assert (result.evaluation, result.attack, result.pruning, result.audit) == (None, None, None, None)
+    assert result.kind == "regression"
 
 
 def test_a_run_trained_in_python_has_a_method_by_its_class(tmp_path: Path) -> None:
@@ -66,8 +66,19 @@ def test_an_attack_at_no_distance_is_refused_by_name(epsilon: str, tmp_path: Pat
     write_attack(folder, epsilons=("8/255",))
     record = json.loads((folder / "attack.json").read_text())
     write_json(folder / "attack.json", record | {"rows": [record["rows"][0] | {"epsilon": epsilon}]})
-    with pytest.raises(ValueError, match=r"attack\.json cannot be read: .*epsilon must be a number or a fraction"):
+    with pytest.raises(
+        ValueError, match=r"attack\.json does not hold an attack: .*epsilon must be a number or a fraction"
+    ):
         read_run(folder)
+
+
+def test_an_attack_goes_to_json_and_back_and_its_class_may_have_the_name_of_an_earlier_version() -> None:
+    data = attack_record(0.4)
+    record = RobustnessRecord.from_json(data)
+    assert RobustnessRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    assert "file_name" not in record.to_json()
+    former = [row | {"fields": row["fields"] | {"kind": "Pgd"}} for row in data["rows"]]
+    assert RobustnessRecord.from_json(data | {"rows": former}) == record
 
 
 def test_fields_that_attacks_disagree_about_are_not_shared(tmp_path: Path) -> None:
@@ -101,10 +112,10 @@ def test_a_pruned_run_is_made_from_the_one_that_was_trained(tmp_path: Path) -> N
 
 def test_parts_of_a_record_may_be_missing(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first")
-    write_json(folder / "pruning.json", {"format": "dubio-pruning-1", "density": None})
-    found = read_run(folder)
-    assert found.pruning is not None
-    assert (found.pruning.curve, found.pruning.density) == ((), None)
+    write_json(folder / "pruning.json", {key: PRUNING[key] for key in PRUNING if key not in ("curve", "density")})
+    pruning = read_run(folder).pruning
+    assert pruning is not None
+    assert (pruning.curve, pruning.density) == ((), None)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +142,17 @@ def test_parts_of_a_record_may_be_missing(tmp_path: Path) -> None:
             r"commands\.jsonl cannot be read: every line must hold a",
         ),
         ("commands.jsonl", '{"line": "dubio"}', r"commands\.jsonl cannot be read: .*without it, reports leave these"),
-        ("attack.json", "{}", r"attack\.json must have format 'dubio-attack-1', got None; .*: dubio attack first"),
-        ("attack.json", '{"format": "dubio-attack-1"}', r"attack\.json cannot be read: .*write it anew: dubio attack"),
+        (
+            "attack.json",
+            "{}",
+            r"attack\.json does not hold an attack: .*'dubio-attack-1', got None; .*: dubio attack first",
+        ),
+        ("attack.json", '{"format": "dubio-attack-1"}', r"attack\.json does not hold an attack: .*anew: dubio attack"),
+        (
+            "attack.json",
+            json.dumps(attack_record(0.4) | {"something_new": 1}),
+            r"unknown fields \['something_new'\]; was the file written by a newer version\?; .*: dubio attack first",
+        ),
         ("pruning.json", json.dumps(PRUNING | {"num_weights": "many"}), r"num_weights.*'many'.*dubio prune first"),
         (
             "audit.json",

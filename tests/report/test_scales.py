@@ -37,9 +37,9 @@ def test_ticks_are_round_numbers(low: float, high: float, wanted: list[float]) -
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 def test_ticks_are_few_and_within_the_range(low: float, width: float) -> None:
-    found = ticks(low, low + width, 6)
-    assert 1 <= len(found) <= 6
-    assert all(low - 1e-3 * width <= tick <= low + 1.001 * width for tick in found)
+    result = ticks(low, low + width, 6)
+    assert 1 <= len(result) <= 6
+    assert all(low - 1e-3 * width <= tick <= low + 1.001 * width for tick in result)
 
 
 def test_ticks_say_no_more_than_they_must() -> None:

@@ -132,8 +132,8 @@ def test_the_page_asks_for_nothing_outside_and_runs_nothing(full: tuple[Report, 
 
 
 def test_names_from_elsewhere_stay_text(tmp_path: Path) -> None:
-    found = classification()
-    renamed = found.to_json()
+    result = classification()
+    renamed = result.to_json()
     renamed["data"]["name"] = HOSTILE
     renamed["classes"][3]["name"] = HOSTILE
     renamed["notable"]["most uncertain"][0]["target"] = HOSTILE
@@ -169,7 +169,9 @@ def test_a_regression_is_judged_by_its_intervals(tmp_path: Path) -> None:
 
 def test_parts_of_records_that_are_missing_leave_their_figures_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first")
-    write_json(folder / "pruning.json", {"format": "dubio-pruning-1", "curve": PRUNING["curve"]})
+    missing = ("density", "step_seconds_before", "step_seconds_after")
+    same = {"num_removed": 0, "bytes_after": PRUNING["bytes_before"]}
+    write_json(folder / "pruning.json", {key: PRUNING[key] for key in PRUNING if key not in missing} | same)
     classification(unseen={}, notable={"most confidently wrong": ()}, corruptions={}).save(folder / "evaluation.json")
     report, _, _ = written(tmp_path, folder)
     assert [type(block) for block in section(report, "pruning").blocks] == [LineChart, LineChart]
@@ -279,13 +281,13 @@ def test_the_summary_says_no_more_than_the_intervals_allow(tmp_path: Path) -> No
 @pytest.mark.feature("The chart of doubt has bars as long as the entropy that its caption tells")
 def test_bars_of_doubt_are_as_long_as_their_caption_says(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first")
-    found = classification()
-    found.save(folder / "evaluation.json")
+    result = classification()
+    result.save(folder / "evaluation.json")
     report, _, _ = written(tmp_path, folder)
     (chart,) = section(report, "uncertainty").blocks
     assert isinstance(chart, Stacks)
     lengths = [sum(parts) for parts in zip(*chart.parts.values(), strict=True)]
-    assert lengths == pytest.approx([part.entropy for part in found.uncertainty.values()], rel=1e-3)
+    assert lengths == pytest.approx([part.entropy for part in result.uncertainty.values()], rel=1e-3)
     for group, length in zip(chart.rows, lengths, strict=True):
         assert f"{group}: entropy {number(length)}," in chart.summary
 
@@ -325,14 +327,14 @@ def test_a_significant_difference_is_told_with_its_test(tmp_path: Path) -> None:
 
 
 def test_unseen_data_that_nobody_notices_is_said_to_go_unnoticed(tmp_path: Path) -> None:
-    found = classification()
-    known = found.unseen["noise"].scores["mutual_information"]
-    blind = json.loads(json.dumps(found.to_json()))
+    result = classification()
+    known = result.unseen["noise"].scores["mutual_information"]
+    blind = json.loads(json.dumps(result.to_json()))
     blind["unseen"]["noise"]["scores"]["mutual_information"]["auroc"] |= {"value": 0.5, "low": 0.48, "high": 0.52}
     folder = write_run(tmp_path / "first")
     Evaluation.from_json(blind).save(folder / "evaluation.json")
     report, _, _ = written(tmp_path, folder)
-    assert isinstance(found.unseen["noise"], UnseenSet)
+    assert isinstance(result.unseen["noise"], UnseenSet)
     assert known.auroc.value > 0.9
     assert any("no network tells unseen data from known better than chance" in line for line in report.summary)
 

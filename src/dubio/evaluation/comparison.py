@@ -1,12 +1,10 @@
-"""Whether evaluations on the same examples differ: what single examples gave is stored, and tested in pairs.
+"""Paired tests of evaluations on the same examples, and curves over several evaluations.
 
 Accuracies are compared by McNemar's exact test, means over examples by Student's paired test, calibration errors by a
 paired bootstrap, and areas under ROC curves by DeLong's test. p-values are corrected for the number of pairs (Holm).
 
-Invariants: values are compared only where both evaluations read the same examples in the same order; an evaluation
+Invariants: values are compared only if both evaluations have the same examples in the same order; an evaluation
 compared with itself gives p = 1 (``tests/evaluation/test_comparison.py``).
-
-A number of several evaluations against what they differ in: label noise, size of a network, share removed.
 """
 
 import base64
@@ -25,44 +23,34 @@ from dubio import functional
 from dubio.evaluation.records import Estimate, Evaluation, PerExample
 
 Kind = Literal["share", "mean", "calibration", "area"]
-
-
 TESTS: dict[Kind, str] = {
     "share": "McNemar",
     "mean": "paired t-test",
     "calibration": "paired bootstrap",
     "area": "DeLong",
 }
-"""By kind of number, the name of its test."""
-
-
+"""The test of each kind of metric."""
 DTYPES: dict[str, str] = {"float16": "<f2", "float32": "<f4"}
-
-
 PAIRED_SCORES = ("entropy", "mutual_information")
-"""Scores whose areas can be compared."""
-
-
+"""Scores whose areas under the ROC curve can be compared."""
 MEANS = {"nll": "nll", "rmse": "square", "mae": "mae", "crps": "crps"}
-"""Metrics that are compared by a mean over examples, and the stored values; an RMSE by its squared errors."""
-
-
+"""Metrics compared by means over examples, and the names of the stored values; RMSE by squared errors."""
 RESAMPLES, CHUNK = 500, 100
 
 
 @dataclass(frozen=True, eq=False)
 class PairedValues:
-    """What one network gave on single examples."""
+    """Results of one network on single examples."""
 
     examples: str
-    """Which examples, in which order; values are compared where this is equal."""
+    """Hash of the examples in their order; only values of the same examples are compared."""
     kind: Kind
     values: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number of two networks, tested on the same examples."""
+    """A paired test of one metric of two networks."""
 
     metric: str
     first: str
@@ -72,14 +60,22 @@ class Comparison:
     test: str
     num_pairs: int
 
-    def between(self, one: str, other: str) -> bool:
-        """Whether it is of these two."""
-        return {self.first, self.second} == {one, other}
+    def between(self, first: str, second: str) -> bool:
+        """Whether it compares these two networks."""
+        return {self.first, self.second} == {first, second}
 
     def __str__(self) -> str:
         correction = f", Holm over {self.num_pairs} pairs" if self.num_pairs > 1 else ""
         shown = "p < 0.0001" if self.p_value < 1e-4 else f"p = {self.p_value:.2g}"
         return f"{shown}, {self.test}{correction}"
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """One point of a curve."""
+
+    x: float
+    estimate: Estimate
 
 
 def compare(evaluations: Mapping[str, Evaluation], metric: str = "accuracy") -> tuple[Comparison, ...]:
@@ -107,6 +103,25 @@ def compare(evaluations: Mapping[str, Evaluation], metric: str = "accuracy") -> 
     return compare_pairs(metric, usable)
 
 
+def metric_curve(evaluations: Mapping[float, Evaluation], metric: str = "accuracy") -> tuple[MetricPoint, ...]:
+    """One metric of several evaluations, in increasing order of the value that they differ in.
+
+    For networks trained with wrong labels, ``{0.0: clean, 0.2: noisy, ...}`` gives the curve over label noise. All
+    evaluations must be of the same data.
+    """
+    if not evaluations:
+        raise ValueError("evaluations must hold at least one evaluation, got none")
+    for x, evaluation in evaluations.items():
+        if metric not in evaluation.metrics:
+            raise ValueError(f"metric must be one of {', '.join(evaluation.metrics)} at {x:g}, got {metric!r}")
+    fingerprints = {evaluation.data.fingerprint for evaluation in evaluations.values()}
+    if len(fingerprints) > 1:
+        raise ValueError(
+            f"evaluations must be of the same data to make a curve, got {len(fingerprints)} different sets"
+        )
+    return tuple(MetricPoint(x, evaluations[x].metrics[metric]) for x in sorted(evaluations))
+
+
 def compare_pairs(metric: str, values: Mapping[str, PairedValues]) -> tuple[Comparison, ...]:
     """Test every pair of networks; all values must be of the same examples and of one kind."""
     if len(values) < 2:
@@ -124,7 +139,7 @@ def compare_pairs(metric: str, values: Mapping[str, PairedValues]) -> tuple[Comp
 
 
 def paired_values(evaluation: Evaluation, metric: str) -> PairedValues | None:
-    """What an evaluation holds of single examples for a metric; None where it holds nothing."""
+    """Results of single examples for a metric; None if the evaluation has none."""
     order, stored = evaluation.data.order, evaluation.per_example
     names = {"accuracy": ("correct",), "ece": ("confidence", "correct")}.get(metric, (MEANS.get(metric, ""),))
     if not order or any(name not in stored for name in names):
@@ -134,44 +149,44 @@ def paired_values(evaluation: Evaluation, metric: str) -> PairedValues | None:
 
 
 def paired_detection(evaluation: Evaluation, unseen: str, score: str) -> PairedValues | None:
-    """What an evaluation holds of single examples for the area of a score; None where it holds nothing."""
-    judged = evaluation.unseen[unseen]
-    stored = judged.scores[score].placements if score in judged.scores else {}
-    if not evaluation.data.order or not judged.order or not stored:
+    """Results of single examples for the area of a score; None if the evaluation has none."""
+    dataset = evaluation.unseen[unseen]
+    stored = dataset.scores[score].placements if score in dataset.scores else {}
+    if not evaluation.data.order or not dataset.order or not stored:
         return None
     parts = tuple(unpack(stored[name]).double() for name in ("known", "unseen"))
-    return PairedValues(f"{evaluation.data.order} {judged.order}", "area", parts)
+    return PairedValues(f"{evaluation.data.order} {dataset.order}", "area", parts)
 
 
 def paired_shares(right: Sequence[int], examples: str) -> PairedValues:
-    """Right and wrong on single examples that come from elsewhere, such as under attack."""
+    """Right and wrong on single examples, such as under attack."""
     return PairedValues(examples, "share", (torch.tensor(right, dtype=torch.bool),))
 
 
 def class_values(
     correct: Bool[Tensor, " example"], nll: Float[Tensor, " example"], confidence: Float[Tensor, " example"]
 ) -> dict[str, PerExample]:
-    """What an evaluation of classes stores of single examples."""
+    """Results of single examples that an evaluation of classes stores."""
     return {"correct": pack(correct, "bits"), "nll": pack(nll, "float32"), "confidence": pack(confidence, "float32")}
 
 
 def real_values(per_example: Mapping[str, Float[Tensor, " example"]]) -> dict[str, PerExample]:
-    """What an evaluation of numbers stores of single examples."""
+    """Results of single examples that an evaluation of numbers stores."""
     return {name: pack(per_example[name], "float32") for name in MEANS.values()}
 
 
 def detection_values(
-    name: str, known: Float[Tensor, " known"], unseen: Float[Tensor, " unseen"]
+    name: str, seen: Float[Tensor, " seen"], unseen: Float[Tensor, " unseen"]
 ) -> dict[str, PerExample]:
-    """What an evaluation stores of single examples for one score; nothing for scores that are not compared."""
+    """Results of single examples that an evaluation stores for a score; empty for scores that are not compared."""
     if name not in PAIRED_SCORES:
         return {}
-    placements = functional.statistics.auroc_placements(known, unseen)
+    placements = functional.statistics.auroc_placements(seen, unseen)
     return {group: pack(part, "float16") for group, part in zip(("known", "unseen"), placements, strict=True)}
 
 
 def pack(values: Tensor, dtype: Literal["bits", "float16", "float32"]) -> PerExample:
-    """One number for each example as text."""
+    """Encode one number for each example as text."""
     array = values.detach().cpu().numpy()
     if dtype == "bits":
         content = np.packbits(array.astype(bool))
@@ -182,7 +197,7 @@ def pack(values: Tensor, dtype: Literal["bits", "float16", "float32"]) -> PerExa
 
 
 def unpack(stored: PerExample) -> Tensor:
-    """One number for each example from text.
+    """Decode one number for each example from text.
 
     Raises:
         ValueError: the text does not hold that many numbers.
@@ -211,7 +226,7 @@ def _test(kind: Kind, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> 
 def _test_calibration(
     names: list[str], values: Sequence[tuple[Tensor, ...]], pairs: Sequence[tuple[str, str]]
 ) -> list[float]:
-    """p-values for calibration errors, whose differences vary over the same resamples of the examples."""
+    """p-values of differences of calibration errors, from the same resamples of the examples for all networks."""
     generator = torch.Generator().manual_seed(0)
     count = len(values[0][0])
 
@@ -220,36 +235,11 @@ def _test_calibration(
         return torch.stack([functional.calibration.calibration_error(part) for part in sums])
 
     chunks = (functional.statistics.resample_weights(count, CHUNK, generator) for _ in range(RESAMPLES // CHUNK))
-    resampled, own = torch.cat([errors(weight) for weight in chunks], dim=-1), errors(None)
-    place = {name: number for number, name in enumerate(names)}
-    found = []
+    resampled = dict(zip(names, torch.cat([errors(weight) for weight in chunks], dim=-1), strict=True))
+    exact = dict(zip(names, errors(None), strict=True))
+    p_values = []
     for first, second in pairs:
-        spread = (resampled[place[first]] - resampled[place[second]]).std().item()
-        difference = (own[place[first]] - own[place[second]]).item()
-        found.append(functional.statistics.normal_test(difference, spread if math.isfinite(spread) else 0.0))
-    return found
-
-
-@dataclass(frozen=True)
-class MetricPoint:
-    """One point of a curve."""
-
-    x: float
-    estimate: Estimate
-
-
-def metric_curve(evaluations: Mapping[float, Evaluation], metric: str = "accuracy") -> tuple[MetricPoint, ...]:
-    """One metric of several evaluations, in rising order of what they differ in.
-
-    For networks trained with wrong labels, ``{0.0: clean, 0.2: noisy, ...}`` gives the curve over label noise. All must
-    have been judged on the same data, or the points cannot be compared.
-    """
-    if not evaluations:
-        raise ValueError("evaluations must hold at least one evaluation, got none")
-    for x, evaluation in evaluations.items():
-        if metric not in evaluation.metrics:
-            raise ValueError(f"metric must be one of {', '.join(evaluation.metrics)} at {x:g}, got {metric!r}")
-    judged_on = {evaluation.data.fingerprint for evaluation in evaluations.values()}
-    if len(judged_on) > 1:
-        raise ValueError(f"evaluations must be of the same data to make a curve, got {len(judged_on)} different sets")
-    return tuple(MetricPoint(x, evaluations[x].metrics[metric]) for x in sorted(evaluations))
+        spread = (resampled[first] - resampled[second]).std().item()
+        difference = (exact[first] - exact[second]).item()
+        p_values.append(functional.statistics.normal_test(difference, spread if math.isfinite(spread) else 0.0))
+    return p_values

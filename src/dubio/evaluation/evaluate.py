@@ -1,9 +1,10 @@
-"""``evaluate``: how far a network can be trusted on some data, with how sure that is.
+"""``evaluate``: metrics of a network on data, with intervals.
 
-Numbers are those of ``num_samples`` draws. Intervals are over examples (bootstrap), ``draw_error`` is over draws
-(jackknife over groups of them), and as many draws again tell what more draws would change.
+Metrics are those of ``num_samples`` draws. Intervals are over examples (bootstrap), ``draw_error`` is over draws
+(jackknife over groups of them), and as many draws again show what more draws would change.
 
-Data to judge by: what ``fit`` takes, gathered in memory, with a name and a fingerprint.
+Invariants: the network, its buffers and the global generators are unchanged; the same seed gives the same numbers
+(``tests/evaluation/test_evaluating.py``).
 """
 
 import time
@@ -29,7 +30,13 @@ from dubio.version import versions
 STRENGTHS = (1, 2, 3, 4, 5)
 
 
-Drawing = Callable[[Any], ClassificationPredictive]
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Inputs and targets in memory, and their description."""
+
+    inputs: Any
+    targets: Tensor
+    record: DataRecord
 
 
 def evaluate(
@@ -46,46 +53,54 @@ def evaluate(
     seed: int = 0,
     classes: Sequence[str] = (),
 ) -> Evaluation:
-    """Judge a network on data that had no part in its training.
+    """Judge a network on data that it was not trained on.
 
-    The fingerprint of the data is kept with the network: ``calibrate``, ``abstain`` and ``conformal`` refuse data
-    that it was judged on.
+    The network keeps the fingerprint of the data; ``calibrate``, ``abstain`` and ``conformal`` refuse data that it was
+    judged on.
 
     Args:
         model: a converted network, or any ``nn.Module`` (a classifier that gives logits).
         data: ``dubio.data.Examples``, ``(inputs, targets)``, a ``Dataset``, a ``DataLoader`` or an iterable of batches.
-        ood: data that the network has never seen, by name; inputs alone will do.
-        corruptions: which corruptions of the images to try at strengths 1 to 5: ``noise``, ``blur``, ``contrast``,
+        ood: unseen (out-of-distribution) data by name; targets are not needed.
+        corruptions: corruptions of the images, applied at strengths 1 to 5: ``noise``, ``blur``, ``contrast``,
             ``rotation``, ``inversion``.
-        num_samples: draws; of an ensemble, at most its members.
+        num_samples: number of draws; of an ensemble, at most its members.
         num_resamples: resamples for intervals over examples; 0 for none.
-        double: draw as many again, and tell what changes.
-        batch_size: rows at a time; by default as many as memory allows.
-        precision: in which the network computes, as for ``predict``.
-        seed: which draws and which resamples.
-        classes: names of the classes, where the data have none.
+        double: draw as many again, and report what changes.
+        batch_size: rows at a time; by default as many as fit into memory.
+        precision: precision of the network, as for ``predict``.
+        seed: the seed of draws and resamples.
+        classes: names of the classes, if the data have none.
     """
     began = time.perf_counter()
     _check(data, num_samples, num_resamples, corruptions)
     judged = gather(data, classes=tuple(classes))
-    unseen = {name: gather_inputs(inputs, name) for name, inputs in (ood or {}).items()}
+    unseen = {name: _gather_inputs(inputs, name) for name, inputs in (ood or {}).items()}
     _check_unseen(unseen, judged)
-    _warn_if_used(model, judged)
+    fingerprint = judged.record.fingerprint
+    for name, decision in decisions_of(model).made.items():
+        if decision.fingerprint == fingerprint:
+            warnings.warn(
+                f"the {name} of this network was found on these very data, so its numbers here are better than they "
+                "are elsewhere; judge it on other data",
+                DecisionWarning,
+                stacklevel=2,
+            )
 
     def draw(inputs: Any, seed: int = seed, keep_samples: bool = False) -> Any:
         return predict(
             model, inputs, num_samples, keep_samples=keep_samples, batch_size=batch_size, precision=precision, seed=seed
         )
 
-    found: Predictive = draw(judged.inputs, keep_samples=True)
-    if (unseen or corruptions) and not isinstance(found, ClassificationPredictive):
+    pred: Predictive = draw(judged.inputs, keep_samples=True)
+    if (unseen or corruptions) and not isinstance(pred, ClassificationPredictive):
         raise ValueError("ood and corruptions are for classes, and this network predicts numbers; leave them out")
     again = None
-    if double and found.num_samples == num_samples:  # an ensemble has no more members
-        again = draw(judged.inputs, noise_key(f"again {seed}"), keep_samples=isinstance(found, RegressionPredictive))
-        again = again if _differ(found, again) else None
+    if double and pred.num_samples == num_samples:  # an ensemble has no more members
+        again = draw(judged.inputs, noise_key(f"again {seed}"), keep_samples=isinstance(pred, RegressionPredictive))
+        again = None if torch.equal(_mean(pred), _mean(again)) else again
     evaluation = judge(
-        found,
+        pred,
         judged.targets,
         again=again,
         inputs=judged.inputs,
@@ -93,102 +108,32 @@ def evaluate(
         num_resamples=num_resamples,
         seed=seed,
     )
-    if isinstance(found, ClassificationPredictive):
-        evaluation = _with_unseen(evaluation, in_rows(found), unseen, draw, num_resamples, seed)
-        curves = {name: _corruption_curve(data, name, draw, seed) for name in corruptions}
-        evaluation = replace(evaluation, corruptions=curves)
-    _keep_fingerprint(model, judged)
+    if isinstance(pred, ClassificationPredictive):
+        seen = in_rows(pred)
+        preds = {name: in_rows(draw(inputs)) for name, (inputs, _) in unseen.items()}
+        evaluation = replace(
+            evaluation,
+            unseen={
+                name: judge_unseen(seen, other, unseen[name][1], num_resamples, seed) for name, other in preds.items()
+            },
+            uncertainty=evaluation.uncertainty | {name: uncertainty_of(other) for name, other in preds.items()},
+            corruptions={name: _corruption_curve(data, name, draw, seed) for name in corruptions},
+        )
+    record = getattr(model, "dubio_spec", None)
+    if record is not None and fingerprint not in record.evaluated:
+        change_spec(model, evaluated=(*record.evaluated, fingerprint))
     seconds = time.perf_counter() - began
     return replace(evaluation, decided=decisions_of(model).told(), seconds=seconds, made_by=versions())
 
 
-def _with_unseen(
-    evaluation: Evaluation,
-    known: ClassificationPredictive,
-    unseen: Mapping[str, tuple[Any, DataRecord]],
-    draw: Drawing,
-    num_resamples: int,
-    seed: int,
-) -> Evaluation:
-    found = {name: in_rows(draw(inputs)) for name, (inputs, _) in unseen.items()}
-    judged = {
-        name: judge_unseen(known, strange, unseen[name][1], num_resamples, seed) for name, strange in found.items()
-    }
-    uncertainties = {name: uncertainty_of(strange) for name, strange in found.items()}
-    return replace(evaluation, unseen=judged, uncertainty=evaluation.uncertainty | uncertainties)
-
-
-def _corruption_curve(examples: Examples, name: str, draw: Drawing, seed: int) -> tuple[CorruptionPoint, ...]:
-    """How the network does as a corruption grows, from strength 0 on."""
-    points = []
-    for strength in (0, *STRENGTHS):
-        inputs, targets = corrupt(examples, name, strength=strength, seed=seed).tensors
-        found = in_rows(draw(inputs))
-        measured = class_measures(found.log_probs, targets.cpu())
-        own = {key: measured[key].item() for key in ("accuracy", "nll", "ece", "entropy")}
-        uncertainty = found.mutual_information.double().mean().item()
-        points.append(CorruptionPoint(strength, **own, mutual_information=uncertainty))
-    return tuple(points)
-
-
-def _check(data: Any, num_samples: int, num_resamples: int, corruptions: Sequence[str]) -> None:
-    check_num_samples(num_samples)
-    if isinstance(num_resamples, bool) or not isinstance(num_resamples, int) or num_resamples < 0:
-        raise ValueError(f"num_resamples must be a whole number of at least 0, got {num_resamples!r}")
-    unknown = [name for name in corruptions if name not in CORRUPTIONS]
-    if isinstance(corruptions, str) or unknown:
-        raise ValueError(f"corruptions must name some of {', '.join(CORRUPTIONS)}, got {corruptions!r}")
-    if corruptions and not isinstance(data, Examples):
-        raise TypeError(f"corruptions need data as dubio.data.Examples of images, got {type(data).__name__}")
-
-
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """Inputs and targets in memory, and what is written down about them."""
-
-    inputs: Any
-    targets: Tensor
-    record: DataRecord
-
-
-def _check_unseen(unseen: Mapping[str, tuple[Any, DataRecord]], judged: Judged) -> None:
-    for name, (inputs, _) in unseen.items():
-        if name in GROUPS:
-            raise ValueError(f"ood must not be named {name!r}, which is a group of the examples themselves; rename it")
-        same = isinstance(inputs, Tensor) and isinstance(judged.inputs, Tensor) and inputs.shape == judged.inputs.shape
-        if same and torch.equal(inputs.cpu(), judged.inputs.cpu()):
-            warnings.warn(f"ood {name!r} holds the very inputs that are judged, not unseen ones", stacklevel=3)
-
-
-def _differ(found: Predictive, again: Predictive) -> bool:
-    """Whether other draws say anything else."""
-    one, other = (
-        part.log_probs if isinstance(part, ClassificationPredictive) else part.mean  # type: ignore[attr-defined]
-        for part in (found, again)
-    )
-    return not torch.equal(one, other)
-
-
-def _warn_if_used(model: nn.Module, judged: Judged) -> None:
-    for name, decision in decisions_of(model).made.items():
-        if decision.fingerprint == judged.record.fingerprint:
-            warnings.warn(
-                f"the {name} of this network was found on these very data, so its numbers here are better than they "
-                "are elsewhere; judge it on other data",
-                DecisionWarning,
-                stacklevel=3,
-            )
-
-
-def _keep_fingerprint(model: nn.Module, judged: Judged) -> None:
-    record = getattr(model, "dubio_spec", None)
-    own = judged.record.fingerprint
-    if record is not None and own not in record.evaluated:
-        change_spec(model, evaluated=(*record.evaluated, own))
-
-
 def gather(data: Any, name: str = "data", classes: tuple[str, ...] = ()) -> Judged:
-    """All inputs and targets of some data: ``Examples``, ``(inputs, targets)``, a ``Dataset`` or a ``DataLoader``."""
+    """Gather all inputs and targets of data in memory.
+
+    Args:
+        data: ``Examples``, ``(inputs, targets)``, a ``Dataset``, a ``DataLoader`` or an iterable of batches.
+        name: name of the data; ``Examples`` have their own.
+        classes: names of the classes, if the data have none.
+    """
     if isinstance(data, Judged):
         return data
     if isinstance(data, Examples):
@@ -199,20 +144,20 @@ def gather(data: Any, name: str = "data", classes: tuple[str, ...] = ()) -> Judg
     if targets.is_complex():
         raise TypeError(f"targets must be whole numbers that name classes, or real numbers, got {targets.dtype}")
     fingerprint, order = fingerprint_of(inputs, targets), order_of(inputs, targets)
-    record = DataRecord(name, len(targets), fingerprint, tuple(classes), order)
-    return Judged(inputs, targets, record)
+    return Judged(inputs, targets, DataRecord(name, len(targets), fingerprint, tuple(classes), order))
 
 
-def gather_inputs(data: Any, name: str) -> tuple[Any, DataRecord]:
-    """Inputs alone and what is written down about them; what never was seen needs no targets."""
+def _gather_inputs(data: Any, name: str) -> tuple[Any, DataRecord]:
+    """Inputs and their description; unseen data need no targets."""
     if isinstance(data, Tensor):
         none = torch.zeros(len(data), device="cpu")
         return data, DataRecord(name, len(data), fingerprint_of(data, none), order=order_of(data, none))
-    found = gather(data, name)
-    return found.inputs, found.record
+    gathered = gather(data, name)
+    return gathered.inputs, gathered.record
 
 
 def _joined(data: Any, name: str) -> tuple[Any, Tensor]:
+    """All batches of data as one."""
     batches = list(batches_from(data, 1024, name=name).epoch(0))
     if not batches:
         raise ValueError(f"{name} must hold at least one example, got none")
@@ -223,3 +168,42 @@ def _joined(data: Any, name: str) -> tuple[Any, Tensor]:
         *(batch.inputs for batch in batches),
     )
     return inputs, torch.cat([batch.targets for batch in batches])
+
+
+def _corruption_curve(
+    examples: Examples, name: str, draw: Callable[[Any], ClassificationPredictive], seed: int
+) -> tuple[CorruptionPoint, ...]:
+    """Metrics as a corruption grows, from strength 0 on."""
+    points = []
+    for strength in (0, *STRENGTHS):
+        inputs, targets = corrupt(examples, name, strength=strength, seed=seed).tensors
+        pred = in_rows(draw(inputs))
+        metrics = class_measures(pred.log_probs, targets.cpu())
+        values = {key: metrics[key].item() for key in ("accuracy", "nll", "ece", "entropy")}
+        mutual_information = pred.mutual_information.double().mean().item()
+        points.append(CorruptionPoint(strength, **values, mutual_information=mutual_information))
+    return tuple(points)
+
+
+def _mean(pred: Any) -> Tensor:
+    mean: Tensor = pred.log_probs if isinstance(pred, ClassificationPredictive) else pred.mean
+    return mean
+
+
+def _check(data: Any, num_samples: int, num_resamples: int, corruptions: Sequence[str]) -> None:
+    check_num_samples(num_samples)
+    if isinstance(num_resamples, bool) or not isinstance(num_resamples, int) or num_resamples < 0:
+        raise ValueError(f"num_resamples must be a whole number of at least 0, got {num_resamples!r}")
+    if isinstance(corruptions, str) or not set(corruptions) <= set(CORRUPTIONS):
+        raise ValueError(f"corruptions must name some of {', '.join(CORRUPTIONS)}, got {corruptions!r}")
+    if corruptions and not isinstance(data, Examples):
+        raise TypeError(f"corruptions need data as dubio.data.Examples of images, got {type(data).__name__}")
+
+
+def _check_unseen(unseen: Mapping[str, tuple[Any, DataRecord]], judged: Judged) -> None:
+    for name, (inputs, _) in unseen.items():
+        if name in GROUPS:
+            raise ValueError(f"ood must not be named {name!r}, which is a group of the examples themselves; rename it")
+        same = isinstance(inputs, Tensor) and isinstance(judged.inputs, Tensor) and inputs.shape == judged.inputs.shape
+        if same and torch.equal(inputs.cpu(), judged.inputs.cpu()):
+            warnings.warn(f"ood {name!r} holds the very inputs that are judged, not unseen ones", stacklevel=3)

@@ -1,22 +1,22 @@
-"""Predictions judged against targets, whoever made the predictions.
+"""``judge``: metrics of predictions against targets, with intervals.
 
-Predicted classes, judged against the true ones.
+Predicted classes and predicted numbers have the same three sources of error in every number: the choice of examples
+(an interval, by bootstrap), the choice of draws (a standard error, by the jackknife over groups of draws), and the
+number of draws (the change with twice as many). ``judge_unseen`` measures how well each score of uncertainty detects
+unseen data.
 
-Predicted numbers, judged against the true ones.
-
-Whether doubt finds data that the network has never seen: each score of doubt, on each unseen set.
-
-Numbers with what makes them unsure: other examples, other draws, more draws.
+Invariants: judging stored predictions gives the same numbers as ``evaluate``; cutting the data changes nothing
+(``tests/evaluation/test_evaluating.py``).
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dubio import functional
@@ -25,8 +25,8 @@ from dubio.evaluation.comparison import class_values, detection_values, real_val
 from dubio.evaluation.metrics import (
     class_measures,
     class_table,
-    confidence_histogram,
     histogram,
+    mean_over_outputs,
     notable_examples,
     real_measures,
     real_measures_per_example,
@@ -38,9 +38,35 @@ from dubio.evaluation.metrics import (
 from dubio.evaluation.records import DataRecord, DetectionScore, DrawCheck, Estimate, Evaluation, IntervalRow, UnseenSet
 from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive
 
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+"""Levels of the intervals of predicted numbers."""
+LEVEL = 0.95
+"""Level of the intervals of metrics."""
+CHUNK = 100
+"""Resamples at a time."""
+NUM_GROUPS = 10
+"""Groups of draws for the jackknife."""
+ENOUGH_OF_INTERVAL, ENOUGH_OF_VALUE = 0.25, 0.01
+DECISIVE = ("accuracy", "nll", "brier", "ece", "aurc", "rmse", "crps")
+"""Metrics that must not move for the draws to be enough."""
+SCORES: dict[str, Callable[[ClassificationPredictive], Tensor | None]] = {
+    "entropy": lambda pred: pred.entropy,
+    "mutual_information": lambda pred: pred.mutual_information,
+    "lack_of_confidence": lambda pred: 1.0 - pred.confidence,
+    "top_std": lambda pred: pred.top_std,
+    "variation_ratio": lambda pred: pred.variation_ratio,
+    "energy": lambda pred: pred.energy,
+}
+"""Scores of uncertainty; ``energy`` is None for networks without logits."""
+
+Measure = Callable[[Tensor | None], dict[str, Tensor]]
+"""From weights of the examples, or None, to metrics."""
+Estimator = Callable[..., dict[str, Estimate]]
+"""``estimates`` with a number of resamples and a seed."""
+
 
 def judge(
-    found: Predictive,
+    predictive: Predictive,
     targets: Tensor,
     *,
     again: Predictive | None = None,
@@ -53,120 +79,179 @@ def judge(
     """Judge predictions; ``evaluate`` makes them first.
 
     Args:
-        found: what ``predict`` gave. How far other draws would move a number is told with ``keep_samples=True``.
+        predictive: the result of ``predict``. With ``keep_samples=True`` metrics have a standard error over draws.
         targets: labels or values, a row for each prediction.
-        again: as many draws again, of another seed, to tell whether the first were enough.
-        inputs: what was predicted from, to show images of.
+        again: a prediction with as many draws of another seed, which shows whether the first were enough.
+        inputs: the inputs of the predictions, to show images of.
         classes: names of the classes; numbers by default.
-        record: what is written down about the data.
+        record: description of the data.
         num_resamples: resamples for intervals over examples; 0 for none.
-        seed: which resamples.
+        seed: the seed of the resamples.
     """
     if num_resamples < 0:
         raise ValueError(f"num_resamples must be at least 0, got {num_resamples}")
-    if again is not None and type(again) is not type(found):
-        raise TypeError(f"again must be of the kind of found, {type(found).__name__}, got {type(again).__name__}")
-    with torch.device("cpu"):  # where the numbers of predictions are, whatever the default device is
-        if isinstance(found, ClassificationPredictive):
-            own = fingerprint_of(found.log_probs, targets)
-            record = record or DataRecord("data", len(targets), own, tuple(classes))
+    if again is not None and type(again) is not type(predictive):
+        kinds = f"{type(predictive).__name__}, got {type(again).__name__}"
+        raise TypeError(f"again must be of the kind of predictive, {kinds}")
+    estimate = partial(estimates, num_resamples=num_resamples, seed=seed)
+    with torch.device("cpu"):  # predictions are moved there, whatever the default device is
+        if isinstance(predictive, ClassificationPredictive):
+            fingerprint = fingerprint_of(predictive.log_probs, targets)
+            record = record or DataRecord("data", len(targets), fingerprint, tuple(classes))
             assert again is None or isinstance(again, ClassificationPredictive)
-            return judge_classes(found, targets, record, again, inputs, num_resamples, seed)
-        if isinstance(found, RegressionPredictive):
-            record = record or DataRecord("data", len(targets), fingerprint_of(found.mean, targets))
+            return _judge_classes(predictive, targets, record, again, inputs, estimate)
+        if isinstance(predictive, RegressionPredictive):
+            record = record or DataRecord("data", len(targets), fingerprint_of(predictive.mean, targets))
             assert again is None or isinstance(again, RegressionPredictive)
-            return judge_reals(found, targets, record, again, num_resamples, seed)
-    raise TypeError(f"found must be what dubio.predict gives, got {type(found).__name__}")
+            return _judge_reals(predictive, targets, record, again, estimate)
+    raise TypeError(f"predictive must be what dubio.predict gives, got {type(predictive).__name__}")
 
 
-def judge_classes(
-    found: ClassificationPredictive,
+def judge_unseen(
+    seen: ClassificationPredictive,
+    unseen: ClassificationPredictive,
+    record: DataRecord,
+    num_resamples: int,
+    seed: int = 0,
+) -> UnseenSet:
+    """How well each score separates unseen inputs (the positives) from those of the data."""
+    scores = {}
+    for name, score in SCORES.items():
+        negative, positive = score(seen), score(unseen)
+        if negative is not None and positive is not None:
+            scores[name] = _judge_score(name, negative.cpu(), positive.cpu(), num_resamples, seed)
+    return UnseenSet(len(unseen.label), record.fingerprint, scores, record.order)
+
+
+def in_rows(predictive: ClassificationPredictive) -> ClassificationPredictive:
+    """Predictions of one target each, on the CPU; a single output for yes or no becomes two classes."""
+    rows = predictive.in_rows()
+    values = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
+    on_cpu: dict[str, Any] = {name: value.detach().cpu() for name, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(rows, **on_cpu)
+
+
+def estimates(
+    measure: Measure,
+    num_examples: int,
+    num_resamples: int,
+    *,
+    left_out: list[dict[str, Tensor]] | None = None,
+    doubled: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+) -> dict[str, Estimate]:
+    """All metrics of a measure with their errors.
+
+    Args:
+        measure: from weights of the examples to metrics.
+        num_examples: how many examples there are.
+        num_resamples: resamples for intervals over examples; 0 for none.
+        left_out: the metrics without each group of draws, for standard errors over draws.
+        doubled: the metrics from twice as many draws.
+        seed: the seed of the resamples.
+    """
+    values = {name: float(value) for name, value in measure(None).items()}
+    if infinite := [name for name, value in values.items() if not math.isfinite(value)]:
+        raise ValueError(
+            f"{infinite[0]} is not finite: the network gives some target a probability of zero; bound its logits, or "
+            "leave such examples out"
+        )
+    resampled = [measure(weight) for weight in resamples(num_examples, num_resamples, seed)]
+    result = {}
+    for name, value in values.items():
+        groups = [part[name].cpu() for part in left_out or () if name in part]
+        result[name] = dataclasses.replace(
+            _with_interval(value, [part[name].cpu() for part in resampled]),
+            draw_error=functional.statistics.jackknife_error(torch.stack(groups)) if groups else None,
+            doubled=float(doubled[name]) if doubled is not None and name in doubled else None,
+        )
+    return result
+
+
+def resamples(num_examples: int, num_resamples: int, seed: int) -> Iterator[Float[Tensor, "resample example"]]:
+    """Weights of bootstrap resamples, ``CHUNK`` at a time."""
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, num_resamples, CHUNK):
+        yield functional.statistics.resample_weights(num_examples, min(CHUNK, num_resamples - start), generator)
+
+
+def _judge_classes(
+    predictive: ClassificationPredictive,
     targets: Tensor,
     record: DataRecord,
     again: ClassificationPredictive | None,
     inputs: Any,
-    num_resamples: int,
-    seed: int,
+    estimate: Estimator,
 ) -> Evaluation:
-    """Judge predicted classes."""
-    found = in_rows(found)
-    labels = _labels(targets, found)
-    names = _names(record.classes, found.log_probs.shape[-1])
-    correct, confidence = found.label == labels, found.confidence
-    metrics = estimates(
-        lambda weight: _measures(found, labels, weight),
+    pred = in_rows(predictive)
+    labels = _labels(targets, pred)
+    names = _class_names(record.classes, pred.log_probs.shape[-1])
+    correct, confidence = pred.label == labels, pred.confidence
+    left_out = None
+    if pred.samples is not None and pred.num_samples >= 2 * NUM_GROUPS:
+        groups = functional.statistics.group_means(pred.samples.double(), NUM_GROUPS)
+        means = functional.statistics.left_out_means(groups)
+        left_out = [class_measures(pred.calibrated(mean), labels) for mean in means]
+    metrics = estimate(
+        lambda weight: _class_metrics(pred, labels, weight),
         len(labels),
-        num_resamples,
-        left_out=_left_out(found, labels),
-        doubled=None if again is None else class_measures(_average(found, in_rows(again)), labels),
-        seed=seed,
+        left_out=left_out,
+        doubled=None if again is None else class_measures(_average(pred, in_rows(again)), labels),
     )
     return Evaluation(
         kind="classification",
         data=dataclasses.replace(record, classes=names),
-        num_samples=found.num_samples,
-        seed=found.seed,
+        num_samples=pred.num_samples,
+        seed=pred.seed,
         seconds=0.0,
         metrics=metrics,
-        draws=None if again is None else check_draws(metrics, found.num_samples),
+        draws=None if again is None else _check_draws(metrics, pred.num_samples),
         reliability=reliability_bins(confidence, correct),
-        confidence=confidence_histogram(confidence, correct),
+        confidence=histogram({"right": confidence[correct], "wrong": confidence[~correct]}, 20, (0.0, 1.0)),
         risk_coverage=risk_curve(confidence, correct),
-        uncertainty=uncertainty_by_group(found, correct),
-        classes=class_table(found.log_probs, labels, names),
-        notable=notable_examples(found, labels, names, inputs),
-        per_example=class_values(correct, -found.log_probs.gather(-1, labels[:, None]).squeeze(-1), confidence),
+        uncertainty=uncertainty_by_group(pred, correct),
+        classes=class_table(pred.log_probs, labels, names),
+        notable=notable_examples(pred, labels, names, inputs),
+        per_example=class_values(correct, -_of_labels(pred.log_probs, labels), confidence),
     )
 
 
-def in_rows(found: ClassificationPredictive) -> ClassificationPredictive:
-    """Predictions of one target each, on the CPU; yes or no of one output is two classes."""
-    rows = found.in_rows()
-    own = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
-    here: dict[str, Any] = {name: value.detach().cpu() for name, value in own.items() if isinstance(value, Tensor)}
-    return dataclasses.replace(rows, **here)
-
-
-def _measures(
-    found: ClassificationPredictive, labels: Int[Tensor, " example"], weight: Float[Tensor, "resample example"] | None
+def _class_metrics(
+    pred: ClassificationPredictive, labels: Int[Tensor, " example"], weight: Float[Tensor, "resample example"] | None
 ) -> dict[str, Tensor]:
-    """All numbers, those about single draws as well."""
-    means = {
-        "expected_entropy": found.expected_entropy,
-        "mutual_information": found.mutual_information,
-        "single_draw_accuracy": found.votes.gather(-1, labels[:, None]).squeeze(-1),
+    """All metrics of predicted classes, those of single draws and of decisions included."""
+    per_example = {
+        "expected_entropy": pred.expected_entropy,
+        "mutual_information": pred.mutual_information,
+        "single_draw_accuracy": _of_labels(pred.votes, labels),
     }
-    if found.prediction_sets is not None:
-        means["set_coverage"] = found.sets.gather(-1, labels[:, None]).squeeze(-1).double()
-        means["set_size"] = found.sets.sum(dim=-1).double()
-    if found.threshold is not None:
-        means["accepted_share"] = found.accepted.double()
-    own = {name: weighted_mean(values, weight) for name, values in means.items()}
-    if found.threshold is not None and bool(found.accepted.any()):  # among none there is no error
-        wrong = weighted_mean(found.accepted.double() * (found.label != labels), weight)
-        own["accepted_error"] = wrong / own["accepted_share"].clamp_min(1.0 / len(labels))
-    return class_measures(found.log_probs, labels, weight) | own
+    if pred.prediction_sets is not None:
+        per_example["set_coverage"] = _of_labels(pred.sets, labels).double()
+        per_example["set_size"] = pred.sets.sum(dim=-1).double()
+    if pred.threshold is not None:
+        per_example["accepted_share"] = pred.accepted.double()
+    means = {name: weighted_mean(values, weight) for name, values in per_example.items()}
+    if pred.threshold is not None and bool(pred.accepted.any()):  # without accepted examples there is no error
+        wrong = weighted_mean(pred.accepted.double() * (pred.label != labels), weight)
+        means["accepted_error"] = wrong / means["accepted_share"].clamp_min(1.0 / len(labels))
+    return class_measures(pred.log_probs, labels, weight) | means
 
 
-def _left_out(found: ClassificationPredictive, labels: Int[Tensor, " example"]) -> list[dict[str, Tensor]] | None:
-    """The measures with each group of draws left out."""
-    if found.samples is None or not can_group(found.num_samples):
-        return None
-    groups = functional.statistics.group_means(found.samples.double(), NUM_GROUPS)
-    return [class_measures(found.calibrated(part), labels) for part in functional.statistics.left_out_means(groups)]
+def _of_labels(values: Shaped[Tensor, "example class"], labels: Int[Tensor, " example"]) -> Shaped[Tensor, " example"]:
+    return values.gather(-1, labels[:, None]).squeeze(-1)
 
 
-def _average(found: ClassificationPredictive, again: ClassificationPredictive) -> Float[Tensor, "example class"]:
-    """Log of the mean probability over both, calibrated as each is."""
-    both = [
-        part.log_probs if part.uncalibrated_log_probs is None else part.uncalibrated_log_probs
-        for part in (found, again)
+def _average(first: ClassificationPredictive, second: ClassificationPredictive) -> Float[Tensor, "example class"]:
+    """Log of the mean probability of both, calibrated as each is."""
+    log_probs = [
+        (part.log_probs if part.uncalibrated_log_probs is None else part.uncalibrated_log_probs).double()
+        for part in (first, second)
     ]
-    return found.calibrated(torch.logaddexp(both[0].double(), both[1].double()) - math.log(2.0))
+    return first.calibrated(torch.logaddexp(*log_probs) - math.log(2.0))
 
 
-def _labels(targets: Tensor, found: ClassificationPredictive) -> Int[Tensor, " example"]:
-    num_examples, num_classes = found.log_probs.shape
+def _labels(targets: Tensor, pred: ClassificationPredictive) -> Int[Tensor, " example"]:
+    num_examples, num_classes = pred.log_probs.shape
     labels = targets.cpu().squeeze(1) if targets.dim() == 2 and targets.shape[1] == 1 else targets.cpu()
     if labels.shape != (num_examples,):
         raise ValueError(f"targets must be one label for each of {num_examples} examples, got {tuple(targets.shape)}")
@@ -179,239 +264,121 @@ def _labels(targets: Tensor, found: ClassificationPredictive) -> Int[Tensor, " e
     return labels.long()
 
 
-def _names(given: tuple[str, ...], count: int) -> tuple[str, ...]:
-    if not given:
-        return tuple(str(number) for number in range(count))
-    if len(given) != count or len(set(given)) < count:
-        what = f"{len(given)} names" if len(given) != count else f"a name twice in {given}"
+def _class_names(names: tuple[str, ...], count: int) -> tuple[str, ...]:
+    if not names:
+        return tuple(map(str, range(count)))
+    if len(names) != count or len(set(names)) < count:
+        what = f"{len(names)} names" if len(names) != count else f"a name twice in {names}"
         raise ValueError(f"classes must name all {count} classes of the predictions, each by its own name, got {what}")
-    return given
+    return names
 
 
-LEVELS = (0.5, 0.8, 0.9, 0.95)
-
-
-Draws = tuple[Float[Tensor, "sample example *rest"], Float[Tensor, "sample example *rest"]]
-
-
-def judge_reals(
-    found: RegressionPredictive,
+def _judge_reals(
+    pred: RegressionPredictive,
     targets: Tensor,
     record: DataRecord,
     again: RegressionPredictive | None,
-    num_resamples: int,
-    seed: int,
+    estimate: Estimator,
 ) -> Evaluation:
-    """Judge predicted numbers."""
-    wanted = _values(targets, found)
-    means, stds = _draws(found)
-    per_example = real_measures_per_example(means, stds, wanted) | {
-        name: getattr(found, name).cpu().double().reshape(len(wanted), -1).mean(dim=1)
+    values = _values(targets, pred)
+    means, stds = _draws(pred)
+    per_example = real_measures_per_example(means, stds, values) | {
+        name: mean_over_outputs(getattr(pred, name).cpu().double())
         for name in ("std", "aleatoric_std", "epistemic_std")
     }
     doubled = None
     if again is not None:
-        more_means, more_stds = _draws(again)
-        both = torch.cat([means, more_means]), torch.cat([stds, more_stds])
-        doubled = real_measures(real_measures_per_example(*both, wanted))
-    metrics = estimates(
-        lambda weight: real_measures(per_example, weight),
-        len(wanted),
-        num_resamples,
-        left_out=_left_out_values(means, stds, wanted),
-        doubled=doubled,
-        seed=seed,
+        all_means, all_stds = (torch.cat(parts) for parts in zip((means, stds), _draws(again), strict=True))
+        doubled = real_measures(real_measures_per_example(all_means, all_stds, values))
+    left_out = None
+    if len(means) >= 2 * NUM_GROUPS:
+        group = torch.arange(len(means) // NUM_GROUPS * NUM_GROUPS) // (len(means) // NUM_GROUPS)
+        kept = [(group != left).nonzero().squeeze(-1) for left in range(NUM_GROUPS)]
+        left_out = [real_measures(real_measures_per_example(means[rows], stds[rows], values)) for rows in kept]
+    metrics = estimate(
+        lambda weight: real_measures(per_example, weight), len(values), left_out=left_out, doubled=doubled
     )
     return Evaluation(
         kind="regression",
         data=record,
-        num_samples=found.num_samples,
-        seed=found.seed,
+        num_samples=pred.num_samples,
+        seed=pred.seed,
         seconds=0.0,
         metrics=metrics,
-        draws=None if doubled is None else check_draws(metrics, found.num_samples),
+        draws=None if doubled is None else _check_draws(metrics, pred.num_samples),
         per_example=real_values(per_example),
-        baseline={"rmse": float(wanted.double().var(dim=0, correction=0).mean().sqrt())},
-        intervals=tuple(_interval_row(found, wanted, level, num_resamples, seed) for level in LEVELS),
+        baseline={"rmse": float(values.double().var(dim=0, correction=0).mean().sqrt())},
+        intervals=tuple(_interval_row(pred, values, level, estimate) for level in LEVELS),
     )
 
 
 def _interval_row(
-    found: RegressionPredictive, wanted: Float[Tensor, "example *rest"], level: float, num_resamples: int, seed: int
+    pred: RegressionPredictive, values: Float[Tensor, "example *rest"], level: float, estimate: Estimator
 ) -> IntervalRow:
-    low, high = (end.cpu() for end in found.interval(level))
-    inside = ((low <= wanted) & (wanted <= high)).double().reshape(len(wanted), -1).mean(dim=1)
-    width = (high - low).double().reshape(len(wanted), -1).mean(dim=1)
-    row = estimates(
-        lambda weight: {"coverage": weighted_mean(inside, weight), "width": weighted_mean(width, weight)},
-        len(wanted),
-        num_resamples,
-        seed=seed,
+    low, high = (end.cpu() for end in pred.interval(level))
+    inside = mean_over_outputs(((low <= values) & (values <= high)).double())
+    width = mean_over_outputs((high - low).double())
+    row = estimate(
+        lambda weight: {"coverage": weighted_mean(inside, weight), "width": weighted_mean(width, weight)}, len(values)
     )
     return IntervalRow(level, row["coverage"], row["width"])
 
 
-def _left_out_values(means: Tensor, stds: Tensor, wanted: Tensor) -> list[dict[str, Tensor]] | None:
-    """The measures with each group of draws left out."""
-    if not can_group(len(means)):
-        return None
-    size = len(means) // NUM_GROUPS
-    numbers = torch.arange(size * NUM_GROUPS)
-    others = [numbers[numbers // size != group] for group in range(NUM_GROUPS)]
-    return [real_measures(real_measures_per_example(means[rows], stds[rows], wanted)) for rows in others]
-
-
-def _draws(found: RegressionPredictive) -> Draws:
-    if found.samples is None or found.sample_stds is None:
+def _draws(pred: RegressionPredictive) -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of the single draws."""
+    if pred.samples is None or pred.sample_stds is None:
         raise ValueError("predictions must hold the single draws to be judged: predict with keep_samples=True")
-    return found.samples.cpu(), found.sample_stds.cpu()
+    return pred.samples.cpu(), pred.sample_stds.cpu()
 
 
-def _values(targets: Tensor, found: RegressionPredictive) -> Float[Tensor, "example *rest"]:
-    """Targets in the shape of the predictions: numbers and rows of one number are the same."""
-    wanted = tuple(found.mean.shape)
-    if tuple(targets.shape) not in (wanted, (*wanted, 1), wanted[:1] if wanted[1:] == (1,) else wanted):
-        raise ValueError(f"targets must have the shape of the predictions, {wanted}, got {tuple(targets.shape)}")
+def _values(targets: Tensor, pred: RegressionPredictive) -> Float[Tensor, "example *rest"]:
+    """Targets in the shape of the predictions; numbers and rows of one number are the same."""
+    shape = tuple(pred.mean.shape)
+    if tuple(targets.shape) not in (shape, (*shape, 1), shape[:1] if shape[1:] == (1,) else shape):
+        raise ValueError(f"targets must have the shape of the predictions, {shape}, got {tuple(targets.shape)}")
     if targets.dtype == torch.bool:
         raise TypeError(f"targets must be real numbers, got {targets.dtype}")
-    return targets.cpu().to(found.mean.dtype).reshape(wanted)
-
-
-SCORES: dict[str, Callable[[ClassificationPredictive], Tensor | None]] = {
-    "entropy": lambda found: found.entropy,
-    "mutual_information": lambda found: found.mutual_information,
-    "lack_of_confidence": lambda found: 1.0 - found.confidence,
-    "top_std": lambda found: found.top_std,
-    "variation_ratio": lambda found: found.variation_ratio,
-    "energy": lambda found: found.energy,
-}
-"""Scores of doubt; ``energy`` is not there for networks without logits."""
-
-
-def judge_unseen(
-    known: ClassificationPredictive,
-    unseen: ClassificationPredictive,
-    record: DataRecord,
-    num_resamples: int,
-    seed: int = 0,
-) -> UnseenSet:
-    """How well each score tells unseen inputs (the positives) from known ones."""
-    scores = {}
-    for name, score in SCORES.items():
-        negative, positive = score(known), score(unseen)
-        if negative is not None and positive is not None:
-            scores[name] = _judge_score(name, negative.cpu(), positive.cpu(), num_resamples, seed)
-    return UnseenSet(len(unseen.label), record.fingerprint, scores, record.order)
+    return targets.cpu().to(pred.mean.dtype).reshape(shape)
 
 
 def _judge_score(
-    name: str, negative: Float[Tensor, " known"], positive: Float[Tensor, " unseen"], num_resamples: int, seed: int
+    name: str, negative: Float[Tensor, " seen"], positive: Float[Tensor, " unseen"], num_resamples: int, seed: int
 ) -> DetectionScore:
-    found = functional.uncertainty.detection(negative, positive)
-    resampled = []
-    if num_resamples > 0:
-        weights = zip(
-            resamples(len(negative), num_resamples, 2 * seed),
-            resamples(len(positive), num_resamples, 2 * seed + 1),
-            strict=True,
-        )
-        resampled = [functional.uncertainty.detection(negative, positive, *own) for own in weights]
-    placements = detection_values(name, negative, positive)
-    auroc, aupr, fpr95 = (_estimate(value, [part[place] for part in resampled]) for place, value in enumerate(found))
-    return DetectionScore(auroc, aupr, fpr95, histogram({"known": negative, "unseen": positive}), placements)
+    detection = functional.uncertainty.detection
+    weights = zip(
+        resamples(len(negative), num_resamples, 2 * seed),
+        resamples(len(positive), num_resamples, 2 * seed + 1),
+        strict=True,
+    )
+    resampled = [detection(negative, positive, *pair) for pair in weights]
+    auroc, aupr, fpr95 = (
+        _with_interval(value.item(), [part[place] for part in resampled])
+        for place, value in enumerate(detection(negative, positive))
+    )
+    counts = histogram({"known": negative, "unseen": positive})
+    return DetectionScore(auroc, aupr, fpr95, counts, detection_values(name, negative, positive))
 
 
-def _estimate(value: Tensor, resampled: list[Tensor]) -> Estimate:
+def _with_interval(value: float, resampled: list[Tensor]) -> Estimate:
     if not resampled:
-        return Estimate(value.item())
-    return Estimate(value.item(), *functional.statistics.bootstrap_interval(value.item(), torch.cat(resampled), LEVEL))
+        return Estimate(value)
+    return Estimate(value, *functional.statistics.bootstrap_interval(value, torch.cat(resampled), LEVEL))
 
 
-Measure = Callable[[Tensor | None], dict[str, Tensor]]
-"""Weights of the examples, or None, to numbers."""
-
-
-CHUNK = 100
-"""Resamples at a time."""
-
-
-LEVEL = 0.95
-
-
-NUM_GROUPS = 10
-"""Groups of draws, each left out once."""
-
-
-ENOUGH_OF_INTERVAL, ENOUGH_OF_VALUE = 0.25, 0.01
-
-
-JUDGED_BY = ("accuracy", "nll", "brier", "ece", "aurc", "rmse", "crps")
-"""What must not move for the draws to be enough."""
-
-
-def estimates(
-    measure: Measure,
-    num_examples: int,
-    num_resamples: int,
-    *,
-    left_out: list[dict[str, Tensor]] | None = None,
-    doubled: Mapping[str, Tensor] | None = None,
-    seed: int = 0,
-) -> dict[str, Estimate]:
-    """All numbers of a measure, with intervals over examples where resamples are asked for.
-
-    ``left_out`` are the numbers with each group of draws left out, ``doubled`` those from twice as many draws.
-    """
-    found = {name: Estimate(float(value)) for name, value in measure(None).items()}
-    if infinite := [name for name, estimate in found.items() if not math.isfinite(estimate.value)]:
-        raise ValueError(
-            f"{infinite[0]} is not finite: the network gives some target a probability of zero; bound its logits, or "
-            "leave such examples out"
-        )
-    if num_resamples > 0:
-        resampled = [measure(weight) for weight in resamples(num_examples, num_resamples, seed)]
-        for name in found:
-            values = torch.cat([part[name].cpu() for part in resampled])
-            low, high = functional.statistics.bootstrap_interval(found[name].value, values, LEVEL)
-            found[name] = replace(found[name], low=low, high=high)
-    for name in found:
-        if left_out is not None and name in left_out[0]:
-            values = torch.stack([part[name].cpu() for part in left_out])
-            found[name] = replace(found[name], draw_error=functional.statistics.jackknife_error(values))
-        if doubled is not None and name in doubled:
-            found[name] = replace(found[name], doubled=float(doubled[name]))
-    return found
-
-
-def can_group(num_samples: int) -> bool:
-    """Whether there are draws enough to leave groups of them out."""
-    return num_samples >= 2 * NUM_GROUPS
-
-
-def resamples(num_examples: int, num_resamples: int, seed: int) -> Iterator[Float[Tensor, "resample example"]]:
-    """Weights of bootstrap resamples, some at a time."""
-    generator = torch.Generator().manual_seed(seed)
-    for start in range(0, num_resamples, CHUNK):
-        yield functional.statistics.resample_weights(num_examples, min(CHUNK, num_resamples - start), generator)
-
-
-def check_draws(found: Mapping[str, Estimate], num_samples: int) -> DrawCheck:
-    """Which number moves most when there are twice as many draws, and whether that is little."""
-    moved = {
-        name: _movement(estimate)
-        for name, estimate in found.items()
-        if name in JUDGED_BY and estimate.doubled is not None
+def _check_draws(metrics: Mapping[str, Estimate], num_samples: int) -> DrawCheck:
+    """The metric that moves most with twice as many draws, and whether it moves little."""
+    changes = {
+        name: (estimate.doubled - estimate.value, _tolerance(estimate))
+        for name, estimate in metrics.items()
+        if name in DECISIVE and estimate.doubled is not None
     }
-    metric = max(moved, key=lambda name: moved[name])
-    estimate = found[metric]
-    assert estimate.doubled is not None
-    return DrawCheck(num_samples, metric, estimate.doubled - estimate.value, moved[metric] <= 1.0)
+    relative = {name: abs(change) / tolerance for name, (change, tolerance) in changes.items()}
+    metric = max(relative, key=relative.__getitem__)
+    return DrawCheck(num_samples, metric, changes[metric][0], relative[metric] <= 1.0)
 
 
-def _movement(estimate: Estimate) -> float:
-    """The change from S to 2S draws, in parts of what is still little."""
-    assert estimate.doubled is not None
-    change = abs(estimate.doubled - estimate.value)
+def _tolerance(estimate: Estimate) -> float:
+    """The largest change with twice as many draws that counts as little."""
     if estimate.low is not None and estimate.high is not None and estimate.high > estimate.low:
-        return change / (ENOUGH_OF_INTERVAL * 0.5 * (estimate.high - estimate.low))
-    return change / max(ENOUGH_OF_VALUE * abs(estimate.value), 1e-12)
+        return ENOUGH_OF_INTERVAL * 0.5 * (estimate.high - estimate.low)
+    return max(ENOUGH_OF_VALUE * abs(estimate.value), 1e-12)

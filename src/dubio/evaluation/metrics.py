@@ -1,10 +1,10 @@
-"""The numbers that a prediction is judged by, each for many sets of weights of the examples at once.
+"""Metrics of predictions for many sets of weights of the examples at once, and the parts of plots and tables.
 
-A measure takes predictions and targets, and weights `(resample, example)`: with all weights one it is the number
-itself, with those of a bootstrap its resampled values. Each equals an independent implementation on random inputs, and
-cutting the data changes nothing (``tests/evaluation/test_measures.py``).
+A measure takes predictions, targets and weights ``(resample, example)``. Weights of one give the metric itself, weights
+of a bootstrap its resampled values.
 
-What a prediction looks like in pictures and tables: bins, curves, classes, doubt, and examples worth a look.
+Invariants: each metric equals an independent implementation on random inputs
+(``tests/evaluation/test_measures.py``).
 """
 
 import base64
@@ -19,6 +19,13 @@ from dubio.evaluation.records import Bins, ClassRow, Curve, Histogram, NotableEx
 from dubio.prediction import ClassificationPredictive
 
 Weight = Float[Tensor, "resample example"]
+GROUPS = ("all", "right", "wrong")
+"""Groups of the examples that are judged."""
+NUM_NOTABLE = 8
+NUM_CURVE_POINTS = 200
+NUM_NAMED = 3
+"""How many of the most probable classes the record of an example names."""
+LARGEST_THUMBNAIL = 64
 
 
 def class_measures(
@@ -28,14 +35,11 @@ def class_measures(
     probs = log_probs.double().exp()
     confidence, label = probs.max(dim=-1)
     correct = label == targets
-    means = {
-        name: weighted_mean(values, weight) for name, values in class_measures_per_example(log_probs, targets).items()
-    }
+    per_example = class_measures_per_example(log_probs, targets)
+    bins = functional.calibration.bin_sums(confidence, correct, weight=weight)
     return {
-        **means,
-        "ece": functional.calibration.calibration_error(
-            functional.calibration.bin_sums(confidence, correct, weight=weight)
-        ),
+        **{name: weighted_mean(values, weight) for name, values in per_example.items()},
+        "ece": functional.calibration.calibration_error(bins),
         "adaptive_ece": functional.calibration.adaptive_calibration_error(confidence, correct, weight=weight),
         "classwise_ece": functional.calibration.classwise_calibration_error(probs, targets, weight=weight),
         "aurc": functional.uncertainty.area_under_risk(confidence, correct, weight),
@@ -45,7 +49,7 @@ def class_measures(
 def class_measures_per_example(
     log_probs: Float[Tensor, "example class"], targets: Int[Tensor, " example"]
 ) -> dict[str, Float[Tensor, " example"]]:
-    """What each example adds to those that are means over examples (E-14)."""
+    """The values of each example of metrics that are means over examples (E-14)."""
     exact = log_probs.double()
     return {
         "accuracy": (exact.argmax(dim=-1) == targets).double(),
@@ -70,10 +74,10 @@ def real_measures_per_example(
     densities = functional.variational.normal_log_prob(targets, means, stds)
     joint = densities.flatten(2).sum(dim=-1) if densities.dim() > 2 else densities
     return {
-        "square": _mean_over_outputs(error.square()),
-        "mae": _mean_over_outputs(error.abs()),
+        "square": mean_over_outputs(error.square()),
+        "mae": mean_over_outputs(error.abs()),
         "nll": -functional.uncertainty.predictive_log_probs(joint.unsqueeze(-1)).squeeze(-1),
-        "crps": _mean_over_outputs(functional.uncertainty.crps_mixture(means, stds, targets)),
+        "crps": mean_over_outputs(functional.uncertainty.crps_mixture(means, stds, targets)),
     }
 
 
@@ -92,49 +96,31 @@ def weighted_mean(values: Float[Tensor, " example"], weight: Weight | None) -> F
     return weight @ values.double() / weight.sum(dim=-1)
 
 
-def _mean_over_outputs(values: Float[Tensor, "example *rest"]) -> Float[Tensor, " example"]:
+def mean_over_outputs(values: Float[Tensor, "example *rest"]) -> Float[Tensor, " example"]:
+    """Mean over all axes but the first."""
     return values.flatten(1).mean(dim=1) if values.dim() > 1 else values
 
 
-GROUPS = ("all", "right", "wrong")
-"""Groups of the examples that are judged."""
-
-
-NUM_NOTABLE = 8
-
-
-NUM_CURVE_POINTS = 200
-
-
-NUM_NAMED = 3
-"""How many of the most probable classes are told of an example."""
-
-
-LARGEST_THUMBNAIL = 64
-
-
 def reliability_bins(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Bins:
-    """Share, confidence and accuracy by bins of confidence."""
-    found = functional.calibration.reliability(functional.calibration.bin_sums(confidence, correct))
-    return Bins(tuple(found.share.tolist()), _without_nan(found.confidence), _without_nan(found.accuracy))
+    """Share, confidence and accuracy by bin of confidence; None for the confidence and accuracy of an empty bin."""
+    bins = functional.calibration.reliability(functional.calibration.bin_sums(confidence, correct))
+    means = (
+        tuple(None if value != value else value for value in part.tolist()) for part in (bins.confidence, bins.accuracy)
+    )
+    return Bins(tuple(bins.share.tolist()), *means)
 
 
 def risk_curve(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Curve:
-    """The error among the most confident, at no more points than a picture can show."""
+    """The error among the most confident, at no more points than a plot can show."""
     coverage, risk = functional.uncertainty.risk_coverage(confidence, correct)
     shown = torch.linspace(0, len(coverage) - 1, min(len(coverage), NUM_CURVE_POINTS)).round().long()
     return Curve(tuple(coverage[shown].tolist()), tuple(risk[shown].tolist()))
 
 
-def confidence_histogram(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Histogram:
-    """Confidence of what is right and of what is wrong."""
-    return histogram({"right": confidence[correct], "wrong": confidence[~correct]}, 20, (0.0, 1.0))
-
-
 def histogram(
     groups: dict[str, Float[Tensor, " _"]], num_bins: int = 30, ends: tuple[float, float] | None = None
 ) -> Histogram:
-    """Counts of several groups between the same edges, which span all values where no ends are given."""
+    """Counts of several groups between the same edges, which span all values by default."""
     if ends is None:
         values = torch.cat(list(groups.values())).double()
         ends = (values.min().item(), values.max().item())
@@ -150,89 +136,82 @@ def histogram(
 def class_table(
     log_probs: Float[Tensor, "example class"], targets: Int[Tensor, " example"], names: tuple[str, ...]
 ) -> tuple[ClassRow, ...]:
-    """How each class fares."""
+    """Recall, precision, confidence and confusions of each class."""
     per_example = class_measures_per_example(log_probs, targets)
     confidence, nll, label = per_example["confidence"], per_example["nll"], log_probs.argmax(dim=-1)
     count = log_probs.shape[-1]
     confusion = torch.bincount(targets * count + label, minlength=count * count).reshape(count, count)
+    mistakes = confusion.clone().fill_diagonal_(0)
     rows = []
     for number, name in enumerate(names):
-        own, taken = targets == number, int(confusion[:, number].sum())
-        mistakes = confusion[number].clone()
-        mistakes[number] = 0
-        size = int(own.sum())
+        members, right = targets == number, int(confusion[number, number])
+        size, predicted = int(confusion[number].sum()), int(confusion[:, number].sum())
         rows.append(
             ClassRow(
                 name=name,
                 num_examples=size,
-                recall=int(confusion[number, number]) / size if size else None,
-                precision=int(confusion[number, number]) / taken if taken else None,
-                confidence=confidence[own].mean().item() if size else None,
-                nll=nll[own].mean().item() if size else None,
-                taken_for=names[int(mistakes.argmax())] if int(mistakes.sum()) else None,
+                recall=right / size if size else None,
+                precision=right / predicted if predicted else None,
+                confidence=confidence[members].mean().item() if size else None,
+                nll=nll[members].mean().item() if size else None,
+                taken_for=names[int(mistakes[number].argmax())] if size > right else None,
             )
         )
     return tuple(rows)
 
 
-def uncertainty_by_group(found: ClassificationPredictive, correct: Bool[Tensor, " example"]) -> dict[str, Uncertainty]:
-    """Mean doubt on all examples, and on those that are right and wrong, where there are any."""
+def uncertainty_by_group(pred: ClassificationPredictive, correct: Bool[Tensor, " example"]) -> dict[str, Uncertainty]:
+    """Mean uncertainty of all examples, and of the right and the wrong ones if there are any."""
     groups = zip(GROUPS, (torch.ones_like(correct), correct, ~correct), strict=True)
-    return {name: uncertainty_of(found, rows) for name, rows in groups if bool(rows.any())}
+    return {name: uncertainty_of(pred, rows) for name, rows in groups if bool(rows.any())}
 
 
-def uncertainty_of(found: ClassificationPredictive, rows: Bool[Tensor, " example"] | None = None) -> Uncertainty:
-    """Mean doubt over some examples."""
-    parts = (found.entropy, found.expected_entropy, found.mutual_information)
+def uncertainty_of(pred: ClassificationPredictive, rows: Bool[Tensor, " example"] | None = None) -> Uncertainty:
+    """Mean uncertainty of examples; by default of all."""
+    parts = (pred.entropy, pred.expected_entropy, pred.mutual_information)
     chosen = [part if rows is None else part[rows] for part in parts]
     return Uncertainty(len(chosen[0]), *(part.double().mean().item() for part in chosen))
 
 
 def notable_examples(
-    found: ClassificationPredictive, targets: Int[Tensor, " example"], names: tuple[str, ...], inputs: Any
+    pred: ClassificationPredictive, targets: Int[Tensor, " example"], names: tuple[str, ...], inputs: Any
 ) -> dict[str, tuple[NotableExample, ...]]:
     """The examples of the largest entropy, and the wrong ones of the largest confidence."""
-    wrong = (found.label != targets).nonzero().squeeze(-1)
-    surest = wrong[found.confidence[wrong].argsort(descending=True, stable=True)]
+    wrong = (pred.label != targets).nonzero().squeeze(-1)
+    surest = wrong[pred.confidence[wrong].argsort(descending=True, stable=True)]
     chosen = {
-        "most uncertain": found.entropy.argsort(descending=True, stable=True)[:NUM_NOTABLE],
+        "most uncertain": pred.entropy.argsort(descending=True, stable=True)[:NUM_NOTABLE],
         "most confidently wrong": surest[:NUM_NOTABLE],
     }
     return {
-        title: tuple(_notable(found, targets, names, inputs, row) for row in rows.tolist())
+        title: tuple(_notable(pred, targets, names, inputs, row) for row in rows.tolist())
         for title, rows in chosen.items()
     }
 
 
 def _notable(
-    found: ClassificationPredictive, targets: Tensor, names: tuple[str, ...], inputs: Any, row: int
+    pred: ClassificationPredictive, targets: Tensor, names: tuple[str, ...], inputs: Any, row: int
 ) -> NotableExample:
-    largest = found.probs[row].topk(min(NUM_NAMED, len(names)))
+    probs, labels = pred.probs[row].topk(min(NUM_NAMED, len(names)))
     return NotableExample(
         index=row,
         target=names[int(targets[row])],
-        label=names[int(found.label[row])],
-        confidence=found.confidence[row].item(),
-        entropy=found.entropy[row].item(),
-        mutual_information=found.mutual_information[row].item(),
-        probs={
-            names[label]: prob for prob, label in zip(largest.values.tolist(), largest.indices.tolist(), strict=True)
-        },
+        label=names[int(pred.label[row])],
+        confidence=pred.confidence[row].item(),
+        entropy=pred.entropy[row].item(),
+        mutual_information=pred.mutual_information[row].item(),
+        probs={names[label]: prob for label, prob in zip(labels.tolist(), probs.tolist(), strict=True)},
         image=_thumbnail(inputs[row]) if isinstance(inputs, Tensor) else None,
     )
 
 
 def _thumbnail(image: Tensor) -> Thumbnail | None:
-    """An image in bytes; None where the input is no image of one or three channels."""
+    """An image in bytes; None if the input is not an image of one or three channels."""
     if image.dim() != 3 or image.shape[0] not in (1, 3):
         return None
     pixels = image.detach().float().cpu()
     low, high = pixels.min().item(), pixels.max().item()
-    if low < 0.0 or high > 1.0:  # normalised before: show what differs
+    if low < 0.0 or high > 1.0:  # the inputs were normalised
         pixels = (pixels - low) / max(high - low, torch.finfo(pixels.dtype).tiny)
     content = functional.corruption.small_image(pixels, LARGEST_THUMBNAIL)
     return Thumbnail(tuple(content.shape), base64.b64encode(content.numpy().tobytes()).decode())
-
-
-def _without_nan(values: Float[Tensor, " bin"]) -> tuple[float | None, ...]:
-    return tuple(None if value != value else value for value in values.tolist())

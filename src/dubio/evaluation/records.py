@@ -1,380 +1,30 @@
-"""What an evaluation found, as plain values: they go to JSON and back, and reports are made from them alone.
+"""The record of an evaluation, the names and meanings of its numbers, and sentences about what fails.
+
+Records are plain values that go to JSON and back; reports are made from them alone. A sentence of ``failures`` is about
+one number that lies outside of what chance explains at 95 % (the interval of Clopper and Pearson for shares, the
+bootstrap for errors). A network without failures is not proved right: few examples show little.
 
 Invariants: ``Evaluation.from_json(evaluation.to_json())`` equals the evaluation; a number that does not exist (the
 accuracy of an empty bin) is None, never NaN (``tests/evaluation/test_values.py``).
-
-What is wrong with a network, in sentences: intervals or confidence that fail, and no gain over a constant.
-
-Each sentence is about one number that lies outside of what chance explains at 95 % (Clopper and Pearson's interval for
-shares, the bootstrap for errors). A network without any is not proved right: with few examples little can be seen.
-
-What the numbers of an evaluation are called, what they mean, and which way is better.
 """
 
 from dataclasses import dataclass, field
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dubio import functional
 from dubio.codec import Record
 
-if TYPE_CHECKING:
-    pass
-
-
 LINE_WIDTH = 80
-"""Of a summary, in characters."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number, and how sure it is."""
-
-    value: float
-    low: float | None = None
-    """Interval at 95 % over examples, by bootstrap."""
-    high: float | None = None
-    draw_error: float | None = None
-    """Standard error over draws: how far another set of as many draws would move it."""
-    doubled: float | None = None
-    """The same from twice as many draws."""
-
-    def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return figure(self.value)
-        return f"{figure(self.value)} [{figure(self.low)}, {figure(self.high)}]"
-
-
-@dataclass(frozen=True)
-class DataRecord:
-    """Which data were judged on."""
-
-    name: str
-    num_examples: int
-    fingerprint: str
-    classes: tuple[str, ...] = ()
-    order: str = ""
-    """The examples in their order: equal where row by row the same examples were judged. Empty in earlier files."""
-
-
-@dataclass(frozen=True)
-class DrawCheck:
-    """Whether the draws were enough: what moves when there are twice as many."""
-
-    num_samples: int
-    metric: str
-    """The metric that moves most, measured in half widths of its interval, or in parts of its value without one."""
-    change: float
-    enough: bool
-    """Whether no metric moves by more than a quarter of the half width of its interval, or 1 % of its value."""
-
-
-@dataclass(frozen=True)
-class Bins:
-    """A reliability plot: by bin of confidence, the share of examples, their mean confidence and their accuracy."""
-
-    share: tuple[float, ...]
-    confidence: tuple[float | None, ...]
-    accuracy: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Points of a curve."""
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """How often values fall between edges, for each of several groups; counts are one fewer than edges."""
-
-    edges: tuple[float, ...]
-    counts: dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Uncertainty:
-    """Mean doubt over a group of examples, in nats, and where it lies."""
-
-    num_examples: int
-    entropy: float
-    expected_entropy: float
-    """In the data."""
-    mutual_information: float
-    """In the network."""
-
-
-@dataclass(frozen=True)
-class ClassRow:
-    """How one class fares."""
-
-    name: str
-    num_examples: int
-    recall: float | None
-    """Share of its examples that are found; None where it has none."""
-    precision: float | None
-    """Share of what is taken for it that is it; None where nothing is."""
-    confidence: float | None
-    nll: float | None
-    taken_for: str | None
-    """The class that its examples are most often mistaken for; None where none is."""
-
-
-@dataclass(frozen=True)
-class PerExample:
-    """One number for each example, so that networks can be compared on the same ones (``evaluation.comparison``)."""
-
-    dtype: Literal["bits", "float16", "float32"]
-    count: int
-    content: str
-    """Little-endian numbers, or bits, in base64."""
-
-
-@dataclass(frozen=True)
-class DetectionScore:
-    """How well one score tells unseen from known data."""
-
-    auroc: Estimate
-    aupr: Estimate
-    fpr95: Estimate
-    histogram: Histogram
-    """Of the score, groups ``known`` and ``unseen``."""
-    placements: dict[str, PerExample] = field(default_factory=dict, repr=False)
-    """For each example of ``known`` and ``unseen`` the share of the others on its right side; of two scores only."""
-
-
-@dataclass(frozen=True)
-class UnseenSet:
-    """How well doubt finds one set of unseen data."""
-
-    num_examples: int
-    fingerprint: str
-    scores: dict[str, DetectionScore]
-    order: str = ""
-    """As ``DataRecord.order``."""
-
-
-@dataclass(frozen=True)
-class CorruptionPoint:
-    """How a network does at one strength of a corruption."""
-
-    strength: int
-    accuracy: float
-    nll: float
-    ece: float
-    entropy: float
-    mutual_information: float
-
-
-@dataclass(frozen=True)
-class IntervalRow:
-    """How often central intervals of one level hold the target, and how wide they are."""
-
-    level: float
-    coverage: Estimate
-    width: Estimate
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """A small image: bytes (channel, height, width) in base64; shown as it was read, at most 64 pixels wide."""
-
-    shape: tuple[int, ...]
-    pixels: str
-
-
-@dataclass(frozen=True)
-class NotableExample:
-    """An example worth looking at."""
-
-    index: int
-    target: str
-    label: str
-    confidence: float
-    entropy: float
-    mutual_information: float
-    probs: dict[str, float]
-    """The most probable classes."""
-    image: Thumbnail | None = None
-
-
-@dataclass(frozen=True)
-class Evaluation(Record):
-    """How far a network can be trusted on some data."""
-
-    format: ClassVar = "dubio-evaluation-1"
-    called: ClassVar = "an evaluation"
-
-    kind: Literal["classification", "regression"]
-    data: DataRecord
-    num_samples: int
-    seed: int | None
-    seconds: float
-    metrics: dict[str, Estimate]
-    draws: DrawCheck | None = None
-    """None for a network without noise, an ensemble, or where it was not asked for."""
-    decided: dict[str, str] = field(default_factory=dict)
-    """What was applied to predictions: ``calibration``, ``threshold``, ``sets``."""
-    reliability: Bins | None = None
-    confidence: Histogram | None = None
-    """Of the confidence, groups ``right`` and ``wrong``."""
-    risk_coverage: Curve | None = None
-    """The error among the most confident, by their share."""
-    uncertainty: dict[str, Uncertainty] = field(default_factory=dict)
-    """By group: ``all``, ``right``, ``wrong``, and each unseen set."""
-    classes: tuple[ClassRow, ...] = ()
-    intervals: tuple[IntervalRow, ...] = ()
-    unseen: dict[str, UnseenSet] = field(default_factory=dict)
-    corruptions: dict[str, tuple[CorruptionPoint, ...]] = field(default_factory=dict)
-    notable: dict[str, tuple[NotableExample, ...]] = field(default_factory=dict)
-    """``most uncertain`` and ``most confidently wrong``."""
-    per_example: dict[str, PerExample] = field(default_factory=dict, repr=False)
-    """What paired tests need: ``correct``, ``nll``, ``confidence``; or ``square``, ``mae``, ``nll``, ``crps``."""
-    baseline: dict[str, float] = field(default_factory=dict)
-    """What always predicting the mean of these targets gives: ``rmse``."""
-    made_by: dict[str, str] = field(default_factory=dict)
-    """Versions, and the command where there was one."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The headline numbers in one flat row, as for ``pandas.DataFrame([evaluation.to_dict(), ...])``.
-
-        Each metric has its value under its name, and its interval under ``<name>_low`` and ``<name>_high``; AUROCs are
-        named ``auroc_<score>_<unseen set>``. All that was measured is in ``to_json()``.
-        """
-        row: dict[str, Any] = {
-            "kind": self.kind,
-            "data": self.data.name,
-            "num_examples": self.data.num_examples,
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-        }
-        areas = {
-            f"auroc_{score}_{name}": scored.auroc
-            for name, unseen in self.unseen.items()
-            for score, scored in unseen.scores.items()
-        }
-        for name, estimate in {**self.metrics, **areas}.items():
-            row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-        return row
-
-    def __str__(self) -> str:
-        shown = {METRICS[name].label if name in METRICS else name: value for name, value in self.metrics.items()}
-        for name, unseen in self.unseen.items():
-            for score in ("entropy", "mutual_information"):
-                if score in unseen.scores:
-                    shown[f"AUROC on {name} by {SCORE_INFO[score]}"] = unseen.scores[score].auroc
-        width = max(map(len, shown), default=0)
-        draws = "1 draw" if self.num_samples == 1 else f"{self.num_samples} draws"
-        return "\n".join(
-            [
-                f"{self.kind} of {self.data.num_examples} examples of {self.data.name}, {draws}, seed {self.seed}",
-                *(line for sentence in failures(self) for line in wrap(sentence, LINE_WIDTH)),
-                *(f"{label:{width}}  {estimate}" for label, estimate in shown.items()),
-                *(f"{name}: {value}" for name, value in self.decided.items()),
-            ]
-        )
-
-
+"""Width of a printed evaluation, in characters."""
 LEVEL = 0.95
-
-
 LEAST_GAP = 0.02
-"""A difference of mean confidence and accuracy that is worth a sentence."""
-
-
-def failures(evaluation: "Evaluation", run: str | None = None) -> tuple[str, ...]:
-    """Sentences about what fails, worst first; none where nothing is seen to fail.
-
-    Args:
-        evaluation: what ``dubio.evaluate`` gave.
-        run: name of the run, for advice in commands; without, advice is in Python.
-    """
-    if evaluation.kind == "regression":
-        found = (_no_better_than_the_mean(evaluation), _intervals(evaluation, run))
-    else:
-        found = (_no_better_than_one_class(evaluation), _confidence(evaluation, run))
-    return tuple(sentence for sentence in found if sentence)
-
-
-def _intervals(evaluation: "Evaluation", run: str | None) -> str:
-    row = next((row for row in evaluation.intervals if abs(row.level - LEVEL) < 1e-9), None)
-    if row is None:
-        return ""
-    low, high = _chance(row.coverage.value, evaluation.data.num_examples)
-    if low <= LEVEL <= high:
-        return ""
-    held = f"95 % intervals hold {100 * row.coverage.value:.1f} % of the targets"
-    if row.coverage.value > LEVEL:
-        return f"{held}: too wide; train for more epochs."
-    advice = (
-        "with likelihood=dubio.Gaussian.for_targets(train_targets, 'output', beta=0.5)"
-        if run is None
-        else "with --likelihood gaussian or --method ensemble"
-    )
-    return f"{held}: too narrow; train on more data, or, where it was trained otherwise, {advice}."
-
-
-def _no_better_than_the_mean(evaluation: "Evaluation") -> str:
-    rmse, constant = evaluation.metrics.get("rmse"), evaluation.baseline.get("rmse")
-    if rmse is None or constant is None:
-        return ""
-    values = f"RMSE {figure(rmse.value)}, of the mean {figure(constant)}"
-    if rmse.value >= constant:
-        return f"No better than always predicting the mean of these targets: {values}."
-    if rmse.high is not None and rmse.high >= constant:
-        return f"Not clearly better than always predicting the mean of these targets: {values}."
-    return ""
-
-
-def _no_better_than_one_class(evaluation: "Evaluation") -> str:
-    accuracy = evaluation.metrics.get("accuracy")
-    if accuracy is None or not evaluation.classes:
-        return ""
-    most = max(evaluation.classes, key=lambda row: row.num_examples)
-    share = most.num_examples / max(sum(row.num_examples for row in evaluation.classes), 1)
-    if share == 1.0 or _chance(accuracy.value, evaluation.data.num_examples)[0] > share:
-        return ""
-    how = "No better" if accuracy.value <= share else "Not clearly better"
-    return (
-        f"{how} than always predicting {most.name!r}: accuracy {100 * accuracy.value:.1f} %, of that class "
-        f"{100 * share:.1f} %."
-    )
-
-
-def _confidence(evaluation: "Evaluation", run: str | None) -> str:
-    confidence, accuracy = evaluation.metrics.get("confidence"), evaluation.metrics.get("accuracy")
-    if confidence is None or accuracy is None or abs(confidence.value - accuracy.value) < LEAST_GAP:
-        return ""
-    low, high = _chance(accuracy.value, evaluation.data.num_examples)
-    if low <= confidence.value <= high:
-        return ""
-    advice = f"run dubio calibrate {run}" if run is not None else "use dubio.calibrate(model, validation)"
-    if "calibration" in evaluation.decided:
-        advice = "calibrate on more data"
-    manner = "overconfident" if confidence.value > accuracy.value else "underconfident"
-    return f"Mean confidence {confidence.value:.3f} where accuracy is {accuracy.value:.3f}: {manner}; {advice}."
-
-
-def _chance(share: float, num_examples: int) -> tuple[float, float]:
-    """Which true shares would give such a one among so many examples."""
-    return functional.statistics.clopper_pearson(round(share * num_examples), num_examples, LEVEL)
-
-
-def figure(value: float, digits: int = 4) -> str:
-    """A number with so many digits after the point; of a large one, or one that would be 0, those that count."""
-    size = abs(value)
-    if 0.0 < size < 0.5 * 10.0**-digits:
-        return f"{value:.2e}"
-    if size < 1e4:
-        return f"{value:.{digits}f}"
-    return f"{value:.0f}" if size < 1e7 else f"{value:.3e}"
+"""The smallest difference of mean confidence and accuracy that makes a sentence."""
 
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """A metric in words."""
+    """Name and meaning of a metric, and which direction is better."""
 
     label: str
     meaning: str
@@ -427,3 +77,342 @@ SCORE_INFO: dict[str, str] = {
     "variation_ratio": "dissenting votes",
     "energy": "energy",
 }
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its errors."""
+
+    value: float
+    low: float | None = None
+    """Interval at 95 % over examples, by bootstrap."""
+    high: float | None = None
+    draw_error: float | None = None
+    """Standard error over draws."""
+    doubled: float | None = None
+    """The number from twice as many draws."""
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return figure(self.value)
+        return f"{figure(self.value)} [{figure(self.low)}, {figure(self.high)}]"
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The data of an evaluation."""
+
+    name: str
+    num_examples: int
+    fingerprint: str
+    classes: tuple[str, ...] = ()
+    order: str = ""
+    """Hash of the examples in their order; empty in files of earlier versions."""
+
+
+@dataclass(frozen=True)
+class DrawCheck:
+    """Whether the draws were enough, by the change with twice as many."""
+
+    num_samples: int
+    metric: str
+    """The metric that moves most, measured in half widths of its interval, or in parts of its value without one."""
+    change: float
+    enough: bool
+    """Whether no metric moves by more than a quarter of the half width of its interval, or 1 % of its value."""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """A reliability plot: by bin of confidence, the share of examples, their mean confidence and their accuracy."""
+
+    share: tuple[float, ...]
+    confidence: tuple[float | None, ...]
+    accuracy: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of a curve."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often values fall between edges, for each of several groups; counts are one fewer than edges."""
+
+    edges: tuple[float, ...]
+    counts: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Mean uncertainty of a group of examples, in nats, and its parts."""
+
+    num_examples: int
+    entropy: float
+    expected_entropy: float
+    """Uncertainty of the data."""
+    mutual_information: float
+    """Uncertainty of the network."""
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """Metrics of one class."""
+
+    name: str
+    num_examples: int
+    recall: float | None
+    """Share of its examples that are predicted as it; None if it has none."""
+    precision: float | None
+    """Share of the predictions of it that are right; None if there are none."""
+    confidence: float | None
+    nll: float | None
+    taken_for: str | None
+    """The class that its examples are most often mistaken for; None if all are right."""
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """One number for each example, for paired tests of networks (``evaluation.comparison``)."""
+
+    dtype: Literal["bits", "float16", "float32"]
+    count: int
+    content: str
+    """Little-endian numbers, or bits, in base64."""
+
+
+@dataclass(frozen=True)
+class DetectionScore:
+    """How well one score separates unseen data from the data of the evaluation."""
+
+    auroc: Estimate
+    aupr: Estimate
+    fpr95: Estimate
+    histogram: Histogram
+    """Of the score, groups ``known`` and ``unseen``."""
+    placements: dict[str, PerExample] = field(default_factory=dict, repr=False)
+    """For each example of ``known`` and ``unseen`` the share of the other group on its right side; for two scores."""
+
+
+@dataclass(frozen=True)
+class UnseenSet:
+    """How well scores of uncertainty detect one set of unseen data."""
+
+    num_examples: int
+    fingerprint: str
+    scores: dict[str, DetectionScore]
+    order: str = ""
+    """As ``DataRecord.order``."""
+
+
+@dataclass(frozen=True)
+class CorruptionPoint:
+    """Metrics at one strength of a corruption."""
+
+    strength: int
+    accuracy: float
+    nll: float
+    ece: float
+    entropy: float
+    mutual_information: float
+
+
+@dataclass(frozen=True)
+class IntervalRow:
+    """Coverage and mean width of central intervals of one level."""
+
+    level: float
+    coverage: Estimate
+    width: Estimate
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small image as bytes (channel, height, width) in base64, at most 64 pixels wide."""
+
+    shape: tuple[int, ...]
+    pixels: str
+
+
+@dataclass(frozen=True)
+class NotableExample:
+    """An example that deserves a look."""
+
+    index: int
+    target: str
+    label: str
+    confidence: float
+    entropy: float
+    mutual_information: float
+    probs: dict[str, float]
+    """The most probable classes."""
+    image: Thumbnail | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation(Record):
+    """Metrics of a network on data, with their errors."""
+
+    format: ClassVar = "dubio-evaluation-1"
+    called: ClassVar = "an evaluation"
+
+    kind: Literal["classification", "regression"]
+    data: DataRecord
+    num_samples: int
+    seed: int | None
+    seconds: float
+    metrics: dict[str, Estimate]
+    draws: DrawCheck | None = None
+    """None for a network without noise, for an ensemble, and with ``double=False``."""
+    decided: dict[str, str] = field(default_factory=dict)
+    """Decisions applied to predictions: ``calibration``, ``threshold``, ``sets``."""
+    reliability: Bins | None = None
+    confidence: Histogram | None = None
+    """Of the confidence, groups ``right`` and ``wrong``."""
+    risk_coverage: Curve | None = None
+    """The error among the most confident, by their share."""
+    uncertainty: dict[str, Uncertainty] = field(default_factory=dict)
+    """By group: ``all``, ``right``, ``wrong``, and each unseen set."""
+    classes: tuple[ClassRow, ...] = ()
+    intervals: tuple[IntervalRow, ...] = ()
+    unseen: dict[str, UnseenSet] = field(default_factory=dict)
+    corruptions: dict[str, tuple[CorruptionPoint, ...]] = field(default_factory=dict)
+    notable: dict[str, tuple[NotableExample, ...]] = field(default_factory=dict)
+    """``most uncertain`` and ``most confidently wrong``."""
+    per_example: dict[str, PerExample] = field(default_factory=dict, repr=False)
+    """Values for paired tests: ``correct``, ``nll``, ``confidence``; or ``square``, ``mae``, ``nll``, ``crps``."""
+    baseline: dict[str, float] = field(default_factory=dict)
+    """Metrics of always predicting the mean of these targets: ``rmse``."""
+    made_by: dict[str, str] = field(default_factory=dict)
+    """Versions, and the command if there was one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The headline numbers in one flat row, as for ``pandas.DataFrame([evaluation.to_dict(), ...])``.
+
+        Each metric has its value under its name, and its interval under ``<name>_low`` and ``<name>_high``; AUROCs are
+        named ``auroc_<score>_<unseen set>``. ``to_json()`` holds everything.
+        """
+        row: dict[str, Any] = {
+            "kind": self.kind,
+            "data": self.data.name,
+            "num_examples": self.data.num_examples,
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+        }
+        areas = {
+            f"auroc_{score}_{name}": scored.auroc
+            for name, unseen in self.unseen.items()
+            for score, scored in unseen.scores.items()
+        }
+        for name, estimate in {**self.metrics, **areas}.items():
+            row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        return row
+
+    def __str__(self) -> str:
+        shown = {METRICS[name].label if name in METRICS else name: value for name, value in self.metrics.items()}
+        for name, unseen in self.unseen.items():
+            for score in ("entropy", "mutual_information"):
+                if score in unseen.scores:
+                    shown[f"AUROC on {name} by {SCORE_INFO[score]}"] = unseen.scores[score].auroc
+        width = max(map(len, shown), default=0)
+        draws = "1 draw" if self.num_samples == 1 else f"{self.num_samples} draws"
+        return "\n".join(
+            [
+                f"{self.kind} of {self.data.num_examples} examples of {self.data.name}, {draws}, seed {self.seed}",
+                *(line for sentence in failures(self) for line in wrap(sentence, LINE_WIDTH)),
+                *(f"{label:{width}}  {estimate}" for label, estimate in shown.items()),
+                *(f"{name}: {value}" for name, value in self.decided.items()),
+            ]
+        )
+
+
+def failures(evaluation: Evaluation, run: str | None = None) -> tuple[str, ...]:
+    """Sentences about what fails, worst first; empty if nothing is seen to fail.
+
+    Args:
+        evaluation: the result of ``dubio.evaluate``.
+        run: name of the run, for advice as commands; without it, advice is in Python.
+    """
+    if evaluation.kind == "regression":
+        sentences = (_no_better_than_the_mean(evaluation), _intervals(evaluation, run))
+    else:
+        sentences = (_no_better_than_one_class(evaluation), _confidence(evaluation, run))
+    return tuple(filter(None, sentences))
+
+
+def _intervals(evaluation: Evaluation, run: str | None) -> str:
+    row = next((row for row in evaluation.intervals if abs(row.level - LEVEL) < 1e-9), None)
+    if row is None:
+        return ""
+    low, high = _chance(row.coverage.value, evaluation.data.num_examples)
+    if low <= LEVEL <= high:
+        return ""
+    held = f"95 % intervals hold {100 * row.coverage.value:.1f} % of the targets"
+    if row.coverage.value > LEVEL:
+        return f"{held}: too wide; train for more epochs."
+    advice = (
+        "with likelihood=dubio.Gaussian.for_targets(train_targets, 'output', beta=0.5)"
+        if run is None
+        else "with --likelihood gaussian or --method ensemble"
+    )
+    return f"{held}: too narrow; train on more data, or, where it was trained otherwise, {advice}."
+
+
+def _no_better_than_the_mean(evaluation: Evaluation) -> str:
+    rmse, constant = evaluation.metrics.get("rmse"), evaluation.baseline.get("rmse")
+    if rmse is None or constant is None:
+        return ""
+    values = f"RMSE {figure(rmse.value)}, of the mean {figure(constant)}"
+    if rmse.value >= constant:
+        return f"No better than always predicting the mean of these targets: {values}."
+    if rmse.high is not None and rmse.high >= constant:
+        return f"Not clearly better than always predicting the mean of these targets: {values}."
+    return ""
+
+
+def _no_better_than_one_class(evaluation: Evaluation) -> str:
+    accuracy = evaluation.metrics.get("accuracy")
+    if accuracy is None or not evaluation.classes:
+        return ""
+    most = max(evaluation.classes, key=lambda row: row.num_examples)
+    share = most.num_examples / max(sum(row.num_examples for row in evaluation.classes), 1)
+    if share == 1.0 or _chance(accuracy.value, evaluation.data.num_examples)[0] > share:
+        return ""
+    how = "No better" if accuracy.value <= share else "Not clearly better"
+    return (
+        f"{how} than always predicting {most.name!r}: accuracy {100 * accuracy.value:.1f} %, of that class "
+        f"{100 * share:.1f} %."
+    )
+
+
+def _confidence(evaluation: Evaluation, run: str | None) -> str:
+    confidence, accuracy = evaluation.metrics.get("confidence"), evaluation.metrics.get("accuracy")
+    if confidence is None or accuracy is None or abs(confidence.value - accuracy.value) < LEAST_GAP:
+        return ""
+    low, high = _chance(accuracy.value, evaluation.data.num_examples)
+    if low <= confidence.value <= high:
+        return ""
+    advice = f"run dubio calibrate {run}" if run is not None else "use dubio.calibrate(model, validation)"
+    if "calibration" in evaluation.decided:
+        advice = "calibrate on more data"
+    manner = "overconfident" if confidence.value > accuracy.value else "underconfident"
+    return f"Mean confidence {confidence.value:.3f} where accuracy is {accuracy.value:.3f}: {manner}; {advice}."
+
+
+def _chance(share: float, num_examples: int) -> tuple[float, float]:
+    """The interval of true shares that explain an observed one."""
+    return functional.statistics.clopper_pearson(round(share * num_examples), num_examples, LEVEL)
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number with ``digits`` decimals; large numbers have fewer, and very small ones are in scientific notation."""
+    size = abs(value)
+    if 0.0 < size < 0.5 * 10.0**-digits:
+        return f"{value:.2e}"
+    if size < 1e4:
+        return f"{value:.{digits}f}"
+    return f"{value:.0f}" if size < 1e7 else f"{value:.3e}"

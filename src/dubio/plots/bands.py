@@ -1,7 +1,7 @@
-"""The picture of a regression on the line: each draw is one function, and bands hold the middle of them.
+"""Plots of regression on the line: the functions that a network draws, as a median and bands around it.
 
-Filled bands are the doubt of the network: between their edges lies the middle half, say, of the functions drawn. Dotted
-lines add the noise of the data to it: between them lies a target with the largest of the probabilities asked for.
+Filled bands show the uncertainty of the network: the middle share of the functions lies between their edges. Dotted
+lines add the noise of the data: a target lies between them with the largest of the given probabilities.
 
 Invariants: edges of filled bands are quantiles of the draws of ``dubio.predict`` with the same seed, and dotted lines
 its ``interval`` (``tests/plots/test_bands.py``).
@@ -23,21 +23,21 @@ from dubio.plots.figures import blank_figure, write
 from dubio.prediction import RegressionPredictive, predict
 
 BLUE, ORANGE = "#0072b2", "#e69f00"
-PLACES = 281  # across the picture
+PLACES = 281  # across the plot
 
 
 @dataclass(frozen=True, eq=False)
 class Bands:
-    """Bands at some places, one for each level; `side` is the lower edge, then the upper one."""
+    """Bands of a network, one for each level; ``side`` is the lower edge, then the upper one."""
 
     places: Float[Tensor, " place"]
     median: Float[Tensor, " place"]
-    """The median of the functions drawn."""
+    """The median of the draws."""
     levels: tuple[float, ...]
     of_draws: Float[Tensor, "level side place"]
-    """Edges between which the middle share of the functions lies: the doubt of the network."""
+    """Edges of the middle share of the draws: the uncertainty of the network."""
     of_targets: Float[Tensor, "level side place"]
-    """Edges between which a target lies with that probability: doubt and noise together."""
+    """Edges between which a target lies with that probability: uncertainty and noise together."""
     num_samples: int
 
 
@@ -49,36 +49,36 @@ def bands_of(
     num_samples: int = 100,
     seed: int = 0,
 ) -> Bands:
-    """Ask a network that reads one number about some places.
+    """Predict bands with a network that reads one number.
 
     Args:
         model: the network; it has a ``Gaussian`` likelihood and one output.
-        places: where.
-        levels: which shares of the functions, and of targets, the bands hold; each more than the one before.
-        num_samples: how many draws.
-        seed: which draws.
+        places: the inputs.
+        levels: shares of the draws, and of targets, that the bands hold, in increasing order.
+        num_samples: number of draws.
+        seed: the seed of the draws.
     """
     _check_levels(levels)
     check_module(model)
     if places.dim() != 2 or places.shape[1] != 1:
         raise ValueError(f"places must be numbers, of shape (n, 1), got {tuple(places.shape)}")
-    found = predict(model, places, num_samples, seed=seed)
-    if not isinstance(found, RegressionPredictive):
+    pred = predict(model, places, num_samples, seed=seed)
+    if not isinstance(pred, RegressionPredictive):
         raise ValueError("model must be one for regression, got one for classes; convert with likelihood=Gaussian(...)")
-    if found.mean.numel() != len(places):
-        raise ValueError(f"model must have one output, got {found.mean[0].numel()} for one input")
-    assert found.samples is not None
+    if pred.mean.numel() != len(places):
+        raise ValueError(f"model must have one output, got {pred.mean[0].numel()} for one input")
+    assert pred.samples is not None
 
-    draws = found.samples.flatten(1).float().cpu()
+    draws = pred.samples.flatten(1).float().cpu()
     of_draws = [torch.stack(functional.uncertainty.central_interval(draws, level)) for level in levels]
-    of_targets = [torch.stack([edge.flatten().float().cpu() for edge in found.interval(level)]) for level in levels]
+    of_targets = [torch.stack([edge.flatten().float().cpu() for edge in pred.interval(level)]) for level in levels]
     return Bands(
         places=places.detach().flatten().cpu(),
         median=draws.quantile(0.5, dim=0),
         levels=tuple(levels),
         of_draws=torch.stack(of_draws),
         of_targets=torch.stack(of_targets),
-        num_samples=found.num_samples,
+        num_samples=pred.num_samples,
     )
 
 
@@ -95,19 +95,22 @@ def draw_bands(
     noise: bool = True,
     seed: int = 0,
 ) -> Any:
-    """Draw data, the median of the functions that a network draws, and bands around it; gives matplotlib's figure.
+    """Plot data, the median of the functions that a network draws, and bands around it.
 
     Args:
         model: a network that reads one number and gives one, with a ``Gaussian`` likelihood.
-        inputs: points of data, where they are.
-        targets: and how high, one number each.
-        path: where the picture goes; its ending says of which kind it is.
-        grid: where the picture begins and ends; by default beyond the data by a quarter of their extent.
-        levels: which shares of the functions the bands hold; each more than the one before.
-        num_samples: how many draws.
-        truth: the true curve, drawn dashed; where nobody knows it, none.
+        inputs: inputs of the data.
+        targets: targets of the data, one number each.
+        path: the file to write; its suffix chooses the format.
+        grid: the ends of the x-axis; by default a quarter of the extent of the data beyond them.
+        levels: shares of the draws that the bands hold, in increasing order.
+        num_samples: number of draws.
+        truth: the true curve, drawn dashed.
         noise: whether dotted lines show the widest band with the noise of the data added.
-        seed: which draws.
+        seed: the seed of the draws.
+
+    Returns:
+        The figure of matplotlib.
     """
     _check_data(inputs, targets, grid)
     figure = blank_figure(9.6, 4.2)
@@ -120,8 +123,8 @@ def draw_bands(
     axes = figure.subplots()
     _fill(axes, bands, noise)
     if truth is not None:
-        known = truth(places).flatten()
-        axes.plot(bands.places, known, color="black", linewidth=1.3, linestyle="--", label="true curve, without noise")
+        curve = truth(places).flatten()
+        axes.plot(bands.places, curve, color="black", linewidth=1.3, linestyle="--", label="true curve, without noise")
     axes.scatter(x, y, s=5, color=ORANGE, linewidths=0, zorder=1.5, label=f"{len(x)} points of data")
     axes.set(xlabel="x", ylabel="y", xlim=(low, high))
     axes.spines[["top", "right"]].set_visible(False)
@@ -131,7 +134,7 @@ def draw_bands(
 
 
 def _fill(axes: Any, bands: Bands, noise: bool) -> None:
-    """The bands, widest first, and the median; each level darkens what the wider ones have shaded."""
+    """Draw the bands, the widest first, and the median."""
     for level, (low, high) in reversed(list(zip(bands.levels, bands.of_draws, strict=True))):
         label = "middle half of the draws" if level == 0.5 else f"middle {100 * level:.3g} % of the draws"
         shade = 0.40 if level == bands.levels[0] else 0.18
@@ -145,7 +148,7 @@ def _fill(axes: Any, bands: Bands, noise: bool) -> None:
 
 
 def _around(x: Float[Tensor, " batch"]) -> tuple[float, float]:
-    """Beyond all points by a quarter of their extent; by 1 where they have none."""
+    """Ends a quarter of the extent of all points beyond them; 1 beyond a single point."""
     low, high = x.min().item(), x.max().item()
     beyond = (high - low) / 4 if high > low else 1.0
     return low - beyond, high + beyond

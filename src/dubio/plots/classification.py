@@ -1,28 +1,18 @@
-"""The picture of a classifier of the plane: which class it sees where, how sure it is, and what it doubts.
+"""Plots of classifiers: regions of the plane, votes of the draws on single inputs, and clouds of a Wasserstein network.
 
-The background has the colour of the most probable class and is the paler the less probable that class is. Dots grow
-with the doubt that is asked for, open ones on a grid and filled ones at the data. With mutual information they show
-where draws put the border differently; with entropy, all doubt together.
+``draw_regions``: the background has the colour of the most probable class and is paler for less probable ones. Dots
+grow with the uncertainty, open ones on a grid and filled ones at the data.
 
-Invariants: label, confidence and doubt at a place are those of ``dubio.predict`` with the same seed; the area of a dot
-rises in a straight line with doubt (``tests/plots/test_regions.py``).
+``draw_votes``: a column for each input with its image, the share of draws that vote for each class, and a histogram
+over draws of the probability of the answer, which is the class with the largest mean probability.
 
-The picture of a few single inputs: what each draw takes them for, and how sure the draws are of the answer.
+``draw_embedding``: every input and every class of a Wasserstein network is a cloud of points, and a logit is minus the
+distance of two clouds.
 
-For each input a column: the image itself where it is one; the share of draws that vote for each class; and a histogram
-over draws of the probability of the answer, which is the class with the largest mean probability. Draws that agree put
-one bar beside one class and all scores at the right end; votes for several classes or widely spread scores are doubt.
-
-Invariants: votes and answer are those of ``dubio.predict`` with the same seed, the mean of the scores its confidence,
-and each histogram sums to 1 (``tests/plots/test_votes.py``).
-
-The picture of a Wasserstein network in two dimensions: where it puts inputs, and where classes.
-
-Every input and every class is a cloud of points, and a logit is minus the distance of two clouds: what lies near a
-class is taken for it, and the width of a cloud is what the network leaves open.
-
-Invariants: the points drawn are those that the network compares in draw 0 of the seed, no more and no fewer
-(``tests/plots/test_embedding.py``).
+Invariants: label, confidence, uncertainty and votes are those of ``dubio.predict`` with the same seed; the area of a
+dot rises linearly with uncertainty (``tests/plots/test_regions.py``); the mean of the scores is the confidence, and
+each histogram sums to 1 (``tests/plots/test_votes.py``); the clouds are those that the network compares in draw 0 of
+the seed (``tests/plots/test_embedding.py``).
 """
 
 import math
@@ -40,21 +30,19 @@ from dubio.nn import WassersteinHead
 from dubio.plots.figures import blank_figure, check_labels, check_rows, class_colours, class_names, classes_of, write
 
 UncertaintyMeasure = Literal["mutual_information", "entropy", "expected_entropy", "variation_ratio", "top_std"]
-"""A summary of doubt that a ``ClassificationPredictive`` has, by its name."""
-
-
+"""Name of a measure of uncertainty that a ``ClassificationPredictive`` has."""
 UNITS = {"variation_ratio": "share of draws", "top_std": "of a probability"}
-
-
 SMALLEST, LARGEST = 5.0, 150.0  # areas of dots, in square points
-
-
 DOTS = 18  # in a row and in a column of the grid of dots
+MOST_INPUTS = 8
+BINS = 10
+BLUE, GREY = "#0072b2", "#b0b7bd"
+RIGHT, WRONG = "#1b7837", "#b2182b"
 
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """What a network says of the places of a grid; rows go up, columns to the right."""
+    """Predictions of a network on a grid; rows go up, columns to the right."""
 
     x: Float[Tensor, " column"]
     y: Float[Tensor, " row"]
@@ -64,6 +52,18 @@ class Regions:
     """Its probability."""
     uncertainty: Float[Tensor, "row column"]
     num_classes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Votes:
+    """Votes of the draws on inputs."""
+
+    votes: Float[Tensor, "batch class"]
+    """Share of draws in which each class is the most probable."""
+    top_scores: Float[Tensor, "sample batch"]
+    """Probability of the answer in each draw."""
+    label: Int[Tensor, " batch"]
+    """The answer: the class with the largest mean probability, which need not have the most votes."""
 
 
 def regions_of(
@@ -76,28 +76,33 @@ def regions_of(
     uncertainty: UncertaintyMeasure = "mutual_information",
     seed: int = 0,
 ) -> Regions:
-    """Ask a network that reads two numbers about a grid of places.
+    """Predict a grid of the plane with a network that reads two numbers.
 
     Args:
-        model: the network; it tells classes apart.
-        low: the lower left corner, which belongs to the grid.
-        high: the upper right corner, which does too.
+        model: the network, a classifier.
+        low: the lower left corner of the grid.
+        high: the upper right corner of the grid.
         resolution: places in a row and in a column.
-        num_samples: how many draws.
-        doubt: which doubt; mutual_information, entropy, expected_entropy, variation_ratio or top_std.
-        seed: which draws.
+        num_samples: number of draws.
+        uncertainty: the measure: mutual_information, entropy, expected_entropy, variation_ratio or top_std.
+        seed: the seed of the draws.
     """
-    _check_grid(low, high, resolution, uncertainty)
+    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 2:
+        raise ValueError(f"resolution must be a whole number of at least 2, got {resolution!r}")
+    if len(low) != 2 or len(high) != 2 or not all(first < last for first, last in zip(low, high, strict=True)):
+        raise ValueError(f"low and high must be corners (x, y), low below high on both axes, got {low} and {high}")
+    if uncertainty not in get_args(UncertaintyMeasure):
+        raise ValueError(f"uncertainty must be one of {', '.join(get_args(UncertaintyMeasure))}, got {uncertainty!r}")
 
     x, y = (torch.linspace(first, last, resolution) for first, last in zip(low, high, strict=True))
     across, up = torch.meshgrid(x, y, indexing="xy")
     places = torch.stack([across, up], dim=-1).flatten(0, 1)
-    found = classes_of(model, places, num_samples=num_samples, seed=seed)
+    pred = classes_of(model, places, num_samples=num_samples, seed=seed)
     label, confidence, uncertainties = (
         values.cpu().unflatten(0, (resolution, resolution))
-        for values in (found.label, found.confidence, getattr(found, uncertainty))
+        for values in (pred.label, pred.confidence, getattr(pred, uncertainty))
     )
-    return Regions(x, y, label, confidence, uncertainties, found.log_probs.shape[-1])
+    return Regions(x, y, label, confidence, uncertainties, pred.log_probs.shape[-1])
 
 
 def draw_regions(
@@ -114,22 +119,27 @@ def draw_regions(
     classes: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Any:
-    """Draw the classes of the plane, points of data on them, and doubt as the size of dots; gives matplotlib's figure.
+    """Plot the predicted classes of the plane, points of data, and uncertainty as the size of dots.
 
     Args:
-        model: a network that reads two numbers and tells classes apart.
+        model: a classifier that reads two numbers.
         inputs: points of data.
-        labels: their classes, which give them their colours.
-        path: where the picture goes; its ending says of which kind it is.
-        low: the lower left corner; by default beyond the data by a quarter of their extent.
+        labels: their classes, shown as colours.
+        path: the file to write; its suffix chooses the format.
+        low: the lower left corner; by default a quarter of the extent of the data beyond them.
         high: the upper right corner; the same.
         resolution: places in a row and in a column of the background.
-        num_samples: how many draws.
-        doubt: what dots grow with; mutual_information, entropy, expected_entropy, variation_ratio or top_std.
+        num_samples: number of draws.
+        uncertainty: the measure of dots; mutual_information, entropy, expected_entropy, variation_ratio or top_std.
         classes: names for the legend; numbers by default.
-        seed: which draws.
+        seed: the seed of the draws.
+
+    Returns:
+        The figure of matplotlib.
     """
-    _check_points(inputs, labels)
+    if inputs.dim() != 2 or inputs.shape[1] != 2 or len(inputs) == 0:
+        raise ValueError(f"inputs must be points of the plane, of shape (n, 2), got {tuple(inputs.shape)}")
+    check_labels(inputs, labels)
     figure = blank_figure(7.6, 5.6)
 
     points, truths = inputs.detach().float().cpu(), labels.cpu()
@@ -144,134 +154,40 @@ def draw_regions(
 
     axes = figure.subplots()
     colours = class_colours(len(names))
-    _paint(axes, regions, colours)
+    _draw_background(axes, regions, colours)
     across, up = torch.meshgrid(dots.x, dots.y, indexing="xy")
     axes.scatter(across, up, s=areas(dots.uncertainty, most), facecolors="none", edgecolors="#444444", linewidths=0.7)
     for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
-        own = truths == number
-        x, y = points[own].T
-        sizes = areas(of_points[own], most)
+        members = truths == number
+        x, y = points[members].T
+        sizes = areas(of_points[members], most)
         axes.scatter(x, y, s=sizes, color=colour, edgecolors="white", linewidths=0.5, zorder=3, label=name)
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-    _explain(figure, axes, names, colours, uncertainty, most)
+    _draw_legends(axes, names, colours, uncertainty, most)
     write(figure, path)
     return figure
 
 
 def areas(uncertainty: Float[Tensor, "*batch"], most: float) -> Float[Tensor, "*batch"]:
-    """Areas of dots: without doubt the smallest, at the most doubt the largest, in proportion between them."""
+    """Areas of dots, linear in uncertainty, from the smallest at 0 to the largest at ``most``."""
     return SMALLEST + (LARGEST - SMALLEST) * uncertainty / max(most, 1e-6)
 
 
-def _paint(axes: Any, regions: Regions, colours: list[Any]) -> None:
-    """The background: white at the confidence of a guess, at most two fifths of a colour, so that dots stand out."""
-    chance = 1.0 / regions.num_classes
-    strength = 0.4 * (regions.confidence.float() - chance) / (1.0 - chance)
-    colour = torch.tensor(colours)[:, :3][regions.label]
-    pixels = 1.0 - strength.clamp(0.0, 1.0).unsqueeze(-1) * (1.0 - colour)
-    half_x, half_y = (0.5 * (places[1] - places[0]).item() for places in (regions.x, regions.y))
-    left, right = regions.x[0].item() - half_x, regions.x[-1].item() + half_x
-    bottom, top = regions.y[0].item() - half_y, regions.y[-1].item() + half_y
-    axes.imshow(
-        pixels.numpy(),
-        origin="lower",
-        extent=(left, right, bottom, top),
-        aspect="auto",
-        interpolation="bilinear",
-        zorder=0,
-    )
-
-
-def _explain(figure: Any, axes: Any, names: list[str], colours: list[Any], uncertainty: str, most: float) -> None:
-    """Two legends beside the picture: what colours and what sizes mean."""
-    from matplotlib.lines import Line2D
-
-    def dot(area: float, label: str, **looks: Any) -> Any:
-        return Line2D([], [], linestyle="none", marker="o", markersize=math.sqrt(area), label=label, **looks)
-
-    points = [
-        dot(40.0, name, color=colour, markeredgecolor="white") for name, colour in zip(names, colours, strict=True)
-    ]
-    open_dot = {"markerfacecolor": "none", "markeredgecolor": "#444444", "markeredgewidth": 0.7}
-    shown = (0.0, most / 2, most) if most > 1e-6 else (0.0,)
-    sizes = [dot(areas(torch.tensor(value), most).item(), f"{value:.2g}", **open_dot) for value in shown]
-    looks = {"frameon": False, "alignment": "left", "labelspacing": 0.7, "borderaxespad": 0.0}
-    upper = axes.legend(
-        handles=points, title="class\n(pale: not sure)", loc="upper left", bbox_to_anchor=(1.03, 1.0), **looks
-    )
-    axes.add_artist(upper)
-    title = f"size: {uncertainty.replace('_', ' ')}\n({UNITS.get(uncertainty, 'nats')})"
-    axes.legend(handles=sizes, title=title, loc="lower left", bbox_to_anchor=(1.03, 0.0), **looks)
-
-
-def _corner(points: Float[Tensor, "batch 2"], side: Literal[-1, 1]) -> tuple[float, float]:
-    """A corner beyond all points by a quarter of their extent; by 1 where they have none."""
-    least, most = points.amin(dim=0), points.amax(dim=0)
-    beyond = torch.where(most > least, (most - least) / 4, torch.ones(2))
-    x, y = (least - beyond if side < 0 else most + beyond).tolist()
-    return x, y
-
-
-def _inside(low: tuple[float, float], high: tuple[float, float]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Corners of the grid of dots: half a step from the edges, so that none is cut off."""
-    x, y = ((last - first) / (2 * DOTS) for first, last in zip(low, high, strict=True))
-    return (low[0] + x, low[1] + y), (high[0] - x, high[1] - y)
-
-
-def _check_points(inputs: Tensor, labels: Tensor) -> None:
-    if inputs.dim() != 2 or inputs.shape[1] != 2 or len(inputs) == 0:
-        raise ValueError(f"inputs must be points of the plane, of shape (n, 2), got {tuple(inputs.shape)}")
-    check_labels(inputs, labels)
-
-
-def _check_grid(low: tuple[float, float], high: tuple[float, float], resolution: int, uncertainty: str) -> None:
-    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 2:
-        raise ValueError(f"resolution must be a whole number of at least 2, got {resolution!r}")
-    if len(low) != 2 or len(high) != 2 or not all(first < last for first, last in zip(low, high, strict=True)):
-        raise ValueError(f"low and high must be corners (x, y), low below high on both axes, got {low} and {high}")
-    if uncertainty not in get_args(UncertaintyMeasure):
-        raise ValueError(f"uncertainty must be one of {', '.join(get_args(UncertaintyMeasure))}, got {uncertainty!r}")
-
-
-MOST = 8
-
-
-BINS = 10
-
-
-BLUE, GREY = "#0072b2", "#b0b7bd"
-
-
-RIGHT, WRONG = "#1b7837", "#b2182b"
-
-
-@dataclass(frozen=True, eq=False)
-class Votes:
-    """What the draws say of some inputs."""
-
-    votes: Float[Tensor, "batch class"]
-    """Share of draws that hold each class most probable."""
-    top_scores: Float[Tensor, "sample batch"]
-    """Probability of the answer, draw by draw."""
-    label: Int[Tensor, " batch"]
-    """The answer: the class with the largest mean probability, which need not have the most votes."""
-
-
 def votes_of(model: nn.Module, inputs: Float[Tensor, "batch ..."], *, num_samples: int = 100, seed: int = 0) -> Votes:
-    """The votes of draws on some inputs, and the scores that they give to the answer.
+    """The votes of the draws on inputs, and the probability of the answer in each draw.
 
     Args:
-        model: the network; it tells classes apart.
-        inputs: what the network reads.
-        num_samples: how many draws; each is one set of weights.
-        seed: which draws.
+        model: the network, a classifier.
+        inputs: inputs of the network.
+        num_samples: number of draws; each is one set of weights.
+        seed: the seed of the draws.
     """
     check_rows(model, inputs)
-    found = classes_of(model, inputs, num_samples=num_samples, seed=seed, keep_samples=True)
-    assert found.samples is not None
-    answer = found.label.expand(found.samples.shape[:-1]).unsqueeze(-1)
-    scores = found.samples.gather(-1, answer).squeeze(-1).exp()
-    return Votes(found.votes.cpu(), scores.cpu(), found.label.cpu())
+    pred = classes_of(model, inputs, num_samples=num_samples, seed=seed, keep_samples=True)
+    assert pred.samples is not None
+    answer = pred.label.expand(pred.samples.shape[:-1]).unsqueeze(-1)
+    scores = pred.samples.gather(-1, answer).squeeze(-1).exp()
+    return Votes(pred.votes.cpu(), scores.cpu(), pred.label.cpu())
 
 
 def draw_votes(
@@ -285,108 +201,60 @@ def draw_votes(
     num_samples: int = 100,
     seed: int = 0,
 ) -> Any:
-    """Draw the votes and scores of a few single inputs, each with its image; gives matplotlib's figure.
+    """Plot the votes and scores of a few inputs, each with its image.
 
     Args:
-        model: a network that tells classes apart.
+        model: a classifier.
         inputs: at most eight; those of shape (n, 1, h, w) or (n, 3, h, w) are shown as images.
-        path: where the picture goes; its ending says of which kind it is.
-        labels: their true classes, which colour the answers: green where right, red where wrong.
+        path: the file to write; its suffix chooses the format.
+        labels: their true classes; right answers are green, wrong ones red.
         classes: names of the classes; numbers by default.
-        names: what each input is called, above its column.
-        num_samples: how many draws.
-        seed: which draws.
+        names: names of the inputs, shown above their columns.
+        num_samples: number of draws.
+        seed: the seed of the draws.
+
+    Returns:
+        The figure of matplotlib.
     """
     check_rows(model, inputs)
-    _check_inputs(inputs, labels, names)
-    figure = blank_figure(max(1.1 + 1.5 * len(inputs), 3.6), 5.2 if _are_images(inputs) else 3.8)
-
-    found = votes_of(model, inputs, num_samples=num_samples, seed=seed)
-    called = class_names(classes, found.votes.shape[1])
-    heights = [1.0, 1.25, 0.8] if _are_images(inputs) else [1.25, 0.8]
-    rows = figure.subplots(len(heights), len(inputs), squeeze=False, height_ratios=heights)
-    if _are_images(inputs):
-        for axes, image in zip(rows[0], inputs, strict=True):
-            _show(axes, image)
-    for number, (votes_axes, scores_axes) in enumerate(zip(rows[-2], rows[-1], strict=True)):
-        _draw_votes(votes_axes, found.votes[number], int(found.label[number]), called)
-        _draw_scores(scores_axes, found.top_scores[:, number])
-        if number > 0:
-            votes_axes.tick_params(labelleft=False)
-            scores_axes.tick_params(labelleft=False)
-    _entitle(rows, found, called, labels, names)
-    write(figure, path)
-    return figure
-
-
-def _show(axes: Any, image: Float[Tensor, "channel height width"]) -> None:
-    """An image; one with values outside [0, 1] is stretched between its least and its largest."""
-    pixels = image.detach().float().cpu()
-    least, most = pixels.min(), pixels.max()
-    if least < 0.0 or most > 1.0:
-        pixels = (pixels - least) / (most - least).clamp_min(1e-12)
-    shown = pixels.permute(1, 2, 0).squeeze(-1)
-    axes.imshow(shown.numpy(), cmap="gray", vmin=0.0, vmax=1.0, interpolation="nearest")
-    axes.set(xticks=[], yticks=[])
-
-
-def _draw_votes(axes: Any, votes: Float[Tensor, " class"], answer: int, called: list[str]) -> None:
-    """A bar for each class from the top down, that of the answer in blue."""
-    colours = [BLUE if number == answer else GREY for number in range(len(called))]
-    axes.barh(range(len(called)), votes.tolist(), color=colours)
-    axes.set(xlim=(0.0, 1.0), ylim=(len(called) - 0.5, -0.5), xticks=[0.0, 0.5, 1.0], xticklabels=["0", ".5", "1"])
-    axes.set_yticks(range(len(called)), called, fontsize="small" if len(called) <= 12 else "xx-small")
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_scores(axes: Any, scores: Float[Tensor, " sample"]) -> None:
-    """A histogram of scores from 0 to 1, as shares of the draws."""
-    share = torch.full_like(scores, 1.0 / len(scores))
-    axes.hist(scores.numpy(), bins=BINS, range=(0.0, 1.0), weights=share.numpy(), color=BLUE)
-    axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), xticks=[0.0, 0.5, 1.0], xticklabels=["0", ".5", "1"])
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _entitle(rows: Any, found: Votes, called: list[str], labels: Tensor | None, names: Sequence[str] | None) -> None:
-    """What each input is and what it is taken for, above its column; what rows show, beside the first and below."""
-    for number, (axes, answer) in enumerate(zip(rows[0], found.label.tolist(), strict=True)):
-        name = "" if names is None else f"{names[number]}\n"
-        sure = found.top_scores[:, number].mean().item()
-        right = None if labels is None else answer == int(labels[number])
-        colour = "black" if right is None else RIGHT if right else WRONG
-        axes.set_title(f"{name}{called[answer]} ({sure:.0%})", fontsize="medium", color=colour)
-    rows[-2][0].set_ylabel("class")
-    rows[-1][0].set_ylabel("share of draws")
-    draws = len(found.top_scores)
-    middle, place = rows.shape[1] // 2, 0.5 if rows.shape[1] % 2 else -0.06  # between two columns where none is midmost
-    rows[-2][middle].set_xlabel(f"share of {draws} draws that vote for a class", x=place)
-    rows[-1][middle].set_xlabel("probability of the answer, over draws", x=place)
-
-
-def _are_images(inputs: Tensor) -> bool:
-    return inputs.dim() == 4 and inputs.shape[1] in (1, 3)
-
-
-def _check_inputs(inputs: Tensor, labels: Tensor | None, names: Sequence[str] | None) -> None:
-    if not 1 <= len(inputs) <= MOST:
-        raise ValueError(f"inputs must be from 1 to {MOST} to be drawn side by side, got {len(inputs)}; choose some")
+    if not 1 <= len(inputs) <= MOST_INPUTS:
+        raise ValueError(
+            f"inputs must be from 1 to {MOST_INPUTS} to be drawn side by side, got {len(inputs)}; choose some"
+        )
     if labels is not None:
         check_labels(inputs, labels)
     if names is not None and len(names) != len(inputs):
         raise ValueError(f"names must be one per input, {len(inputs)}, got {len(names)}")
+    figure = blank_figure(max(1.1 + 1.5 * len(inputs), 3.6), 5.2 if _are_images(inputs) else 3.8)
+
+    votes = votes_of(model, inputs, num_samples=num_samples, seed=seed)
+    class_labels = class_names(classes, votes.votes.shape[1])
+    heights = [1.0, 1.25, 0.8] if _are_images(inputs) else [1.25, 0.8]
+    rows = figure.subplots(len(heights), len(inputs), squeeze=False, height_ratios=heights)
+    if _are_images(inputs):
+        for axes, image in zip(rows[0], inputs, strict=True):
+            _draw_image(axes, image)
+    for number, (votes_axes, scores_axes) in enumerate(zip(rows[-2], rows[-1], strict=True)):
+        _draw_votes(votes_axes, votes.votes[number], int(votes.label[number]), class_labels)
+        _draw_scores(scores_axes, votes.top_scores[:, number])
+        if number > 0:
+            votes_axes.tick_params(labelleft=False)
+            scores_axes.tick_params(labelleft=False)
+    _draw_titles(rows, votes, class_labels, labels, names)
+    write(figure, path)
+    return figure
 
 
 @torch.no_grad()
 def clouds_of(
     model: nn.Module, inputs: Float[Tensor, "batch ..."], *, seed: int = 0
 ) -> tuple[Float[Tensor, "batch cloud dim"], Float[Tensor, "class cloud dim"]]:
-    """The clouds of some inputs, and those of all classes, in draw 0 of a seed.
+    """The clouds of inputs and of all classes in draw 0 of a seed.
 
     Args:
         model: a network that ``dubio.Wasserstein`` has converted, of any dimension.
-        inputs: what the network reads.
-        seed: which draws; the same as in ``dubio.sample(model, inputs, 1, seed=seed)``.
+        inputs: inputs of the network.
+        seed: the seed of the draws, as in ``dubio.sample(model, inputs, 1, seed=seed)``.
     """
     head = _head_of(model)
     codes: list[Tensor] = []
@@ -410,16 +278,19 @@ def draw_embedding(
     num_inputs: int = 200,
     seed: int = 0,
 ) -> Any:
-    """Draw the clouds of inputs and classes of a network with ``Wasserstein(dim=2)``; gives matplotlib's figure.
+    """Plot the clouds of inputs and classes of a network with ``Wasserstein(dim=2)``.
 
     Args:
         model: the network.
-        inputs: what to draw.
-        labels: their classes, which give them their colours.
-        path: where the picture goes; its ending says of which kind it is.
+        inputs: inputs to plot.
+        labels: their classes, shown as colours.
+        path: the file to write; its suffix chooses the format.
         classes: names for the legend; numbers by default.
-        num_inputs: how many of the inputs are drawn, from the first on.
-        seed: which draws.
+        num_inputs: the number of inputs to plot, from the first on.
+        seed: the seed of the draws.
+
+    Returns:
+        The figure of matplotlib.
     """
     head = _head_of(model)
     if head.dim != 2:
@@ -447,6 +318,112 @@ def draw_embedding(
     legend.set_title("classes (outlined)\nand their inputs")
     write(figure, path)
     return figure
+
+
+def _draw_background(axes: Any, regions: Regions, colours: list[Any]) -> None:
+    """Draw the background: white at chance, at most two fifths of a colour, so that dots stand out."""
+    chance = 1.0 / regions.num_classes
+    strength = 0.4 * (regions.confidence.float() - chance) / (1.0 - chance)
+    colour = torch.tensor(colours)[:, :3][regions.label]
+    pixels = 1.0 - strength.clamp(0.0, 1.0).unsqueeze(-1) * (1.0 - colour)
+    half_x, half_y = (0.5 * (places[1] - places[0]).item() for places in (regions.x, regions.y))
+    left, right = regions.x[0].item() - half_x, regions.x[-1].item() + half_x
+    bottom, top = regions.y[0].item() - half_y, regions.y[-1].item() + half_y
+    axes.imshow(
+        pixels.numpy(),
+        origin="lower",
+        extent=(left, right, bottom, top),
+        aspect="auto",
+        interpolation="bilinear",
+        zorder=0,
+    )
+
+
+def _draw_legends(axes: Any, names: list[str], colours: list[Any], uncertainty: str, most: float) -> None:
+    """Draw two legends: one of the colours, one of the sizes."""
+    from matplotlib.lines import Line2D
+
+    def dot(area: float, label: str, **looks: Any) -> Any:
+        return Line2D([], [], linestyle="none", marker="o", markersize=math.sqrt(area), label=label, **looks)
+
+    points = [
+        dot(40.0, name, color=colour, markeredgecolor="white") for name, colour in zip(names, colours, strict=True)
+    ]
+    open_dot = {"markerfacecolor": "none", "markeredgecolor": "#444444", "markeredgewidth": 0.7}
+    shown = (0.0, most / 2, most) if most > 1e-6 else (0.0,)
+    sizes = [dot(areas(torch.tensor(value), most).item(), f"{value:.2g}", **open_dot) for value in shown]
+    looks = {"frameon": False, "alignment": "left", "labelspacing": 0.7, "borderaxespad": 0.0}
+    upper = axes.legend(
+        handles=points, title="class\n(pale: not sure)", loc="upper left", bbox_to_anchor=(1.03, 1.0), **looks
+    )
+    axes.add_artist(upper)
+    title = f"size: {uncertainty.replace('_', ' ')}\n({UNITS.get(uncertainty, 'nats')})"
+    axes.legend(handles=sizes, title=title, loc="lower left", bbox_to_anchor=(1.03, 0.0), **looks)
+
+
+def _corner(points: Float[Tensor, "batch 2"], side: Literal[-1, 1]) -> tuple[float, float]:
+    """A corner a quarter of the extent of all points beyond them; 1 beyond a single point."""
+    least, most = points.amin(dim=0), points.amax(dim=0)
+    beyond = torch.where(most > least, (most - least) / 4, torch.ones(2))
+    x, y = (least - beyond if side < 0 else most + beyond).tolist()
+    return x, y
+
+
+def _inside(low: tuple[float, float], high: tuple[float, float]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Corners of the grid of dots, half a step from the edges, so that no dot is cut off."""
+    x, y = ((last - first) / (2 * DOTS) for first, last in zip(low, high, strict=True))
+    return (low[0] + x, low[1] + y), (high[0] - x, high[1] - y)
+
+
+def _draw_image(axes: Any, image: Float[Tensor, "channel height width"]) -> None:
+    """Draw an image; values outside [0, 1] are rescaled to it."""
+    pixels = image.detach().float().cpu()
+    least, most = pixels.min(), pixels.max()
+    if least < 0.0 or most > 1.0:
+        pixels = (pixels - least) / (most - least).clamp_min(1e-12)
+    shown = pixels.permute(1, 2, 0).squeeze(-1)
+    axes.imshow(shown.numpy(), cmap="gray", vmin=0.0, vmax=1.0, interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+
+
+def _draw_votes(axes: Any, votes: Float[Tensor, " class"], answer: int, classes: list[str]) -> None:
+    """Draw a bar for each class from the top down, that of the answer in blue."""
+    colours = [BLUE if number == answer else GREY for number in range(len(classes))]
+    axes.barh(range(len(classes)), votes.tolist(), color=colours)
+    axes.set(xlim=(0.0, 1.0), ylim=(len(classes) - 0.5, -0.5), xticks=[0.0, 0.5, 1.0], xticklabels=["0", ".5", "1"])
+    axes.set_yticks(range(len(classes)), classes, fontsize="small" if len(classes) <= 12 else "xx-small")
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_scores(axes: Any, scores: Float[Tensor, " sample"]) -> None:
+    """Draw a histogram of scores from 0 to 1, as shares of the draws."""
+    share = torch.full_like(scores, 1.0 / len(scores))
+    axes.hist(scores.numpy(), bins=BINS, range=(0.0, 1.0), weights=share.numpy(), color=BLUE)
+    axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), xticks=[0.0, 0.5, 1.0], xticklabels=["0", ".5", "1"])
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_titles(
+    rows: Any, votes: Votes, classes: list[str], labels: Tensor | None, names: Sequence[str] | None
+) -> None:
+    """Draw titles of the columns and labels of the rows."""
+    for number, (axes, answer) in enumerate(zip(rows[0], votes.label.tolist(), strict=True)):
+        name = "" if names is None else f"{names[number]}\n"
+        confidence = votes.top_scores[:, number].mean().item()
+        right = None if labels is None else answer == int(labels[number])
+        colour = "black" if right is None else RIGHT if right else WRONG
+        axes.set_title(f"{name}{classes[answer]} ({confidence:.0%})", fontsize="medium", color=colour)
+    rows[-2][0].set_ylabel("class")
+    rows[-1][0].set_ylabel("share of draws")
+    draws = len(votes.top_scores)
+    middle, place = rows.shape[1] // 2, 0.5 if rows.shape[1] % 2 else -0.06  # between two columns where none is midmost
+    rows[-2][middle].set_xlabel(f"share of {draws} draws that vote for a class", x=place)
+    rows[-1][middle].set_xlabel("probability of the answer, over draws", x=place)
+
+
+def _are_images(inputs: Tensor) -> bool:
+    return inputs.dim() == 4 and inputs.shape[1] in (1, 3)
 
 
 def _head_of(model: nn.Module) -> WassersteinHead:

@@ -1,7 +1,4 @@
-"""What all pictures share: an empty figure, its file, and the names and colours of classes.
-
-What pictures ask a network: one distribution over classes for every input, and labels that fit it.
-"""
+"""Helpers of all plots: an empty figure, its file, names and colours of classes, and one prediction for each input."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +11,11 @@ from dubio._engine import check_module
 from dubio.models import sizes_of
 from dubio.prediction import ClassificationPredictive, predict
 
+BATCH_SIZE = 2048  # a plot of the plane has thousands of inputs
+
 
 def blank_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches; says what to install where matplotlib is missing."""
+    """An empty figure, with its size in inches; without matplotlib an error says how to install it."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -25,14 +24,14 @@ def blank_figure(width: float, height: float) -> Any:
 
 
 def write(figure: Any, path: str | Path) -> None:
-    """Write a figure to a file, whose ending says of which kind it is; makes its folder."""
+    """Write a figure to a file and make its folder; the suffix of the file chooses the format."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
 
 def class_colours(count: int) -> list[Any]:
-    """As many colours as there are classes, each unlike the others."""
+    """One colour for each class, all different."""
     from matplotlib import colormaps
 
     if count <= 10:
@@ -41,32 +40,29 @@ def class_colours(count: int) -> list[Any]:
 
 
 def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
-    """One name for each class; numbers where none are given."""
-    names = [str(number) for number in range(count)] if classes is None else list(classes)
+    """One name for each class; numbers by default."""
+    names = list(map(str, range(count))) if classes is None else list(classes)
     if len(names) != count:
         raise ValueError(f"classes must be {count} names, one for each class, got {len(names)}")
     return names
 
 
-ROWS = 2048  # at a time; a picture asks about thousands of places
-
-
 def classes_of(
     model: nn.Module, inputs: Float[Tensor, "batch ..."], *, num_samples: int, seed: int, keep_samples: bool = False
 ) -> ClassificationPredictive:
-    """What ``predict`` says of some inputs, where it is one class for each of them; yes or no counts as two."""
+    """One predicted class for each input; a single output for yes or no becomes two classes."""
     check_module(model)
-    found = predict(model, inputs, num_samples, seed=seed, keep_samples=keep_samples, batch_size=ROWS)
-    if not isinstance(found, ClassificationPredictive):
+    pred = predict(model, inputs, num_samples, seed=seed, keep_samples=keep_samples, batch_size=BATCH_SIZE)
+    if not isinstance(pred, ClassificationPredictive):
         raise ValueError("model must tell classes apart to be drawn, got one for regression; see draw_bands")
-    rest = tuple(found.log_probs.shape[1:-1])
+    rest = tuple(pred.log_probs.shape[1:-1])
     if rest not in ((), (1,)):
         raise ValueError(f"model must give one class for each input, got answers of shape {rest} for one")
-    return found.in_rows()
+    return pred.in_rows()
 
 
 def check_rows(model: nn.Module, inputs: Float[Tensor, "..."]) -> None:
-    """Refuse a single input without an axis for rows."""
+    """Check that inputs have an axis for rows."""
     sizes = sizes_of(model)
     if inputs.dim() < 2 or (sizes is not None and tuple(inputs.shape) == sizes.inputs):
         raise ValueError(
@@ -75,7 +71,7 @@ def check_rows(model: nn.Module, inputs: Float[Tensor, "..."]) -> None:
 
 
 def check_labels(inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> None:
-    """Refuse labels that are not one class for each input."""
+    """Check that labels are one class for each input."""
     if labels.shape != inputs.shape[:1]:
         raise ValueError(f"labels must be one per input, got shapes {tuple(labels.shape)} and {tuple(inputs.shape)}")
     if labels.is_floating_point():

@@ -2,16 +2,27 @@
 
 from dubio.report.elements import Cell, Column, HeadlineRow, HeadlineTable, Report, Section, decimal as decimal
 from dubio.report.page import make_report as make_report, write_report
-from dubio.report.runs import RunRecord, read_run, read_runs
+from dubio.report.runs import (
+    AttackRow,
+    RobustnessRecord,
+    RunRecord,
+    ScoreRecord,
+    distance_of as distance_of,
+    read_run,
+    read_runs,
+)
 from dubio.report.summary import failures_of, headlines, unpaired
 
 __all__ = [
+    "AttackRow",
     "Cell",
     "Column",
     "HeadlineTable",
     "HeadlineRow",
     "Report",
+    "RobustnessRecord",
     "RunRecord",
+    "ScoreRecord",
     "Section",
     "failures_of",
     "headlines",

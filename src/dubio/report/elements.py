@@ -1,20 +1,20 @@
-"""What a report says, as plain values: the page is drawn from them, and the JSON file holds them.
+"""The content of a report as plain values, and numbers as text.
 
-Invariants: every number of the page stands in the JSON file, since both come from one ``Report``; a figure says in
-words what it shows (``tests/report/test_writing.py``).
+The page and the JSON file are both made from one ``Report``. The functions that format numbers serve the page, its
+tables and the terminal.
 
-Numbers as text, the same on the page, in tables and in the terminal.
+Invariants: every number of the page stands in the JSON file; every figure has a summary of what it shows
+(``tests/report/test_writing.py``).
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
+from dubio.attacks import Accuracy
 from dubio.evaluation import Comparison, Estimate
 
 FORMAT = "dubio-report-1"
-
-
 Mark = Literal["", "best", "tied"]
 
 
@@ -78,14 +78,8 @@ class HeadlineTable:
     """Commands that would let runs be compared whose files hold no results of single examples."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON: runs, and for each the numbers by name."""
-        return {
-            "kind": self.kind,
-            "columns": [asdict(column) for column in self.columns],
-            "runs": [asdict(row) for row in self.rows],
-            "comparisons": [asdict(comparison) for comparison in self.comparisons],
-            "unpaired": list(self.unpaired),
-        }
+        """As JSON; rows are called ``runs``."""
+        return {"runs" if name == "rows" else name: value for name, value in _as_json(self).items()}
 
 
 @dataclass(frozen=True)
@@ -227,23 +221,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; every block says of which kind it is."""
-        return {
-            "format": FORMAT,
-            "title": self.title,
-            "summary": list(self.summary),
-            "headlines": [headline.to_json() for headline in self.headlines],
-            "sections": [_with_kinds(section) for section in self.sections],
-            "made_by": self.made_by,
-        }
-
-
-def _with_kinds(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        kind = {"kind": type(value).__name__.lower()} if isinstance(value, Block) else {}
-        return kind | {field.name: _with_kinds(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
-        return {name: _with_kinds(part) for name, part in value.items()}
-    return [_with_kinds(part) for part in value] if isinstance(value, tuple) else value
+        headlines = [headline.to_json() for headline in self.headlines]
+        return {"format": FORMAT, **_as_json(self), "headlines": headlines}
 
 
 def number(value: float | None) -> str:
@@ -274,18 +253,16 @@ def decimal(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 1000.0 else f"{value:.1f}" if abs(value) < 1e5 else f"{value:.2e}"
 
 
-def cell(estimate: Estimate | None, like: str = "") -> Cell:
+def cell(estimate: Estimate | Accuracy | None, like: str = "", text: Callable[[float], str] = decimal) -> Cell:
     """A number and its interval."""
     if estimate is None:
         return Cell("-")
-    return Cell(decimal(estimate.value), estimate.value, estimate.low, estimate.high, like=like)
+    return Cell(text(estimate.value), estimate.value, estimate.low, estimate.high, like=like)
 
 
-def percent_cell(estimate: Estimate | None, like: str = "") -> Cell:
+def percent_cell(estimate: Estimate | Accuracy | None, like: str = "") -> Cell:
     """A share and its interval, in percent."""
-    if estimate is None:
-        return Cell("-")
-    return Cell(percent(estimate.value), estimate.value, estimate.low, estimate.high, like=like)
+    return cell(estimate, like, percent)
 
 
 def bytes_text(size: int | None) -> str:
@@ -305,8 +282,27 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def line_of(name: str, points: Sequence[tuple[float, float]]) -> Series:
+    """A line through points."""
+    return Series(name, tuple(x for x, _ in points), tuple(y for _, y in points))
+
+
+def ranges_of(lines: Sequence[Series], text: Callable[[float], str] = number) -> str:
+    """The first and the last value of every line: ``first: from 0.9 to 0.5; second: from 0.8 to 0.7``."""
+    return "; ".join(f"{line.name}: from {text(line.y[0])} to {text(line.y[-1])}" for line in lines)
+
+
 def thinned(count: int, most: int = 100) -> list[int]:
     """Which of ``count`` points to show: at most so many, evenly spread, the first and the last among them."""
     if count <= most:
         return list(range(count))
     return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+
+
+def _as_json(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        kind = {"kind": type(value).__name__.lower()} if isinstance(value, Block) else {}
+        return kind | {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {name: _as_json(part) for name, part in value.items()}
+    return [_as_json(part) for part in value] if isinstance(value, tuple) else value

@@ -1,6 +1,7 @@
-"""Sections on attacks: what is left of the accuracy, what the images look like, and what an audit says.
+"""Sections on robustness: accuracy under attack, attacked images, and audits.
 
-The section on audits: is the robustness real, in words for a reader who has never heard of the checks.
+An image belongs to a record by its hash: a file of images that does not match its record raises an error
+(``tests/report/test_writing.py``).
 """
 
 import hashlib
@@ -25,30 +26,57 @@ from dubio.report.elements import (
     Section,
     Series,
     Table,
+    line_of,
     number,
     percent,
     percent_cell,
     plural,
     points,
+    ranges_of,
 )
-from dubio.report.runs import AttackRow, ReportedAttack, RunRecord, Shares
+from dubio.report.runs import AttackRow, RobustnessRecord, RunRecord
 from dubio.report.sections import data_address, is_image
 
-MOST_IMAGES = 8
-
-
+NUM_IMAGES = 8
 NORMS = {"linf": "the most that any one value changes", "l2": "the root of the summed squares of all changes"}
+VERDICTS = {
+    "VALID": "Nothing speaks against the number below: what is left is what the network keeps against these attacks.",
+    "UPPER BOUND ONLY": "The number below is an upper bound and nothing more: a check that had to pass did not.",
+    "EXTRAORDINARY": "The number below is beyond the best that is published, and needs more proof than an audit.",
+}
+CURVES = {
+    "C3": ("What is left as each gradient averages more draws", "draws for each gradient"),
+    "C5": ("What is left as the attack takes more steps", "steps"),
+    "C17": ("What is left as the attacker may go further", "distance"),
+}
+"""Title and axis of each check that has a curve."""
+ACCURACIES = {
+    "clean": ("not attacked", "Accuracy of the mean over draws on the images as they are."),
+    "r_pred": ("R_pred", "The headline: for each image the worst of all attacks, judged by the mean over fresh draws."),
+    "r_1": ("R_1", "The same images, judged by one draw."),
+    "r_retry": ("R_retry", "Right on all of ten draws: what is left where an attacker may ask again."),
+}
 
 
 def attacks(records: Sequence[RunRecord]) -> Section:
-    """How often is it right under attack?"""
-    attacked = [(record.name, found) for record in records for found in record.attacks if found.rows]
-    blocks: list[Block] = []
-    for norm in sorted({found.norm for _, found in attacked}):
-        blocks.append(_curve([(name, found) for name, found in attacked if found.norm == norm], norm))
+    """Accuracy by size of the attack, and a table of all attacks."""
+    attacked = [(run.name, record) for run in records for record in run.attacks if record.rows]
+    norms = sorted({record.norm for _, record in attacked})
+    blocks: list[Block] = [_attack_curve([pair for pair in attacked if pair[1].norm == norm], norm) for norm in norms]
+    lines = [
+        (name, attack, epsilon, score)
+        for name, record in attacked
+        for attack, epsilon, score in (
+            ("none", "0", record.clean),
+            *((row.attack, row.epsilon, row) for row in record.rows),
+        )
+    ]
+    rows = dict.fromkeys(
+        (*map(Cell, texts), *map(percent_cell, (score.predictive, score.single, score.retry)))
+        for *texts, score in lines
+    )
     columns = ("run", "attack", "epsilon", "R_pred", "R_1", "R_retry")
-    rows = tuple(dict.fromkeys(row for name, found in attacked for row in _rows(name, found)))
-    blocks += [Table("All attacks", columns, rows)] if rows else []
+    blocks += [Table("All attacks", columns, tuple(rows))] if rows else []
     about = (
         "An attack changes every input by at most epsilon so that the network errs. The line is what is left of the "
         "accuracy after the strongest attack tried (R_pred: of the mean over fresh draws), with 95 % intervals. R_1 is "
@@ -58,46 +86,13 @@ def attacks(records: Sequence[RunRecord]) -> Section:
     return Section("attacks", "How much does an attack leave?", about, tuple(blocks))
 
 
-def _curve(attacked: list[tuple[str, ReportedAttack]], norm: str) -> LineChart:
-    lines, parts = [], []
-    for name in dict.fromkeys(name for name, _ in attacked):
-        own = [found for run, found in attacked if run == name]
-        weakest = replace(own[0], rows=tuple(row for found in own for row in found.rows)).weakest()
-        most_images = max(own, key=lambda found: len(found.indices))
-        shown = [most_images.clean.predictive, *(row.predictive for row in weakest.values())]
-        lines.append(
-            Series(
-                name,
-                (0.0, *weakest),
-                tuple(share.value for share in shown),
-                tuple(share.value if share.low is None else share.low for share in shown),
-                tuple(share.value if share.high is None else share.high for share in shown),
-            )
-        )
-        last = list(weakest.values())[-1]
-        parts.append(f"{name}: {percent(shown[0].value)} without attack, {percent(shown[-1].value)} at {last.epsilon}")
-    explained = f" ({norm}: {NORMS[norm]})" if norm in NORMS else ""
-    label, summary = f"epsilon, {norm}", f"{'; '.join(parts)}{explained}."
-    return LineChart(
-        "Accuracy by size of the attack", summary, label, "accuracy left", tuple(lines), y_range=(0.0, 1.0)
-    )
-
-
-def _rows(name: str, found: ReportedAttack) -> list[tuple[Cell, ...]]:
-    def line(attack: str, epsilon: str, scored: Shares) -> tuple[Cell, ...]:
-        numbers = (percent_cell(share) for share in (scored.predictive, scored.single, scored.retry))
-        return (Cell(name), Cell(attack), Cell(epsilon), *numbers)
-
-    return [line("none", "0", found.clean), *(line(row.attack, row.epsilon, row) for row in found.rows)]
-
-
 def before_and_after(records: Sequence[RunRecord]) -> Section:
-    """What do attacked images look like?"""
+    """Images before and after the strongest attack of each run."""
     blocks = [
         gallery
-        for record in records
-        if record.attack and record.attack.rows
-        for gallery in [_gallery(record.name, record.attack, record.folder / f"{record.attack.file_name}.safetensors")]
+        for run in records
+        if run.attack
+        for gallery in [_gallery(run.name, run.attack, run.folder / f"{run.attack.file_name}.safetensors")]
         if gallery
     ]
     about = (
@@ -108,75 +103,9 @@ def before_and_after(records: Sequence[RunRecord]) -> Section:
     return Section("adversarial", "What do attacked images look like?", about, tuple(blocks))
 
 
-def _gallery(name: str, found: ReportedAttack, file: Path) -> Gallery | None:
-    if not file.is_file():
-        return None
-    if found.sha256_of_images and hashlib.sha256(file.read_bytes()).hexdigest() != found.sha256_of_images:
-        raise ValueError(
-            f"{file} does not hold the images of {found.file_name}.json beside it; write both anew: dubio attack {name}"
-        )
-    row = min(found.rows, key=lambda row: row.predictive.value)
-    try:
-        cards = _cards(found, row, file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read: {error}; write it anew: dubio attack {name}") from error
-    summary = (
-        f"{row.attack} at epsilon {row.epsilon}: {percent(row.predictive.value)} of {len(found.indices)} images right."
-    )
-    return Gallery(f"{name}: before and after", summary, cards) if cards else None
-
-
-def _cards(found: ReportedAttack, row: AttackRow, file: Path) -> tuple[Card, ...]:
-    before, after = (torch.tensor(scored.predictive_per_example, dtype=torch.bool) for scored in (found.clean, row))
-    if len(before) != len(after) or not len(before):
-        return ()
-    chosen = (~(before & ~after)).int().argsort(stable=True)[:MOST_IMAGES].tolist()
-    with safe_open(file, framework="pt") as content:
-        clean, attacked = content.get_slice("clean"), content.get_slice(f"{row.attack}@{row.epsilon}")
-        if not is_image(tuple(clean.get_shape()[1:])):
-            return ()
-        pairs = [(clean[place], attacked[place]) for place in chosen]
-    magnified = 1.0 / max(max((late - early).abs().max().item() for early, late in pairs), 1e-6)
-    cards = []
-    for place, (early, late) in zip(chosen, pairs, strict=True):
-        number_of = found.indices[place] if place < len(found.indices) else place
-        told = [
-            f"{when}: {'right' if right[place] else 'wrong'}" for when, right in (("before", before), ("after", after))
-        ]
-        shown = (("before", early), ("what was added", 0.5 + 0.5 * magnified * (late - early)), ("after", late))
-        pictures = tuple(
-            Picture(data_address(small_image(image)), f"Test example {number_of}, {what}") for what, image in shown
-        )
-        added = f"added: at most {number((late - early).abs().max().item())}, shown {magnified:.3g} times as strong"
-        cards.append(Card(pictures, (f"test example {number_of}", ", ".join(told), added)))
-    return tuple(cards)
-
-
-VERDICTS = {
-    "VALID": "Nothing speaks against the number below: what is left is what the network keeps against these attacks.",
-    "UPPER BOUND ONLY": "The number below is an upper bound and nothing more: a check that had to pass did not.",
-    "EXTRAORDINARY": "The number below is beyond the best that is published, and needs more proof than an audit.",
-}
-
-
-CURVES = {
-    "C3": ("What is left as each gradient averages more draws", "draws for each gradient"),
-    "C5": ("What is left as the attack takes more steps", "steps"),
-    "C17": ("What is left as the attacker may go further", "distance"),
-}
-
-
-ACCURACIES = {
-    "clean": ("not attacked", "Accuracy of the mean over draws on the images as they are."),
-    "r_pred": ("R_pred", "The headline: for each image the worst of all attacks, judged by the mean over fresh draws."),
-    "r_1": ("R_1", "The same images, judged by one draw."),
-    "r_retry": ("R_retry", "Right on all of ten draws: what is left where an attacker may ask again."),
-}
-
-
 def audits(records: Sequence[RunRecord]) -> Section:
-    """Is the robustness real?"""
-    audited = {record.name: record.audit for record in records if record.audit is not None}
+    """Verdicts, curves and checks of audits, for readers who do not know the checks."""
+    audited = {run.name: run.audit for run in records if run.audit is not None}
     blocks: list[Block] = [_verdict(name, audit) for name, audit in audited.items()]
     blocks += [_audit_curve(audited, id) for id in CURVES if any(_check(audit, id).curve for audit in audited.values())]
     for name, audit in audited.items():
@@ -190,11 +119,78 @@ def audits(records: Sequence[RunRecord]) -> Section:
     return Section("audit", "Is the robustness real?", about, tuple(blocks))
 
 
+def _attack_curve(attacked: list[tuple[str, RobustnessRecord]], norm: str) -> LineChart:
+    lines, parts = [], []
+    for name in dict.fromkeys(name for name, _ in attacked):
+        records = [record for run, record in attacked if run == name]
+        weakest = replace(records[0], rows=tuple(row for record in records for row in record.rows)).weakest()
+        clean = max(records, key=lambda record: len(record.indices)).clean.predictive
+        shown = [clean, *(row.predictive for row in weakest.values())]
+        values, low, high = zip(*((share.value, share.low, share.high) for share in shown), strict=True)
+        lines.append(Series(name, (0.0, *weakest), values, low, high))
+        last = list(weakest.values())[-1]
+        parts.append(f"{name}: {percent(values[0])} without attack, {percent(values[-1])} at {last.epsilon}")
+    explained = f" ({norm}: {NORMS[norm]})" if norm in NORMS else ""
+    summary = f"{'; '.join(parts)}{explained}."
+    return LineChart(
+        "Accuracy by size of the attack", summary, f"epsilon, {norm}", "accuracy left", tuple(lines), y_range=(0.0, 1.0)
+    )
+
+
+def _gallery(name: str, record: RobustnessRecord, file: Path) -> Gallery | None:
+    if not file.is_file():
+        return None
+    if record.sha256_of_images and hashlib.sha256(file.read_bytes()).hexdigest() != record.sha256_of_images:
+        raise ValueError(
+            f"{file} does not hold the images of {record.file_name}.json beside it; write both anew: dubio attack "
+            f"{name}"
+        )
+    row = min(record.rows, key=lambda row: row.predictive.value)
+    try:
+        cards = _cards(record, row, file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read: {error}; write it anew: dubio attack {name}") from error
+    summary = (
+        f"{row.attack} at epsilon {row.epsilon}: {percent(row.predictive.value)} of {len(record.indices)} images right."
+    )
+    return Gallery(f"{name}: before and after", summary, cards) if cards else None
+
+
+def _cards(record: RobustnessRecord, row: AttackRow, file: Path) -> tuple[Card, ...]:
+    """Images with what was added to them; first those that are wrong only after the attack."""
+    before, after = (torch.tensor(score.predictive_per_example, dtype=torch.bool) for score in (record.clean, row))
+    if len(before) != len(after) or not len(before):
+        return ()
+    order = (~(before & ~after)).int().argsort(stable=True)[:NUM_IMAGES].tolist()
+    with safe_open(file, framework="pt") as content:
+        clean, attacked = content.get_slice("clean"), content.get_slice(f"{row.attack}@{row.epsilon}")
+        if not is_image(tuple(clean.get_shape()[1:])):
+            return ()
+        pairs = [(clean[place], attacked[place]) for place in order]
+    sizes = [(moved - image).abs().max().item() for image, moved in pairs]
+    scale = 1.0 / max(*sizes, 1e-6)
+    cards = []
+    for place, size, (image, moved) in zip(order, sizes, pairs, strict=True):
+        index = record.indices[place] if place < len(record.indices) else place
+        right, still_right = ("right" if correct[place] else "wrong" for correct in (before, after))
+        shown = {"before": image, "what was added": 0.5 + 0.5 * scale * (moved - image), "after": moved}
+        pictures = tuple(
+            Picture(data_address(small_image(pixels)), f"Test example {index}, {what}")
+            for what, pixels in shown.items()
+        )
+        lines = (
+            f"test example {index}",
+            f"before: {right}, after: {still_right}",
+            f"added: at most {number(size)}, shown {scale:.3g} times as strong",
+        )
+        cards.append(Card(pictures, lines))
+    return tuple(cards)
+
+
 def _verdict(name: str, audit: Audit) -> Note:
     left, threat = audit.headline, audit.threat
-    reservations = (
-        "" if audit.status == "UPPER BOUND ONLY" else "".join(f" Reservation: {part}." for part in audit.caveats)
-    )
+    caveats = () if audit.status == "UPPER BOUND ONLY" else audit.caveats
+    reservations = "".join(f" Reservation: {caveat}." for caveat in caveats)
     tone: Literal["plain", "good", "warn"] = "warn"
     if audit.status == "VALID":
         tone = "plain" if reservations else "good"
@@ -210,24 +206,24 @@ def _verdict(name: str, audit: Audit) -> Note:
 
 def _audit_curve(audited: dict[str, Audit], id: str) -> LineChart:
     title, axis = CURVES[id]
-    series = []
-    for name, audit in audited.items():
-        shown = _check(audit, id).curve
-        if len(shown) > 1:
-            series.append(Series(name, tuple(point.x for point in shown), tuple(point.accuracy for point in shown)))
-    summary = "; ".join(f"{line.name}: from {percent(line.y[0])} to {percent(line.y[-1])}" for line in series)
-    return LineChart(f"{id}: {title}", f"{summary}.", axis, "accuracy left", tuple(series), y_range=(0.0, 1.0))
+    curves = {name: _check(audit, id).curve for name, audit in audited.items()}
+    lines = tuple(
+        line_of(name, [(point.x, point.accuracy) for point in curve])
+        for name, curve in curves.items()
+        if len(curve) > 1
+    )
+    summary = f"{ranges_of(lines, percent)}."
+    return LineChart(f"{id}: {title}", summary, axis, "accuracy left", lines, y_range=(0.0, 1.0))
 
 
 def _accuracies(name: str, audit: Audit) -> Table:
     rows = [
-        (Cell(label), Cell(percent(share.value), share.value, share.low, share.high), Cell(meaning))
+        (Cell(label), percent_cell(getattr(audit, field)), Cell(meaning))
         for field, (label, meaning) in ACCURACIES.items()
-        for share in [getattr(audit, field)]
     ]
     if audit.r_frozen is not None:
-        known = "The attacker knows the draws that answer."
-        rows.append((Cell("R_frozen"), Cell(percent(audit.r_frozen), audit.r_frozen), Cell(known)))
+        frozen = Cell(percent(audit.r_frozen), audit.r_frozen)
+        rows.append((Cell("R_frozen"), frozen, Cell("The attacker knows the draws that answer.")))
     return Table(f"{name}: what is left", ("accuracy", "value", "what it is"), tuple(rows))
 
 

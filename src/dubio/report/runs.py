@@ -1,40 +1,37 @@
-"""A run as its folder tells it: what it was asked for, how it learned, and what judged it. No network is loaded.
+"""The record of a run, read from the files in its folder; no network is loaded.
 
-Every file but ``config.json`` may be missing. One that is there and cannot be read is refused, with what would write it
-anew (``tests/report/test_reading.py``).
+Every file but ``config.json`` may be missing. A file that exists and cannot be read raises an error that names the
+command that writes it again (``tests/report/test_reading.py``).
 
-What the files of a run say of attacks and pruning, as far as a report shows it.
-
-Fields that a report has no use for are left out, so that a file of a later version can still be read.
+``RobustnessRecord`` is the file of ``dubio attack``. It is written and read by this one class.
 """
 
-import dataclasses
 import math
 import shlex
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar
 
+from dubio.attacks import Accuracy
 from dubio.auditing import Audit
 from dubio.codec import (
     Command,
+    Record,
     RecordError,
     check_fields,
     current_names,
     read_commands,
     read_history,
     read_object,
-    read_value,
 )
-from dubio.evaluation import Estimate, Evaluation
+from dubio.evaluation import Evaluation
 from dubio.io import Identity, identity_of
+from dubio.pruning import Pruning
 
-T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
-
-CONFIG: dict[str, Any] = {
+CONFIG_TYPES: dict[str, Any] = {
     "method": str,
     "likelihood": str,
     "epochs": int,
@@ -42,38 +39,39 @@ CONFIG: dict[str, Any] = {
     "num_parameters": int,
     "parameters": dict[str, tuple[int, ...]],
 }
-"""Types of those fields of ``config.json`` that are read here."""
-
-
-ORDER = {"data": str, "method": str, "model": str, "fields": dict[str, str | bool], "seed": int}
-"""Of ``command.json``, whose other values are single texts, numbers and flags."""
-
-
+"""Types of the fields of ``config.json`` that a report reads."""
+ORDER_TYPES = {"data": str, "method": str, "model": str, "fields": dict[str, str | bool], "seed": int}
+"""Types of fields of ``command.json``; its other values are strings, numbers and flags."""
 MASK = "removed"
-"""How the names of masks end: ``1.weight_posterior.removed``, ``1.weight_removed``."""
+"""Suffix of the names of masks: ``1.weight_posterior.removed``, ``1.weight_removed``."""
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How often a network is right, in three ways."""
+@dataclass(frozen=True, kw_only=True)
+class ScoreRecord:
+    """The accuracy of a network, measured in three ways."""
 
-    predictive: Estimate
-    """The mean over draws: R_pred."""
-    single: Estimate
-    """One draw: R_1."""
-    retry: Estimate
-    """All of several draws: R_retry."""
+    predictive: Accuracy
+    """R_pred: accuracy of the mean over draws."""
+    single: Accuracy
+    """R_1: accuracy of a single draw."""
+    retry: Accuracy
+    """R_retry: share of examples that several draws all get right."""
     predictive_per_example: tuple[int, ...] = ()
+    single_per_example: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class AttackRow(Shares):
-    """What one attack at one distance left."""
+@dataclass(frozen=True, kw_only=True)
+class AttackRow(ScoreRecord):
+    """The accuracy after one attack at one distance."""
 
     attack: str = ""
     epsilon: str = "0"
+    """As given on the command line, such as ``8/255``."""
     fields: dict[str, Any] | None = None
-    """None for the strongest of several."""
+    """Fields of the attack and its class as ``kind``; None for the strongest of several attacks."""
+    forwards: int = 0
+    backwards: int = 0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         try:
@@ -85,198 +83,173 @@ class AttackRow(Shares):
 
     @property
     def distance(self) -> float:
-        """Epsilon as a number: 8/255 is 0.0314."""
-        above, stroke, below = self.epsilon.partition("/")
-        return float(above) / float(below) if stroke else float(above)
+        """Epsilon as a number."""
+        return distance_of(self.epsilon)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The attack's own fields; where one is passed on, those of the one inside."""
+        """Fields of the attack; for a transfer, those of the attack that is transferred."""
         fields = self.fields or {}
         inner = fields.get("attack")
         return inner if isinstance(inner, dict) else fields
 
 
-@dataclass(frozen=True)
-class ReportedAttack:
-    """``attack-*.json``: attacks at one distance; ``attack.json`` of earlier versions may hold several."""
+@dataclass(frozen=True, kw_only=True)
+class RobustnessRecord(Record):
+    """``attack-*.json``: attacks at one distance. ``attack.json`` of earlier versions may hold several distances."""
 
-    clean: Shares
-    rows: tuple[AttackRow, ...]
-    num_draws: int
+    format: ClassVar = "dubio-attack-1"
+    called: ClassVar = "an attack"
+
+    model: str = ""
+    network: str | None = None
+    """Hash of the tensors that were attacked; see ``dubio.io.Identity``."""
     data: str = ""
     fingerprint: str = ""
     indices: tuple[int, ...] = ()
     seeds: dict[str, int] = field(default_factory=dict)
+    num_draws: int
+    num_tries: int = 0
     versions: dict[str, str] = field(default_factory=dict)
+    hardware: str = ""
     when: str = ""
+    clean: ScoreRecord
+    rows: tuple[AttackRow, ...]
     sha256_of_images: str = ""
-    network: str | None = None
-    """The tensors that were attacked; see ``dubio.io.Identity``."""
     file_name: str = "attack"
-    """Of the record and of its images, without ending."""
+    """Name of the record and of its images, without suffix; not written to the file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, without the name of the file."""
+        return {name: value for name, value in super().to_json().items() if name != "file_name"}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "RobustnessRecord":
+        """From JSON, where attacks may have the class names of earlier versions."""
+        return super().from_json(current_names(data))
 
     def shared_fields(self) -> dict[str, Any]:
-        """Fields that all attacks which have them agree about."""
-        found: dict[str, list[Any]] = {}
+        """The fields that have the same value in all attacks that have them."""
+        values: dict[str, list[Any]] = {}
         for row in self.rows:
             for name, value in row.settings.items():
-                found.setdefault(name, []).append(value)
-        return {name: values[0] for name, values in found.items() if all(value == values[0] for value in values)}
+                values.setdefault(name, []).append(value)
+        return {name: first for name, (first, *rest) in values.items() if all(value == first for value in rest)}
 
     @property
     def norm(self) -> str:
-        """How distance was measured."""
+        """The norm that distances are measured in."""
         return str(self.shared_fields().get("norm", "linf"))
 
+    @property
+    def least(self) -> float:
+        """The lowest accuracy of all rows."""
+        return min(row.predictive.value for row in self.rows)
+
     def distance_text(self) -> str:
-        """Its largest distance as it was asked for, with the norm where that is not the largest change."""
+        """The largest distance as given on the command line, with the norm unless that is ``linf``."""
         epsilon = max(self.rows, key=lambda row: row.distance).epsilon
         return epsilon if self.norm == "linf" else f"{self.norm} {epsilon}"
 
-    def at(self, distance: float) -> "ReportedAttack":
-        """What was tried at this distance alone."""
+    def at(self, distance: float) -> "RobustnessRecord":
+        """The record with only the rows of one distance."""
         return replace(self, rows=tuple(row for row in self.rows if row.distance == distance))
 
     def setting(self) -> str:
-        """Which attacks were tried how far, with which settings, images and draws: the same text where they compare."""
-        tried = [
+        """A key for the attacks, distances, settings, images and draws; records with equal keys are comparable."""
+        attacks = [
             (row.attack, row.distance, {name: value for name, value in row.settings.items() if name != "seed"})
             for row in self.rows
         ]
-        return repr((self.fingerprint, self.indices, self.num_draws, tried))
+        return repr((self.fingerprint, self.indices, self.num_draws, attacks))
 
     def weakest(self) -> dict[float, AttackRow]:
-        """By distance, the row that leaves least."""
-        least: dict[float, AttackRow] = {}
-        for row in self.rows:
-            known = least.get(row.distance)
-            if known is None or row.predictive.value < known.predictive.value:
-                least[row.distance] = row
-        return dict(sorted(least.items()))
-
-
-@dataclass(frozen=True)
-class ReportedPruningPoint:
-    """How a network does without a fraction of its weights."""
-
-    by: str
-    fraction: float
-    accuracy: float | None = None
-    nll: float | None = None
-    removed: float | None = None
-    """The share that was really gone."""
-
-
-@dataclass(frozen=True)
-class Density:
-    """How the signal-to-noise ratios of weights are distributed, in decibels."""
-
-    edges: tuple[float, ...]
-    counts: tuple[float, ...]
-    threshold_db: float | None = None
-
-
-@dataclass(frozen=True)
-class PruningRecord:
-    """``pruning.json``."""
-
-    by: str = ""
-    what: str = ""
-    fraction: float | None = None
-    num_weights: int | None = None
-    num_removed: int | None = None
-    bytes_before: int | None = None
-    bytes_after: int | None = None
-    step_seconds_before: float | None = None
-    step_seconds_after: float | None = None
-    density: Density | None = None
-    curve: tuple[ReportedPruningPoint, ...] = ()
-    made_by: dict[str, str] = field(default_factory=dict)
+        """The row with the lowest accuracy for each distance, in increasing order."""
+        return {
+            distance: min(self.at(distance).rows, key=lambda row: row.predictive.value)
+            for distance in sorted({row.distance for row in self.rows})
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """All that a report needs of a run."""
+    """Everything that a report needs of a run."""
 
     name: str
     folder: Path
     config: dict[str, Any]
     order: dict[str, Any]
-    """The options of ``dubio train``; empty where a network was trained in Python."""
+    """Options of ``dubio train``; empty for a network trained in Python."""
     history: tuple[dict[str, Any], ...] = ()
-    """Metrics, epoch by epoch."""
+    """Metrics of each epoch."""
     evaluation: Evaluation | None = None
-    attacks: tuple[ReportedAttack, ...] = ()
-    """By norm and distance."""
-    pruning: PruningRecord | None = None
+    attacks: tuple[RobustnessRecord, ...] = ()
+    """Sorted by norm and distance."""
+    pruning: Pruning | None = None
     audit: Audit | None = None
     commands: tuple[Command, ...] = ()
-    """What made the network what it is, beside training."""
+    """Commands that changed the network after training."""
     identity: Identity | None = None
-    """Which network the run holds now."""
+    """The network that the run holds now."""
     num_bytes: int | None = None
-    """Of the network's file."""
+    """Size of the file of the network."""
 
     @property
-    def attack(self) -> ReportedAttack | None:
-        """The attacks that left least; None where there are none."""
-        tried = [record for record in self.attacks if record.rows]
-        return min(tried, key=lambda record: min(row.predictive.value for row in record.rows), default=None)
+    def attack(self) -> RobustnessRecord | None:
+        """The record with the lowest accuracy; None without attacks."""
+        return min((record for record in self.attacks if record.rows), key=lambda record: record.least, default=None)
 
     @property
     def method(self) -> str:
-        """By its name on the command line, else by its class."""
+        """The method by its name on the command line, else by its class."""
         plain = str(self.config["method"]).partition("(")[0]
         return str(self.order.get("method") or ("Deterministic" if plain == "None" else plain))
 
     @property
     def data(self) -> str:
-        """What it was judged on, else trained on."""
+        """The data of the evaluation, else of the training."""
         if self.evaluation is not None:
             return self.evaluation.data.name
         return str(self.order.get("data") or (self.attack.data if self.attack else "") or "unknown data")
 
     @property
     def kind(self) -> Literal["classification", "regression"]:
-        """Whether it predicts classes or numbers."""
+        """Whether the network predicts classes or numbers."""
         if self.evaluation is not None:
             return self.evaluation.kind
-        real = str(self.config.get("likelihood", "")).startswith("Gaussian")
-        return "regression" if real else "classification"
+        is_real = str(self.config.get("likelihood", "")).startswith("Gaussian")
+        return "regression" if is_real else "classification"
 
     @property
     def num_parameters(self) -> int | None:
-        """Numbers that were trained and not removed."""
+        """Trained parameters that were not removed."""
         count, shapes = self.config.get("num_parameters"), self.config.get("parameters")
-        if isinstance(count, int):
+        if isinstance(count, int) or not isinstance(shapes, dict):
             return count
-        if not isinstance(shapes, dict):
-            return None
         return sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(MASK))
 
     @property
     def stale(self) -> tuple[str, ...]:
-        """What was measured before the network changed, with the command that does it anew."""
+        """Results that are older than the network, each with the command that measures them again."""
         if self.identity is None:
             return ()
-        now, tensors, run = self.identity.network, self.identity.tensors, shlex.quote(self.folder.resolve().name)
-        known = (
-            ("judged", "evaluate", self.evaluation and self.evaluation.made_by.get("network"), now),
+        network, tensors, run = self.identity.network, self.identity.tensors, shlex.quote(self.folder.resolve().name)
+        measured = (
+            ("judged", "evaluate", self.evaluation and self.evaluation.made_by.get("network"), network),
             *(("attacked", "attack", record.network, tensors) for record in self.attacks),
             ("audited", "audit", self.audit and self.audit.made_by.get("network"), tensors),
             ("measured for pruning", "prune", self.pruning and self.pruning.made_by.get("network"), tensors),
         )
-        told = (
+        sentences = (
             f"{done} before the network changed; dubio {command} {run}"
-            for done, command, then, current in known
-            if then and current and then != current
+            for done, command, before, now in measured
+            if before and now and before != now
         )
-        return tuple(dict.fromkeys(told))
+        return tuple(dict.fromkeys(sentences))
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
-    """Several runs, each under a name of its own."""
+    """Read several runs; runs in folders of the same name get the parent folder as a prefix."""
     if not folders:
         raise ValueError("folders must be at least one run, got none")
     paths = [Path(folder) for folder in folders]
@@ -286,90 +259,57 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
     records = [read_run(path) for path in paths]
     names = [record.name for record in records]
     return [
-        record
-        if names.count(record.name) == 1
-        else dataclasses.replace(record, name=f"{path.parent.name}/{record.name}")
+        record if names.count(record.name) == 1 else replace(record, name=f"{path.parent.name}/{record.name}")
         for record, path in zip(records, real, strict=True)
     ]
 
 
 def read_run(folder: str | Path) -> RunRecord:
-    """A run from its folder."""
+    """Read a run from its folder."""
     folder = Path(folder)
     name = folder.resolve().name
-    config = current_names(_object(folder / "config.json"))
-    if config is None:
+    config_file, order_file, model = (folder / file for file in ("config.json", "command.json", "model.safetensors"))
+    if not config_file.exists():
         raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json; dubio runs lists runs")
+    config = current_names(read_object(config_file))
     if "method" not in config:
-        raise RecordError(f"{folder / 'config.json'} is not the configuration of a run: it names no method")
-    check_fields(config, CONFIG, str(folder / "config.json"))
-    order = _object(folder / "command.json") or {}
-    check_fields(order, dict.fromkeys(order, str | float | bool | None) | ORDER, str(folder / "command.json"))
-    model = folder / "model.safetensors"
+        raise RecordError(f"{config_file} is not the configuration of a run: it names no method")
+    check_fields(config, CONFIG_TYPES, str(config_file))
+    order = read_object(order_file) if order_file.exists() else {}
+    check_fields(order, dict.fromkeys(order, str | float | bool | None) | ORDER_TYPES, str(order_file))
     return RunRecord(
         name=name,
         folder=folder,
         config=config,
         order=order,
         history=read_history(folder / "metrics.jsonl"),
-        evaluation=_evaluation(folder / "evaluation.json", f"dubio evaluate {name}"),
-        attacks=_attacks(folder, f"dubio attack {name}"),
-        pruning=_record(PruningRecord, folder / "pruning.json", "dubio-pruning-1", f"dubio prune {name}"),
-        audit=_audit(folder / "audit.json", f"dubio audit {name}"),
+        evaluation=_load(Evaluation, folder / "evaluation.json", f"dubio evaluate {name}"),
+        attacks=_load_attacks(folder, f"dubio attack {name}"),
+        pruning=_load(Pruning, folder / "pruning.json", f"dubio prune {name}"),
+        audit=_load(Audit, folder / "audit.json", f"dubio audit {name} --epsilon ..."),
         commands=read_commands(folder),
         identity=identity_of(model),
         num_bytes=model.stat().st_size if model.is_file() else None,
     )
 
 
-def _object(file: Path) -> dict[str, Any] | None:
-    """What a file of JSON holds; None where there is no file."""
-    return read_object(file) if file.exists() else None
+def distance_of(epsilon: str) -> float:
+    """A number or a fraction as a number: ``8/255`` is 0.0314."""
+    above, slash, below = epsilon.partition("/")
+    return float(above) / float(below) if slash else float(above)
 
 
-def _evaluation(file: Path, command: str) -> Evaluation | None:
+def _load_attacks(folder: Path, command: str) -> tuple[RobustnessRecord, ...]:
+    files = (folder / "attack.json", *folder.glob("attack-*.json"))
+    records = (
+        replace(record, file_name=file.stem) for file in files if (record := _load(RobustnessRecord, file, command))
+    )
+    return tuple(sorted(records, key=lambda part: (part.norm, min(part.weakest(), default=0.0), part.file_name)))
+
+
+def _load(kind: type[R], file: Path, command: str) -> R | None:
+    """The record in a file; None if there is no file."""
     try:
-        return Evaluation.load(file) if file.exists() else None
+        return kind.load(file) if file.exists() else None
     except ValueError as error:
         raise RecordError(f"{error}; write it anew: {command}") from error
-
-
-def _attacks(folder: Path, command: str) -> tuple[ReportedAttack, ...]:
-    """All that ``dubio attack`` kept, and the one file that earlier versions kept."""
-    files = [folder / "attack.json", *folder.glob("attack-*.json")]
-    read = {file.stem: _record(ReportedAttack, file, "dubio-attack-1", command) for file in files}
-    named = [dataclasses.replace(record, file_name=stem) for stem, record in read.items() if record is not None]
-    return tuple(sorted(named, key=lambda record: (record.norm, min(record.weakest(), default=0.0), record.file_name)))
-
-
-def _audit(file: Path, command: str) -> Audit | None:
-    if not file.exists():
-        return None
-    try:
-        return Audit.load(file)
-    except ValueError as error:
-        raise RecordError(f"{error}; write it anew: {command} --epsilon ...") from error
-
-
-def _record(kind: type[T], file: Path, format: str | None, command: str) -> T | None:
-    found = _object(file)
-    if found is None:
-        return None
-    if format is not None and found.get("format") != format:
-        raise RecordError(f"{file} must have format {format!r}, got {found.get('format')!r}; write it anew: {command}")
-    try:
-        return read_value(kind, current_names(_known(kind, found)))
-    except ValueError as error:
-        raise RecordError(f"{file} cannot be read: {error}; write it anew: {command}") from error
-
-
-def _known(kind: Any, data: Any) -> Any:
-    """What of some JSON has a field to go to."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return _known(next(part for part in parts if part is not type(None)), data)
-    if origin is tuple and isinstance(data, list):
-        return [_known(parts[0], part) for part in data]
-    if dataclasses.is_dataclass(kind) and isinstance(data, dict):
-        return {name: _known(hint, data[name]) for name, hint in get_type_hints(kind).items() if name in data}
-    return data

@@ -1,14 +1,10 @@
-"""Sections on how a network was trained, and on what can be taken away from it.
+"""Sections on training, pruning and evaluations, in the order of the page but for ``training``.
 
-Sections from evaluations: is confidence worth its word, and where does doubt lie?
+Each public function up to ``notable`` makes one section of all runs. A section without blocks is left out of the page.
+Images are written as PNG and stand in the page as ``data:`` addresses.
 
-Sections on strange inputs: data of another kind, and corrupted ones.
-
-Sections that go into detail: classes, single examples, and every number of an evaluation.
-
-Small images inside a page: PNG written by hand, as ``data:`` addresses.
-
-Invariants: any reader of PNG gives the pixels back (``tests/report/test_images.py``).
+Invariants: any PNG reader gives the pixels back (``tests/report/test_images.py``); a number that is not finite is not
+drawn (``tests/report/test_writing.py``).
 """
 
 import base64
@@ -17,27 +13,24 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from dubio.codec import fits
 from dubio.evaluation import (
     METRICS,
     SCORE_INFO,
-    Bins,
     CorruptionPoint,
     DetectionScore,
-    Estimate,
     Evaluation,
-    Histogram as Counts,
     NotableExample,
     Thumbnail,
-    Uncertainty,
     UnseenSet,
     metric_curve,
 )
+from dubio.pruning import Pruning, SnrDensity
 from dubio.report.elements import (
     Bars,
     Block,
@@ -54,13 +47,15 @@ from dubio.report.elements import (
     Table,
     bytes_text,
     cell,
+    line_of,
     listed,
     number,
     percent,
     points,
+    ranges_of,
     thinned,
 )
-from dubio.report.runs import PruningRecord, RunRecord
+from dubio.report.runs import RunRecord
 
 CURVES = (
     ("val_nll", "Validation NLL", "NLL (nats)"),
@@ -69,22 +64,30 @@ CURVES = (
     ("val_rmse", "Validation error", "RMSE"),
     ("loss", "Training loss", "loss"),
 )
+NOTABLE = {
+    "most uncertain": "Examples with the largest entropy: a person may find them hard, too.",
+    "most confidently wrong": "Errors of the highest confidence: wrong labels, or what the network has not understood.",
+}
+UNCALIBRATED_PARTS = (
+    "{name}: its entropy is calibrated and the parts of it are not, as an earlier version evaluated it. Run dubio "
+    "evaluate {name} again to see where the doubt comes from."
+)
+IN_NATS = ("entropy", "mutual_information")
+ROUNDING = 1e-5
+"""Scores whose range is smaller differ by rounding only."""
+PNG_TYPES = {1: 0, 3: 2}
+"""Colour type of a PNG file by number of channels: grey and RGB."""
 
 
 def training(records: Sequence[RunRecord]) -> Section:
-    """Did it learn, and for long enough?"""
-    kinds = list(dict.fromkeys(record.kind for record in records))
-    blocks = [
-        figure
-        for kind in kinds
-        for metric, title, label in CURVES
-        for figure in _curve(
-            [record for record in records if record.kind == kind],
-            metric,
-            title if len(kinds) == 1 else f"{title} ({kind})",
-            label,
-        )
-    ]
+    """Training curves."""
+    kinds = list(dict.fromkeys(run.kind for run in records))
+    blocks: list[Block] = []
+    for kind in kinds:
+        for metric, title, label in CURVES:
+            lines = [line for run in records if run.kind == kind for line in _training_curve(run, metric)]
+            if lines:
+                blocks.append(_training_chart(lines, metric, title if len(kinds) == 1 else f"{title} ({kind})", label))
     about = (
         "Validation data are not trained on. Their curve falls (accuracy: rises) and levels off. Where it turns up "
         "again while the training curve still falls, the network learns by heart; the best epoch is what is kept. The "
@@ -93,51 +96,19 @@ def training(records: Sequence[RunRecord]) -> Section:
     return Section("training", "How did it learn?", about, tuple(blocks))
 
 
-def _curve(records: Sequence[RunRecord], metric: str, title: str, label: str) -> list[LineChart]:
-    """One metric of all runs of a kind, epoch by epoch; nothing where none has it."""
-    lines = [line for record in records for line in [_learned(record, metric)] if line is not None]
-    if not lines:
-        return []
-    less = metric != "val_accuracy"
-    parts = [
-        f"{line.name}: {'least' if less else 'most'} {number(best)} in epoch "
-        f"{number(line.x[line.y.index(best)])}, {number(line.y[-1])} in the last"
-        for line in lines
-        for best in [min(line.y) if less else max(line.y)]
-    ]
-    values = [value for line in lines for value in line.y]
-    wide = min(values) > 0.0 and max(values) > 20.0 * min(values)
-    return [LineChart(title, f"{'; '.join(parts)}.", "epoch", label, tuple(lines), log_y=less and wide)]
-
-
-def _learned(record: RunRecord, metric: str) -> Series | None:
-    points = [(float(line["epoch"]), line[metric]) for line in record.history if _is_number(line.get(metric))]
-    if not points:
-        return None
-    values = [value for _, value in points]
-    extremes = {values.index(min(values)), values.index(max(values))}
-    shown = [points[place] for place in sorted({*thinned(len(points)), *extremes})]
-    return Series(record.name, tuple(x for x, _ in shown), tuple(float(y) for _, y in shown))
-
-
-def _is_number(value: Any) -> bool:
-    """Whether JSON holds a finite number here."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
-
-
 def pruning(records: Sequence[RunRecord]) -> Section:
-    """How many weights does it need?"""
+    """Weights that were removed, their signal-to-noise ratios, and the cost of removing more."""
     blocks: list[Block] = []
-    for record in records:
-        found = record.pruning
-        if found is None:
+    for run in records:
+        if run.pruning is None:
             continue
-        if sentence := _told(found):
-            blocks.append(Note(f"{record.name}: {sentence}"))
-        if found.density is not None and len(found.density.edges) == len(found.density.counts) + 1 > 1:
-            blocks.append(_density(record.name, found))
+        if sentence := _pruning_summary(run.pruning):
+            blocks.append(Note(f"{run.name}: {sentence}"))
+        density = run.pruning.density
+        if density is not None and len(density.edges) == len(density.counts) + 1 > 1:
+            blocks.append(_density_chart(run.name, density))
         for metric, label in (("accuracy", "accuracy"), ("nll", "NLL (nats)")):
-            blocks += _curves(record.name, found, metric, label)
+            blocks += _pruning_chart(run.name, run.pruning, metric, label)
     about = (
         "A weight's signal-to-noise ratio (SNR) is the size of its mean over its standard deviation, here in decibels: "
         "at 0 they are equal, and a weight far below is noise that can go. The curves show what is left when a "
@@ -147,76 +118,13 @@ def pruning(records: Sequence[RunRecord]) -> Section:
     return Section("pruning", "How many weights does it need?", about, tuple(blocks))
 
 
-def _told(found: PruningRecord) -> str:
-    parts = []
-    if found.num_removed and found.num_weights:
-        by = f", chosen by {found.by}" if found.by else ""
-        share = percent(found.num_removed / found.num_weights)
-        parts.append(f"{found.num_removed:,} of {found.num_weights:,} weights removed ({share}){by}")
-    if found.bytes_before is not None and found.bytes_after is not None and found.bytes_after != found.bytes_before:
-        parts.append(f"the file shrinks from {bytes_text(found.bytes_before)} to {bytes_text(found.bytes_after)}")
-    if found.step_seconds_before is not None and found.step_seconds_after is not None:
-        before, after = 1e3 * found.step_seconds_before, 1e3 * found.step_seconds_after
-        parts.append(f"a pass takes {number(after)} ms, before {number(before)} ms")
-    return f"{'; '.join(parts)}." if parts else ""
-
-
-def _density(name: str, found: PruningRecord) -> Bars:
-    assert found.density is not None
-    counts, edges, limit = found.density.counts, found.density.edges, found.density.threshold_db
-    total = sum(counts) or 1.0
-    below = sum(count for count, high in zip(counts, edges[1:], strict=True) if high <= 0.0) / total
-    summary = f"{percent(below)} of the weights have more noise than signal (below 0 dB)."
-    if limit is not None:
-        summary += f" Weights below {number(limit)} dB were removed."
-    groups = {"weights": tuple(count / total for count in counts)}
-    return Bars(
-        f"{name}: signal and noise", summary, "signal-to-noise ratio (dB)", "share of weights", edges, groups, limit
-    )
-
-
-def _curves(name: str, found: PruningRecord, metric: str, label: str) -> list[Block]:
-    lines = []
-    for by in dict.fromkeys(point.by for point in found.curve):
-        points = sorted(
-            (point.fraction if point.removed is None else point.removed, value)
-            for point in found.curve
-            for value in [getattr(point, metric)]
-            if point.by == by and value is not None
-        )
-        if points:
-            lines.append(Series(f"by {by}", tuple(x for x, _ in points), tuple(y for _, y in points)))
-    if not lines:
-        return []
-    what = found.what or "weights"
-    parts = [
-        f"{line.name}: {number(line.y[0])} with {1 - line.x[0]:.0%} of the {what}, "
-        f"{number(line.y[-1])} with {1 - line.x[-1]:.0%}"
-        for line in lines
-    ]
-    title = f"{name}: {'NLL' if metric == 'nll' else metric} by fraction removed"
-    return [LineChart(title, f"{'; '.join(parts)}.", f"fraction of {what} removed", label, tuple(lines))]
-
-
-PARTS_OF_OTHERS = (
-    "{name}: its entropy is calibrated and the parts of it are not, as an earlier version evaluated it. Run dubio "
-    "evaluate {name} again to see where the doubt comes from."
-)
-
-
-def judged_runs(records: Sequence[RunRecord]) -> list[tuple[str, Evaluation]]:
-    """Runs that have an evaluation, by name."""
-    return [(record.name, record.evaluation) for record in records if record.evaluation is not None]
-
-
-def shares(counts: tuple[int, ...]) -> tuple[float, ...]:
-    """Counts as shares of their sum."""
-    return tuple(count / (sum(counts) or 1) for count in counts)
-
-
 def reliability(records: Sequence[RunRecord]) -> Section:
-    """Does 80 % confidence mean right in 80 % of the cases?"""
-    blocks = [_reliability(name, found.reliability, found) for name, found in judged_runs(records) if found.reliability]
+    """Accuracy by bin of confidence."""
+    blocks = [
+        ReliabilityChart(name, _reliability_summary(evaluation), bins.share, bins.confidence, bins.accuracy)
+        for name, evaluation in _evaluations(records)
+        if (bins := evaluation.reliability)
+    ]
     about = (
         "Examples are sorted by the network's confidence. A filled bar is the accuracy in one bin of confidence; it "
         "should reach the dotted line, where accuracy equals confidence. Below the line the network is too sure, above "
@@ -226,22 +134,20 @@ def reliability(records: Sequence[RunRecord]) -> Section:
     return Section("reliability", "Can its confidence be taken at its word?", about, tuple(blocks))
 
 
-def _reliability(name: str, bins: Bins, found: Evaluation) -> ReliabilityChart:
-    ece, accuracy, sure = (found.metrics.get(metric) for metric in ("ece", "accuracy", "confidence"))
-    summary = ""
-    if accuracy is not None and sure is not None:
-        gap = sure.value - accuracy.value
-        manner = "about as sure as it is right" if abs(gap) < 0.01 else "too sure" if gap > 0 else "too modest"
-        summary = f"Mean confidence {percent(sure.value)}, accuracy {percent(accuracy.value)}: {manner}. "
-    if ece is not None:
-        summary += f"On average over bins the two lie {points(ece.value)} apart (ECE)."
-    summary = summary or "Accuracy by bin of confidence."
-    return ReliabilityChart(name, summary.strip(), bins.share, bins.confidence, bins.accuracy)
-
-
 def confidence(records: Sequence[RunRecord]) -> Section:
-    """Is it less sure where it is wrong?"""
-    blocks = [_confidence(name, found.confidence) for name, found in judged_runs(records) if found.confidence]
+    """Histograms of confidence on right and wrong examples."""
+    blocks = []
+    for name, evaluation in _evaluations(records):
+        histogram = evaluation.confidence
+        if not histogram:
+            continue
+        parts = []
+        for group, counts in histogram.counts.items():
+            high = sum(count for count, low in zip(counts, histogram.edges, strict=False) if low >= 0.9 - 1e-9)
+            share = f", {percent(high / sum(counts))} of them with confidence above 0.9" if sum(counts) else ""
+            parts.append(f"{sum(counts)} {group}{share}")
+        groups = {group: shares(counts) for group, counts in histogram.counts.items()}
+        blocks.append(Bars(name, f"{'; '.join(parts)}.", "confidence", "share of the group", histogram.edges, groups))
     about = (
         "How confidence is distributed over the examples that the network gets right and over those that it gets "
         "wrong, each as shares of its own group. Good: right ones at the right end, wrong ones spread out to the left."
@@ -249,62 +155,45 @@ def confidence(records: Sequence[RunRecord]) -> Section:
     return Section("confidence", "Is it less sure where it is wrong?", about, tuple(blocks))
 
 
-def _confidence(name: str, counts: Counts) -> Bars:
-    parts = []
-    for group, values in counts.counts.items():
-        high = sum(count for count, low in zip(values, counts.edges, strict=False) if low >= 0.9 - 1e-9)
-        share = f", {percent(high / sum(values))} of them with confidence above 0.9" if sum(values) else ""
-        parts.append(f"{sum(values)} {group}{share}")
-    groups = {group: shares(values) for group, values in counts.counts.items()}
-    return Bars(name, f"{'; '.join(parts)}.", "confidence", "share of the group", counts.edges, groups)
-
-
 def risk_coverage(records: Sequence[RunRecord]) -> Section:
-    """How often is it wrong, if it may decline?"""
-    found = {name: judged.risk_coverage for name, judged in judged_runs(records) if judged.risk_coverage}
+    """Error among the most confident examples, by their share."""
     lines, parts = [], []
-    for name, curve in found.items():
-        chosen = thinned(len(curve.x))
-        lines.append(Series(name, tuple(curve.x[place] for place in chosen), tuple(curve.y[place] for place in chosen)))
-        half = max((place for place in range(len(curve.x)) if curve.x[place] <= 0.9), default=0)
-        parts.append(f"{name}: {percent(curve.y[-1])} wrong on all, {percent(curve.y[half])} on the surest 90 %")
+    for name, evaluation in _evaluations(records):
+        if curve := evaluation.risk_coverage:
+            lines.append(line_of(name, [(curve.x[place], curve.y[place]) for place in thinned(len(curve.x))]))
+            most = max((place for place in range(len(curve.x)) if curve.x[place] <= 0.9), default=0)
+            parts.append(f"{name}: {percent(curve.y[-1])} wrong on all, {percent(curve.y[most])} on the surest 90 %")
     about = (
         "The network answers only where it is surest and declines the rest: from left to right it answers more. The "
         "height is the share of its answers that are wrong. Good: low on the left and rising late, for then its "
         "confidence knows where the errors are."
     )
-    highest = max((max(line.y) for line in lines), default=0.0) or 0.01
-    figure = LineChart(
-        "Error by share answered",
-        f"{'; '.join(parts)}.",
-        "share of examples answered",
-        "share of answers wrong",
-        tuple(lines),
-        (0.0, 1.0),
-        (0.0, highest),
-    )
+    title, x_label, y_label = "Error by share answered", "share of examples answered", "share of answers wrong"
+    y_range = (0.0, _highest(lines) or 0.01)
+    figure = LineChart(title, f"{'; '.join(parts)}.", x_label, y_label, tuple(lines), (0.0, 1.0), y_range)
     return Section("risk-coverage", "What if it may decline to answer?", about, (figure,) if lines else ())
 
 
 def uncertainty(records: Sequence[RunRecord]) -> Section:
-    """How much doubt is in the data, and how much in the network?"""
+    """Uncertainty of the data and of the network, by group of examples."""
     blocks: list[Block] = []
-    for name, found in judged_runs(records):
-        if not found.uncertainty:
-            continue
-        groups = found.uncertainty
-        if not all(_adds_up(part) for part in groups.values()):
-            blocks.append(Note(PARTS_OF_OTHERS.format(name=name), "warn"))
-            continue
-        summary = "; ".join(
-            f"{group}: entropy {number(part.entropy)}, of it {number(part.mutual_information)} in the network"
+    for name, evaluation in _evaluations(records):
+        groups = evaluation.uncertainty
+        data = {group: part.expected_entropy for group, part in groups.items()}
+        network = {group: part.mutual_information for group, part in groups.items()}
+        # Earlier versions calibrated the entropy and not its parts, which then do not add up to it.
+        if any(
+            abs(data[group] + network[group] - part.entropy) > 1e-4 + 1e-3 * part.entropy
             for group, part in groups.items()
-        )
-        parts = {
-            "in the data": tuple(part.expected_entropy for part in groups.values()),
-            "in the network": tuple(part.mutual_information for part in groups.values()),
-        }
-        blocks.append(Stacks(name, f"{summary}.", "mean entropy (nats)", tuple(groups), parts))
+        ):
+            blocks.append(Note(UNCALIBRATED_PARTS.format(name=name), "warn"))
+        elif groups:
+            summary = "; ".join(
+                f"{group}: entropy {number(part.entropy)}, of it {number(network[group])} in the network"
+                for group, part in groups.items()
+            )
+            parts = {"in the data": tuple(data.values()), "in the network": tuple(network.values())}
+            blocks.append(Stacks(name, f"{summary}.", "mean entropy (nats)", tuple(groups), parts))
     about = (
         "The length of a bar is the mean entropy of predictions: all doubt, in nats; 0 is certain. The filled part is "
         "doubt in the data (expected entropy): every draw of the network has it, and more training data do not take it "
@@ -315,60 +204,46 @@ def uncertainty(records: Sequence[RunRecord]) -> Section:
     return Section("uncertainty", "Where does the doubt come from?", about, tuple(blocks))
 
 
-def _adds_up(part: Uncertainty) -> bool:
-    """Whether the entropy is the sum of its parts; earlier versions calibrated the entropy and not its parts."""
-    return abs(part.expected_entropy + part.mutual_information - part.entropy) <= 1e-4 + 1e-3 * part.entropy
-
-
 def intervals(records: Sequence[RunRecord]) -> Section:
-    """Do intervals hold as many targets as they say?"""
-    lines, widths, parts = [], [], []
-    for name, found in judged_runs(records):
-        rows = sorted(found.intervals, key=lambda row: row.level)
-        if not rows:
-            continue
-        levels = tuple(row.level for row in rows)
-        lines.append(Series(name, levels, tuple(row.coverage.value for row in rows)))
-        widths.append(Series(name, levels, tuple(row.width.value for row in rows)))
-        parts.append(
-            f"{name}: intervals at {percent(levels[-1])} hold {percent(rows[-1].coverage.value)} of the targets"
-        )
+    """Coverage and width of prediction intervals, by level."""
+    coverages, widths, held = [], [], []
+    for name, evaluation in _evaluations(records):
+        rows = sorted(evaluation.intervals, key=lambda row: row.level)
+        if rows:
+            coverages.append(line_of(name, [(row.level, row.coverage.value) for row in rows]))
+            widths.append(line_of(name, [(row.level, row.width.value) for row in rows]))
+            share = percent(rows[-1].coverage.value)
+            held.append(f"{name}: intervals at {percent(rows[-1].level)} hold {share} of the targets")
     about = (
         "An interval of level 90 % should hold the target in 90 % of the cases: lines should lie on the dotted one. "
         "Below it, intervals are too narrow. Of two networks on the line, the one with narrower intervals says more."
     )
-    covered = LineChart(
+    coverage = LineChart(
         "Coverage by level",
-        f"{'; '.join(parts)}.",
+        f"{'; '.join(held)}.",
         "level",
         "share of targets held",
-        tuple(lines),
+        tuple(coverages),
         y_range=(0.0, 1.0),
         diagonal="dotted: as it should be",
     )
     wide = "; ".join(f"{line.name}: {number(line.y[-1])} at {percent(line.x[-1])}" for line in widths)
-    highest = max((max(line.y) for line in widths), default=1.0)
-    told = f"Mean width of intervals: {wide}."
-    width = LineChart("Width by level", told, "level", "mean width", tuple(widths), y_range=(0.0, highest))
-    return Section("intervals", "Do its intervals hold what they say?", about, (covered, width) if lines else ())
-
-
-IN_NATS = ("entropy", "mutual_information")
-
-
-ROUNDING = 1e-5
+    summary, y_range = f"Mean width of intervals: {wide}.", (0.0, _highest(widths))
+    width = LineChart("Width by level", summary, "level", "mean width", tuple(widths), y_range=y_range)
+    return Section("intervals", "Do its intervals hold what they say?", about, (coverage, width) if widths else ())
 
 
 def unseen(records: Sequence[RunRecord]) -> Section:
-    """Does it notice inputs that are none of its classes?"""
+    """Detection of unseen data by scores of uncertainty."""
     blocks: list[Block] = []
     rows: list[tuple[Cell, ...]] = []
-    for record in records:
-        for name, found in (record.evaluation.unseen if record.evaluation else {}).items():
-            score = _telling(found)
-            if score is not None:
-                blocks.append(_histogram(f"{record.name}: {name}", score, found.scores[score], found.num_examples))
-            rows += [_row(record.name, name, kind, scored) for kind, scored in found.scores.items()]
+    for run, evaluation in _evaluations(records):
+        for name, dataset in evaluation.unseen.items():
+            if chosen := _clearest_score(dataset):
+                blocks.append(_score_histogram(f"{run}: {name}", chosen, dataset))
+            for score, result in dataset.scores.items():
+                numbers = map(cell, (result.auroc, result.aupr, result.fpr95))
+                rows.append((Cell(run), Cell(name), Cell(SCORE_INFO.get(score, score)), *numbers))
     about = (
         "The network is shown data of another kind, which it should not be sure about. A score that is high in doubt "
         "tells the two apart where the histograms do not overlap. AUROC is the chance that an unseen example has a "
@@ -381,58 +256,23 @@ def unseen(records: Sequence[RunRecord]) -> Section:
     return Section("unseen", "Does it notice what it has never seen?", about, tuple(blocks))
 
 
-def tells(scored: DetectionScore) -> bool:
-    """Whether a score has values that differ by more than rounding; mutual information has none without noise."""
-    filled = [any(counts) for counts in zip(*scored.histogram.counts.values(), strict=True)]
-    return sum(filled) > 1 and scored.histogram.edges[-1] - scored.histogram.edges[0] > ROUNDING
-
-
-def _telling(found: UnseenSet) -> str | None:
-    """Mutual information where the network has any; else entropy; else whatever there is."""
-    for name in ("mutual_information", "entropy", *found.scores):
-        if name in found.scores and tells(found.scores[name]):
-            return name
-    return next(iter(found.scores), None)
-
-
-def _histogram(title: str, score: str, scored: DetectionScore, num_examples: int) -> Bars:
-    label = SCORE_INFO.get(score, score)
-    summary = (
-        f"{label.capitalize()} of {num_examples} unseen examples against known ones: AUROC "
-        f"{_with_interval(scored.auroc)}."
-    )
-    groups = {name: shares(counts) for name, counts in scored.histogram.counts.items()}
-    axis = f"{label} (nats)" if score in IN_NATS else label
-    return Bars(title, summary, axis, "share of the group", scored.histogram.edges, groups)
-
-
-def _with_interval(found: Estimate) -> str:
-    interval = "" if found.low is None or found.high is None else f" ({found.low:.3f} to {found.high:.3f})"
-    return f"{found.value:.3f}{interval}"
-
-
-def _row(run: str, name: str, score: str, scored: DetectionScore) -> tuple[Cell, ...]:
-    label = SCORE_INFO.get(score, score)
-    return (Cell(run), Cell(name), Cell(label), cell(scored.auroc), cell(scored.aupr), cell(scored.fpr95))
-
-
 def corruptions(records: Sequence[RunRecord]) -> Section:
-    """How does it fare when inputs get worse?"""
-    found = {
-        record.name: record.evaluation.corruptions
-        for record in records
-        if record.evaluation and record.evaluation.corruptions
-    }
+    """Accuracy and calibration error on corrupted inputs."""
+    curves = {name: evaluation.corruptions for name, evaluation in _evaluations(records) if evaluation.corruptions}
     blocks: list[Block] = []
-    if found:
+    if curves:
         blocks += [
-            _by_strength(found, "accuracy", "Accuracy by strength", "accuracy"),
-            _by_strength(found, "ece", "Calibration error by strength", "ECE"),
+            _strength_chart(curves, "accuracy", "Accuracy by strength", "accuracy"),
+            _strength_chart(curves, "ece", "Calibration error by strength", "ECE"),
         ]
-    for run, kinds in found.items():
-        rows = tuple(_point(kind, point) for kind, points in kinds.items() for point in points)
-        columns = ("corruption", "strength", "accuracy", "NLL", "ECE", "entropy", "mutual information")
-        blocks.append(Table(f"{run}: every corruption", columns, rows))
+    columns = ("corruption", "strength", "accuracy", "NLL", "ECE", "entropy", "mutual information")
+    for run, kinds in curves.items():
+        rows = []
+        for kind, point in ((kind, point) for kind, curve in kinds.items() for point in curve):
+            values = (point.accuracy, point.nll, point.ece, point.entropy, point.mutual_information)
+            numbers = (Cell(number(value), value) for value in values)
+            rows.append((Cell(kind), Cell(str(point.strength), point.strength), *numbers))
+        blocks.append(Table(f"{run}: every corruption", columns, tuple(rows)))
     about = (
         "Inputs get noisier, blurred or darker, from strength 1 to 5; lines are means over all corruptions. Accuracy "
         "falls for every network. Good: it falls late, and the calibration error stays low, for then the network knows "
@@ -442,87 +282,49 @@ def corruptions(records: Sequence[RunRecord]) -> Section:
 
 
 def wrong_labels(records: Sequence[RunRecord]) -> Section:
-    """What do wrong labels in training do? One line for each kind of network that was trained at several strengths."""
+    """Accuracy by share of wrong training labels, one line for the same network trained at several shares."""
     families: dict[tuple[str, ...], dict[float, Evaluation]] = {}
-    for record in records:
-        strength = str(record.order.get("label_noise") or "none:0").partition(":")[2]
-        found = record.evaluation
-        if found is not None and found.kind == "classification" and record.order:
-            same = (record.method, str(record.order.get("model")), found.data.fingerprint)
-            families.setdefault(same, {})[float(strength)] = found
-    series = [_accuracies(", ".join(same[:2]), judged) for same, judged in families.items() if len(judged) > 1]
+    for run in records:
+        if run.evaluation is not None and run.evaluation.kind == "classification" and run.order:
+            family = (run.method, str(run.order.get("model")), run.evaluation.data.fingerprint)
+            strength = str(run.order.get("label_noise") or "none:0").partition(":")[2]
+            families.setdefault(family, {})[float(strength)] = run.evaluation
+    lines = tuple(
+        _accuracy_line(", ".join(family[:2]), evaluations)
+        for family, evaluations in families.items()
+        if len(evaluations) > 1
+    )
     about = (
         "Networks of one kind that were trained with more and more wrong labels, judged on clean test data. Good: "
         "accuracy stays high although many labels lied."
     )
-    summary = "; ".join(f"{line.name}: from {number(line.y[0])} to {number(line.y[-1])}" for line in series)
     title, axis = "Accuracy by share of wrong labels", "share of wrong labels"
-    lines = LineChart(title, f"{summary}.", axis, "accuracy", tuple(series), y_range=(0.0, 1.0))
-    return Section("labels", "What do wrong labels do?", about, (lines,) if series else ())
-
-
-def _accuracies(name: str, judged: dict[float, Evaluation]) -> Series:
-    """Accuracy against what evaluations differ in, with its interval where all have one."""
-    points = metric_curve(judged, "accuracy")
-    lows, highs = (
-        tuple(end for end in ends if end is not None)
-        for ends in zip(*((point.estimate.low, point.estimate.high) for point in points), strict=True)
-    )
-    band = (lows, highs) if len(lows) == len(highs) == len(points) else ((), ())
-    return Series(name, tuple(point.x for point in points), tuple(point.estimate.value for point in points), *band)
-
-
-def _by_strength(
-    found: dict[str, dict[str, tuple[CorruptionPoint, ...]]], metric: str, title: str, label: str
-) -> LineChart:
-    lines = []
-    for run, kinds in found.items():
-        strengths = sorted({point.strength for points in kinds.values() for point in points})
-        means = []
-        for strength in strengths:
-            at = [getattr(point, metric) for points in kinds.values() for point in points if point.strength == strength]
-            means.append(sum(at) / len(at))
-        lines.append(Series(run, tuple(map(float, strengths)), tuple(means)))
-    summary = "; ".join(f"{line.name}: from {number(line.y[0])} to {number(line.y[-1])}" for line in lines)
-    top = 1.0 if metric == "accuracy" else max(max(line.y) for line in lines) or 1.0
-    return LineChart(title, f"{summary}.", "strength", label, tuple(lines), y_range=(0.0, top))
-
-
-def _point(kind: str, point: CorruptionPoint) -> tuple[Cell, ...]:
-    values = (point.accuracy, point.nll, point.ece, point.entropy, point.mutual_information)
-    return (Cell(kind), Cell(str(point.strength), point.strength), *(Cell(number(value), value) for value in values))
-
-
-NOTABLE = {
-    "most uncertain": "Examples with the largest entropy: a person may find them hard, too.",
-    "most confidently wrong": "Errors of the highest confidence: wrong labels, or what the network has not understood.",
-}
+    figure = LineChart(title, f"{ranges_of(lines)}.", axis, "accuracy", lines, y_range=(0.0, 1.0))
+    return Section("labels", "What do wrong labels do?", about, (figure,) if lines else ())
 
 
 def classes(records: Sequence[RunRecord]) -> Section:
-    """Which classes are found, and which are mixed up?"""
+    """Recall, precision and confusions of each class."""
+    columns = (
+        "class",
+        "examples",
+        "found (recall)",
+        "right when named (precision)",
+        "mean confidence",
+        "NLL",
+        "most often taken for",
+    )
     blocks = []
-    for name, found in judged_runs(records):
+    for name, evaluation in _evaluations(records):
         rows = tuple(
             (
                 Cell(row.name),
                 Cell(str(row.num_examples), float(row.num_examples)),
-                Cell(percent(row.recall), row.recall),
-                Cell(percent(row.precision), row.precision),
-                Cell(percent(row.confidence), row.confidence),
+                *(Cell(percent(share), share) for share in (row.recall, row.precision, row.confidence)),
                 Cell(number(row.nll), row.nll),
                 Cell(row.taken_for or "-"),
             )
-            for row in sorted(found.classes, key=lambda row: (row.recall is None, row.recall))
-        )
-        columns = (
-            "class",
-            "examples",
-            "found (recall)",
-            "right when named (precision)",
-            "mean confidence",
-            "NLL",
-            "most often taken for",
+            for row in sorted(evaluation.classes, key=lambda row: (row.recall is None, row.recall))
         )
         blocks += [Table(f"{name}: classes, those found least first", columns, rows)] if rows else []
     about = "How each class fares. A class that is rarely found, or often named wrongly, needs more or better examples."
@@ -530,19 +332,19 @@ def classes(records: Sequence[RunRecord]) -> Section:
 
 
 def metrics(records: Sequence[RunRecord]) -> Section:
-    """All numbers, and whether the draws were enough for them."""
-    judged = judged_runs(records)
-    blocks: list[Block] = []
-    for name, found in judged:
-        blocks += [Note(f"{name}: {sentence}") for sentence in _draws_and_decisions(found)]
-    for kind in dict.fromkeys(found.kind for _, found in judged):
-        chosen = {name: found.metrics for name, found in judged if found.kind == kind}
+    """All metrics, and whether the number of draws was enough."""
+    evaluations = _evaluations(records)
+    blocks: list[Block] = [
+        Note(f"{name}: {line}") for name, evaluation in evaluations for line in _draws_and_decisions(evaluation)
+    ]
+    for kind in dict.fromkeys(evaluation.kind for _, evaluation in evaluations):
+        values = {name: evaluation.metrics for name, evaluation in evaluations if evaluation.kind == kind}
         rows = tuple(
-            (Cell(summary.label), *(cell(own.get(metric)) for own in chosen.values()), Cell(summary.meaning))
-            for metric, summary in METRICS.items()
-            if any(metric in own for own in chosen.values())
+            (Cell(info.label), *(cell(run.get(metric)) for run in values.values()), Cell(info.meaning))
+            for metric, info in METRICS.items()
+            if any(metric in run for run in values.values())
         )
-        blocks.append(Table(f"All numbers, {kind}", ("number", *chosen, "what it is"), rows))
+        blocks.append(Table(f"All numbers, {kind}", ("number", *values, "what it is"), rows))
     about = (
         "Every number of the evaluations, with its interval. A number from draws is itself random: what twice as many "
         "draws change is told where it was measured."
@@ -550,23 +352,13 @@ def metrics(records: Sequence[RunRecord]) -> Section:
     return Section("numbers", "All numbers", about, tuple(blocks))
 
 
-def _draws_and_decisions(found: Evaluation) -> list[str]:
-    told = [f"{what} applied: {value}." for what, value in found.decided.items()]
-    if found.draws is not None:
-        verdict = "are enough" if found.draws.enough else "are too few; judge it with more: dubio evaluate --samples"
-        moved = f"with twice as many, {found.draws.metric} moves most for its size, by {found.draws.change:+.4f}"
-        told.append(f"{found.num_samples} draws {verdict} ({moved}).")
-    return told
-
-
 def notable(records: Sequence[RunRecord]) -> Section:
-    """Which examples should a person look at?"""
+    """Examples that deserve a look."""
     blocks: list[Block] = []
-    for name, found in judged_runs(records):
-        for group, examples in found.notable.items():
-            summary = NOTABLE.get(group, f"Examples: {group}.")
-            cards = tuple(_card(example) for example in examples)
-            title = f"{name}: {group}"
+    for name, evaluation in _evaluations(records):
+        for group, examples in evaluation.notable.items():
+            summary, title = NOTABLE.get(group, f"Examples: {group}."), f"{name}: {group}"
+            cards = tuple(map(_card, examples))
             blocks.append(Gallery(title, summary, cards) if cards else Note(f"{title}: there are none."))
     about = (
         "Look at these first. The index is that of the example in the test data; doubt is its entropy in nats, and the "
@@ -575,40 +367,36 @@ def notable(records: Sequence[RunRecord]) -> Section:
     return Section("examples", "Which examples deserve a look?", about, tuple(blocks))
 
 
-def _card(example: NotableExample) -> Card:
-    others = [f"{label} ({share:.0%})" for label, share in example.probs.items() if label != example.label]
-    lines = (
-        f"test example {example.index}",
-        f"truth {example.target}, taken for {example.label}",
-        f"confidence {percent(example.confidence)}",
-        f"doubt {number(example.entropy)}, in the network {number(example.mutual_information)}",
-        *([f"or else {listed(others)}"] if others else []),
-    )
-    if example.image is None:
-        return Card((), lines)
-    summary = f"Test example {example.index}: truth {example.target}, taken for {example.label}"
-    return Card((Picture(data_address(from_thumbnail(example.image)), summary),), lines)
+def has_spread(result: DetectionScore) -> bool:
+    """Whether the values of a score differ by more than rounding; mutual information has no spread without noise."""
+    filled = [any(counts) for counts in zip(*result.histogram.counts.values(), strict=True)]
+    return sum(filled) > 1 and result.histogram.edges[-1] - result.histogram.edges[0] > ROUNDING
 
 
-GREY, COLOUR = 0, 2
+def shares(counts: Sequence[int]) -> tuple[float, ...]:
+    """Counts as shares of their sum."""
+    return tuple(count / (sum(counts) or 1) for count in counts)
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether inputs of a shape can be shown: one channel or three."""
-    return len(shape) == 3 and shape[0] in (1, 3)
+    """Whether inputs of a shape can be shown: three axes, and one or three channels."""
+    return len(shape) == 3 and shape[0] in PNG_TYPES
 
 
 def png(pixels: UInt8[Tensor, "channel height width"]) -> bytes:
-    """An image file: grey for one channel, colours for three."""
+    """The content of a PNG file: grey for one channel, RGB for three."""
     if not is_image(tuple(pixels.shape)):
         raise ValueError(f"pixels must have shape (1 or 3, height, width), got {tuple(pixels.shape)}")
     channels, height, width = pixels.shape
     rows = pixels.permute(1, 2, 0).reshape(height, width * channels)
     unfiltered = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), rows], dim=1)
-    header = struct.pack(">IIBBBBB", width, height, 8, GREY if channels == 1 else COLOUR, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, PNG_TYPES[channels], 0, 0, 0)
     compressed = zlib.compress(unfiltered.contiguous().numpy().tobytes(), 9)
-    parts = ((b"IHDR", header), (b"IDAT", compressed), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, content) for name, content in parts)
+    chunks = (
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in ((b"IHDR", header), (b"IDAT", compressed), (b"IEND", b""))
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def data_address(pixels: UInt8[Tensor, "channel height width"]) -> str:
@@ -617,7 +405,7 @@ def data_address(pixels: UInt8[Tensor, "channel height width"]) -> str:
 
 
 def from_thumbnail(image: Thumbnail) -> UInt8[Tensor, "channel height width"]:
-    """The pixels of an image that an evaluation kept."""
+    """The pixels of an image in an evaluation."""
     try:
         content = base64.b64decode(image.pixels, validate=True)
     except binascii.Error as error:
@@ -627,5 +415,156 @@ def from_thumbnail(image: Thumbnail) -> UInt8[Tensor, "channel height width"]:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(image.shape)
 
 
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+def _evaluations(records: Sequence[RunRecord]) -> list[tuple[str, Evaluation]]:
+    """Names and evaluations of the runs that have one."""
+    return [(run.name, run.evaluation) for run in records if run.evaluation is not None]
+
+
+def _highest(lines: Sequence[Series]) -> float:
+    return max((max(line.y) for line in lines), default=0.0)
+
+
+def _training_curve(run: RunRecord, metric: str) -> list[Series]:
+    """One metric by epoch, thinned but for its extremes; nothing where the history does not have it."""
+    curve = [(float(line["epoch"]), float(line[metric])) for line in run.history if fits(float, line.get(metric))]
+    if not curve:
+        return []
+    values = [value for _, value in curve]
+    extremes = {values.index(min(values)), values.index(max(values))}
+    return [line_of(run.name, [curve[place] for place in sorted({*thinned(len(curve)), *extremes})])]
+
+
+def _training_chart(lines: list[Series], metric: str, title: str, label: str) -> LineChart:
+    best_of, word = (max, "most") if metric == "val_accuracy" else (min, "least")
+    parts = [
+        f"{line.name}: {word} {number(best_of(line.y))} in epoch {number(line.x[line.y.index(best_of(line.y))])}, "
+        f"{number(line.y[-1])} in the last"
+        for line in lines
+    ]
+    lowest = min(min(line.y) for line in lines)
+    log_y = metric != "val_accuracy" and lowest > 0.0 and _highest(lines) > 20.0 * lowest
+    return LineChart(title, f"{'; '.join(parts)}.", "epoch", label, tuple(lines), log_y=log_y)
+
+
+def _pruning_summary(record: Pruning) -> str:
+    parts = []
+    if record.num_removed and record.num_weights:
+        share = percent(record.num_removed / record.num_weights)
+        removed = f"{record.num_removed:,} of {record.num_weights:,} weights removed"
+        parts.append(f"{removed} ({share}), chosen by {record.by}")
+    if record.bytes_after != record.bytes_before:
+        parts.append(f"the file shrinks from {bytes_text(record.bytes_before)} to {bytes_text(record.bytes_after)}")
+    if record.step_seconds_before is not None and record.step_seconds_after is not None:
+        before, after = 1e3 * record.step_seconds_before, 1e3 * record.step_seconds_after
+        parts.append(f"a pass takes {number(after)} ms, before {number(before)} ms")
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def _density_chart(name: str, density: SnrDensity) -> Bars:
+    weights = shares(density.counts)
+    noisy = sum(count for count, high in zip(density.counts, density.edges[1:], strict=True) if high <= 0.0)
+    summary = f"{percent(noisy / (sum(density.counts) or 1))} of the weights have more noise than signal (below 0 dB)."
+    if density.threshold_db is not None:
+        summary += f" Weights below {number(density.threshold_db)} dB were removed."
+    title, axis = f"{name}: signal and noise", "signal-to-noise ratio (dB)"
+    return Bars(title, summary, axis, "share of weights", density.edges, {"weights": weights}, density.threshold_db)
+
+
+def _pruning_chart(name: str, record: Pruning, metric: str, label: str) -> list[Block]:
+    """A metric by the share removed, one line for each criterion."""
+    measured: dict[str, list[tuple[float, float]]] = {}
+    for point in record.curve:
+        if (value := getattr(point, metric)) is not None:
+            removed = point.fraction if point.removed is None else point.removed
+            measured.setdefault(point.by, []).append((removed, value))
+    if not measured:
+        return []
+    lines = [line_of(f"by {by}", sorted(pairs)) for by, pairs in measured.items()]
+    parts = [
+        f"{line.name}: {number(line.y[0])} with {1 - line.x[0]:.0%} of the {record.what}, "
+        f"{number(line.y[-1])} with {1 - line.x[-1]:.0%}"
+        for line in lines
+    ]
+    title = f"{name}: {'NLL' if metric == 'nll' else metric} by fraction removed"
+    return [LineChart(title, f"{'; '.join(parts)}.", f"fraction of {record.what} removed", label, tuple(lines))]
+
+
+def _reliability_summary(evaluation: Evaluation) -> str:
+    ece, accuracy, mean = (evaluation.metrics.get(metric) for metric in ("ece", "accuracy", "confidence"))
+    sentences = []
+    if accuracy is not None and mean is not None:
+        gap = mean.value - accuracy.value
+        manner = "about as sure as it is right" if abs(gap) < 0.01 else "too sure" if gap > 0 else "too modest"
+        sentences.append(f"Mean confidence {percent(mean.value)}, accuracy {percent(accuracy.value)}: {manner}.")
+    if ece is not None:
+        sentences.append(f"On average over bins the two lie {points(ece.value)} apart (ECE).")
+    return " ".join(sentences) or "Accuracy by bin of confidence."
+
+
+def _clearest_score(dataset: UnseenSet) -> str | None:
+    """Mutual information if it has any spread, else entropy, else the first score."""
+    names = ("mutual_information", "entropy", *dataset.scores)
+    spread = (name for name in names if name in dataset.scores and has_spread(dataset.scores[name]))
+    return next(spread, next(iter(dataset.scores), None))
+
+
+def _score_histogram(title: str, score: str, dataset: UnseenSet) -> Bars:
+    label, result = SCORE_INFO.get(score, score), dataset.scores[score]
+    auroc = result.auroc
+    interval = "" if auroc.low is None or auroc.high is None else f" ({auroc.low:.3f} to {auroc.high:.3f})"
+    summary = (
+        f"{label.capitalize()} of {dataset.num_examples} unseen examples against known ones: AUROC "
+        f"{auroc.value:.3f}{interval}."
+    )
+    groups = {name: shares(counts) for name, counts in result.histogram.counts.items()}
+    axis = f"{label} (nats)" if score in IN_NATS else label
+    return Bars(title, summary, axis, "share of the group", result.histogram.edges, groups)
+
+
+def _strength_chart(
+    curves: dict[str, dict[str, tuple[CorruptionPoint, ...]]], metric: str, title: str, label: str
+) -> LineChart:
+    """A metric by strength, averaged over corruptions."""
+    lines = []
+    for run, kinds in curves.items():
+        values: dict[int, list[float]] = {}
+        for point in (point for curve in kinds.values() for point in curve):
+            values.setdefault(point.strength, []).append(getattr(point, metric))
+        means = [(float(strength), sum(values[strength]) / len(values[strength])) for strength in sorted(values)]
+        lines.append(line_of(run, means))
+    top = 1.0 if metric == "accuracy" else _highest(lines) or 1.0
+    return LineChart(title, f"{ranges_of(lines)}.", "strength", label, tuple(lines), y_range=(0.0, top))
+
+
+def _accuracy_line(name: str, evaluations: dict[float, Evaluation]) -> Series:
+    """Accuracy by share of wrong labels, with its interval if all evaluations have one."""
+    curve = metric_curve(evaluations, "accuracy")
+    line = line_of(name, [(point.x, point.estimate.value) for point in curve])
+    low = tuple(point.estimate.low for point in curve if point.estimate.low is not None)
+    high = tuple(point.estimate.high for point in curve if point.estimate.high is not None)
+    return Series(name, line.x, line.y, *((low, high) if len(low) == len(high) == len(curve) else ((), ())))
+
+
+def _draws_and_decisions(evaluation: Evaluation) -> list[str]:
+    lines = [f"{what} applied: {value}." for what, value in evaluation.decided.items()]
+    if draws := evaluation.draws:
+        verdict = "are enough" if draws.enough else "are too few; judge it with more: dubio evaluate --samples"
+        change = f"with twice as many, {draws.metric} moves most for its size, by {draws.change:+.4f}"
+        lines.append(f"{evaluation.num_samples} draws {verdict} ({change}).")
+    return lines
+
+
+def _card(example: NotableExample) -> Card:
+    others = [f"{label} ({share:.0%})" for label, share in example.probs.items() if label != example.label]
+    labels = f"truth {example.target}, taken for {example.label}"
+    lines = (
+        f"test example {example.index}",
+        labels,
+        f"confidence {percent(example.confidence)}",
+        f"doubt {number(example.entropy)}, in the network {number(example.mutual_information)}",
+        *([f"or else {listed(others)}"] if others else []),
+    )
+    if example.image is None:
+        return Card((), lines)
+    summary = f"Test example {example.index}: {labels}"
+    return Card((Picture(data_address(from_thumbnail(example.image)), summary),), lines)
