@@ -80,10 +80,12 @@ def compare_audits() -> int:
     for name, bench in {"undefended": _Bench(), "trained against PGD": _Bench(against=AUDIT_RADIUS)}.items():
         began = time.perf_counter()
         data = (bench.inputs, bench.labels)
-        found = audit(bench.net, data, epsilon=AUDIT_RADIUS, num_images=AUDIT_IMAGES, progress=False)
-        check = next(check for check in found.checks if check.id == "C12")
-        print(f"audit, {name}: {found.status}, C12 {check.status}. {check.summary} {time.perf_counter() - began:.1f} s")
-        failed += check.status != "pass" or found.status != "VALID"
+        report = audit(bench.net, data, epsilon=AUDIT_RADIUS, num_images=AUDIT_IMAGES, progress=False)
+        check = next(check for check in report.checks if check.id == "C12")
+        print(
+            f"audit, {name}: {report.status}, C12 {check.status}. {check.summary} {time.perf_counter() - began:.1f} s"
+        )
+        failed += check.status != "pass" or report.status != "VALID"
     return 1 if failed else 0
 
 

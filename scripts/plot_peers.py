@@ -69,8 +69,8 @@ def _stored(path: Path) -> dict[str, Any]:
         if not stored["records"]["peers"]["steps"]:
             raise KeyError("steps")
     except (ValueError, KeyError, TypeError) as error:
-        told = f"RECORD must be what benchmarks/run.py peers has written, {path} is none: {error!r}"
-        raise ValueError(told) from error
+        message = f"RECORD must be what benchmarks/run.py peers has written, {path} is none: {error!r}"
+        raise ValueError(message) from error
     return stored
 
 
@@ -82,14 +82,14 @@ def usual_precision(record: dict[str, Any]) -> str:
 
 def curves(record: dict[str, Any], net: str, precision: str) -> dict[str, tuple[list[int], list[float]]]:
     """Numbers of draws and milliseconds of everyone with at least two points, by name."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+    series: dict[str, tuple[list[int], list[float]]] = {}
     for row in sorted(record["steps"], key=lambda row: int(row["num_samples"])):
         who = record["contestants"][row["contestant"]]
         if row["net"] == net and who["precision"] == precision and "milliseconds" in row:
-            numbers, times = found.setdefault(who["name"], ([], []))
+            numbers, times = series.setdefault(who["name"], ([], []))
             numbers.append(row["num_samples"])
             times.append(row["milliseconds"])
-    return {name: points for name, points in found.items() if len(points[0]) > 1}
+    return {name: points for name, points in series.items() if len(points[0]) > 1}
 
 
 def title_of(stored: dict[str, Any], precision: str) -> str:

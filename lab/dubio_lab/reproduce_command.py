@@ -63,10 +63,10 @@ def reproduce_experiment(
     if everything or len(specs) > 1:
         specs = _those_that_apply(wish, specs)
     try:
-        found = wish.run(specs)
+        reproductions = wish.run(specs)
     except KeyboardInterrupt:
         raise Interrupted("finished cells are kept; give the same command again to go on") from None
-    failures = [failure for one in found for failure in one.failures]
+    failures = [failure for one in reproductions for failure in one.failures]
     if failures:
         _tell_failures(failures)
         raise PartlyFailedError("\n".join(failure.traceback for failure in failures))
@@ -126,10 +126,10 @@ def _those_that_apply(wish: _Wish, specs: Sequence[ExperimentSpec]) -> list[Expe
     return left
 
 
-def _show(found: Reproduction) -> None:
+def _show(reproduction: Reproduction) -> None:
     """Print the table of a spec, unless all of it failed."""
-    if found.results:
-        Console().print(_table(found.spec, found.results))
+    if reproduction.results:
+        Console().print(_table(reproduction.spec, reproduction.results))
 
 
 def _tell_failures(failures: Sequence[Failure]) -> None:
