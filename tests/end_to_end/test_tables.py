@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.cli.runs import TrainConfig, build_for, load_splits, read_encoder, read_order
+from dubio.cli.runs import TrainConfig, build_for, load_splits, read_config, read_encoder
 from dubio.data.examples import Examples
 from dubio.models.networks import Standardise
 
@@ -127,7 +127,7 @@ def test_a_run_keeps_its_encoding_when_the_file_changes(tmp_path: Path) -> None:
     data = write(tmp_path / "shop.csv", customers(200))
     assert train("shop", data, tmp_path, "--epochs", 1).exit_code == 0
     write(data, [row.replace("Lyon", "Metz").replace(",FR,", ",DE,") for row in customers(200)])
-    assert part(load_splits(read_order(tmp_path / "shop")).test).encoder != read_encoder(tmp_path / "shop")
+    assert part(load_splits(read_config(tmp_path / "shop")).test).encoder != read_encoder(tmp_path / "shop")
     for command in (("calibrate", "shop"), ("predict", "shop", "--index", 0)):
         result = invoke(*command, "--runs", tmp_path)
         assert result.exit_code == 0, result.output
