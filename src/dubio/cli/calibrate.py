@@ -4,16 +4,19 @@ Decisions use only the validation data of the run. The data that it was evaluate
 that the library can refuse to decide by them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
+from typer import Context
 
 import dubio
 from dubio.cli.errors import say
 from dubio.cli.evaluate import FILE as EVALUATION
+from dubio.cli.options import command_line
 from dubio.cli.runs import MODEL, find_run, load_model, load_splits, read_config, read_encoder
 from dubio.codec import Command, read_commands, write_commands
 from dubio.convert import change_spec
@@ -35,15 +38,20 @@ class OpenRun:
     """A warning about the validation data; empty where there is none."""
     quiet: bool
 
-    @property
-    def name(self) -> str:
-        """The name of the run, for commands."""
-        return self.folder.resolve().name
+    def decide(self, ctx: Context, function: Callable[..., object], **options: Any) -> None:
+        """Call ``calibrate``, ``abstain`` or ``conformal``; save the network and the command, and print the decision.
 
-    def keep(self, decision: object, line: str) -> None:
-        """Save the network with a decision, record the command that made it, and print the decision."""
+        Args:
+            ctx: the context of the command, which also has the options for the number and the seed of draws.
+            function: the function of the library.
+            options: its options; the command has options of the same names.
+        """
+        draws = {"num_samples": ctx.params["samples"], "seed": ctx.params["seed"]}
+        decision = function(self.model, self.validation, **options, **draws)
         dubio.save(self.model, self.folder / MODEL)
-        write_commands(self.folder, (*read_commands(self.folder), Command(line, self.name)))
+        name = self.folder.resolve().name
+        command = Command(command_line(ctx, name, *options, "samples", "seed"), name)
+        write_commands(self.folder, (*read_commands(self.folder), command))
         say(str(decision) if self.quiet else f"{decision}; kept in {self.folder / MODEL}")
         if self.remark:
             say(f"warning: {self.remark}" if self.quiet else self.remark, err=self.quiet)

@@ -254,8 +254,8 @@ def train(
     from dubio.cli.train import train_run
 
     check_name(name)
-    given = {field.name: ctx.params.get(field.name) for field in dataclasses.fields(TrainConfig)}
-    given = {option: value for option, value in given.items() if value is not None}
+    options = {field.name for field in dataclasses.fields(TrainConfig)}
+    given = {name: value for name, value in ctx.params.items() if name in options and value is not None}
     train_run(name, runs, ctx.obj, given, resume, device_for(device), quiet)
 
 
@@ -270,25 +270,21 @@ def show_runs(quiet: Quiet = False, runs: Runs = Path("runs")) -> None:
     """
     from rich.console import Console
 
-    from dubio.cli.runs import Unreadable, list_runs
+    from dubio.cli.runs import list_runs
     from dubio.cli.terminal import PlainTable
 
-    listed = list_runs(runs)
-    if not listed:
-        if not quiet:
-            say(f"no runs in {runs}; train one: dubio train first")
-        return
+    summaries, errors = list_runs(runs)
+    if not summaries and not errors and not quiet:
+        say(f"no runs in {runs}; train one: dubio train first")
     table = PlainTable("name", "method", "epochs", "best val NLL", "its accuracy")
-    unreadable = [run for run in listed if isinstance(run, Unreadable)]
-    for run in listed:
-        if not isinstance(run, Unreadable):
-            values = (run.best.get(name) for name in ("val_nll", "val_accuracy"))
-            metrics = ("-" if value is None else f"{value:.4f}" for value in values)
-            table.add_row(run.name, run.method, f"{run.epochs_done}/{run.epochs}", *metrics)
-    if table.row_count:
+    for run in summaries:
+        values = (run.best.get(name) for name in ("val_nll", "val_accuracy"))
+        metrics = ("-" if value is None else f"{value:.4f}" for value in values)
+        table.add_row(run.name, run.method, f"{run.epochs_done}/{run.epochs}", *metrics)
+    if summaries:
         Console().print(table)
-    for run in unreadable:
-        say(f"{run.name} cannot be read: {run.reason}")
+    for error in errors:
+        say(error)
 
 
 @app.command()
@@ -392,7 +388,9 @@ def evaluate(
     corruptions: Annotated[
         str, Option(metavar="A,B", help=f"Corruptions of the images: {', '.join(CORRUPTION_NAMES)}; or all.")
     ] = "none",
-    samples: Annotated[int, Option(help="Number of draws; as many again check whether they are enough.")] = 100,
+    samples: Annotated[
+        int, Option(help="Number of draws; a second set of as many checks whether they are enough.")
+    ] = 100,
     resamples: Annotated[int, Option(help="Bootstrap resamples for the intervals; 0 for no intervals.")] = 300,
     data: TestData = None,
     data_dir: DataDir = None,
@@ -419,13 +417,12 @@ def evaluate(
     model = load_model(named, runs).to(device_for(device))
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
-    names = parse_names(corruptions, "--corruptions", list(CORRUPTION_NAMES))
     resize = parse_resize(config_of(named, runs).resize)
     evaluation = evaluate(
         model,
         examples,
         ood=ood_sets(ood, examples, data_dir, resize) if examples.classes else {},
-        corruptions=names,
+        corruptions=parse_names(corruptions, "--corruptions", list(CORRUPTION_NAMES)),
         num_samples=samples,
         num_resamples=resamples,
         precision=precision,
@@ -469,8 +466,7 @@ def calibrate(
     from dubio.cli.calibrate import open_run
 
     with open_run(named, runs, data_dir, quiet) as run:
-        calibration = calibrate(run.model, run.validation, kind=kind, per_draw=per_draw, num_samples=samples, seed=seed)
-        run.keep(calibration, command_line(ctx, run.name, "kind", "per_draw", "samples", "seed"))
+        run.decide(ctx, calibrate, kind=kind, per_draw=per_draw)
         say(run.calibration_gain(samples, seed))
 
 
@@ -503,17 +499,7 @@ def abstain(
     from dubio.cli.calibrate import open_run
 
     with open_run(named, runs, data_dir, quiet) as run:
-        threshold = abstain(
-            run.model,
-            run.validation,
-            error=error,
-            coverage=coverage,
-            score=score,
-            level=level,
-            num_samples=samples,
-            seed=seed,
-        )
-        run.keep(threshold, command_line(ctx, run.name, "error", "coverage", "score", "level", "samples", "seed"))
+        run.decide(ctx, abstain, error=error, coverage=coverage, score=score, level=level)
 
 
 @app.command()
@@ -542,16 +528,7 @@ def conformal(
     from dubio.cli.calibrate import open_run
 
     with open_run(named, runs, data_dir, quiet) as run:
-        sets = conformal(
-            run.model,
-            run.validation,
-            coverage=coverage,
-            kind=kind,
-            allow_empty=allow_empty,
-            num_samples=samples,
-            seed=seed,
-        )
-        run.keep(sets, command_line(ctx, run.name, "coverage", "kind", "allow_empty", "samples", "seed"))
+        run.decide(ctx, conformal, coverage=coverage, kind=kind, allow_empty=allow_empty)
         say(run.set_sizes(samples, seed))
 
 
@@ -665,7 +642,7 @@ def prune(
     """
     from dubio import pruning
     from dubio.cli.prune import TIMED_ROWS, check_options, measure, save_measured, validation_of, write_run
-    from dubio.cli.runs import check_name, find_run, load_model, network_of
+    from dubio.cli.runs import check_name, find_run, load_model
 
     check_options(fraction, max_loss, what, each_layer)
     folder = find_run(named, runs)
@@ -679,9 +656,7 @@ def prune(
     source, given = folder.resolve().name, ("fraction", "max_loss", "by", "what", "each_layer", "samples", "seed")
     if is_measured:
         record = measure(model, validation, by, what, each_layer, samples, seed)
-        line = command_line(ctx, source, *given)
-        size = save_measured(record, folder, line, network_of(named, runs), what)
-        say(size if quiet else f"{size}; record: {folder / 'pruning.json'}")
+        save_measured(record, command_line(ctx, source, *given), folder, what, quiet)
         return
     record = pruning.prune(
         model,
@@ -755,9 +730,7 @@ def audit(
     budget: Annotated[
         BudgetName, Option(help="tiny checks that it runs, quick is a first look, full takes far longer.")
     ] = "quick",
-    images: Annotated[
-        int | None, Option(help="Number of test images (default: 400, with full 1,000; at most all).")
-    ] = None,
+    images: Annotated[int | None, Option(help="Number of test images (default: 400, with budget full 1,000).")] = None,
     require: Annotated[Literal["VALID"] | None, Option(help="Exit with code 1 unless the audit is VALID.")] = None,
     min_accuracy: Annotated[
         float | None,

@@ -152,9 +152,8 @@ def _try_method(name: str, number: int, splits: Splits, runs: Path, size: Size, 
     report = run_attacks(model, chosen, ["pgd"], epsilons, size.attack, num_draws=size.num_draws, progress=False)
     report.save(folder, {"model": run, "network": network.tensors})
     audited = _audit_and_prune(model, name, folder, splits, epoch_bar) if size.has_audits else None
-    progress.console.print(
-        f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, {headline(evaluation)}", highlight=False
-    )
+    line = f"{name:<13}  {epoch_bar.epochs} epochs in {seconds:.1f} s, {headline(evaluation)}"
+    progress.console.print(line, highlight=False)
     return MethodResult(name, run, evaluation, report.rows[0].score, audited)
 
 
@@ -187,13 +186,11 @@ def _write_report(folders: Sequence[Path], runs: Path) -> str:
 
 
 def _table(results: Sequence[MethodResult], count: int, size: Size) -> PlainTable:
-    table = PlainTable(
-        title=f"{count} test digits, as many images of noise, and {size.num_attacked} digits under attack"
-    )
-    table.title_justify = "left"
-    table.add_column("method", vertical="bottom")
-    for heading in ("accuracy", "NLL", "ECE", "entropy", "on\nnoise", "R_pred", "R_1"):
-        table.add_column(heading, justify="right", vertical="bottom")
+    title = f"{count} test digits, as many images of noise, and {size.num_attacked} digits under attack"
+    columns = ("accuracy", "NLL", "ECE", "entropy", "on\nnoise", "R_pred", "R_1")
+    table = PlainTable("method", numbers=columns, title=title, title_justify="left")
+    for column in table.columns:
+        column.vertical = "bottom"
     for row in results:
         metrics = [row.evaluation.metrics[name].value for name in ("accuracy", "nll", "ece", "entropy")]
         robust = (row.attacked.predictive.value, row.attacked.single.value)

@@ -93,19 +93,11 @@ class CommandGroup(TyperGroup):
         for warning in self.plugins[1]:
             _print_line("warning", warning)
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, args: Sequence[str] | None = None, **options: Any) -> Any:  # type: ignore[override]
         """Run a command and exit with its code."""
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
-            code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
+            code = super().main(given, **options | {"standalone_mode": False})
         except TyperException as error:  # raised by typer itself, such as for an unknown option
             _print_line("error", _message(error, [*self.commands, *self.plugins[0]]))
             code = BAD_ARGUMENTS

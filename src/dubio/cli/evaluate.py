@@ -83,7 +83,7 @@ def headline(evaluation: Evaluation) -> str:
 def tables(evaluation: Evaluation) -> Iterator[PlainTable]:
     """The metrics of an evaluation, and tables of intervals, out-of-distribution data and corruptions."""
     title = f"{evaluation.data.name}, {evaluation.data.num_examples} examples"
-    table = _table(title, "value", "95 % interval", "over draws")
+    table = PlainTable(title, numbers=("value", "95 % interval", "over draws"))
     for name, estimate in evaluation.metrics.items():
         if name not in EXTRA:
             low, high = estimate.low, estimate.high
@@ -92,20 +92,20 @@ def tables(evaluation: Evaluation) -> Iterator[PlainTable]:
             table.add_row(METRICS[name].label, figure(estimate.value), interval, error)
     yield table
     if evaluation.intervals:
-        table = _table("level of intervals", "coverage", "width")
+        table = PlainTable("level of intervals", numbers=("coverage", "width"))
         for row in evaluation.intervals:
             low, high = row.coverage.low, row.coverage.high or 0.0
             interval = "" if low is None else f" ({100 * low:.0f}-{100 * high:.0f})"
             table.add_row(f"{row.level:.0%}", f"{row.coverage.value:.1%}{interval}", _with_interval(row.width))
         yield table
     for name, unseen in evaluation.unseen.items():
-        table = _table(f"{name} (never seen) by", "AUROC", "AUPR", "FPR at 95 %")
+        table = PlainTable(f"{name} (never seen) by", numbers=("AUROC", "AUPR", "FPR at 95 %"))
         for score, areas in unseen.scores.items():
             cells = f"{areas.aupr.value:.3f}", f"{areas.fpr95.value:.3f}"
             table.add_row(SCORE_INFO[score], _with_interval(areas.auroc), *cells)
         yield table
     for name, points in evaluation.corruptions.items():
-        table = _table(f"{name}, strength", "accuracy", "NLL", "ECE", "entropy", "mutual inf.")
+        table = PlainTable(f"{name}, strength", numbers=("accuracy", "NLL", "ECE", "entropy", "mutual inf."))
         for point in points:
             values = (point.accuracy, point.nll, point.ece, point.entropy, point.mutual_information)
             table.add_row(str(point.strength), *(f"{value:.3f}" for value in values))
@@ -132,13 +132,6 @@ def sentences(evaluation: Evaluation) -> Iterator[str]:
             "0.5 is chance, 1 is perfect. FPR at 95 % is the share of test inputs above the threshold that detects "
             "95 % of the out-of-distribution inputs."
         )
-
-
-def _table(first: str, *others: str) -> PlainTable:
-    table = PlainTable(first)
-    for heading in others:
-        table.add_column(heading, justify="right")
-    return table
 
 
 def _with_interval(estimate: Estimate) -> str:

@@ -161,9 +161,9 @@ def show_method(name: str, quiet: bool = False) -> None:
         rule = "" if field.is_flag else f"\nTakes {field.rule}." if field.readings else "\n(only in Python)"
         table.add_row(option, default, f"{field.meaning[:1].upper()}{field.meaning[1:]}{rule}")
     console = Console(highlight=False)
-    console.print(printable(f"{name}: {_summary(kind)}"), markup=False)
-    console.print(printable(f"With noise off: {_noise_off(kind)}. {_reference(kind)}"), markup=False)
-    Console().print(table)
+    for line in (f"{name}: {_summary(kind)}", f"With noise off: {_noise_off(kind)}. {_reference(kind)}"):
+        console.print(printable(line), markup=False)
+    console.print(table)
     if quiet:
         return
     if any(":" in field.rule for field in fields):

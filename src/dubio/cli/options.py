@@ -81,10 +81,9 @@ class MethodOptionsCommand(TyperCommand):
 
 
 def _keep_field(ctx: Context, param: Any, value: str | bool | None) -> None:
-    if ctx.obj is None:
-        ctx.obj = {}
+    fields = ctx.ensure_object(dict)
     if value is not None:
-        ctx.obj[param.name] = value
+        fields[param.name] = value
 
 
 def example(method: str, run: str) -> str:
@@ -156,6 +155,7 @@ Device = Annotated[
     str | None, Option(callback=_check_device, help=f"{DEVICES} (default: cuda where there is a GPU, else cpu).")
 ]
 InPrecision = Annotated[
-    Precision, Option("--precision", help="fp32 is exact, bf16 much faster on a GPU with 2 to 3 digits, tf32 between.")
+    Precision,
+    Option("--precision", help="fp32: full precision; bf16: 2 to 3 digits, much faster on a GPU; tf32: between."),
 ]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only results and warnings.")]

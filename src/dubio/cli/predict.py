@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from dubio.cli.runs import (
     FILE,
     TrainConfig,
-    class_names,
     folder_of,
-    input_shape,
     parse_resize,
     read_config,
     read_encoder,
+    stored_data,
     table_options,
 )
 from dubio.cli.terminal import PlainTable
@@ -131,17 +130,16 @@ def predict_new(
         raise ValueError(f"--level must be between 0 and 1, got {level}")
     folder, resize = folder_of(named, runs), parse_resize(config_of(named, runs).resize)
     encoder = read_encoder(folder)
-    classes = encoder.target.classes if encoder else class_names(folder)
+    classes, shape = (encoder.target.classes, ()) if encoder else stored_data(folder)
     sizes = sizes_of(model)
-    expected = None if sizes is None else sizes.inputs
-    shape = (() if encoder else input_shape(folder)) or expected  # a network that flattens images knows no shape
+    expected = None if sizes is None else sizes.inputs  # flat where the network flattens images
     remarks: Counter[str] = Counter()
     count = 0
     with _progress(quiet or out is None) as advance, _writer(out, quiet) as write:
         chunks: list[NewRows] = []
 
         def batches() -> Iterator[Tensor]:
-            for chunk in read_new(source, encoder=encoder, shape=shape, delimiter=delimiter, resize=resize):
+            for chunk in read_new(source, encoder=encoder, shape=shape or expected, delimiter=delimiter, resize=resize):
                 chunks.append(chunk)
                 yield chunk.inputs if expected is None or len(expected) > 1 else chunk.inputs.flatten(1)
 
@@ -226,11 +224,12 @@ def _columns_of_classes(pred: ClassificationPredictive, classes: Sequence[str]) 
     columns: Columns = {
         "label": [_name(number, classes) for number in pred.label.tolist()],
         "confidence": pred.confidence.tolist(),
+        **{f"prob_{_name(number, classes)}": pred.probs[:, number].tolist() for number in range(pred.probs.shape[-1])},
+        "entropy": pred.entropy.tolist(),
+        "aleatoric": pred.expected_entropy.tolist(),
+        "epistemic": pred.mutual_information.tolist(),
     }
-    for number in range(pred.log_probs.shape[-1]):
-        columns[f"prob_{_name(number, classes)}"] = pred.probs[:, number].tolist()
-    uncertainty = {"entropy": pred.entropy, "aleatoric": pred.expected_entropy, "epistemic": pred.mutual_information}
-    return columns | {name: tensor.tolist() for name, tensor in uncertainty.items()} | _decisions(pred, classes)
+    return columns | _decisions(pred, classes)
 
 
 def _decisions(pred: ClassificationPredictive, classes: Sequence[str]) -> Columns:
@@ -250,8 +249,7 @@ def _progress(hidden: bool) -> Iterator[Callable[[int, int | None], None]]:
     """A count of rows, where stderr is a terminal."""
     console = Console(stderr=True)
     shown = (SpinnerColumn(), TextColumn("predicting"), MofNCompleteColumn(), TextColumn("rows"), TimeElapsedColumn())
-    disable = hidden or not console.is_terminal
-    with Progress(*shown, console=console, transient=True, disable=disable) as progress:
+    with Progress(*shown, console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
         task = progress.add_task("predicting", total=None)
         yield lambda count, total: progress.update(task, completed=count, total=total)
 
@@ -321,8 +319,8 @@ def _write_npz(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
     """One array for each column, which are written at the end."""
     parts: list[Columns] = []
     yield parts.append
-    names = list(parts[0])
-    arrays: dict[str, Any] = {name: np.array([_text(cell) for part in parts for cell in part[name]]) for name in names}
+    columns = {name: [_text(cell) for part in parts for cell in part[name]] for name in parts[0]}
+    arrays: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
     np.savez(file, **arrays)
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from dubio import pruning
+from dubio.cli.errors import say
 from dubio.cli.runs import (
     CONFIG,
     ENCODER,
@@ -66,11 +67,12 @@ def measure(
     return dataclasses.replace(whole, curve=points)
 
 
-def save_measured(record: Pruning, folder: Path, line: str, network: Identity, what: str) -> str:
-    """Save and print what pruning costs; return the size of the network in words."""
-    with_source(record, line, folder.resolve().name, network).save(folder / RECORD)
+def save_measured(record: Pruning, line: str, folder: Path, what: pruning.What, quiet: bool) -> None:
+    """Save and print what pruning the network of a run costs."""
+    with_source(record, line, folder.resolve().name, network_of(str(folder / MODEL), folder)).save(folder / RECORD)
     Console().print(_table(record.curve, what))
-    return f"{record.num_weights:,} weights, {record.bytes_before:,} bytes"
+    size = f"{record.num_weights:,} weights, {record.bytes_before:,} bytes"
+    say(size if quiet else f"{size}; record: {folder / RECORD}")
 
 
 def with_source(record: Pruning, line: str, run: str, network: Identity) -> Pruning:

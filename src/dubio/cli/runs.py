@@ -118,14 +118,6 @@ class Summary:
     """Metrics of the epoch with the least validation NLL; empty before the first epoch is over."""
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """A run whose files cannot be read, and why."""
-
-    name: str
-    reason: str
-
-
 def train_network(
     config: TrainConfig,
     splits: Splits,
@@ -205,16 +197,13 @@ def network_of(named: str, runs: Path) -> Identity:
     return identity
 
 
-def class_names(folder: Path) -> tuple[str, ...]:
-    """Names of the classes that a run was trained on; empty where they are not stored."""
-    names = _training_data_of(folder).get("classes")
-    return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
-def input_shape(folder: Path) -> tuple[int, ...]:
-    """The shape of one input that a run was trained on; empty where it is not stored."""
-    shape = _training_data_of(folder).get("shape")
-    return tuple(shape) if isinstance(shape, list) and all(type(size) is int for size in shape) else ()
+def stored_data(folder: Path) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The class names and the shape of one input that a run was trained on; empty where they are not stored."""
+    data = _run_config(folder).get("data")
+    train = data.get("train") if isinstance(data, dict) else None
+    names, shape = (train.get("classes"), train.get("shape")) if isinstance(train, dict) else (None, None)
+    sizes = shape if isinstance(shape, list) and all(type(size) is int for size in shape) else ()
+    return tuple(map(str, names)) if isinstance(names, list) else (), tuple(sizes)
 
 
 def num_processes_of(folder: Path) -> int | None:
@@ -245,18 +234,19 @@ def find_run(named: str, runs: Path) -> Path:
     raise FileNotFoundError(f"there is no run {named!r} in {runs}{hint}")
 
 
-def list_runs(runs: Path) -> list[Summary | Unreadable]:
-    """All runs of a folder by name, also those that cannot be read."""
-    listed: list[Summary | Unreadable] = []
+def list_runs(runs: Path) -> tuple[list[Summary], list[str]]:
+    """All runs of a folder by name, and an error for each that cannot be read."""
+    summaries: list[Summary] = []
+    errors: list[str] = []
     for name in _names(runs):
         try:
             config, history = _run_config(runs / name), read_history(runs / name / METRICS)
             best = min(history, key=_validation_nll) if history else {}
             method = "Deterministic" if config["method"] == "None" else config["method"].partition("(")[0]
-            listed.append(Summary(name, method, len(history), config["epochs"], best))
+            summaries.append(Summary(name, method, len(history), config["epochs"], best))
         except (ValueError, OSError) as error:
-            listed.append(Unreadable(name, str(error)))
-    return listed
+            errors.append(f"{name} cannot be read: {error}")
+    return summaries, errors
 
 
 def check_name(name: str) -> None:
@@ -458,12 +448,6 @@ def _run_config(folder: Path) -> dict[str, Any]:
         raise RecordError(f"{file} is not the configuration of a run: it names no method or no epochs")
     check_fields(config, {"method": str, "epochs": int, "num_processes": int}, str(file))
     return config
-
-
-def _training_data_of(folder: Path) -> dict[str, Any]:
-    data = _run_config(folder).get("data")
-    train = data.get("train") if isinstance(data, dict) else None
-    return train if isinstance(train, dict) else {}
 
 
 def _validation_nll(metrics: dict[str, Any]) -> float:

@@ -1,5 +1,6 @@
 """Tables for the terminal, in which names of files and folders are neither markup nor control sequences."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -12,10 +13,12 @@ from dubio.codec import printable
 class PlainTable(Table):
     """A table of rich that shows headings, cells and title as they are, without reading square brackets as markup."""
 
-    def __init__(self, *headings: str, title: str | None = None, **options: Any) -> None:
+    def __init__(self, *headings: str, numbers: Sequence[str] = (), title: str | None = None, **options: Any) -> None:
         super().__init__(title=None if title is None else Text(printable(title), "table.title"), **options)
         for heading in headings:
             self.add_column(heading)
+        for heading in numbers:
+            self.add_column(heading, justify="right")
 
     def add_column(self, header: RenderableType = "", footer: RenderableType = "", **options: Any) -> None:
         """Add a column."""

@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -141,10 +141,9 @@ def _print_or_leave(error: BaseException, processes: Processes) -> None:
     """Print an error, or see that another process prints it."""
     store, kind = dist.distributed_c10d._get_default_store(), type(error).__name__
     if isinstance(error, LostProcessError):
-        try:
+        is_first = True  # also where the store is gone
+        with suppress(RuntimeError):
             is_first = store.add(kind, 1) == 1
-        except RuntimeError:
-            is_first = True  # the store is gone
         if is_first:
             print_error(error)
         return
