@@ -100,33 +100,29 @@ def validation_of(folder: Path, data_dir: Path | None) -> Examples:
 
 def write_run(model: nn.Module, record: Pruning, line: str, source: Path, folder: Path) -> None:
     """Write the run of a pruned network: its weights and record, and how the network was trained."""
-    runs = folder.parent
+    runs, command = folder.parent, Command(line, source.resolve().name)
     runs.mkdir(parents=True, exist_ok=True)
     remove_unfinished(runs, recursive=False)
     unfinished = runs / f"{UNFINISHED}{os.getpid()}-{folder.name}"
     unfinished.mkdir()
     try:
-        _write_files(model, record, Command(line, source.resolve().name), source, unfinished)
+        for file in (FILE, ENCODER, METRICS):
+            if (source / file).is_file():
+                shutil.copyfile(source / file, unfinished / file)
+        save(model, unfinished / MODEL)
+        network = network_of(str(unfinished / MODEL), unfinished)
+        with_source(record, command.line, command.run, network).save(unfinished / RECORD)
+        # Calibration and other decisions are of the whole network: only its prunings are passed on.
+        write_commands(unfinished, (*(before for before in read_commands(source) if before.kind == "prune"), command))
+        config = read_object(source / CONFIG)
+        config["parameters"] = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        config["num_parameters"] = num_trained(model)
+        write_atomically(unfinished / CONFIG, f"{dump_json(config, indent=1)}\n".encode())
         os.rename(unfinished, folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     flush(runs)
-
-
-def _write_files(model: nn.Module, record: Pruning, command: Command, source: Path, folder: Path) -> None:
-    for file in (FILE, ENCODER, METRICS):
-        if (source / file).is_file():
-            shutil.copyfile(source / file, folder / file)
-    save(model, folder / MODEL)
-    network = network_of(str(folder / MODEL), folder)
-    with_source(record, command.line, command.run, network).save(folder / RECORD)
-    # Calibration and other decisions are of the whole network: only its prunings are passed on.
-    write_commands(folder, (*(before for before in read_commands(source) if before.kind == "prune"), command))
-    config = read_object(source / CONFIG)
-    config["parameters"] = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    config["num_parameters"] = num_trained(model)
-    write_atomically(folder / CONFIG, f"{dump_json(config, indent=1)}\n".encode())
 
 
 def _table(points: tuple[PruningPoint, ...], what: str) -> PlainTable:
