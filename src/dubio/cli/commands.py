@@ -74,12 +74,13 @@ def main() -> None:
         raise SystemExit(ended.code if isinstance(ended, SystemExit) else INTERRUPTED) from None
 
 
-def _version(is_given: bool) -> None:
+def _version(is_given: bool) -> bool:
     if is_given:
         from importlib.metadata import version
 
         say(f"dubio {VERSION} (torch {version('torch')})")
         raise Exit()
+    return is_given
 
 
 def _check_method(name: str | None) -> str | None:

@@ -184,8 +184,8 @@ def _explain(headline: HeadlineTable, console: Console) -> None:
         console.print(printable(line), markup=False)
     for row in headline.rows:
         if all(row.cells[name].value is None for name in row.cells if name not in ("parameters", "bytes", "r_pred")):
-            text = f"{row.run} was not evaluated yet: dubio evaluate {row.run}"
-            console.print(printable(text), markup=False, soft_wrap=True)
+            line = printable(f"{row.run} was not evaluated yet: dubio evaluate {row.run}")
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def _default_path(folders: Sequence[Path], runs: Path) -> Path:
