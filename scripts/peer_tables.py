@@ -112,7 +112,7 @@ def memory(record: Row, choice: str) -> PeerTable:
             rows.append((label, *(_cell(row, "peak_mib") for row in peaks), *built))
     headings = ("MiB", *(f"S = {count}" for count in draws))
     headings = (*headings, *([f"to build, S = {compared}"] if is_separate else []))
-    about = f"{choice}, batch of {_batch(record, choice)}.{_thrift_in_words(record, own, compared)}"
+    about = f"{choice}, batch of {_batch(record, choice)}.{_memory_in_words(record, own, compared)}"
     if record["settings"].get("device") == "cuda" and not is_separate:
         about += (
             " What building takes is in these peaks, and what cuBLAS keeps for a stream is in that of the first to use "
@@ -124,7 +124,9 @@ def memory(record: Row, choice: str) -> PeerTable:
 def epochs(record: Row, choice: str) -> PeerTable:
     """What a further draw adds to an epoch, beside the published slopes."""
     rows = [
-        (net, f"published, {way}", f"{seconds:g}", "-") for net in PUBLISHED for way, seconds in PUBLISHED[net].items()
+        (net, f"published, {variant}", f"{seconds:g}", "-")
+        for net in PUBLISHED
+        for variant, seconds in PUBLISHED[net].items()
     ]
     shown = {net: sizes for net, sizes in record["settings"]["nets"].items() if net in PUBLISHED}
     for net, sizes in shown.items():
@@ -220,7 +222,7 @@ def _default_in_words(record: Row, rows: Sequence[Row]) -> str:
     return f"What `fit` gives by default {which}."
 
 
-def _thrift_in_words(record: Row, rows: Sequence[Row], num_samples: int) -> str:
+def _memory_in_words(record: Row, rows: Sequence[Row], num_samples: int) -> str:
     """How many times the memory of the thriftiest peer in the same precision dubio takes."""
     ratios = []
     for row in rows:

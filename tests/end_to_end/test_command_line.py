@@ -214,8 +214,8 @@ def test_the_likelihood_is_chosen_kept_and_resumed(text: str, tmp_path: Path) ->
 
 def test_a_run_begun_before_targets_were_standardised_goes_on_as_it_was(tmp_path: Path) -> None:
     splits = dubio.data.load("diabetes")
-    order = TrainConfig(data="diabetes", model="fc:4", method="deterministic", epochs=1, standardise_targets=False)
-    train_network(order, splits, tmp_path / "old", progress=False)
+    config = TrainConfig(data="diabetes", model="fc:4", method="deterministic", epochs=1, standardise_targets=False)
+    train_network(config, splits, tmp_path / "old", progress=False)
     command = tmp_path / "old" / "command.json"
     stored = json.loads(command.read_text())
     del stored["standardise_targets"], stored["likelihood"]

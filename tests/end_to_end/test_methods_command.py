@@ -194,14 +194,14 @@ def test_the_help_of_train_has_an_example_of_each_method_at_its_defaults(
     shown = invoke("train", "--help", columns=80).stdout
     assert "dubio methods NAME lists the options of a method" in shown
     [line] = [line for line in shown.splitlines() if "Example:" in line and f"--method {name} " in line]
-    orders: list[TrainConfig] = []
+    configs: list[TrainConfig] = []
 
-    def note(order: TrainConfig, *others: Any) -> NoReturn:
-        orders.append(order)
+    def note(config: TrainConfig, *others: Any) -> NoReturn:
+        configs.append(config)
         raise ValueError("enough is known")
 
     monkeypatch.setattr(train_command, "load_splits", note)
     assert "enough is known" in invoke(*shlex.split(line.partition("Example:  dubio ")[2]), "--runs", tmp_path).stderr
-    [order] = orders
-    assert order.fields
-    assert make_method(order.method, order.fields) == METHODS[name]()
+    [config] = configs
+    assert config.fields
+    assert make_method(config.method, config.fields) == METHODS[name]()

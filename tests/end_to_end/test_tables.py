@@ -177,11 +177,11 @@ def test_images_and_named_datasets_are_not_standardised(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x=images, y=np.arange(40) % 2)
     np.savez(tmp_path / "features.npz", x=features, y=np.arange(40) % 2)
     for data, expected in (("digits", 0), ("diabetes", 0), ("clusters", 0), ("images.npz", 0), ("features.npz", 1)):
-        order = TrainConfig(data=str(tmp_path / data) if "." in data else data, model="fc:8")
-        net, _ = build_for(order, part(load_splits(order).train))
+        config = TrainConfig(data=str(tmp_path / data) if "." in data else data, model="fc:8")
+        net, _ = build_for(config, part(load_splits(config).train))
         layers = [module for module in net.modules() if isinstance(module, Standardise)]
         assert len(layers) == expected, data
-    train_part = part(load_splits(order).train)
+    train_part = part(load_splits(config).train)
     torch.testing.assert_close(layers[0].mean, train_part.inputs.mean(dim=0))
 
 

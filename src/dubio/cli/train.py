@@ -148,11 +148,11 @@ def _print_or_leave(error: BaseException, processes: Processes) -> None:
             print_error(error)
         return
     by_all = isinstance(error, Interrupted) or is_raised_by_all(error) or _all_come(store, f"{kind} raised", processes)
-    if by_all and not processes.is_writer and _all_come(store, f"{kind} told", processes):
+    if by_all and not processes.is_writer and _all_come(store, f"{kind} printed", processes):
         return
     print_error(error, "" if by_all else f"process {processes.rank}: ")
     if by_all:
-        _all_come(store, f"{kind} told", processes)
+        _all_come(store, f"{kind} printed", processes)
 
 
 def _all_come(store: Any, place: str, processes: Processes) -> bool:
