@@ -179,7 +179,7 @@ def _write_report(folders: Sequence[Path], runs: Path) -> str:
     """Write the report on all runs; return a text that says where it is, or why there is none."""
     path = runs / f"{unused_name('demo-report', runs, '.html')}.html"
     try:
-        write_report(folders, path, title="dubio demo: ten ways to doubt, on digits" if len(folders) == 10 else None)
+        write_report(folders, path, title="dubio demo: ten methods on digits" if len(folders) == 10 else None)
     except ImportError as error:
         return f"no report: {error}"
     return f"The report, with figures, examples and commands to reproduce it:\n  {path.resolve().as_uri()}\n"
