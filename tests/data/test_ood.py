@@ -50,7 +50,7 @@ def test_the_pairs_are_those_of_the_papers() -> None:
 
 def test_data_without_a_pair_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match="unseen data are known for mnist, fashionmnist, cifar10, cifar100, got 'digits'"
+        ValueError, match="name must be one of mnist, fashionmnist, cifar10, cifar100, got 'digits'"
     ):
         data.ood_sets("digits", folder=tmp_path)
 

@@ -180,7 +180,7 @@ def test_a_damaged_mirror_leaves_nothing_that_could_be_taken_for_the_dataset(mir
 def test_only_names_can_be_downloaded(tmp_path: Path) -> None:
     data.fetch("digits", tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"what is downloaded must be one of mnist, .*, got the path"):
+    with pytest.raises(ValueError, match=r"the dataset to download must be one of mnist, .*, got the path"):
         data.fetch(str(tmp_path), tmp_path)
 
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from dubio.codec import read_file
-from dubio.data.examples import TENTH, Examples, Splits, split_three_ways, with_validation
+from dubio.data.examples import VALIDATION_SHARE, Examples, Splits, split_examples, with_validation
 from dubio.data.files import DataError, DataWarning, check_room
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
@@ -30,7 +30,7 @@ LARGEST = 4096
 
 
 def read_image_folder(
-    root: Path, validation: int | float = TENTH, resize: int | tuple[int, int] | None = None
+    root: Path, validation: int | float = VALIDATION_SHARE, resize: int | tuple[int, int] | None = None
 ) -> Splits:
     """The images of a folder, by class.
 
@@ -46,7 +46,7 @@ def read_image_folder(
     train, test = root / "train", root / "test"
     if not train.is_dir() and not test.is_dir():
         images = _Images(root, root.name, size)
-        return split_three_ways(images.examples(images.read(root)), validation)
+        return split_examples(images.examples(images.read(root)), validation)
     images = _Images(train if train.is_dir() else test, root.name, size)
     files = [images.read(folder) if folder.is_dir() else None for folder in (train, test)]
     parts = [None if read is None else images.examples(read) for read in files]

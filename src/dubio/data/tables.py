@@ -45,7 +45,7 @@ from dubio.data.columns import (
     read_target,
 )
 from dubio.data.encoder import TableEncoder, fit_encoder, remarks_as_text
-from dubio.data.examples import TENTH, Examples, Splits, rows_three_ways, scaled, split_three_ways, with_validation
+from dubio.data.examples import VALIDATION_SHARE, Examples, Splits, scaled, split_examples, split_rows, with_validation
 from dubio.data.files import DataError, TableWarning, check_members, check_room
 from dubio.data.image_files import decode_image, image_files, read_image_file
 
@@ -63,7 +63,7 @@ Arrays = dict[str, NDArray[Any]]
 
 def read_table(
     path: Path,
-    validation: int | float = TENTH,
+    validation: int | float = VALIDATION_SHARE,
     task: Task | None = None,
     *,
     target: str | None = None,
@@ -105,7 +105,7 @@ def read_table(
         _warn(remarks, len(table), file)
     assert targets is not None
     examples = Examples(inputs, targets, used.target.classes, path.stem, used)
-    return split_three_ways(examples, validation)
+    return split_examples(examples, validation)
 
 
 def read_inputs(path: Path) -> Tensor:
@@ -135,7 +135,7 @@ def read_unseen_table(path: Path, encoder: TableEncoder) -> Examples:
     _warn(remarks, len(table), str(path))
     is_regression = encoder.target.task == "regression"
     targets = torch.zeros(len(table), 1) if is_regression else torch.zeros(len(table), dtype=torch.int64)
-    _, _, test = rows_three_ways(len(table), 0, path.stem)
+    _, _, test = split_rows(len(table), 0, path.stem)
     return Examples(inputs, targets, encoder.target.classes, path.stem, encoder)[test]
 
 
@@ -172,7 +172,7 @@ def _fit(
             "set {delimiter} if its cells are separated by another mark",
         )
     read = read_target(table, chosen, task)
-    train, _, _ = rows_three_ways(len(table), validation, name)
+    train, _, _ = split_rows(len(table), validation, name)
     return fit_encoder(table[train.numpy()], read, drop)
 
 
@@ -189,7 +189,7 @@ def _splits(arrays: Arrays, file: str, name: str, validation: int | float, task:
     whole, train, test = (
         None if part is None else Examples(_inputs(part[0], file), next(rows), classes, name) for part in parts
     )
-    return split_three_ways(whole, validation) if whole is not None else with_validation(train, test, validation)
+    return split_examples(whole, validation) if whole is not None else with_validation(train, test, validation)
 
 
 def _part(arrays: Arrays, suffix: str, file: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
