@@ -69,26 +69,6 @@ if TYPE_CHECKING:
         parse_label_noise,
     )
 
-LATER = {
-    "corruptions": (
-        "Blur",
-        "CORRUPTIONS",
-        "Contrast",
-        "Corruption",
-        "Flip",
-        "GaussianNoise",
-        "Inversion",
-        "LabelNoise",
-        "MnistAsymmetric",
-        "NoisyLabels",
-        "Rotation",
-        "Symmetric",
-        "UniformMix",
-        "corrupt",
-        "parse_label_noise",
-    )
-}
-
 __all__ = [
     "Blur",
     "CORRUPTIONS",
@@ -148,7 +128,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every other name too
-    __getattr__ = import_later("dubio.data", LATER)
+    __getattr__ = import_later("dubio.data", {"corruptions": tuple({*__all__} - {*globals()})})
 
 
 def __dir__() -> list[str]:
