@@ -114,7 +114,7 @@ BAD_CSV = {
         "a,b\n1,2\n1e300,3\n3,4\n5,6\n",
         "line 3, column 'a' is too large for float32, got 1e.300; scale the column",
     ),
-    "an open quote": ('a,b\n1,2\n"1,2\n3,4\n5,6\n', r"is no proper .csv: line 3: a quote opens here and is not closed"),
+    "an open quote": ('a,b\n1,2\n"1,2\n3,4\n5,6\n', r"is not a valid .csv: line 3: a quote opens here and is not closed"),
     "a quote open after one of two lines": ('a,b\n"1\n""2",5" x\n"1\n2","x\n\n3,4\n', r"line 5: a quote opens here"),
     "a quote open for long": ('a,b\n1,x\n2,"x\n' + "3,y\n" * 50_000, r"line 3: a quote opens here and is not closed"),
     "text after a quote": ('a,b\n"1"2,3\n', r"line 2: ',' expected after '\"'"),

@@ -34,30 +34,8 @@ from typing import Any, cast, get_args
 from torch import nn
 
 from dubio.checks import did_you_mean
-from dubio.models.networks import (
-    NORMALISATIONS,
-    Sizes,
-    Stem,
-    check_sizes,
-    dad_cnn,
-    dad_mlp,
-    fc,
-    lenet,
-    mlp,
-    named,
-    normalised,
-    preresnet18,
-    read_sizes,
-    read_widths,
-    resnet18,
-    resnet50,
-    resnext101_32x8d,
-    sizes_of,
-    vgg16,
-    vib_mlp,
-    with_standardise,
-    write_sizes,
-)
+from dubio.models import networks
+from dubio.models.networks import NORMALISATIONS, Sizes, Stem, named
 
 STANDARDISED = ",standardise=features"
 MakeSized = Callable[[Sequence[int], int], nn.Module]
@@ -81,11 +59,11 @@ def build(
         if normalise is not None:
             raise ValueError(f"normalise must be None for a network that standardises, {name!r}, got {normalise!r}")
         net = build(name.removesuffix(STANDARDISED), inputs=inputs, num_classes=num_classes)
-        sizes = sizes_of(net)
+        sizes = networks.sizes_of(net)
         features = None if sizes is None else sizes.inputs
         if features is None or len(features) != 1 or (inputs is not None and len(inputs) != 1):
             raise ValueError(f"standardise=features is for inputs of one axis, got {inputs or features} for {name!r}")
-        return with_standardise(net, features[0])
+        return networks.with_standardise(net, features[0])
     text, constants = _split_normalisation(name, normalise)
     kind, *parts = text.split(":")
     if kind not in READERS:
@@ -97,7 +75,7 @@ def build(
         _check_channels(constants, given.inputs)
 
     net = READERS[kind](_NameReader(name, tuple(parts), given))
-    return net if constants is None else normalised(net, constants)
+    return net if constants is None else networks.normalised(net, constants)
 
 
 @dataclass(frozen=True)
@@ -114,7 +92,7 @@ class _NameReader:
 
     def widths(self, example: str) -> tuple[int, ...]:
         """The only part, as widths."""
-        widths = read_widths(self.parts[0]) if len(self.parts) == 1 else None
+        widths = networks.read_widths(self.parts[0]) if len(self.parts) == 1 else None
         if widths is None:
             raise self.refusal(example)
         return widths
@@ -123,7 +101,7 @@ class _NameReader:
         """Inputs and classes from the only part, or from the arguments if there is none."""
         if not parts:
             return self.given_sizes(example)
-        sizes = read_sizes(parts[0]) if len(parts) == 1 else None
+        sizes = networks.read_sizes(parts[0]) if len(parts) == 1 else None
         if sizes is None or sizes.inputs is None or sizes.num_classes is None:
             raise self.refusal(example)
         self.check(sizes.inputs, sizes.num_classes)
@@ -153,23 +131,23 @@ class _NameReader:
 def _read_mlp(reading: _NameReader) -> nn.Module:
     widths = reading.widths("mlp:784-100-100-10")
     reading.check(widths[:1], widths[-1])
-    return mlp(*widths)
+    return networks.mlp(*widths)
 
 
 def _read_fc(reading: _NameReader) -> nn.Module:
     hidden = reading.widths("fc:100-100") if reading.parts else ()
     inputs, num_classes = reading.given_sizes("mlp:784-100-100-10")
-    return fc(*hidden, inputs=inputs, num_classes=num_classes)
+    return networks.fc(*hidden, inputs=inputs, num_classes=num_classes)
 
 
 def _read_dad_mlp(reading: _NameReader) -> nn.Module:
     example = "dad_mlp:784-100-100-10"
     if not reading.parts:
         inputs, num_classes = reading.given_sizes(example)
-        return dad_mlp(math.prod(inputs), 100, 100, num_classes)
+        return networks.dad_mlp(math.prod(inputs), 100, 100, num_classes)
     widths = reading.widths(example)
     reading.check(widths[:1], widths[-1])
-    return dad_mlp(*widths)
+    return networks.dad_mlp(*widths)
 
 
 def _sized(make: MakeSized, example: str) -> Callable[[_NameReader], nn.Module]:
@@ -188,7 +166,7 @@ def _stemmed(make: MakeStemmed, example: str) -> Callable[[_NameReader], nn.Modu
 def _external(make: MakeExternal, example: str) -> Callable[[_NameReader], nn.Module]:
     def read(reading: _NameReader) -> nn.Module:
         model, *parts = reading.parts or ("",)
-        sizes = read_sizes(parts[0]) if len(parts) == 1 else None if parts else reading.given
+        sizes = networks.read_sizes(parts[0]) if len(parts) == 1 else None if parts else reading.given
         if not model or sizes is None:
             raise reading.refusal(example)
         if sizes.num_classes is None:
@@ -206,7 +184,7 @@ def torchvision_model(model: str, inputs: Sequence[int] | None, num_classes: int
         raise ValueError(
             f"model after torchvision: must be one of torchvision's classifiers, such as resnet34, got {model!r}"
         )
-    check_sizes(f"torchvision:{model}", (3, 1, 1) if inputs is None else inputs, num_classes, 1)
+    networks.check_sizes(f"torchvision:{model}", (3, 1, 1) if inputs is None else inputs, num_classes, 1)
     if inputs is not None and inputs[0] != 3:
         raise ValueError(f"inputs of torchvision:{model} must have 3 channels, got {tuple(inputs)}")
     net: nn.Module = models.get_model(model, weights=None, num_classes=num_classes)
@@ -218,7 +196,7 @@ def timm_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn
     timm = _vision_library("timm", model)
     if not timm.is_model(model):
         raise ValueError(f"model after timm: must be one of timm.list_models(), got {model!r}")
-    check_sizes(f"timm:{model}", (3, 1, 1) if inputs is None else inputs, num_classes, 1)
+    networks.check_sizes(f"timm:{model}", (3, 1, 1) if inputs is None else inputs, num_classes, 1)
     channels: dict[str, Any] = {} if inputs is None else {"in_chans": inputs[0]}
     net: nn.Module = timm.create_model(model, pretrained=False, num_classes=num_classes, **channels)
     return named(net, _external_name("timm", model, inputs, num_classes))
@@ -228,14 +206,14 @@ READERS: dict[str, Callable[[_NameReader], nn.Module]] = {
     "mlp": _read_mlp,
     "fc": _read_fc,
     "dad_mlp": _read_dad_mlp,
-    "vib_mlp": _sized(vib_mlp, "vib_mlp:784-10"),
-    "lenet": _sized(lenet, "lenet:1x28x28-10"),
-    "dad_cnn": _sized(dad_cnn, "dad_cnn:1x28x28-10"),
-    "vgg16": _sized(vgg16, "vgg16:3x32x32-10"),
-    "resnet18": _stemmed(resnet18, "resnet18:cifar:3x32x32-10"),
-    "resnet50": _stemmed(resnet50, "resnet50:cifar:3x32x32-10"),
-    "resnext101_32x8d": _stemmed(resnext101_32x8d, "resnext101_32x8d:cifar:3x32x32-10"),
-    "preresnet18": _stemmed(preresnet18, "preresnet18:cifar:3x32x32-10"),
+    "vib_mlp": _sized(networks.vib_mlp, "vib_mlp:784-10"),
+    "lenet": _sized(networks.lenet, "lenet:1x28x28-10"),
+    "dad_cnn": _sized(networks.dad_cnn, "dad_cnn:1x28x28-10"),
+    "vgg16": _sized(networks.vgg16, "vgg16:3x32x32-10"),
+    "resnet18": _stemmed(networks.resnet18, "resnet18:cifar:3x32x32-10"),
+    "resnet50": _stemmed(networks.resnet50, "resnet50:cifar:3x32x32-10"),
+    "resnext101_32x8d": _stemmed(networks.resnext101_32x8d, "resnext101_32x8d:cifar:3x32x32-10"),
+    "preresnet18": _stemmed(networks.preresnet18, "preresnet18:cifar:3x32x32-10"),
     "torchvision": _external(torchvision_model, "torchvision:resnet34:10"),
     "timm": _external(timm_model, "timm:vit_tiny_patch16_224:10"),
 }
@@ -273,5 +251,5 @@ def _vision_library(library: str, model: str) -> Any:
 
 
 def _external_name(library: str, model: str, inputs: Sequence[int] | None, num_classes: int) -> str:
-    sizes = str(num_classes) if inputs is None else write_sizes(inputs, num_classes)
+    sizes = str(num_classes) if inputs is None else networks.write_sizes(inputs, num_classes)
     return f"{library}:{model}:{sizes}"
