@@ -146,7 +146,7 @@ def test_the_options_of_a_table_are_kept_for_later(tmp_path: Path) -> None:
     result = train("towns", data, tmp_path, *options)
     assert result.exit_code == 0, result.output
     assert "target: city (3 classes; 4 inputs: age, income, since, member)" in result.stdout
-    assert "left out: bought (as asked for)" in result.stdout
+    assert "left out: bought (as requested)" in result.stdout
     predicted = invoke("predict", "towns", "--index", 0, "--runs", tmp_path)
     assert predicted.exit_code == 0, predicted.output
     assert any(town in predicted.stdout for town in ("Paris", "Lyon", "Nice"))

@@ -128,84 +128,81 @@ class _NameReader:
             )
 
 
-def _read_mlp(reading: _NameReader) -> nn.Module:
-    widths = reading.widths("mlp:784-100-100-10")
-    reading.check(widths[:1], widths[-1])
-    return networks.mlp(*widths)
-
-
-def _read_fc(reading: _NameReader) -> nn.Module:
-    hidden = reading.widths("fc:100-100") if reading.parts else ()
-    inputs, num_classes = reading.given_sizes("mlp:784-100-100-10")
+def _read_fc(reader: _NameReader) -> nn.Module:
+    hidden = reader.widths("fc:100-100") if reader.parts else ()
+    inputs, num_classes = reader.given_sizes("mlp:784-100-100-10")
     return networks.fc(*hidden, inputs=inputs, num_classes=num_classes)
 
 
-def _read_dad_mlp(reading: _NameReader) -> nn.Module:
-    example = "dad_mlp:784-100-100-10"
-    if not reading.parts:
-        inputs, num_classes = reading.given_sizes(example)
-        return networks.dad_mlp(math.prod(inputs), 100, 100, num_classes)
-    widths = reading.widths(example)
-    reading.check(widths[:1], widths[-1])
-    return networks.dad_mlp(*widths)
+def _dense(
+    make: Callable[..., nn.Module], example: str, hidden: tuple[int, ...] | None = None
+) -> Callable[[_NameReader], nn.Module]:
+    def read(reader: _NameReader) -> nn.Module:
+        if hidden is not None and not reader.parts:
+            inputs, num_classes = reader.given_sizes(example)
+            return make(math.prod(inputs), *hidden, num_classes)
+        widths = reader.widths(example)
+        reader.check(widths[:1], widths[-1])
+        return make(*widths)
+
+    return read
 
 
 def _sized(make: MakeSized, example: str) -> Callable[[_NameReader], nn.Module]:
-    return lambda reading: make(*reading.sizes(reading.parts, example))
+    return lambda reader: make(*reader.sizes(reader.parts, example))
 
 
 def _stemmed(make: MakeStemmed, example: str) -> Callable[[_NameReader], nn.Module]:
-    def read(reading: _NameReader) -> nn.Module:
-        is_named = reading.parts[:1] and reading.parts[0] in get_args(Stem)
-        stem, *parts = reading.parts if is_named else ("cifar", *reading.parts)
-        return make(*reading.sizes(parts, example), cast(Stem, stem))
+    def read(reader: _NameReader) -> nn.Module:
+        is_named = reader.parts[:1] and reader.parts[0] in get_args(Stem)
+        stem, *parts = reader.parts if is_named else ("cifar", *reader.parts)
+        return make(*reader.sizes(parts, example), cast(Stem, stem))
 
     return read
 
 
-def _external(make: MakeExternal, example: str) -> Callable[[_NameReader], nn.Module]:
-    def read(reading: _NameReader) -> nn.Module:
-        model, *parts = reading.parts or ("",)
-        sizes = networks.read_sizes(parts[0]) if len(parts) == 1 else None if parts else reading.given
+def _external(library: str, make: MakeExternal, example: str) -> Callable[[_NameReader], nn.Module]:
+    def read(reader: _NameReader) -> nn.Module:
+        model, *parts = reader.parts or ("",)
+        sizes = networks.read_sizes(parts[0]) if len(parts) == 1 else None if parts else reader.given
         if not model or sizes is None:
-            raise reading.refusal(example)
+            raise reader.refusal(example)
         if sizes.num_classes is None:
-            raise ValueError(f"model {reading.name!r} needs num_classes: pass it, or write it behind, as in {example}")
-        reading.check(sizes.inputs, sizes.num_classes)
-        return make(model, sizes.inputs or reading.given.inputs, sizes.num_classes)
+            raise ValueError(f"model {reader.name!r} needs num_classes: pass it, or write it behind, as in {example}")
+        reader.check(sizes.inputs, sizes.num_classes)
+        inputs, num_classes = sizes.inputs or reader.given.inputs, sizes.num_classes
+        networks.check_sizes(f"{library}:{model}", inputs or (3, 1, 1), num_classes, 1)
+        text = str(num_classes) if inputs is None else networks.write_sizes(inputs, num_classes)
+        return named(make(model, inputs, num_classes), f"{library}:{model}:{text}")
 
     return read
 
 
-def torchvision_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
+def _torchvision_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
     """An untrained classifier of torchvision; all of them have three input channels."""
     models = _vision_library("torchvision", model).models
     if model not in models.list_models(module=models):
         raise ValueError(
             f"model after torchvision: must be one of torchvision's classifiers, such as resnet34, got {model!r}"
         )
-    networks.check_sizes(f"torchvision:{model}", (3, 1, 1) if inputs is None else inputs, num_classes, 1)
     if inputs is not None and inputs[0] != 3:
         raise ValueError(f"inputs of torchvision:{model} must have 3 channels, got {tuple(inputs)}")
-    net: nn.Module = models.get_model(model, weights=None, num_classes=num_classes)
-    return named(net, _external_name("torchvision", model, inputs, num_classes))
+    return cast(nn.Module, models.get_model(model, weights=None, num_classes=num_classes))
 
 
-def timm_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
+def _timm_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
     """An untrained model of timm with the channels of the inputs, or three if ``inputs`` is None."""
     timm = _vision_library("timm", model)
     if not timm.is_model(model):
         raise ValueError(f"model after timm: must be one of timm.list_models(), got {model!r}")
-    networks.check_sizes(f"timm:{model}", (3, 1, 1) if inputs is None else inputs, num_classes, 1)
-    channels: dict[str, Any] = {} if inputs is None else {"in_chans": inputs[0]}
-    net: nn.Module = timm.create_model(model, pretrained=False, num_classes=num_classes, **channels)
-    return named(net, _external_name("timm", model, inputs, num_classes))
+    channels = {} if inputs is None else {"in_chans": inputs[0]}
+    return cast(nn.Module, timm.create_model(model, pretrained=False, num_classes=num_classes, **channels))
 
 
 READERS: dict[str, Callable[[_NameReader], nn.Module]] = {
-    "mlp": _read_mlp,
+    "mlp": _dense(networks.mlp, "mlp:784-100-100-10"),
     "fc": _read_fc,
-    "dad_mlp": _read_dad_mlp,
+    "dad_mlp": _dense(networks.dad_mlp, "dad_mlp:784-100-100-10", hidden=(100, 100)),
     "vib_mlp": _sized(networks.vib_mlp, "vib_mlp:784-10"),
     "lenet": _sized(networks.lenet, "lenet:1x28x28-10"),
     "dad_cnn": _sized(networks.dad_cnn, "dad_cnn:1x28x28-10"),
@@ -214,8 +211,8 @@ READERS: dict[str, Callable[[_NameReader], nn.Module]] = {
     "resnet50": _stemmed(networks.resnet50, "resnet50:cifar:3x32x32-10"),
     "resnext101_32x8d": _stemmed(networks.resnext101_32x8d, "resnext101_32x8d:cifar:3x32x32-10"),
     "preresnet18": _stemmed(networks.preresnet18, "preresnet18:cifar:3x32x32-10"),
-    "torchvision": _external(torchvision_model, "torchvision:resnet34:10"),
-    "timm": _external(timm_model, "timm:vit_tiny_patch16_224:10"),
+    "torchvision": _external("torchvision", _torchvision_model, "torchvision:resnet34:10"),
+    "timm": _external("timm", _timm_model, "timm:vit_tiny_patch16_224:10"),
 }
 
 
@@ -248,8 +245,3 @@ def _vision_library(library: str, model: str) -> Any:
         raise ImportError(
             f"{library}:{model} needs {library}, which does not import here ({error}): pip install 'dubio[vision]'"
         ) from error
-
-
-def _external_name(library: str, model: str, inputs: Sequence[int] | None, num_classes: int) -> str:
-    sizes = str(num_classes) if inputs is None else networks.write_sizes(inputs, num_classes)
-    return f"{library}:{model}:{sizes}"

@@ -26,8 +26,9 @@ feature of the training data as buffers. A saved, exported or pruned network the
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal, TypeVar, get_args
 
@@ -215,30 +216,19 @@ def vgg16(inputs: Sequence[int], num_classes: int) -> VGG16:
     return named(VGG16(inputs[0], num_classes), f"vgg16:{write_sizes(inputs, num_classes)}")
 
 
-@dataclass(frozen=True)
-class _Branch:
-    """Sizes of one residual branch: input channels, width of the stage, stride, and groups of filters."""
-
-    in_channels: int
-    width: int
-    stride: int
-    groups: int
-    width_per_group: int
-
-
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut around them."""
 
     expansion = 1
 
-    def __init__(self, branch: _Branch) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = _conv(branch.in_channels, branch.width, 3, branch.stride)
-        self.bn1 = nn.BatchNorm2d(branch.width)
-        self.conv2 = _conv(branch.width, branch.width, 3)
-        self.bn2 = nn.BatchNorm2d(branch.width)
+        self.conv1 = _conv(in_channels, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
-        self.downsample = _shortcut(branch, branch.width)
+        self.downsample = _shortcut(in_channels, width, stride)
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
         """The input, or its shortcut, plus the branch."""
@@ -252,18 +242,18 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, branch: _Branch) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int, groups: int = 1, width_per_group: int = 64) -> None:
         super().__init__()
-        inner = branch.width * branch.width_per_group // 64 * branch.groups
-        outer = branch.width * self.expansion
-        self.conv1 = _conv(branch.in_channels, inner, 1)
+        inner = width * width_per_group // 64 * groups
+        outer = width * self.expansion
+        self.conv1 = _conv(in_channels, inner, 1)
         self.bn1 = nn.BatchNorm2d(inner)
-        self.conv2 = _conv(inner, inner, 3, branch.stride, branch.groups)
+        self.conv2 = _conv(inner, inner, 3, stride, groups)
         self.bn2 = nn.BatchNorm2d(inner)
         self.conv3 = _conv(inner, outer, 1)
         self.bn3 = nn.BatchNorm2d(outer)
         self.relu = nn.ReLU()
-        self.downsample = _shortcut(branch, outer)
+        self.downsample = _shortcut(in_channels, outer, stride)
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
         """The input, or its shortcut, plus the branch."""
@@ -278,15 +268,15 @@ class PreActBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, branch: _Branch) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.bn1 = nn.BatchNorm2d(branch.in_channels)
-        self.conv1 = _conv(branch.in_channels, branch.width, 3, branch.stride)
-        self.bn2 = nn.BatchNorm2d(branch.width)
-        self.conv2 = _conv(branch.width, branch.width, 3)
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = _conv(in_channels, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3)
         self.relu = nn.ReLU()
-        resized = branch.stride != 1 or branch.in_channels != branch.width
-        self.downsample = _conv(branch.in_channels, branch.width, 1, branch.stride) if resized else None
+        resized = stride != 1 or in_channels != width
+        self.downsample = _conv(in_channels, width, 1, stride) if resized else None
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
         """The input, or the shortcut of the activated input, plus the branch."""
@@ -300,22 +290,20 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: Callable[[int, int, int], BasicBlock | Bottleneck],
         depths: Sequence[int],
         in_channels: int,
         num_classes: int,
         stem: Stem,
-        groups: int = 1,
-        width_per_group: int = 64,
     ) -> None:
         super().__init__()
         self.conv1 = _stem_conv(in_channels, stem)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
         self.maxpool = _stem_pool(stem)
-        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(block, depths, groups, width_per_group)
+        (self.layer1, self.layer2, self.layer3, self.layer4), num_features = _stages(block, depths)
         self.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.fc = nn.Linear(STAGE_WIDTHS[-1] * block.expansion, num_classes)
+        self.fc = nn.Linear(num_features, num_classes)
         _init_convolutions(self)
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
@@ -332,11 +320,11 @@ class PreActResNet(nn.Module):
         super().__init__()
         self.conv1 = _stem_conv(in_channels, stem)
         self.maxpool = _stem_pool(stem)
-        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(PreActBlock, depths, 1, 64)
-        self.bn = nn.BatchNorm2d(STAGE_WIDTHS[-1])
+        (self.layer1, self.layer2, self.layer3, self.layer4), num_features = _stages(PreActBlock, depths)
+        self.bn = nn.BatchNorm2d(num_features)
         self.relu = nn.ReLU()
         self.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.fc = nn.Linear(STAGE_WIDTHS[-1], num_classes)
+        self.fc = nn.Linear(num_features, num_classes)
         _init_convolutions(self)
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
@@ -361,8 +349,8 @@ def resnet50(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> R
 def resnext101_32x8d(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> ResNet:
     """ResNeXt-101 for images of this shape: 3-4-23-3 bottlenecks of 32 groups, 8 wide in the first stage."""
     name = _checked_name("resnext101_32x8d", inputs, num_classes, stem)
-    net = ResNet(Bottleneck, (3, 4, 23, 3), inputs[0], num_classes, stem, groups=32, width_per_group=8)
-    return named(net, name)
+    block = partial(Bottleneck, groups=32, width_per_group=8)
+    return named(ResNet(block, (3, 4, 23, 3), inputs[0], num_classes, stem), name)
 
 
 def preresnet18(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> PreActResNet:
@@ -582,28 +570,24 @@ def _stem_pool(stem: Stem) -> nn.Module:
     return nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
 
 
-def _shortcut(branch: _Branch, out_channels: int) -> nn.Sequential | None:
-    if branch.stride == 1 and branch.in_channels == out_channels:
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+    if stride == 1 and in_channels == out_channels:
         return None
-    return nn.Sequential(_conv(branch.in_channels, out_channels, 1, branch.stride), nn.BatchNorm2d(out_channels))
+    return nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
 
 def _stages(
-    block: type[BasicBlock] | type[Bottleneck] | type[PreActBlock],
-    depths: Sequence[int],
-    groups: int,
-    width_per_group: int,
-) -> list[nn.Sequential]:
-    """Blocks stage by stage; each stage after the first halves the image in its first block."""
+    block: Callable[[int, int, int], BasicBlock | Bottleneck | PreActBlock], depths: Sequence[int]
+) -> tuple[list[nn.Sequential], int]:
+    """The stages and their output channels; each stage after the first halves the image in its first block."""
     stages, channels = [], STAGE_WIDTHS[0]
     for stage, (depth, width) in enumerate(zip(depths, STAGE_WIDTHS, strict=True)):
         blocks = []
         for index in range(depth):
-            stride = 2 if stage > 0 and index == 0 else 1
-            blocks.append(block(_Branch(channels, width, stride, groups, width_per_group)))
-            channels = width * block.expansion
+            blocks.append(block(channels, width, 2 if stage > 0 and index == 0 else 1))
+            channels = width * blocks[-1].expansion
         stages.append(nn.Sequential(*blocks))
-    return stages
+    return stages, channels
 
 
 def _init_convolutions(net: nn.Module) -> None:
