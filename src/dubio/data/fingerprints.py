@@ -52,10 +52,8 @@ class DataFingerprint:
     @classmethod
     def of(cls, data: Any, sample_weight: Tensor | None = None) -> "DataFingerprint":
         """The fingerprint of anything that ``fit`` accepts; a loader or stream is not read, and has only a type."""
-        if isinstance(data, DataLoader | Loader):
-            source = data.dataset if isinstance(data, DataLoader) else data.examples
-        else:
-            source = data
+        source = data.examples if isinstance(data, Loader) else data
+        source = source.dataset if isinstance(source, DataLoader) else source
         classes, shape = (source.classes, source.shape) if isinstance(source, Examples) else ((), ())
         weights = data.sample_weight if isinstance(data, Loader) else sample_weight
         batches = _held_batches(source, weights)

@@ -239,7 +239,9 @@ def ood_sets(name: str, *, folder: str | os.PathLike[str] | None = None, downloa
 
 def digits(validation: int | float = VALIDATION_SHARE) -> Splits:
     """The 1797 handwritten digits of scikit-learn, grey 8x8, pixels in [0, 1]; a quarter is the test part."""
-    images, labels = _scikit_learn("digits")
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
+
+    images, labels = load_digits(return_X_y=True)
     inputs = torch.tensor(images / 16.0, dtype=torch.float32).reshape(-1, 1, 8, 8)
     return split_examples(Examples(inputs, torch.tensor(labels).long(), tuple("0123456789"), "digits"), validation)
 
@@ -285,7 +287,10 @@ def clusters(
 
 def diabetes_table() -> Examples:
     """All patients of ``diabetes``, with measurements and targets in their original units."""
-    inputs, targets = (torch.tensor(values, dtype=torch.float32) for values in _scikit_learn("diabetes", scaled=False))
+    from sklearn.datasets import load_diabetes  # type: ignore[import-untyped, unused-ignore]
+
+    measurements, values = load_diabetes(return_X_y=True, scaled=False)
+    inputs, targets = (torch.tensor(array, dtype=torch.float32) for array in (measurements, values))
     return Examples(inputs, targets[:, None], name="diabetes")
 
 
@@ -368,11 +373,3 @@ def _plane(num_points: int, generator: torch.Generator) -> Examples:
     cluster = labels * torch.randint(1, 5, (num_points,), generator=generator)
     noise = CLUSTER_STD * torch.randn(num_points, 2, generator=generator)
     return Examples(torch.tensor(CLUSTER_CENTRES)[cluster] + noise, labels, ("purple", "red"), "clusters")
-
-
-def _scikit_learn(name: str, **options: Any) -> Any:
-    try:
-        from sklearn import datasets  # type: ignore[import-untyped, unused-ignore]
-    except ImportError as error:
-        raise ImportError(f"{name} is part of scikit-learn, which is missing: pip install scikit-learn") from error
-    return getattr(datasets, f"load_{name}")(return_X_y=True, **options)

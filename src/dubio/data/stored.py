@@ -158,18 +158,13 @@ def _copy(response: Any, file: BinaryIO, advance: Advance, max_bytes: int, deadl
 
 @contextlib.contextmanager
 def _bar(name: str, total: int | None, visible: bool) -> Iterator[Advance]:
-    """A progress bar on stderr, if that is a terminal and rich is installed."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-    except ImportError:
-        visible = False
-    if not visible:
-        yield lambda count: None
-        return
+    """A progress bar on stderr, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=not (visible and console.is_terminal)) as bar:
         task = bar.add_task(name, total=total)
         yield lambda count: bar.advance(task, count)
 
