@@ -184,7 +184,7 @@ def test_texts_that_name_rows_and_columns_of_one_value_are_dropped() -> None:
     }
     assert encoder.feature_names == ("size",)
     assert "left out: name (every text is different)" in encoder.summary()
-    with pytest.raises(DataError, match="must have inputs beside the target 'kind', got none"):
+    with pytest.raises(DataError, match="must have inputs besides the target 'kind', got none"):
         fit_encoder(table(name=["Ann", "Bob"]), TARGET)
 
 

@@ -99,7 +99,7 @@ BAD_CSV = {
     "no names": ("1,2\n3,4\n", "must begin with a line that names each column differently, got '1,2'"),
     "one name twice": ("a,a\n3,4\n", "must begin with a line that names each column differently"),
     "a column without a name": ("a,\n3,4\n", "must begin with a line that names each column differently"),
-    "one column": ("a\n1\n", "must have inputs beside the target, got the column 'a' alone"),
+    "one column": ("a\n1\n", "must have inputs besides the target, got the column 'a' alone"),
     "two targets": ("label,a,class\n1,2,3\n", "must have one target, got columns label, class"),
     "a missing cell": ("a,b\n1,2\n3\n", "line 3 must have 2 cells, one for each column, got 1"),
     "a cell too many": ("a,b\n1,2,3\n", "line 2 must have 2 cells, one for each column, got 3"),

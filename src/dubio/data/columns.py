@@ -84,6 +84,10 @@ class TableChunk:
         """The position of a cell: ``wine.csv, line 3, column 'price'``."""
         return f"{self.file}, {self.unit} {self.places[row]}, column {name!r}"
 
+    def cell_error(self, row: int, name: str, kind: str, advice: str = "") -> DataError:
+        """The error for a cell that does not hold a value of this kind."""
+        return DataError(f"{self.place(row, name)} must hold {kind}, got {str(self.columns[name][row])[:40]!r}", advice)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -188,18 +192,14 @@ def read_target(table: TableChunk, name: str, task: Task | None = None) -> Targe
     texts = _rows_of_texts(values)
     is_mostly_numbers = 0 < len(texts) <= TYPING_ERRORS * len(values)
     if task is None and is_mostly_numbers and len(set(values.tolist())) > MANY_CLASSES:
-        raise DataError(
-            f"{table.place(texts[0], name)} must hold a number as the other rows do, got {values[texts[0]][:40]!r}",
-            "correct it or remove the row, or add {task=classification} if these are classes",
-        )
+        advice = "correct it or remove the row, or add {task=classification} if these are classes"
+        raise table.cell_error(texts[0], name, "a number as the other rows do", advice)
     chosen = task or _task_of(values, place)
     if chosen == "classification":
         return Target(name, chosen, _labels(values, place)[1])
     if texts:
-        raise DataError(
-            f"{table.place(texts[0], name)} must hold a number for regression, got {values[texts[0]][:40]!r}",
-            "choose another column with {target}, or use {task=classification}",
-        )
+        advice = "choose another column with {target}, or use {task=classification}"
+        raise table.cell_error(texts[0], name, "a number for regression", advice)
     if len(_target_values(values, place).unique()) == 1:
         raise DataError(f"{place} has the same value, {values[0]}, in every row", "choose another column with {target}")
     return Target(name, chosen)
@@ -210,7 +210,7 @@ def encode_targets(table: TableChunk, target: Target) -> Tensor:
     values = _cells(table, target.name)
     if target.task == "regression":
         if texts := _rows_of_texts(values):
-            raise DataError(f"{table.place(texts[0], target.name)} must hold a number, got {values[texts[0]][:40]!r}")
+            raise table.cell_error(texts[0], target.name, "a number")
         return _target_values(values, f"{table.file}, column {target.name!r}")
     labels = {name: label for label, name in enumerate(target.classes)}
     cells = [str(cell) for cell in table.columns[target.name].tolist()]

@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dubio import functional
-from dubio.checks import did_you_mean
+from dubio.checks import check_choice, did_you_mean
 from dubio.data.examples import Examples, scaled
 
 Images = Float[Tensor, "example channel height width"]
@@ -214,9 +214,7 @@ LABEL_NOISES: dict[str, type[LabelNoise]] = {
 
 def corrupt(examples: Examples, corruption: str, *, strength: int, seed: int = 0) -> Examples:
     """Examples corrupted by name, such as ``corrupt(test, "blur", strength=3)``."""
-    if corruption not in CORRUPTIONS:
-        hint = did_you_mean(corruption, CORRUPTIONS)
-        raise ValueError(f"corruption must be one of {', '.join(CORRUPTIONS)}, got {corruption!r}{hint}")
+    check_choice("corruption", corruption, CORRUPTIONS)
     return CORRUPTIONS[corruption](strength)(examples, torch.Generator().manual_seed(seed))
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -227,7 +227,7 @@ def fit_encoder(train: TableChunk, target: Target, drop: Sequence[str] = ()) -> 
     columns = tuple(_fit(name, train, name in drop) for name in train.columns if name != target.name)
     if all(column.kind == "dropped" for column in columns):
         reasons = "; ".join(f"{column.name}: {column.reason}" for column in columns) or "there is no other column"
-        raise DataError(f"{train.file} must have inputs beside the target {target.name!r}, got none ({reasons})")
+        raise DataError(f"{train.file} must have inputs besides the target {target.name!r}, got none ({reasons})")
     return TableEncoder(columns, target)
 
 
@@ -292,12 +292,9 @@ def _are_numbers(texts: Sequence[str], train: TableChunk, name: str) -> bool:
     if not others:
         return True
     if len(others) <= TYPING_ERRORS * len(texts) or all(map(_is_like_a_number, dict.fromkeys(others))):
-        wrong = others[0]
-        row = int(np.flatnonzero(train.columns[name] == wrong)[0])
-        raise DataError(
-            f"{train.place(row, name)} must hold a number, got {wrong[:40]!r}",
-            f"correct it, leave the cell empty, or leave the column out with {{drop={name}}}",
-        )
+        row = int(np.flatnonzero(train.columns[name] == others[0])[0])
+        advice = f"correct it, leave the cell empty, or leave the column out with {{drop={name}}}"
+        raise train.cell_error(row, name, "a number", advice)
     return False
 
 
@@ -370,7 +367,7 @@ def _values(column: TableColumn, chunk: TableChunk) -> NDArray[np.float64]:
     if cells.dtype.kind in "biuf" and column.kind != "date":
         values = cells.astype(np.float64)
         if infinite := np.flatnonzero(np.isinf(values)).tolist():
-            _refuse(chunk, infinite[0], column)
+            raise _cell_error(chunk, infinite[0], column)
         return values
     read: Callable[[str], float | None] = finite_number
     if column.kind == "date":
@@ -383,19 +380,16 @@ def _values(column: TableColumn, chunk: TableChunk) -> NDArray[np.float64]:
         if cell is not None:
             value = read(cell)
             if value is None:
-                _refuse(chunk, row, column)
+                raise _cell_error(chunk, row, column)
             values[row] = value
     return values
 
 
-def _refuse(chunk: TableChunk, row: int, column: TableColumn) -> NoReturn:
+def _cell_error(chunk: TableChunk, row: int, column: TableColumn) -> DataError:
     kind = {"number": "a number", "boolean": "true or false", "date": "a date"}[column.kind]
     if column.kind == "date" and column.date_format != "iso":
         kind += f" like {datetime(2026, 1, 31).strftime(column.date_format)}"
-    raise DataError(
-        f"{chunk.place(row, column.name)} must hold {kind}, got {str(chunk.columns[column.name][row])[:40]!r}",
-        "correct it, or leave the cell empty",
-    )
+    return chunk.cell_error(row, column.name, kind, "correct it, or leave the cell empty")
 
 
 def _day(text: str, date_format: str) -> float | None:

@@ -133,7 +133,7 @@ class _Reader:
     def name(self, module: Any, name: Any) -> None:
         """Push one of the admitted names."""
         if not isinstance(module, str) or not isinstance(name, str):  # a tuple might take years to print
-            self.refuse("asks for a name that is no text")
+            self.refuse("asks for a name that is not a text")
         if (module, name) not in ADMITTED:
             self.refuse(f"asks for {module[:80]}.{name[:80]}")
         self.stack.append(_Name(name))
@@ -165,7 +165,7 @@ class _Reader:
         elif isinstance(target, _Array) and _are(given, (int,), (tuple,), (_Type,), (int,), (bytes, bytearray)):
             target.value = self.filled(given[1], given[2], bool(given[3]), given[4])
         else:
-            self.refuse("sets the state of something that is no array of numbers")
+            self.refuse("sets the state of something that is not an array of numbers")
 
     def filled(self, shape: Any, type: _Type, columns_first: bool, content: bytes) -> NDArray[Any]:
         """An array from its bytes."""
@@ -183,17 +183,17 @@ class _Reader:
         """Put keys and values into the dictionary on the stack."""
         target = self.stack[-1]
         if not isinstance(target, dict) or len(items) % 2:
-            self.refuse("puts an entry into something that is no dictionary")
+            self.refuse("puts an entry into something that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | bytes):
-                self.refuse("has a key that is no text")
+                self.refuse("has a key that is not a text")
             target[key] = value
 
     def elements(self, items: list[Any]) -> None:
         """Put elements into the list on the stack."""
         target = self.stack[-1]
         if not isinstance(target, list):
-            self.refuse("puts an element into something that is no list")
+            self.refuse("puts an element into something that is not a list")
         target.extend(items)
 
     def refuse(self, what: str) -> NoReturn:

@@ -209,7 +209,7 @@ def _fit(
         )
     if len(names) < 2:
         raise DataError(
-            f"{table.file} must have inputs beside the target, got the column {names[0][:80]!r} alone",
+            f"{table.file} must have inputs besides the target, got the column {names[0][:80]!r} alone",
             "set {delimiter} if its cells are separated by another mark",
         )
     parsed = columns.read_target(table, chosen, task)

@@ -33,7 +33,7 @@ from typing import Any, cast, get_args
 
 from torch import nn
 
-from dubio.checks import did_you_mean
+from dubio.checks import check_choice, did_you_mean
 from dubio.models import networks
 from dubio.models.networks import NORMALISATIONS, Sizes, Stem, named
 
@@ -224,9 +224,8 @@ def _split_normalisation(name: str, normalise: str | None) -> tuple[str, str | N
         raise ValueError(
             f"model may end in ',normalise=' and one of {', '.join(NORMALISATIONS)}, and in nothing else, got {name!r}"
         )
-    if normalise is not None and normalise not in NORMALISATIONS:
-        hint = did_you_mean(normalise, NORMALISATIONS)
-        raise ValueError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {normalise!r}{hint}")
+    if normalise is not None:
+        check_choice("normalise", normalise, NORMALISATIONS)
     if comma and normalise not in (None, constants):
         raise ValueError(f"normalise must be {constants}, which model {name!r} has, got {normalise}")
     return text, constants if comma else normalise

@@ -36,6 +36,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dubio.checks import check_choice, check_count, check_positive, check_value
+
 Stem = Literal["cifar", "imagenet"]
 Net = TypeVar("Net", bound=nn.Module)
 VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -406,8 +408,7 @@ class Standardise(nn.Module):
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
-        if num_features < 1:
-            raise ValueError(f"num_features must be at least 1, got {num_features}")
+        check_count("num_features", num_features)
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("std", torch.ones(num_features))
 
@@ -462,8 +463,7 @@ def with_standardise(net: nn.Module, num_features: int) -> nn.Sequential:
 
 def normalised(net: nn.Module, constants: str) -> nn.Sequential:
     """The network after a normalisation by name, see ``NORMALISATIONS``."""
-    if constants not in NORMALISATIONS:
-        raise ValueError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {constants!r}")
+    check_choice("normalise", constants, NORMALISATIONS)
     whole = nn.Sequential(OrderedDict(normalise=Normalise(*NORMALISATIONS[constants]), net=net))
     name = architecture_of(net)
     return whole if name is None else named(whole, f"{name},normalise={constants}")
@@ -480,8 +480,7 @@ def init_glorot(net: nn.Module) -> None:
 
 def init_truncated(net: nn.Module, std: float) -> None:
     """Weights and biases of every layer from N(0, std^2), truncated at two standard deviations, not rescaled (BWS)."""
-    if not 0.0 < std < math.inf:
-        raise ValueError(f"std must be positive and finite, got {std}")
+    check_positive("std", std)
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             for parameter in module.parameters(recurse=False):
@@ -552,8 +551,7 @@ def _check_widths(kind: str, widths: Sequence[int]) -> None:
 
 
 def _checked_name(kind: str, inputs: Sequence[int], num_classes: int, stem: Stem) -> str:
-    if stem not in get_args(Stem):
-        raise ValueError(f"stem of {kind} must be 'cifar' or 'imagenet', got {stem!r}")
+    check_value(f"stem of {kind}", stem, get_args(Stem))
     check_sizes(kind, inputs, num_classes, 1)
     return f"{kind}:{stem}:{write_sizes(inputs, num_classes)}"
 
