@@ -232,6 +232,23 @@ def parse_targets(values: NDArray[Any], file: str, task: Task | None) -> tuple[T
     return _labels(values, file) if chosen == "classification" else (_target_values(values, file), ())
 
 
+def finite_float32(values: NDArray[Any], file: str, what: str) -> NDArray[np.float32]:
+    """Numbers as ``float32``; refuses values that are not finite in it."""
+    with np.errstate(over="ignore"):
+        numbers = np.ascontiguousarray(values, dtype=np.float32)
+    bad = np.argwhere(~np.isfinite(numbers))
+    if len(bad):
+        raise DataError(f"{file} must have finite {what}, got {values[tuple(bad[0])]} in example {bad[0][0]}")
+    return numbers
+
+
+def without_zone(value: Any) -> Any:
+    """A date or a time without a time zone; a time with a zone is converted to UTC."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC).replace(tzinfo=None)
+    return value
+
+
 def _read_csv(
     opened: IO[bytes], file: str, delimiter: str | None, skip: Collection[str], chunk_rows: int
 ) -> Iterator[TableChunk]:
@@ -431,13 +448,6 @@ def _values(column: Any, file: str, name: str) -> NDArray[Any]:
     )
 
 
-def without_zone(value: Any) -> Any:
-    """A date or a time without a time zone; a time with a zone is converted to UTC."""
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return value.astimezone(UTC).replace(tzinfo=None)
-    return value
-
-
 def _cells(table: TableChunk, name: str) -> NDArray[Any]:
     """The cells of a column of targets: whole numbers if all of them are, else numbers, else texts."""
     cells = table.columns[name]
@@ -469,12 +479,8 @@ def _task_of(values: NDArray[Any], place: str) -> Task:
     """The task of targets, from their type and the number of distinct values; refuses unclear cases."""
     if values.dtype.kind == "f" or values.ndim != 1:
         distinct = np.unique(values)
-        if (
-            values.ndim == 1
-            and len(distinct) == 2
-            and len(values) > MANY_CLASSES
-            and (distinct == np.round(distinct)).all()
-        ):
+        is_binary = values.ndim == 1 and len(distinct) == 2 and (distinct == np.round(distinct)).all()
+        if is_binary and len(values) > MANY_CLASSES:
             raise DataError(
                 f"{place} has only two different numbers as targets, {distinct[0]:g} and {distinct[1]:g}",
                 "add {task=classification}, or {task=regression} if they are values",
@@ -535,16 +541,6 @@ def _target_values(values: NDArray[Any], file: str) -> Tensor:
             "scale them, or take logarithms",
         )
     return torch.tensor(numbers.reshape(len(numbers), -1))
-
-
-def finite_float32(values: NDArray[Any], file: str, what: str) -> NDArray[np.float32]:
-    """Numbers as ``float32``; refuses values that are not finite in it."""
-    with np.errstate(over="ignore"):
-        numbers = np.ascontiguousarray(values, dtype=np.float32)
-    bad = np.argwhere(~np.isfinite(numbers))
-    if len(bad):
-        raise DataError(f"{file} must have finite {what}, got {values[tuple(bad[0])]} in example {bad[0][0]}")
-    return numbers
 
 
 def _class_name(cell: str) -> str:
