@@ -34,7 +34,7 @@ from torch import Tensor
 
 from dubio.checks import did_you_mean
 from dubio.codec import open_regular
-from dubio.data.files import DataError
+from dubio.data.files import DataError, damage_as_data_error
 
 Task = Literal["classification", "regression"]
 CHUNK_ROWS = 8192
@@ -399,29 +399,24 @@ def _read_parquet(path: Path, skip: Collection[str], chunk_rows: int) -> Iterato
     except ImportError as error:
         raise ImportError("reading parquet needs pyarrow, which is missing: pip install 'dubio[tables]'") from error
     file, start = str(path), 0
-    with open_regular(path, DataError) as opened:
-        try:
-            table = parquet.ParquetFile(opened)
-            names, num_rows = [str(name) for name in table.schema_arrow.names], table.metadata.num_rows
-            if not names or num_rows == 0:
-                raise DataError(f"{file} must have columns and at least one row, got {len(names)} and {num_rows}")
-            if len(set(names)) < len(names):
-                raise DataError(f"{file} must name each column differently, got {', '.join(names)[:80]!r}")
-            for batch in table.iter_batches(chunk_rows):
-                columns = {
-                    name: np.full(batch.num_rows, None, dtype=object)
-                    if name in skip
-                    else _values(batch.column(index), file, name)
-                    for index, name in enumerate(names)
-                }
-                yield TableChunk(columns, file, np.arange(start, start + batch.num_rows))
-                start += batch.num_rows
-            if start != num_rows:
-                raise DataError(f"{file} is damaged: it says that it has {num_rows} rows, and holds {start}")
-        except DataError:
-            raise
-        except Exception as error:  # pyarrow raises many types of errors for damaged files
-            raise DataError(f"{file} is not a readable parquet file: {error}") from None
+    with open_regular(path, DataError) as opened, damage_as_data_error(path, "a readable parquet file"):
+        table = parquet.ParquetFile(opened)
+        names, num_rows = [str(name) for name in table.schema_arrow.names], table.metadata.num_rows
+        if not names or num_rows == 0:
+            raise DataError(f"{file} must have columns and at least one row, got {len(names)} and {num_rows}")
+        if len(set(names)) < len(names):
+            raise DataError(f"{file} must name each column differently, got {', '.join(names)[:80]!r}")
+        for batch in table.iter_batches(chunk_rows):
+            columns = {
+                name: np.full(batch.num_rows, None, dtype=object)
+                if name in skip
+                else _values(batch.column(index), file, name)
+                for index, name in enumerate(names)
+            }
+            yield TableChunk(columns, file, np.arange(start, start + batch.num_rows))
+            start += batch.num_rows
+        if start != num_rows:
+            raise DataError(f"{file} is damaged: it says that it has {num_rows} rows, and holds {start}")
 
 
 def _values(column: Any, file: str, name: str) -> NDArray[Any]:

@@ -8,7 +8,8 @@ import gzip
 import re
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +49,16 @@ class TableWarning(UserWarning):
 def read_tar(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     """The named files of a gzipped tar archive, in one pass over it."""
     contents: dict[str, bytes] = {}
-    with open_regular(path, DataError) as opened:
-        try:
-            limited: Any = _Limited(gzip.GzipFile(fileobj=opened), path)
-            with tarfile.open(fileobj=limited, mode="r|") as archive:
-                for member in archive:
-                    if member.isreg() and member.name in names:
-                        _check_size(member.size, f"{path}/{member.name}")
-                        content = archive.extractfile(member)
-                        contents[member.name] = b"" if content is None else content.read()
-                    if len(contents) == len(names):
-                        break
-        except DataError:
-            raise
-        except Exception as error:  # tarfile raises many types of errors for damaged files, even RecursionError
-            raise DataError(
-                f"{path} is not a whole .tar.gz: {str(error) or type(error).__name__}; fetch it again"
-            ) from None
+    with open_regular(path, DataError) as opened, damage_as_data_error(path, "a whole .tar.gz", "; fetch it again"):
+        limited: Any = _Limited(gzip.GzipFile(fileobj=opened), path)
+        with tarfile.open(fileobj=limited, mode="r|") as archive:
+            for member in archive:
+                if member.isreg() and member.name in names:
+                    _check_size(member.size, f"{path}/{member.name}")
+                    content = archive.extractfile(member)
+                    contents[member.name] = b"" if content is None else content.read()
+                if len(contents) == len(names):
+                    break
     if lacking := [name for name in names if name not in contents]:
         raise DataError(f"{path} lacks {', '.join(lacking)}; fetch it again")
     return contents
@@ -72,16 +66,23 @@ def read_tar(path: Path, names: Sequence[str]) -> dict[str, bytes]:
 
 def read_zip(path: Path, select: Callable[[str], bool]) -> dict[str, bytes]:
     """The files of a zip archive whose names ``select`` accepts, sorted by name."""
+    damage = damage_as_data_error(path, "a whole .zip", "; fetch it again")
+    with damage, open_regular(path, DataError) as opened, zipfile.ZipFile(opened) as archive:
+        selected = [info for info in archive.infolist() if select(info.filename)]
+        members = sorted(selected, key=lambda info: info.filename)
+        _check_size(check_members(members, path), str(path))
+        return {info.filename: _inflated(archive, info) for info in members}
+
+
+@contextmanager
+def damage_as_data_error(path: Path, kind: str, advice: str = "") -> Iterator[None]:
+    """Raise ``DataError`` for all errors of a library that reads a file; damaged files raise many types of errors."""
     try:
-        with open_regular(path, DataError) as opened, zipfile.ZipFile(opened) as archive:
-            selected = [info for info in archive.infolist() if select(info.filename)]
-            members = sorted(selected, key=lambda info: info.filename)
-            _check_size(check_members(members, path), str(path))
-            return {info.filename: _inflated(archive, info) for info in members}
+        yield
     except (DataError, FileNotFoundError, PermissionError):
         raise
-    except Exception as error:  # zipfile raises many types of errors for damaged files
-        raise DataError(f"{path} is not a whole .zip: {str(error) or type(error).__name__}; fetch it again") from None
+    except Exception as error:
+        raise DataError(f"{path} is not {kind}: {str(error) or type(error).__name__}{advice}") from None
 
 
 def check_members(members: Sequence[zipfile.ZipInfo], path: Path) -> int:

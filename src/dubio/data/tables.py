@@ -33,7 +33,7 @@ from dubio.data import columns
 from dubio.data.columns import CHUNK_ROWS, TableChunk, Task
 from dubio.data.encoder import TableEncoder, fit_encoder, remarks_as_text
 from dubio.data.examples import VALIDATION_SHARE, Examples, Splits, scaled, split_examples, split_rows, with_validation
-from dubio.data.files import DataError, TableWarning, check_members, check_room
+from dubio.data.files import DataError, TableWarning, check_members, check_room, damage_as_data_error
 from dubio.data.image_files import decode_image, image_files, read_image_file
 
 INPUTS, TARGETS = ("x", "inputs"), ("y", "targets", "labels")
@@ -255,23 +255,19 @@ def _part(arrays: Arrays, suffix: str, file: str) -> tuple[NDArray[Any], NDArray
 def _load(path: Path) -> Arrays:
     """The arrays of inputs and targets; nothing is unpickled."""
     names = [name + suffix for name in INPUTS + TARGETS for suffix in ("", "_train", "_test")]
-    with open_regular(path, DataError) as opened:
-        try:
-            with zipfile.ZipFile(opened) as members:
-                check_room(check_members(members.infolist(), path), str(path))
-            opened.seek(0)
-            with np.load(opened, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files if name in names}
-            if foreign := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-                raise DataError(f"{path} must hold arrays as numpy writes them, got other contents in {foreign[0]}.npy")
-            for array in arrays.values():
-                if array.dtype.kind == "U":
-                    array.tolist()  # damaged characters raise here, and a SystemError wherever they are used
-            return arrays
-        except DataError:
-            raise
-        except Exception as error:  # numpy raises many types of errors for damaged files
-            raise DataError(f"{path} is not a readable .npz of numbers and texts: {error}") from None
+    kind = "a readable .npz of numbers and texts"
+    with open_regular(path, DataError) as opened, damage_as_data_error(path, kind):
+        with zipfile.ZipFile(opened) as members:
+            check_room(check_members(members.infolist(), path), str(path))
+        opened.seek(0)
+        with np.load(opened, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files if name in names}
+        if foreign := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise DataError(f"{path} must hold arrays as numpy writes them, got other contents in {foreign[0]}.npy")
+        for array in arrays.values():
+            if array.dtype.kind == "U":
+                array.tolist()  # damaged characters raise here, and a SystemError wherever they are used
+        return arrays
 
 
 def _joined(arrays: list[NDArray[Any]], file: str) -> NDArray[Any]:
