@@ -51,13 +51,13 @@ def test_corrupted_examples_are_numbers_in_the_unit_interval_with_their_own_labe
     name: str, strength: int, make: Callable[[], Examples]
 ) -> None:
     examples = make()
-    found = corrupt(examples, name, strength=strength)
-    assert found.inputs.dtype == torch.float32
-    assert found.inputs.shape == examples.inputs.shape
-    assert 0.0 <= found.inputs.min() <= found.inputs.max() <= 1.0
-    assert torch.equal(found.targets, examples.targets)
-    assert found.classes == examples.classes
-    assert found.name == f"{examples.name}, {name} {strength}"
+    corrupted = corrupt(examples, name, strength=strength)
+    assert corrupted.inputs.dtype == torch.float32
+    assert corrupted.inputs.shape == examples.inputs.shape
+    assert 0.0 <= corrupted.inputs.min() <= corrupted.inputs.max() <= 1.0
+    assert torch.equal(corrupted.targets, examples.targets)
+    assert corrupted.classes == examples.classes
+    assert corrupted.name == f"{examples.name}, {name} {strength}"
 
 
 @pytest.mark.parametrize("name", NAMES)

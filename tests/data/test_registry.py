@@ -1,4 +1,4 @@
-"""Datasets by name and by path: what is found, what is missing, what is fetched, and how that is said."""
+"""Datasets by name and by path: present and missing files, downloads, and their messages."""
 
 import functools
 import gzip
@@ -30,13 +30,13 @@ def idx(array: np.ndarray) -> bytes:
 def contents() -> dict[str, bytes]:
     """A small MNIST of 20 and 6 images of 2x3 pixels."""
     random = np.random.default_rng(0)
-    found = []
+    contents = []
     for count in (20, 6):
-        found += [
+        contents += [
             idx(random.integers(0, 256, (count, 2, 3), dtype=np.uint8)),
             idx(np.arange(count, dtype=np.uint8) % 10),
         ]
-    return dict(zip(FILES, found, strict=True))
+    return dict(zip(FILES, contents, strict=True))
 
 
 def small(like: IdxSet, mirror: str = "http://127.0.0.1:9/") -> IdxSet:

@@ -1,4 +1,4 @@
-"""Which rows are held out: always the same, as many as asked for, and none twice."""
+"""The rows that are held out: always the same, as many as requested, and none twice."""
 
 import pytest
 import torch
