@@ -139,7 +139,7 @@ def test_choices_that_help_knows_are_those_of_the_library() -> None:
 
 def test_a_choice_names_the_rule_the_value_and_what_resembles_it() -> None:
     check_choice("kind", "lac", ("lac", "aps"))
-    with pytest.raises(ValueError, match=r"^kind must be lac or aps, got 'lacc'; did you mean 'lac'\?$"):
+    with pytest.raises(ValueError, match=r"^kind must be 'lac' or 'aps', got 'lacc'; did you mean 'lac'\?$"):
         check_choice("kind", "lacc", ("lac", "aps"))
     assert did_you_mean("zzz", ("lac", "aps")) == ""
 
