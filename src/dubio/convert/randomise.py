@@ -50,17 +50,18 @@ from dubio.nn import (
     Masked,
     Members,
     Noised,
+    NoisyInput,
+    NoisyOutput,
     RandomDropout,
     Source,
     WeightSource,
+    add_noise,
     draw_parameters,
-    drawn_class,
     drawn_names,
-    noise_input,
-    noise_output,
     plain_layer,
     restore_masked,
     restore_parameters,
+    rewritten_class,
     takes_noise,
 )
 
@@ -216,7 +217,7 @@ def _draw(module: nn.Module, posteriors: dict[int, WeightSource], estimator: Est
         draw_parameters(module, BAYESIAN[base], own).dubio_estimator = estimator
         return
     plain = PLAIN.get(base, base)
-    drawn = draw_parameters(module, drawn_class(plain, base, tuple(own)), own)
+    drawn = draw_parameters(module, rewritten_class(Drawn, base, plain, tuple(own)), own)
     attach_alone(drawn)
     if estimator != "weight":
         drawn.dubio_estimator_remark = f"{plain.__name__} has no {estimator} form"
@@ -283,7 +284,7 @@ def insert_noise(
     if freeze:
         _freeze(model)
     for layer, noise in zip(chosen.values(), make_noise(chosen), strict=True):
-        noise_input(layer, noise.to(next(layer.parameters())))
+        add_noise(layer, noise.to(next(layer.parameters())))
     return attach(model)
 
 
@@ -319,7 +320,7 @@ def randomise_dropout(
         module.p = float(p)
         module.__class__ = DROPOUTS[type(module)]
     for layer in chosen.values():
-        noise_input(layer, InputMask(inserted_rate if rate is None else rate))
+        add_noise(layer, InputMask(inserted_rate if rate is None else rate))
     return attach(model)
 
 
@@ -405,10 +406,7 @@ def with_activation_noise(
     for layer in chosen.values():
         width = layer.out_features if behind else layer.in_features
         noise = make_noise(layer.in_features, width).to(layer.weight).train(layer.training)
-        if behind:
-            noise_output(layer, noise)
-        else:
-            noise_input(layer, noise)
+        add_noise(layer, noise, NoisyOutput if behind else NoisyInput)
     return attach(model)
 
 

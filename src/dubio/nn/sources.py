@@ -231,10 +231,13 @@ class WeightSource(Source):
     def remove(self, mask: Bool[Tensor, "*shape"]) -> None:
         """Remove the weights that a mask marks, for good; those removed before stay so."""
         self.removed = mask.clone() if self.removed is None else self.removed | mask
-        own = [*self._parameters.values(), *(self._buffers[name] for name in self._buffers if name != "removed")]
-        for tensor in own:
-            if tensor is not None and tensor.shape == mask.shape:
-                tensor.masked_fill_(self.removed, 0)
+        for _, tensor in self.same_shape(mask.shape):
+            tensor.masked_fill_(self.removed, 0)
+
+    def same_shape(self, shape: torch.Size) -> list[tuple[str, Tensor]]:
+        """Names and tensors of this shape that the mask of removed weights applies to: means, scales, centres."""
+        tensors = {**self._parameters, **self._buffers, "removed": None}
+        return [(name, tensor) for name, tensor in tensors.items() if tensor is not None and tensor.shape == shape]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """What was removed stays removed, also with a checkpoint from before."""
