@@ -16,20 +16,6 @@ from torch import Tensor, nn
 
 from dubio import functional
 
-__all__ = [
-    "VALUES",
-    "Calibration",
-    "DecisionWarning",
-    "Decisions",
-    "PredictionSets",
-    "Surety",
-    "Temperature",
-    "Threshold",
-    "VectorScaling",
-    "decisions_of",
-    "removal_message",
-]
-
 Surety = Literal["confidence", "entropy", "mutual_information"]
 
 

@@ -8,18 +8,6 @@ import math
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-__all__ = [
-    "check_choice",
-    "check_count",
-    "check_finite",
-    "check_flag",
-    "check_not_negative",
-    "check_number",
-    "check_positive",
-    "did_you_mean",
-    "listed",
-]
-
 
 def listed(parts: Sequence[str], last: str = "or") -> str:
     """Words in a row: ``a, b or c``."""

@@ -29,35 +29,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = [
-    "UNFINISHED",
-    "RecordError",
-    "check_fields",
-    "check_regular",
-    "current_names",
-    "dump_json",
-    "fits",
-    "flush",
-    "open_regular",
-    "parse_json",
-    "printable",
-    "read_file",
-    "read_json",
-    "read_json_lines",
-    "read_object",
-    "read_value",
-    "remove_unfinished",
-    "unfinished_file",
-    "write_atomically",
-    "Record",
-    "read_history",
-    "Command",
-    "forget_commands",
-    "read_commands",
-    "write_commands",
-]
-
-
 T = TypeVar("T")
 
 

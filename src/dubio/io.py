@@ -69,23 +69,6 @@ from dubio.models import architecture_of, build
 from dubio.nn import Removed, masked_tensors, rebuild
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 
-__all__ = [
-    "Identity",
-    "file_content",
-    "identity_of",
-    "load",
-    "save",
-    "from_json",
-    "to_json",
-    "packed",
-    "unpacked",
-    "with_ties",
-    "without_ties",
-    "LOCK",
-    "locked",
-]
-
-
 FORMAT = "dubio-1"
 
 

@@ -18,18 +18,6 @@ from torch import Tensor, nn
 
 from dubio import functional
 
-__all__ = [
-    "Bernoulli",
-    "Categorical",
-    "Gaussian",
-    "Likelihood",
-    "likelihood_of",
-    "match_shape",
-    "observation_scale",
-    "warn_of_probabilities",
-    "without_weights",
-]
-
 ROUNDING = 1e-5
 """How far from 1 the probabilities of a softmax may sum to."""
 
