@@ -99,7 +99,7 @@ def evaluate(
         evaluation = replace(evaluation, corruptions=curves)
     _keep_fingerprint(model, judged)
     seconds = time.perf_counter() - began
-    return replace(evaluation, decided=decisions_of(model).told(), seconds=seconds, made_by=versions())
+    return replace(evaluation, decided=decisions_of(model).summary(), seconds=seconds, made_by=versions())
 
 
 def _with_unseen(

@@ -5,18 +5,16 @@ A layer is made by conversion of its deterministic counterpart and stays an inst
 mean and variance of every output (T-13, T-17, ``test_estimators.py``):
 
 - ``weight`` draws the weights; every row of the batch sees the same draw;
-- ``local`` draws the outputs from their moments (E-23 to E-25); each row and output has noise of its own, so it is the
+- ``local`` draws the outputs from their moments (E-23 to E-25); each row and output has its own noise, so it is the
   choice for training and must not be used where one consistent function is needed;
 - ``flipout`` draws one perturbation of the weights and flips its sign per row, input and output unit.
 
 With noise off, each runs its counterpart's own forward on the means.
 
-``F.linear`` for a mapped pass: products of many draws with their biases.
-
-Torch maps ``F.linear`` to a batched product and an addition of the biases, which reads and writes all outputs once more
-in a kernel that does not vectorise: on a GPU nearly as long as the product. A product of one draw adds its bias on the
-way out. So, where products are large and nothing is to be differentiated, draws are multiplied one after another,
-outside the map, into one tensor; what is launched is small beside the products.
+``affine`` is ``F.linear`` for a mapped pass. Torch maps ``F.linear`` to a batched product and an addition of the
+biases, which reads and writes all outputs once more in a kernel that does not vectorise: on a GPU nearly as long as the
+product. The product of a single draw adds its bias in the same kernel. So, where products are large and no gradient is
+needed, draws are multiplied one after another, outside the map, into one tensor.
 """
 
 from abc import ABC, abstractmethod
@@ -37,10 +35,14 @@ from dubio.nn.vmappable import call_outside_vmap
 
 ALIGNED_UNITS = 8
 """Products of a GPU are fast where widths are a multiple of this: ten classes are compiled as sixteen."""
+DEVICES = ("cuda",)
+"""Where the addition of mapped biases costs that much."""
+LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
+"""Multiplications and outputs of a draw from which a launch of its own pays, and fills a large GPU alone."""
 
 
 class BayesianLayer(Drawn, ABC):
-    """What the Bayesian layers share: the estimators."""
+    """The base of the Bayesian layers: the estimators."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.dubio_plain_class.__name__
@@ -78,7 +80,7 @@ class BayesianLayer(Drawn, ABC):
         dtype = torch.promote_types(input.dtype, torch.float32)
         factors = _factors_dtype(input.device, dtype)
         # Squares under- and overflow in float16: they and roots are computed in float32 at least, and their products in
-        # nothing that has a smaller range.
+        # a type with at least that range.
         with torch.autocast(input.device.type, enabled=False):
             square = input.to(dtype).square().to(factors)
             weight, bias = (self._variance(name, dtype, factors) for name in ("weight", "bias"))
@@ -127,7 +129,7 @@ class BayesianLayer(Drawn, ABC):
 
 
 def _factors_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The type in which variances are multiplied: under autocast to bfloat16, which has the range of float32, that."""
+    """The type in which variances are multiplied: bfloat16 under autocast to it, since it has the range of float32."""
     return torch.bfloat16 if autocast_dtype(device) == torch.bfloat16 else dtype
 
 
@@ -162,7 +164,7 @@ class _Convolution(BayesianLayer):
     weight_posterior: WeightSource
 
     def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
-        # One sign per row and channel: the perturbation must stay one filter over all positions.
+        # One sign per row and channel: the perturbation stays one filter over all positions.
         positions = (1,) * self._num_positions
         channels = input.dim() - self._num_positions
         return torch.Size((*input.shape[:channels], *positions)), torch.Size((*output.shape[:channels], *positions))
@@ -260,14 +262,6 @@ BAYESIAN: dict[type[nn.Module], type[BayesianLayer]] = {
 """The layer with all three estimators for each plain one; any other module draws its weights."""
 
 
-DEVICES = ("cuda",)
-"""Where the addition of mapped biases costs that much."""
-
-
-LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
-"""Multiplications and outputs of a draw from which it is worth a launch of its own, and fills a large GPU alone."""
-
-
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear(input, weight, bias)``."""
     if bias is not None and _is_worth_a_launch(input, weight):
@@ -286,22 +280,17 @@ def _is_worth_a_launch(input: Tensor, weight: Tensor) -> bool:
 
 
 def _one_by_one(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor]:
-    """Each draw's product, written to its place."""
+    """Each draw's product, written into the joint tensor."""
     inputs, weights, biases = (
-        # What draws share is contiguous, so that rows are counted on one axis without a copy for each draw.
+        # Shared tensors are contiguous, so that rows are counted on one axis without a copy for each draw.
         tensor.contiguous().expand(num_samples, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
         for tensor, axis in zip(tensors, axes, strict=True)
     )
     rows = inputs.reshape(num_samples, inputs.shape[1:-1].numel(), inputs.shape[-1])
     shape = (*inputs.shape[:-1], weights.shape[1])
-    if _is_watched():
+    if is_transformed() or forward_ad._current_level >= 0:  # writing into a tensor would escape an outer transform
         return ((torch.bmm(rows, weights.mT) + biases.unsqueeze(1)).reshape(shape),)
     outputs = rows.new_empty(*rows.shape[:2], weights.shape[1])
-    for output, own_rows, weight, bias in zip(outputs, rows, weights, biases, strict=True):
-        torch.addmm(bias, own_rows, weight.t(), out=output)
+    for output, draw_rows, weight, bias in zip(outputs, rows, weights, biases, strict=True):
+        torch.addmm(bias, draw_rows, weight.t(), out=output)
     return (outputs.reshape(shape),)
-
-
-def _is_watched() -> bool:
-    """Whether somebody maps or differentiates around us, which writing into a tensor would escape."""
-    return is_transformed() or forward_ad._current_level >= 0
