@@ -16,6 +16,8 @@ from dubio.checks import check_finite, check_positive
 
 __all__ = ["CentredNormal", "Normal", "Prior", "ScaleMixture"]
 
+Weights = Float[Tensor, "*shape"]
+
 
 @dataclass(frozen=True)
 class Normal:
@@ -29,15 +31,11 @@ class Normal:
         check_finite("mean of a prior", self.mean)
         check_positive("std of a prior", self.std)
 
-    def log_prob(
-        self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def log_prob(self, weight: Weights, centre: Weights | None) -> Weights:
         """Log density, element by element."""
         return functional.variational.normal_log_prob(weight, self.mean, self.std)
 
-    def divergence(
-        self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def divergence(self, mean: Weights, std: Weights, centre: Weights | None) -> Weights:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
         return functional.variational.gaussian_kl(mean, std, self.mean, self.std)
 
@@ -52,16 +50,12 @@ class CentredNormal:
     def __post_init__(self) -> None:
         check_positive("std of a prior", self.std)
 
-    def log_prob(
-        self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def log_prob(self, weight: Weights, centre: Weights | None) -> Weights:
         """Log density, element by element."""
         assert centre is not None
         return functional.variational.normal_log_prob(weight, centre, self.std)
 
-    def divergence(
-        self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def divergence(self, mean: Weights, std: Weights, centre: Weights | None) -> Weights:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
         assert centre is not None
         return functional.variational.gaussian_kl(mean, std, centre, self.std)
@@ -98,15 +92,11 @@ class ScaleMixture:
         """True only where the mixture is a Gaussian."""
         return self.weight == 1.0 or self.narrow_std == self.wide_std
 
-    def log_prob(
-        self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def log_prob(self, weight: Weights, centre: Weights | None) -> Weights:
         """Log density, element by element."""
         return functional.variational.scale_mixture_log_prob(weight, self.weight, self.wide_std, self.narrow_std)
 
-    def divergence(
-        self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def divergence(self, mean: Weights, std: Weights, centre: Weights | None) -> Weights:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight, where the mixture is a Gaussian."""
         if not self.has_closed_divergence:
             raise ValueError("the divergence from a scale mixture has no closed form; it is estimated from draws")

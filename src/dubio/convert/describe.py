@@ -138,11 +138,12 @@ def describe(model: nn.Module) -> Description:
         for name, module in visible_modules(model)
         if own_parameters(module) or is_random(module)
     ]
+    executors = [f"executor in {name}: {plan.executor}; {plan.reason}" for name, plan in plans(model).items()]
     return Description(
         "none: not converted" if record is None else repr(record.method),
         "none" if record is None else repr(record.likelihood),
         tuple(layers),
-        _describe_executors(model),
+        tuple(executors) or ("executor: chosen at the first run with several draws",),
         tuple(decisions_of(model).summary().values()),
         noticed(model),
     )
@@ -221,8 +222,3 @@ def _why_fixed(name: str, module: nn.Module, record: ModelSpec | None, draws_wei
     if draws_weights:
         return f"fixed: {why_unconvertible(module) or 'biases stay deterministic'}"
     return f"fixed: {'no noise goes before it' if takes_noise(module) else PLACES}"
-
-
-def _describe_executors(model: nn.Module) -> tuple[str, ...]:
-    rows = [f"executor in {situation}: {plan.executor}; {plan.reason}" for situation, plan in plans(model).items()]
-    return tuple(rows) or ("executor: chosen at the first run with several draws",)

@@ -95,7 +95,9 @@ def export(
         bound = _bind(model, args, kwargs)
         if bound.kwargs:
             raise ValueError(f"inputs must be positional to export draws, got keyword-only {sorted(bound.kwargs)}")
-        args, kwargs, shared = bound.args, {}, _positions(bound, shared)
+        names = list(bound.arguments)  # all arguments are positional now
+        shared = [names.index(name) if isinstance(name, str) and name in names else name for name in shared]
+        args, kwargs = bound.args, {}
     network.eval()
     shapes = _dynamic_rows(network, args, kwargs, shared)
     if noise == "off" and _gives_an_object(network, args, kwargs):
@@ -177,12 +179,6 @@ def _bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     values = {name: bound.arguments.get(name, signature.parameters[name].default) for name in needed}
     bound.arguments = {name: value for name, value in values.items() if value is not inspect.Parameter.empty}
     return bound
-
-
-def _positions(bound: inspect.BoundArguments, shared: Collection[int | str]) -> list[int | str]:
-    """Positions of the shared inputs once all arguments are positional."""
-    names = list(bound.arguments)
-    return [names.index(name) if isinstance(name, str) and name in names else name for name in shared]
 
 
 def _dynamic_rows(

@@ -268,7 +268,10 @@ def insert_noise(
         raise ValueError(_nothing_chosen(model, where))
     make_mappable(model)
     if freeze:
-        _freeze(model)
+        model.requires_grad_(False)
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.momentum = 0.0  # training still normalises by the batch, but does not change the statistics
     for layer, noise in zip(chosen.values(), make_noise(chosen), strict=True):
         add_noise(layer, noise.to(next(layer.parameters())))
     return attach(model)
@@ -308,13 +311,6 @@ def randomise_dropout(
     for layer in chosen.values():
         add_noise(layer, InputMask(inserted_rate if rate is None else rate))
     return attach(model)
-
-
-def _freeze(model: nn.Module) -> None:
-    model.requires_grad_(False)
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            module.momentum = 0.0  # training still normalises by the batch, but does not change the statistics
 
 
 def _chosen_layers(

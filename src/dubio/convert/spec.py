@@ -208,11 +208,11 @@ class _Dropouts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DROPOUTS:
-            self._note(func)
+            self._record(func)
         return func(*args, **(kwargs or {}))
 
-    def _note(self, func: Any) -> None:
-        """Note the calling line, unless it is torch's own: a module, which conversion can see."""
+    def _record(self, func: Any) -> None:
+        """Record the calling line, unless it is torch's own: a module, which conversion converts."""
         frames = [info.frame for info in inspect.stack(context=0)]
         names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
         if func.__module__ == F.__name__:  # up to the function itself, and to its caller

@@ -75,24 +75,22 @@ class BayesianLayer(Drawn, ABC):
         return f"{super().extra_repr()}, estimator={self.estimator!r}"
 
     def _local(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
-        self._collect_divergence(run)  # no weight is drawn here, but a divergence without closed form needs one
+        gaussians = [gaussian_of(self, name) for name in ("weight", "bias")]
+        for posterior in gaussians:
+            if posterior is not None and posterior.wants(run)[0]:
+                posterior.perturbation(run)  # no weight is drawn here, but a divergence without closed form needs one
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
         dtype = torch.promote_types(input.dtype, torch.float32)
-        factors = _factors_dtype(input.device, dtype)
+        # bfloat16 has the range of float32: under autocast to it variances are multiplied in it.
+        factors = torch.bfloat16 if autocast_dtype(input.device) == torch.bfloat16 else dtype
         # Squares under- and overflow in float16: they and roots are computed in float32 at least, and their products in
         # a type with at least that range.
         with torch.autocast(input.device.type, enabled=False):
             square = input.to(dtype).square().to(factors)
-            weight, bias = (self._variance(name, dtype, factors) for name in ("weight", "bias"))
+            weight, bias = (None if each is None else each.variance(dtype).to(factors) for each in gaussians)
             variance = self._apply_to(square, weight, bias, *options).to(dtype)
             noise = run.noise_for_activations(self, mean.shape, dtype, mean.device)
             return functional.variational.local_reparameterisation(mean, variance, noise)
-
-    def _collect_divergence(self, run: Pass) -> None:
-        for name in ("weight", "bias"):
-            posterior = gaussian_of(self, name)
-            if posterior is not None and posterior.wants(run)[0]:
-                posterior.perturbation(run)
 
     def _flipout(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
@@ -106,10 +104,6 @@ class BayesianLayer(Drawn, ABC):
     def _mean(self, name: str) -> Tensor | None:
         posterior = posterior_of(self, name)
         return plain_value(self, name) if posterior is None else posterior.location
-
-    def _variance(self, name: str, dtype: torch.dtype, factors: torch.dtype) -> Tensor | None:
-        posterior = gaussian_of(self, name)
-        return None if posterior is None else posterior.variance(dtype).to(factors)
 
     def _perturbation(self, name: str, run: Pass) -> Tensor | None:
         posterior = posterior_of(self, name)
@@ -126,11 +120,6 @@ class BayesianLayer(Drawn, ABC):
     @abstractmethod
     def _check_input(self, input: Tensor) -> None:
         """Refuse inputs of the wrong shape."""
-
-
-def _factors_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The type in which variances are multiplied: bfloat16 under autocast to it, since it has the range of float32."""
-    return torch.bfloat16 if autocast_dtype(device) == torch.bfloat16 else dtype
 
 
 class Linear(BayesianLayer, nn.Linear):

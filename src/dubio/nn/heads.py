@@ -168,7 +168,10 @@ class WassersteinHead(Head):
     def clouds(self, code: Float[Tensor, "batch input"]) -> Float[Tensor, "batch cloud dim"]:
         """The clouds of some inputs in the running pass; with noise off, a point each."""
         with joined_pass() as run:
-            return self.features(code, None if run.off else self._feature_noise(run, code))  # type: ignore[no-any-return]
+            shape = (*code.shape[:-1], self.options.num_points, self.options.noise_dim)
+            kind = self.options.noise
+            noise = None if run.off else run.noise_for_activations(self, shape, code.dtype, code.device, kind)
+            return self.features(code, self._centred(noise))  # type: ignore[no-any-return]
 
     def class_clouds(self, like: Tensor) -> Float[Tensor, "class cloud dim"]:
         """The clouds of all classes in the running pass, in the kind of numbers of ``like``.
@@ -180,8 +183,9 @@ class WassersteinHead(Head):
                 return self.prototypes.mean(dim=1, keepdim=True) if run.off else self.prototypes
             assert self.classes is not None
             one_hot = torch.eye(self.num_classes, dtype=like.dtype, device=like.device)
-            noise = None if run.off else self._class_noise(run, like)
-            return self.classes(one_hot, noise)  # type: ignore[no-any-return]
+            shape = (self.num_classes, self.options.num_points, self.options.noise_dim)
+            noise = None if run.off else _once(run, self.class_noise, like.new_empty(shape), self.options.noise)
+            return self.classes(one_hot, self._centred(noise))  # type: ignore[no-any-return]
 
     def plain(self) -> nn.Module:
         """The head on points."""
@@ -210,16 +214,8 @@ class WassersteinHead(Head):
             if weight:
                 run.collect(name, weight * functional.wasserstein.variance_margin(clouds, self.options.margin).mean())
 
-    def _feature_noise(self, run: Pass, code: Tensor) -> Tensor:
-        shape = (*code.shape[:-1], self.options.num_points, self.options.noise_dim)
-        return self._centred(run.noise_for_activations(self, shape, code.dtype, code.device, self.options.noise))
-
-    def _class_noise(self, run: Pass, like: Tensor) -> Tensor:
-        shape = (self.num_classes, self.options.num_points, self.options.noise_dim)
-        return self._centred(_once(run, self.class_noise, like.new_empty(shape), self.options.noise))
-
-    def _centred(self, noise: Tensor) -> Tensor:
-        return 2.0 * noise - 1.0 if self.options.noise == "uniform" else noise
+    def _centred(self, noise: Tensor | None) -> Tensor | None:
+        return 2.0 * noise - 1.0 if noise is not None and self.options.noise == "uniform" else noise
 
 
 def _once(run: Pass, source: Source, like: Tensor, kind: Literal["normal", "uniform"]) -> Tensor:

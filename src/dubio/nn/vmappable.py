@@ -503,22 +503,13 @@ class _OutsideVmap(torch.autograd.Function):
 
 
 MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
-    nn.BatchNorm1d: BatchNorm1d,
-    nn.BatchNorm2d: BatchNorm2d,
-    nn.BatchNorm3d: BatchNorm3d,
-    nn.Embedding: Embedding,
-    nn.EmbeddingBag: EmbeddingBag,
-    nn.GRU: GRU,
-    nn.GRUCell: GRUCell,
-    nn.LSTM: LSTM,
-    nn.LSTMCell: LSTMCell,
-    nn.MultiheadAttention: MultiheadAttention,
-    nn.PReLU: PReLU,
-    nn.RNN: RNN,
-    nn.RNNCell: RNNCell,
-    nn.TransformerEncoder: TransformerEncoder,
-    nn.TransformerEncoderLayer: TransformerEncoderLayer,
+    getattr(nn, layer.__name__): layer
+    for layer in (
+        *(BatchNorm1d, BatchNorm2d, BatchNorm3d, Embedding, EmbeddingBag, PReLU),
+        *(GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell),
+        *(MultiheadAttention, TransformerEncoder, TransformerEncoderLayer),
+    )
 }
-"""The mappable layer for each plain one."""
+"""The mappable layer for each plain one, which has the same name."""
 PLAIN = {mappable: plain for plain, mappable in MAPPABLE.items()}
 """The plain layer for each mappable one."""
