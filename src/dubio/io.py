@@ -134,8 +134,7 @@ def identity_of(path: str | Path) -> Identity | None:
         check_regular(Path(path))
         with safe_open(path, framework="pt") as content:
             described = parse_json((content.metadata() or {})["dubio"], str(path))
-        hashes = {"network": described["sha256"], "tensors": described.get("sha256_of_tensors")}
-        return read_value(Identity, hashes)
+        return read_value(Identity, {"network": described["sha256"], "tensors": described.get("sha256_of_tensors")})
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError, ValueError):
         return None
 

@@ -4,7 +4,7 @@ Reference: Trinh, Kaski and Heinonen 2020, Scalable Bayesian neural networks by 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from torch import nn
@@ -72,15 +72,5 @@ class InputNoise(Method):
 
     def _noises(self, layers: dict[str, nn.Module]) -> Sequence[InputSource]:
         spread = (SPREAD if self.components > 1 else 0.0) if self.init_spread is None else self.init_spread
-        return [
-            GaussianInputNoise(
-                *channels_of(layer),
-                self.prior,
-                components=self.components,
-                kl=self.kl,
-                per_position=self.per == "position",
-                init_std=self.init_std,
-                init_spread=spread,
-            )
-            for layer in layers.values()
-        ]
+        options = replace(self, init_spread=spread)
+        return [GaussianInputNoise(*channels_of(layer), options) for layer in layers.values()]

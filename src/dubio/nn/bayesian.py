@@ -151,6 +151,10 @@ class Linear(BayesianLayer, nn.Linear):
 class _Convolution(BayesianLayer):
     in_channels: int
     weight_posterior: WeightSource
+    _conv_forward: Any
+
+    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any) -> Tensor:
+        return cast(Tensor, self._conv_forward(input, weight, bias))
 
     def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
         # One sign per row and channel: the perturbation stays one filter over all positions.
@@ -171,26 +175,19 @@ class _Convolution(BayesianLayer):
         return self.weight_posterior.mean.dim() - 2
 
 
-class _Correlation(_Convolution):
-    _conv_forward: Any
-
-    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return cast(Tensor, self._conv_forward(input, weight, bias))
-
-
-class Conv1d(_Correlation, nn.Conv1d):
+class Conv1d(_Convolution, nn.Conv1d):
     """``nn.Conv1d`` with drawn weights."""
 
     dubio_plain_class = nn.Conv1d
 
 
-class Conv2d(_Correlation, nn.Conv2d):
+class Conv2d(_Convolution, nn.Conv2d):
     """``nn.Conv2d`` with drawn weights."""
 
     dubio_plain_class = nn.Conv2d
 
 
-class Conv3d(_Correlation, nn.Conv3d):
+class Conv3d(_Convolution, nn.Conv3d):
     """``nn.Conv3d`` with drawn weights."""
 
     dubio_plain_class = nn.Conv3d
@@ -211,9 +208,8 @@ class _Transposed(_Convolution):
         """The layer's output for the running pass, or for a fresh draw where there is none."""
         return self._forward(input, output_size)
 
-    def _apply_to(
-        self, input: Tensor, weight: Tensor | None, bias: Tensor | None, output_size: Sequence[int] | None = None
-    ) -> Tensor:
+    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any) -> Tensor:
+        (output_size,) = options or (None,)
         size = None if output_size is None else list(output_size)
         output_padding = self._output_padding(
             input, size, self.stride, self.padding, self.kernel_size, self._num_positions, self.dilation

@@ -254,15 +254,12 @@ class ActnormStep(FlowStep):
         return functional.flows.actnorm_inverse(z, *_like(z, self.bias, self.log_scale))
 
 
-def _make_mixing(step: flows.InvertibleConv, channels: int) -> FlowStep:
-    return FullMixingStep(step, channels) if step.parametrisation == "full" else LuMixingStep(step, channels)
-
-
+_MIXING: dict[flows.Parametrisation, Callable[..., FlowStep]] = {"full": FullMixingStep, "lu": LuMixingStep}
 _MAKERS: dict[type, Callable[..., FlowStep]] = {
     flows.Actnorm: ActnormStep,
     flows.Affine: AffineStep,
     flows.AffineCoupling: AffineCouplingStep,
-    flows.InvertibleConv: _make_mixing,
+    flows.InvertibleConv: lambda step, n: _MIXING[step.parametrisation](step, n),
     flows.Planar: PlanarStep,
 }
 

@@ -112,25 +112,21 @@ class InputPosterior(InputSource, Posterior):
 
 
 class GaussianInputNoise(InputPosterior):
-    """A Gaussian, or a mixture of several with equal weights, for each of which a row is drawn (8.1)."""
+    """A Gaussian, or a mixture of several with equal weights, one of which is drawn for each row (8.1).
 
-    def __init__(
-        self,
-        channels: int,
-        axis: int,
-        prior: Normal,
-        *,
-        components: int,
-        kl: Kl,
-        per_position: bool,
-        init_std: float,
-        init_spread: float,
-    ) -> None:
-        super().__init__(channels, axis, prior, per_position=per_position, sum_positions=False)
-        self.kl = kl
-        self.means = nn.Parameter(1.0 + init_spread * torch.randn(components, channels))
-        rho = functional.variational.inverse_softplus(torch.tensor(init_std, dtype=torch.float64, device="cpu")).item()
-        self.rho = nn.Parameter(torch.full((components, channels), rho))
+    Args:
+        channels: channels of the inputs.
+        axis: axis of the channels, counted from the last.
+        options: the ``dubio.InputNoise`` with all settings, ``init_spread`` filled in.
+    """
+
+    def __init__(self, channels: int, axis: int, options: Any) -> None:
+        super().__init__(channels, axis, options.prior, per_position=options.per == "position", sum_positions=False)
+        self.kl: Kl = options.kl
+        shape = options.components, channels
+        self.means = nn.Parameter(1.0 + options.init_spread * torch.randn(shape))
+        std = torch.tensor(options.init_std, dtype=torch.float64, device="cpu")
+        self.rho = nn.Parameter(torch.full(shape, functional.variational.inverse_softplus(std).item()))
 
     @property
     def has_closed_divergence(self) -> bool:
