@@ -2,7 +2,7 @@
 
 The metadata hold, as JSON, the method, the likelihood, what was decided since (calibration, threshold, sets, pruning),
 the architecture where dubio built the network, and two hashes: one of everything, and one of the tensors alone. The
-hashes detect damage, not forgery: whoever changes the tensors can change the hash. ``identity_of`` reads them before
+hashes detect damage, not forgery: a change of the tensors can come with a new hash. ``identity_of`` reads them before
 any tensor. No code runs on loading: a value is its class's name and its fields, of the classes in ``VALUES`` alone.
 
 Tensors are stored once each, on the CPU, sharing no memory; names of tied tensors are in the metadata. Of a pruned
@@ -80,7 +80,7 @@ VALUES = {
 FORMER_DEFAULTS: dict[str, dict[str, Any]] = {"Bayes": {"beta": 1.0}}
 """Values of fields that files of earlier versions lack, where the default was another."""
 COUNTED = ("members", "num_planar", "num_mixing")
-"""Fields of methods and of their parts that count modules, each with tensors of its own."""
+"""Fields of methods and of their parts that count modules, each with its own tensors."""
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 HASHES = ("sha256", "sha256_of_tensors")
 LOCK = ".lock"
@@ -165,8 +165,8 @@ def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
     except MemoryError as error:
         raise RecordError(f"{path} does not fit into memory: {error}") from error
     except (ValueError, TypeError, RuntimeError) as error:
-        what = "into memory" if is_out_of_memory(error) else "this network"
-        raise RecordError(f"{path} does not fit {what}: {error}") from error
+        place = "into memory" if is_out_of_memory(error) else "this network"
+        raise RecordError(f"{path} does not fit {place}: {error}") from error
     model.load_state_dict(tensors, assign=True)
     return model.eval()
 

@@ -139,7 +139,7 @@ class Gaussian:
     Args:
         std: standard deviation of the noise. ``"learned"``: one for all targets, a parameter of the converted network.
             ``"output"``: it depends on the input; the network gives twice as many outputs on its last axis, first the
-            means, then the softplus arguments of the standard deviations. A number: known, in the units of the targets.
+            means, then the softplus arguments of the standard deviations. A number: given, in the units of the targets.
         target_mean: what an output of 0 stands for; one number, or one for each output.
         target_std: what a difference of 1 between outputs stands for; one number, or one for each output.
         beta: weight of each example in training: the variance of its standardised target to the power of ``beta``, from

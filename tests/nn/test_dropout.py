@@ -126,7 +126,7 @@ def test_dropout_that_conversion_cannot_reach_is_told() -> None:
     class Own(nn.Dropout):
         """A dropout of one's own."""
 
-    with pytest.raises(TypeError, match="cannot convert: 0: Own is a dropout of its own kind"):
+    with pytest.raises(TypeError, match="cannot convert: 0: Own is a custom dropout"):
         dubio.Dropout().convert(nn.Sequential(Own(0.5), nn.Linear(4, 2)))
 
 

@@ -1,4 +1,4 @@
-"""Whole networks: choosing layers, replacing them, and saying what became of each."""
+"""Conversion of whole networks: choose layers, replace them, prove, describe and export the result."""
 
 from dubio.convert.describe import Description as Description, describe as describe
 from dubio.convert.export import export as export

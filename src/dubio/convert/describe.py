@@ -155,8 +155,8 @@ def _describe_layer(
     num_fixed = sum(parameter.numel() for parameter in _first_seen(module.parameters(recurse=False), seen))
     kind = type(module).__name__
     if isinstance(module, Noised):
-        what = f"{module.dubio_noise_name.removesuffix('_noise')}s"
-        return LayerDescription(name, kind, (what,), 0, num_fixed, f"{what}: {module.dubio_noise.describe()}")
+        place = f"{module.dubio_noise_name.removesuffix('_noise')}s"
+        return LayerDescription(name, kind, (place,), 0, num_fixed, f"{place}: {module.dubio_noise.describe()}")
     if isinstance(module, Head | Members):
         num_fixed = sum(parameter.numel() for parameter in module.parameters())
         return LayerDescription(name, kind, module.random, 0, num_fixed, module.describe())

@@ -201,19 +201,19 @@ def _make_posteriors(
 
 
 def _draw(module: nn.Module, posteriors: dict[int, WeightSource], estimator: Estimator) -> None:
-    own = {
+    drawn_params = {
         name: posteriors[id(parameter)]
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
         if id(parameter) in posteriors
     }
-    if not own:
+    if not drawn_params:
         return
     base = type(module)
-    if base in BAYESIAN and isinstance(own.get("weight"), GaussianPosterior):
-        draw_parameters(module, BAYESIAN[base], own).dubio_estimator = estimator
+    if base in BAYESIAN and isinstance(drawn_params.get("weight"), GaussianPosterior):
+        draw_parameters(module, BAYESIAN[base], drawn_params).dubio_estimator = estimator
         return
     plain = PLAIN.get(base, base)
-    drawn = draw_parameters(module, rewritten_class(Drawn, base, plain, tuple(own)), own)
+    drawn = draw_parameters(module, rewritten_class(Drawn, base, plain, tuple(drawn_params)), drawn_params)
     attach_alone(drawn)
     if estimator != "weight":
         drawn.dubio_estimator_remark = f"{plain.__name__} has no {estimator} form"
@@ -286,22 +286,22 @@ def randomise_dropout(
     overrides that of all modules.
     """
     model = plain_copy(net)
-    own = {name: module for name, module in model.named_modules() if type(module) in DROPOUTS}
+    dropouts = {name: module for name, module in model.named_modules() if type(module) in DROPOUTS}
     if strict:
         foreign = {n: m for n, m in model.named_modules() if isinstance(m, DROPOUT) and type(m) not in DROPOUTS}
-        refuse_unconvertible({n: f"{type(m).__name__} is a dropout of its own kind" for n, m in foreign.items()})
+        refuse_unconvertible({n: f"{type(m).__name__} is a custom dropout" for n, m in foreign.items()})
     if where is None:
-        chosen = {} if own else _chosen_layers(model, nn.Linear, strict=False)
+        chosen = {} if dropouts else _chosen_layers(model, nn.Linear, strict=False)
     else:
-        own = {name: module for name, module in own.items() if chooses(where, name, module)}
+        dropouts = {name: module for name, module in dropouts.items() if chooses(where, name, module)}
         chosen = _chosen_layers(model, where, strict)
-    if not own and not chosen:
+    if not dropouts and not chosen:
         raise ValueError(_nothing_chosen(model, where))
-    if not chosen and rate is None and not any(module.p for module in own.values()):
-        raise ValueError(f"p must be given: all dropout of this network has rate 0 ({', '.join(own)})")
+    if not chosen and rate is None and not any(module.p for module in dropouts.values()):
+        raise ValueError(f"p must be given: all dropout of this network has rate 0 ({', '.join(dropouts)})")
     _warn_of_hidden_dropout(model)
     make_mappable(model)
-    for name, module in own.items():
+    for name, module in dropouts.items():
         p = module.p if rate is None else rate
         assert isinstance(p, float | int)
         if not 0.0 <= p < 1.0:

@@ -99,8 +99,8 @@ def _check_alike(nets: object) -> None:
     for place, net in enumerate(nets):
         differing = _differing(_shapes(net), _shapes(nets[0])) or _differing(_settings(net), _settings(nets[0]))
         if differing or str(net) != str(nets[0]):  # a network's text lists its modules and their settings
-            what = differing[0] if differing else "its modules"
-            raise ValueError(f"members must be networks of one kind, but number {place} differs in {what}")
+            part = differing[0] if differing else "its modules"
+            raise ValueError(f"members must be networks of one kind, but number {place} differs in {part}")
 
 
 def _differing(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:

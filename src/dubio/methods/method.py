@@ -20,7 +20,7 @@ from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.objectives import ELBO, Objective
 
 NoiseOff = Literal["source", "own mean", "none"]
-"""What a network is with noise off: the network that was converted, a mean network of its own, or nothing."""
+"""What a network is with noise off: the network that was converted, another mean network, or nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Layers: they hold parameters and no formula, ask the running pass for noise, and remember nothing."""
+"""Stochastic modules: they hold parameters, get noise from the running pass, and keep no state between passes."""
 
 from dubio.nn.bayesian import BAYESIAN as BAYESIAN, BayesianLayer as BayesianLayer, Linear as Linear
 from dubio.nn.ensemble import Members as Members, num_members as num_members

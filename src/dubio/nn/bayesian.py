@@ -38,7 +38,7 @@ ALIGNED_UNITS = 8
 DEVICES = ("cuda",)
 """Where the addition of mapped biases costs that much."""
 LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
-"""Multiplications and outputs of a draw from which a launch of its own pays, and fills a large GPU alone."""
+"""Multiplications and outputs of a draw from which a separate launch pays, and fills a large GPU."""
 
 
 class BayesianLayer(Drawn, ABC):

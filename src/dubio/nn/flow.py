@@ -46,7 +46,7 @@ class FlowNoise(InputPosterior):
     def draw_rows(
         self, run: Pass, shape: Sequence[int], dtype: torch.dtype, device: torch.device, wants: tuple[bool, bool]
     ) -> Drawing:
-        """Factors of this shape, the channel on the last axis, with the densities that are wanted."""
+        """Factors of this shape, the channel on the last axis, with the requested densities."""
         value = self.base.mean + self.base.std * run.noise_for_activations(self, shape, dtype, device)
         base_log_prob = self.base.log_prob(value, None).sum(dim=-1) if any(wants) else None
         value, log_dets = run_steps(cast(Iterable[FlowStep], self.steps), value)

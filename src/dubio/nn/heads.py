@@ -46,11 +46,11 @@ class Head(Source):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Drop the classifier's weights where a plain network's checkpoint is loaded; the head keeps its own."""
-        own = self.state_dict(prefix=prefix)
-        if not any(key in state_dict for key in own):
+        tensors = self.state_dict(prefix=prefix)
+        if not any(key in state_dict for key in tensors):
             state_dict.pop(f"{prefix}weight", None)
             state_dict.pop(f"{prefix}bias", None)
-            state_dict.update(own)
+            state_dict.update(tensors)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

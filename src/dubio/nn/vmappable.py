@@ -7,10 +7,9 @@ pass.
   torch decline it while a pass runs, by torch's own conditions. Attention whose weights are not requested is computed
   for all draws together (``attention`` of the engine); everything else is the plain forward.
 - Batch norm in training takes its statistics over draws and batch together, and the running statistics move once a
-  pass; members of an ensemble, which are networks of their own, take and move their own. Torch's own functions compute
-  it, so that the compiler fuses them with their neighbours. In eval mode it is one scale and one shift per channel, in
-  float32 at least, as in torch's CPU kernel: torch's own rule refuses inputs of another type than the statistics, and
-  on a GPU channels-last ones.
+  pass; each member of an ensemble takes and moves its own. Torch's own functions compute it, so that the compiler fuses
+  them with their neighbours. In eval mode it is one scale and one shift per channel, in float32 at least, as in torch's
+  CPU kernel: torch's own rule refuses inputs of another type than the statistics, and on a GPU channels-last ones.
 - Embeddings: torch's rule gives the padding row a gradient for every draw but the first; here the gradient is cut where
   the index is the padding. A sparse gradient can only reach a parameter, and a drawn weight is computed from two: its
   gradient is dense.
@@ -418,7 +417,7 @@ def _(
         input = input.movedim(in_dims[0], 0)
         output, *statistics = _standardised(input.flatten(0, 1), eps)
         return (output.unflatten(0, input.shape[:2]), *statistics), (0, None, None)
-    input = input.movedim(in_dims[0], 1)  # channels of their own: torch's rule would keep statistics in bf16
+    input = input.movedim(in_dims[0], 1)  # separate channels: torch's rule would keep statistics in bf16
     output, *statistics = _standardised(input.flatten(1, 2), eps)
     mean, variance = (each.unflatten(0, input.shape[1:3]) for each in statistics)
     return (output.unflatten(1, input.shape[1:3]), mean, variance), (1, 0, 0)
