@@ -86,12 +86,7 @@ class Categorical:
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
             raise TypeError(f"targets must be whole numbers that name classes, got {targets.dtype}")
         targets = match_shape(targets, log_probs.shape[1:-1], self._hint(outputs, targets))
-        # Of targets on another device the check would synchronise.
-        if not torch.compiler.is_compiling() and targets.device.type == "cpu" and targets.numel():
-            low, high = int(targets.min()), int(targets.max())
-            if not 0 <= low <= high < num_classes:
-                wrong = low if low < 0 else high
-                raise ValueError(f"targets must name classes from 0 to {num_classes - 1}, got {wrong}")
+        _check_range(targets, num_classes - 1, "targets must name classes")
         if self.class_weight is not None and len(self.class_weight) != num_classes:
             raise ValueError(
                 f"class_weight must have one weight per class, {num_classes}, got {len(self.class_weight)}"
@@ -118,10 +113,7 @@ class Bernoulli:
     def nll(self, outputs: Outputs, targets: Targets, scale: Scale = None) -> Float[Tensor, "sample batch"]:
         """Negative log-probability of the targets, summed over the outputs of an example."""
         targets = match_shape(targets, outputs.shape[1:])
-        if not torch.compiler.is_compiling() and targets.device.type == "cpu" and targets.numel():
-            low, high = float(targets.min()), float(targets.max())
-            if not 0.0 <= low <= high <= 1.0:
-                raise ValueError(f"targets of a Bernoulli must be from 0 to 1, got {low if low < 0.0 else high}")
+        _check_range(targets, 1, "targets of a Bernoulli must be")
         outputs = _exact(outputs)
         targets = _beside(targets, outputs)
         loss = -(targets * F.logsigmoid(outputs) + (1.0 - targets) * F.logsigmoid(-outputs))
@@ -308,6 +300,15 @@ def match_shape(targets: Tensor, shape: torch.Size, hint: str = "") -> Tensor:
     if targets.shape[:-1] == shape and targets.shape[-1] == 1:
         return targets.squeeze(-1)
     raise ValueError(f"targets must have shape {tuple(shape)} beside these outputs, got {tuple(targets.shape)}{hint}")
+
+
+def _check_range(targets: Tensor, largest: int, rule: str) -> None:
+    """Refuse targets outside of 0 to ``largest``; on devices other than the CPU the check would synchronise."""
+    if torch.compiler.is_compiling() or targets.device.type != "cpu" or not targets.numel():
+        return
+    low, high = targets.min().item(), targets.max().item()
+    if not 0 <= low <= high <= largest:
+        raise ValueError(f"{rule} from 0 to {largest}, got {low if low < 0 else high}")
 
 
 def _numbers(name: str, value: Any, positive: bool) -> float | tuple[float, ...]:

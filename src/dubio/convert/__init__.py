@@ -34,10 +34,3 @@ from dubio.convert.spec import (
     spec as spec,
     warn_of_probabilities as warn_of_probabilities,
 )
-from dubio.nn import (
-    BATCH_NORMS as BATCH_NORMS,
-    Removed as Removed,
-    keep_units as keep_units,
-    rebuild as rebuild,
-    removed_from as removed_from,
-)
