@@ -1,4 +1,4 @@
-"""dubio: stochastic neural networks, which know when they are in doubt.
+"""dubio: stochastic neural networks that quantify their uncertainty.
 
 >>> model = dubio.Bayes(prior=dubio.Normal(0.0, 1.0)).convert(net)
 >>> pred = dubio.predict(model, inputs, num_samples=100)
@@ -35,49 +35,85 @@ if TYPE_CHECKING:
         training as training,
     )
     from dubio._engine import (
-        ExecutorWarning,
-        SamplingPlan,
-        antithetic,
-        checkpoint,
-        fresh,
-        frozen,
-        memory_limit,
-        noise_off,
-        plan,
-        sample,
+        ExecutorWarning as ExecutorWarning,
+        SamplingPlan as SamplingPlan,
+        antithetic as antithetic,
+        checkpoint as checkpoint,
+        fresh as fresh,
+        frozen as frozen,
+        memory_limit as memory_limit,
+        noise_off as noise_off,
+        plan as plan,
+        sample as sample,
     )
-    from dubio.auditing import Audit
-    from dubio.auditing.audit import audit
-    from dubio.calibration.abstain import abstain
-    from dubio.calibration.calibrate import calibrate
-    from dubio.calibration.conformal import conformal
-    from dubio.calibrators import DecisionWarning, PredictionSets, Temperature, Threshold, VectorScaling
+    from dubio.auditing import Audit as Audit
+    from dubio.auditing.audit import audit as audit
+    from dubio.calibration.abstain import abstain as abstain
+    from dubio.calibration.calibrate import calibrate as calibrate
+    from dubio.calibration.conformal import conformal as conformal
+    from dubio.calibrators import (
+        DecisionWarning as DecisionWarning,
+        PredictionSets as PredictionSets,
+        Temperature as Temperature,
+        Threshold as Threshold,
+        VectorScaling as VectorScaling,
+    )
     from dubio.convert import (
-        ConversionWarning,
-        Description,
-        ModelSpec,
-        Where,
-        parameter_names,
-        reset_decisions,
-        to_mean,
+        ConversionWarning as ConversionWarning,
+        Description as Description,
+        ModelSpec as ModelSpec,
+        Where as Where,
+        parameter_names as parameter_names,
+        reset_decisions as reset_decisions,
+        to_mean as to_mean,
     )
-    from dubio.convert.describe import describe
-    from dubio.convert.export import export
-    from dubio.convert.spec import spec
-    from dubio.evaluation import Evaluation
-    from dubio.evaluation.evaluate import evaluate
-    from dubio.io import load, save
-    from dubio.likelihoods import Bernoulli, Categorical, Gaussian
-    from dubio.methods import PNI, SESNN, VIB, Bayes, Deterministic, Dropout, Ensemble, Flow, InputNoise, Wasserstein
-    from dubio.nn import divergence
-    from dubio.objectives import ELBO, Adversarial, Alpha, BootstrapHard, BootstrapSoft, Loss
-    from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive
-    from dubio.prediction.predict import predict
-    from dubio.priors import CentredNormal, Normal, ScaleMixture
-    from dubio.pruning import Pruning
-    from dubio.pruning.prune import prune
-    from dubio.training import Callback, CollapseWarning, FitResult, Interrupted, Step, StepCache, TensorBoard
-    from dubio.training.fit import fit
+    from dubio.convert.describe import describe as describe
+    from dubio.convert.export import export as export
+    from dubio.convert.spec import spec as spec
+    from dubio.evaluation import Evaluation as Evaluation
+    from dubio.evaluation.evaluate import evaluate as evaluate
+    from dubio.io import load as load, save as save
+    from dubio.likelihoods import Bernoulli as Bernoulli, Categorical as Categorical, Gaussian as Gaussian
+    from dubio.methods import (
+        PNI as PNI,
+        SESNN as SESNN,
+        VIB as VIB,
+        Bayes as Bayes,
+        Deterministic as Deterministic,
+        Dropout as Dropout,
+        Ensemble as Ensemble,
+        Flow as Flow,
+        InputNoise as InputNoise,
+        Wasserstein as Wasserstein,
+    )
+    from dubio.nn import divergence as divergence
+    from dubio.objectives import (
+        ELBO as ELBO,
+        Adversarial as Adversarial,
+        Alpha as Alpha,
+        BootstrapHard as BootstrapHard,
+        BootstrapSoft as BootstrapSoft,
+        Loss as Loss,
+    )
+    from dubio.prediction import (
+        ClassificationPredictive as ClassificationPredictive,
+        Predictive as Predictive,
+        RegressionPredictive as RegressionPredictive,
+    )
+    from dubio.prediction.predict import predict as predict
+    from dubio.priors import CentredNormal as CentredNormal, Normal as Normal, ScaleMixture as ScaleMixture
+    from dubio.pruning import Pruning as Pruning
+    from dubio.pruning.prune import prune as prune
+    from dubio.training import (
+        Callback as Callback,
+        CollapseWarning as CollapseWarning,
+        FitResult as FitResult,
+        Interrupted as Interrupted,
+        Step as Step,
+        StepCache as StepCache,
+        TensorBoard as TensorBoard,
+    )
+    from dubio.training.fit import fit as fit
 
 __version__ = VERSION
 
@@ -138,92 +174,15 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "training": ("Callback", "CollapseWarning", "Interrupted", "FitResult", "Step", "StepCache", "TensorBoard", "fit"),
 }
-"""Where each public name is defined. Nothing of it, torch included, is imported before a name is used."""
+"""Which package or module defines each public name. None of them, torch included, is imported before it is used."""
 
-__all__ = [
-    "Adversarial",
-    "Alpha",
-    "Audit",
-    "Bayes",
-    "Bernoulli",
-    "BootstrapHard",
-    "BootstrapSoft",
-    "Callback",
-    "Categorical",
-    "CentredNormal",
-    "ClassificationPredictive",
-    "CollapseWarning",
-    "ConversionWarning",
-    "DecisionWarning",
-    "Description",
-    "Deterministic",
-    "Dropout",
-    "ELBO",
-    "Ensemble",
-    "Evaluation",
-    "ExecutorWarning",
-    "Flow",
-    "Gaussian",
-    "InputNoise",
-    "Interrupted",
-    "Loss",
-    "Normal",
-    "SamplingPlan",
-    "PNI",
-    "PredictionSets",
-    "Predictive",
-    "Pruning",
-    "RegressionPredictive",
-    "FitResult",
-    "ScaleMixture",
-    "SESNN",
-    "ModelSpec",
-    "Step",
-    "StepCache",
-    "Temperature",
-    "TensorBoard",
-    "Threshold",
-    "VectorScaling",
-    "VIB",
-    "Wasserstein",
-    "Where",
-    "__version__",
-    "abstain",
-    "antithetic",
-    "attacks",
-    "calibrate",
-    "audit",
-    "checkpoint",
-    "conformal",
-    "data",
-    "describe",
-    "divergence",
-    "evaluate",
-    "export",
-    "fit",
-    "flows",
-    "reset_decisions",
-    "fresh",
-    "frozen",
-    "load",
-    "memory_limit",
-    "models",
-    "noise_off",
-    "parameter_names",
-    "plots",
-    "plan",
-    "predict",
-    "prune",
-    "pruning",
-    "sample",
-    "save",
-    "spec",
-    "to_mean",
-]
+PACKAGES = ("attacks", "data", "flows", "models", "plots", "pruning")
+"""Packages that ``from dubio import *`` imports beside the public names."""
 
 if not TYPE_CHECKING:  # a type checker reads the imports above
+    __all__ = sorted(["__version__", *PACKAGES, *(name for names in PLACES.values() for name in names)])
     __getattr__ = import_later("dubio", PLACES)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *PLACES})
+    return sorted({*globals(), *PLACES, *(name for names in PLACES.values() for name in names)})

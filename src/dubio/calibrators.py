@@ -1,50 +1,37 @@
-"""What is decided about a trained network's predictions, as frozen values: they print, compare and go to files.
+"""Calibrations, thresholds and prediction sets as frozen values, which print, compare and are stored in files.
 
 A calibration changes probabilities, a threshold says which predictions are accepted, and prediction sets hold several
-classes where one is not sure enough. Each keeps the fingerprint of the data that it was found on. The formulas are in
-``functional``; ``dubio.calibrate``, ``dubio.abstain`` and ``dubio.conformal`` find the numbers.
+classes where one is not certain enough. Each keeps the fingerprint of the data that it was fitted on. The formulas are
+in ``functional``; ``dubio.calibrate``, ``dubio.abstain`` and ``dubio.conformal`` fit the numbers.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dubio import functional
-
-__all__ = [
-    "VALUES",
-    "Calibration",
-    "DecisionWarning",
-    "Decisions",
-    "PredictionSets",
-    "Surety",
-    "Temperature",
-    "Threshold",
-    "VectorScaling",
-    "decisions_of",
-    "removal_message",
-]
+from dubio.checks import check_choice, check_positive, listed
 
 Surety = Literal["confidence", "entropy", "mutual_information"]
 
 
 class DecisionWarning(UserWarning):
-    """What was decided about a network does not hold any more, or was found at the edge of what can be."""
+    """Warns that a calibration, threshold or prediction sets are no longer valid, or lie at a limit of their range."""
 
 
 @dataclass(frozen=True)
 class Temperature:
-    """All classes' log-probabilities are divided by one number: above 1 makes predictions milder.
+    """The log-probabilities of all classes are divided by one number; above 1, predictions are less confident.
 
     Args:
-        temperature: what they are divided by.
+        temperature: the divisor.
         per_draw: divide those of each draw, before averaging; by default those of the mean prediction.
-        fingerprint: which data it was found on.
+        fingerprint: the data that it was fitted on.
     """
 
     temperature: float
@@ -52,8 +39,7 @@ class Temperature:
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature > 0.0):
-            raise ValueError(f"temperature must be positive and finite, got {self.temperature}")
+        check_positive("temperature", self.temperature)
 
     def apply(self, log_probs: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch class"]:
         """The scaled log-probabilities."""
@@ -70,12 +56,13 @@ class VectorScaling:
     Args:
         scale: one factor for each class.
         bias: one summand for each class.
-        fingerprint: which data they were found on.
+        fingerprint: the data that they were fitted on.
     """
 
     scale: tuple[float, ...]
     bias: tuple[float, ...]
     fingerprint: str = ""
+    per_draw: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if len(self.scale) != len(self.bias) or len(self.scale) < 2:
@@ -86,16 +73,11 @@ class VectorScaling:
         if not all(math.isfinite(number) for number in (*self.scale, *self.bias)):
             raise ValueError("scale and bias of a VectorScaling must be finite")
 
-    @property
-    def per_draw(self) -> bool:
-        """Never before averaging."""
-        return False
-
     def apply(self, log_probs: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch class"]:
         """The scaled log-probabilities."""
         if log_probs.shape[-1] != len(self.scale):
             raise ValueError(
-                f"this VectorScaling was found for {len(self.scale)} classes, got {log_probs.shape[-1]}; calibrate anew"
+                f"this VectorScaling is for {len(self.scale)} classes, got {log_probs.shape[-1]}; calibrate anew"
             )
         scale, bias = (log_probs.new_tensor(numbers) for numbers in (self.scale, self.bias))
         return functional.calibration.vector_scaled_log_probs(log_probs, scale, bias)
@@ -112,17 +94,18 @@ Calibration = Temperature | VectorScaling
 
 @dataclass(frozen=True)
 class Threshold:
-    """Predictions are accepted where they are surer than a threshold, and else a person or another system decides.
+    """Predictions are accepted where they are more certain than a threshold; a person decides about the others.
 
     Args:
-        score: ``"confidence"``, of which more is surer, or ``"entropy"`` or ``"mutual_information"``, of which less is.
+        score: ``"confidence"``, which is accepted above the limit, or ``"entropy"`` or ``"mutual_information"``, which
+            are accepted below.
         limit: the threshold, itself not accepted; None accepts every prediction.
-        error: the error among accepted that was asked for, or None.
-        coverage: the share of accepted that was asked for, or None.
+        error: the requested error among accepted predictions, or None.
+        coverage: the requested share of accepted predictions, or None.
         level: the probability with which the error holds.
         accepted_share: share of the held-out examples that it accepted.
         accepted_error: share of those that were wrong.
-        fingerprint: which data it was found on.
+        fingerprint: the data that it was fitted on.
         calibrated_score: whether ``"mutual_information"`` is that of the calibrated prediction, as ``dubio.abstain``
             sets it. A threshold from a file of an earlier version, which lacks this field, compares the mutual
             information of the uncalibrated draws, on which it was chosen.
@@ -139,8 +122,7 @@ class Threshold:
     calibrated_score: bool = False
 
     def __post_init__(self) -> None:
-        if self.score not in ("confidence", "entropy", "mutual_information"):
-            raise ValueError(f"score must be 'confidence', 'entropy' or 'mutual_information', got {self.score!r}")
+        check_choice("score", self.score, get_args(Surety))
         if self.limit is not None and not math.isfinite(self.limit):
             raise ValueError(f"limit of a Threshold must be finite, or None to accept everything, got {self.limit}")
 
@@ -156,26 +138,26 @@ class Threshold:
         rule = "accepts everything" if self.limit is None else f"accepts {name} {side} {self.limit:.4g}"
         if self.error is not None:
             level = "" if self.level is None else f" with probability {self.level:g}"
-            reason = f"error at most {self.error:g}{level}"
+            goal = f"error at most {self.error:g}{level}"
         else:
-            reason = "" if self.coverage is None else f"coverage {self.coverage:g}"
-        found = "" if self.accepted_share is None else f"{self.accepted_share:.1%} of the held-out examples accepted"
-        found += f", {self.accepted_error:.2%} of them wrong" if found and self.accepted_error is not None else ""
-        told = "; ".join(part for part in (reason, found) if part)
-        return f"{rule} ({told})" if told else rule
+            goal = "" if self.coverage is None else f"coverage {self.coverage:g}"
+        result = "" if self.accepted_share is None else f"{self.accepted_share:.1%} of the held-out examples accepted"
+        result += f", {self.accepted_error:.2%} of them wrong" if result and self.accepted_error is not None else ""
+        details = "; ".join(part for part in (goal, result) if part)
+        return f"{rule} ({details})" if details else rule
 
 
 @dataclass(frozen=True)
 class PredictionSets:
-    """A set of classes for every input, which holds the target with a wanted probability.
+    """A set of classes for every input, which holds the target with a requested probability.
 
     Args:
         kind: ``"lac"`` or ``"aps"``, the score of a class beside a prediction
             (``functional.calibration.conformal_scores``).
-        quantile: classes at most this strange are in the set.
-        coverage: the probability that was asked for.
+        quantile: classes with at most this score are in the set.
+        coverage: the requested probability.
         allow_empty: whether a set may hold nothing; by default the most probable class always is in it.
-        fingerprint: which data it was found on.
+        fingerprint: the data that it was fitted on.
     """
 
     kind: functional.calibration.ConformalScore
@@ -185,8 +167,7 @@ class PredictionSets:
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("lac", "aps"):
-            raise ValueError(f"kind must be 'lac' or 'aps', got {self.kind!r}")
+        check_choice("kind", self.kind, get_args(functional.calibration.ConformalScore))
         if not math.isfinite(self.quantile):
             raise ValueError(f"quantile of PredictionSets must be finite, got {self.quantile}")
         if not 0.0 < self.coverage < 1.0:
@@ -202,13 +183,13 @@ class PredictionSets:
 
 
 MADE_BY = {"calibration": "dubio.calibrate", "threshold": "dubio.abstain", "sets": "dubio.conformal"}
-"""Which call makes each decision."""
+"""The function that fits each of them."""
 VALUES = (Temperature, VectorScaling, Threshold, PredictionSets)
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """All that was decided about a network; None where nothing was."""
+    """The calibration, threshold and prediction sets of a network; None for those that it has not."""
 
     calibration: Calibration | None = None
     threshold: Threshold | None = None
@@ -216,27 +197,22 @@ class Decisions:
 
     @property
     def made(self) -> dict[str, Calibration | Threshold | PredictionSets]:
-        """Those that there are, by ``calibration``, ``threshold`` and ``sets``."""
-        named = {"calibration": self.calibration, "threshold": self.threshold, "sets": self.sets}
-        return {name: value for name, value in named.items() if value is not None}
+        """Those that exist, by ``calibration``, ``threshold`` and ``sets``."""
+        return {name: value for name in MADE_BY if (value := getattr(self, name)) is not None}
 
-    def told(self) -> dict[str, str]:
-        """Those that there are, in words."""
+    def summary(self) -> dict[str, str]:
+        """Those that exist, as text."""
         return {name: str(value) for name, value in self.made.items()}
 
 
 def removal_message(cause: str, removed: Sequence[str]) -> str:
-    """Says that ``cause`` removed some decisions of a network, and which calls make them again."""
-    names = _listed([f"the {name}" for name in removed])
-    calls = _listed([MADE_BY[name] for name in removed])
+    """The message that ``cause`` removed some decisions of a network, and which calls fit them again."""
+    names = listed([f"the {name}" for name in removed], "and")
+    calls = listed([MADE_BY[name] for name in removed], "and")
     return f"{cause} changes the predictions, so {names} of this network had to be removed; call {calls} again"
 
 
-def _listed(parts: Sequence[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-
-
 def decisions_of(model: nn.Module) -> Decisions:
-    """What was decided about a network; nothing about one that was not converted."""
+    """The decisions of a network; none for one that was not converted."""
     record = getattr(model, "dubio_spec", None)
     return Decisions() if record is None else Decisions(record.calibration, record.threshold, record.sets)

@@ -1,16 +1,15 @@
-"""JSON in and out, files that are written whole or not at all, and text that is safe to show.
+"""JSON in and out, records, files that are written whole or not at all, and text that is safe to show.
 
 Every record of a run is read by ``parse_json``, which is stricter than ``json.loads``: it refuses NaN and infinity,
 numbers that a float or a 64-bit integer cannot hold, duplicate keys, deep nesting and huge files. ``read_value`` turns
 the result into a frozen value and checks the type of each field. Whatever a file holds, the error is a ``RecordError``
-that names it (``tests/test_codec.py``).
+that names the file (``tests/test_codec.py``). Names of classes and fields that earlier versions wrote are read as the
+present ones (``tests/io/test_stored_files.py``).
 
-Records: frozen values that go to a JSON file and back, with a format that says which kind they are; and metrics.
-
-Commands that made a run's network what it is, beside training: they stand in ``commands.jsonl``, oldest first.
-
-``dubio calibrate``, ``abstain`` and ``conformal`` add a line to their run. ``dubio prune`` gives the new run those that
-pruned its source, and its own. Training anew forgets them, since it begins with the network as it was trained.
+A ``Record`` is a frozen value with a JSON file; its ``format`` says which kind it is. ``metrics.jsonl`` holds metrics
+of each epoch. ``commands.jsonl`` holds the commands that changed a run's network after training, oldest first:
+``dubio calibrate``, ``abstain`` and ``conformal`` append a line; ``dubio prune`` gives the new run the lines of the run
+that it prunes, and its own. Training a run again removes the file.
 """
 
 import contextlib
@@ -24,58 +23,22 @@ import shlex
 import shutil
 import stat
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = [
-    "UNFINISHED",
-    "RecordError",
-    "check_fields",
-    "check_regular",
-    "current_names",
-    "dump_json",
-    "fits",
-    "flush",
-    "open_regular",
-    "parse_json",
-    "printable",
-    "read_file",
-    "read_json",
-    "read_json_lines",
-    "read_object",
-    "read_value",
-    "remove_unfinished",
-    "unfinished_file",
-    "write_atomically",
-    "Record",
-    "read_history",
-    "Command",
-    "forget_commands",
-    "read_commands",
-    "write_commands",
-]
-
-
 T = TypeVar("T")
+R = TypeVar("R", bound="Record")
 
-
+COMMANDS = "commands.jsonl"
+UNFINISHED = ".unfinished-"
 MAX_DEPTH = 64
-
-
 MAX_BYTES = 128 * 2**20
-
-
 MAX_SHOWN = 200
 """Characters of a wrong value that a message repeats."""
-
-
 INTEGERS = range(-(2**63), 2**64)
-
-
-UNFINISHED = ".unfinished-"
-
 FORMER_CLASSES = {
     "Apgd": "APGD",
     "Ddn": "DDN",
@@ -88,11 +51,9 @@ FORMER_CLASSES = {
     "TargetedFgsm": "TargetedFGSM",
     "Vib": "VIB",
 }
-"""Classes as files of earlier versions name them."""
+"""Present names of classes that earlier versions named differently."""
 FORMER_FIELDS = {"doubt": "uncertainty", "words": "summary"}
-"""Fields of records as earlier versions wrote them."""
-
-
+"""Present names of fields that earlier versions named differently."""
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -100,14 +61,60 @@ KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
-
-
+_type_hints = functools.cache(get_type_hints)
 UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and newline, marks that change the direction of text, and surrogates."""
 
 
 class RecordError(ValueError):
-    """A file of dubio's own that is damaged, forged or of another kind; the message names it and what is wrong."""
+    """A file of dubio that is damaged, forged or of another kind; the message names the file and the defect."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, and the run whose network it changed."""
+
+    line: str
+    run: str
+
+    @property
+    def kind(self) -> str:
+        """The command's own name: ``calibrate``, ``prune``."""
+        return shlex.split(self.line)[1]
+
+
+class Record:
+    """The base of all records, which are frozen dataclasses of plain values."""
+
+    format: ClassVar[str]
+    """The first field of the file."""
+    called: ClassVar[str]
+    """The name of the record in messages: ``an evaluation``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"format": self.format, **asdict(self)}  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls: type[R], data: Any) -> R:
+        """Back from JSON."""
+        if not isinstance(data, dict) or data.get("format") != cls.format:
+            received = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise RecordError(f"{cls.called} must have format {cls.format!r}, got {received!r}")
+        return read_value(cls, {name: value for name, value in data.items() if name != "format"})
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file, whole or not at all."""
+        write_atomically(Path(path), f"{dump_json(self.to_json(), indent=1)}\n".encode())
+
+    @classmethod
+    def load(cls: type[R], path: str | Path) -> R:
+        """Read it from a file."""
+        content = read_file(Path(path), MAX_BYTES)
+        try:
+            return cls.from_json(parse_json(content, "it"))
+        except ValueError as error:
+            raise RecordError(f"{path} does not hold {cls.called}: {error}") from error
 
 
 def parse_json(text: str | bytes, source: str) -> Any:
@@ -117,12 +124,7 @@ def parse_json(text: str | bytes, source: str) -> Any:
         RecordError: the text is no JSON in UTF-8, or has NaN, infinity, a number outside the range of a float or of
             64 bits, a key that occurs twice, more than 64 levels, or more than 128 MiB.
     """
-    try:
-        return _parse(text)
-    except RecursionError:
-        raise RecordError(f"{source} cannot be read: JSON must have at most {MAX_DEPTH} levels") from None
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError and those of the functions below
-        raise RecordError(f"{source} cannot be read: {_short(str(error))}") from None
+    return _parse(text, f"{source} cannot be read:")
 
 
 def read_json(path: Path) -> Any:
@@ -146,18 +148,13 @@ def read_json_lines(
     Args:
         path: the file.
         count: how many lines to read; by default all.
-        whole: whether a last line without an end counts; by default it is being written, and left out.
+        whole: read a last line without a newline too; by default it is skipped, since it is being written.
         nan_is_null: read NaN and infinity, which older versions wrote, as None.
     """
     *lines, last = read_file(path, MAX_BYTES).split(b"\n")
     values = []
     for number, line in enumerate([*lines, *([last] if whole and last else [])][:count], start=1):
-        try:
-            value = _parse(line, nan_is_null)
-        except RecursionError:
-            raise RecordError(f"{path} cannot be read: line {number}: at most {MAX_DEPTH} levels") from None
-        except ValueError as error:
-            raise RecordError(f"{path} cannot be read: line {number}: {_short(str(error))}") from None
+        value = _parse(line, f"{path} cannot be read: line {number}:", nan_is_null)
         if not isinstance(value, dict):
             raise RecordError(f"{path} must hold objects, got a {type(value).__name__} in line {number}")
         values.append(value)
@@ -172,7 +169,7 @@ def check_fields(data: dict[str, Any], kinds: Mapping[str, Any], source: str) ->
 
 
 def dump_json(value: Any, indent: int | None = None) -> str:
-    """JSON text that ``parse_json`` reads; NaN and infinity, which JSON has not, become null."""
+    """JSON text that ``parse_json`` reads; NaN and infinity, which JSON cannot express, become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
@@ -189,7 +186,7 @@ def read_value(kind: type[T], data: Any, name: str = "") -> T:
 
 
 def current_names(data: Any) -> Any:
-    """JSON with the classes that it names, alone or with their fields, under the names that they have now."""
+    """JSON with former names of classes, alone or before their fields in brackets, replaced by the present ones."""
     if isinstance(data, dict):
         return {name: current_names(value) for name, value in data.items()}
     if isinstance(data, list):
@@ -201,7 +198,7 @@ def current_names(data: Any) -> Any:
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Whether a value made from JSON has a type, as fields of dataclasses state it."""
+    """Whether a value made from JSON has a type, as stated by a field of a dataclass."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind in (Any, object) or isinstance(kind, str | TypeVar) or type(kind).__name__ == "ForwardRef":
         return True
@@ -224,7 +221,7 @@ def fits(kind: Any, value: Any) -> bool:
     if kind is int:
         return type(value) is int
     if origin is type or origin is Callable or "collections.abc.Callable" in str(origin):
-        return False  # no class and no function ever comes from a file
+        return False  # a file never holds a class or a function
     return not isinstance(kind, type) or isinstance(value, kind)
 
 
@@ -240,11 +237,11 @@ def read_file(path: Path, limit: int | None = None, error: type[ValueError] = Re
 
 
 def open_regular(path: Path, error: type[ValueError] = RecordError) -> BinaryIO:
-    """Open a regular file for reading; anything else that has a name in a folder raises ``error`` and never blocks."""
+    """Open a regular file for reading; a FIFO, device or folder raises ``error`` and never blocks."""
     check_regular(path, error)
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
-        _check_mode(path, os.fstat(descriptor).st_mode, error)  # what stands there may be another file by now
+        _check_mode(path, os.fstat(descriptor).st_mode, error)  # the file may have been replaced meanwhile
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -252,14 +249,14 @@ def open_regular(path: Path, error: type[ValueError] = RecordError) -> BinaryIO:
 
 
 def check_regular(path: Path, error: type[ValueError] = RecordError) -> None:
-    """Refuse what is there and is no regular file: reading it could block, or never end."""
+    """Refuse a path that is no regular file: reading it could block, or never end."""
     _check_mode(path, os.stat(path).st_mode, error)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file such that readers see the old one or the new one, never a part.
 
-    What killed processes left half-written in the same folder is removed.
+    Unfinished files of killed processes in the same folder are removed.
     """
     remove_unfinished(path.parent, recursive=False)
     with unfinished_file(path) as file:
@@ -273,10 +270,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def unfinished_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file beside ``path``, to be renamed to it; it is removed at the end unless it was.
+    """A new file beside ``path``, to be renamed to it; without a rename it is removed at the end.
 
-    Its name holds the number of the process, so that what a killed one left can be told from what another is writing.
-    It cannot be guessed, and the file is never opened where something is there already: no link is followed.
+    Its name holds the process number, which distinguishes the file of a killed process from one that is being written.
+    The name cannot be guessed, and an existing file or link is never opened.
     """
     unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{os.urandom(8).hex()}")
     with unfinished.open("xb") as file:
@@ -287,7 +284,7 @@ def unfinished_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_unfinished(folder: Path, recursive: bool = True) -> None:
-    """Remove what killed processes left half-written, but not what a running process is writing."""
+    """Remove unfinished files of killed processes, but not those of running ones."""
     for path in list((folder.rglob if recursive else folder.glob)(f"{UNFINISHED}*")):
         number = path.name.removeprefix(UNFINISHED).partition("-")[0]
         if number.isdigit() and _is_running(int(number)):
@@ -311,17 +308,52 @@ def flush(path: Path) -> None:
 def printable(text: str) -> str:
     r"""Text for terminals and pages: control characters are shown as ``\x1b``, so that none takes effect.
 
-    So are marks that change the direction of text, and bytes of file names that are no UTF-8.
+    So are marks that change the direction of text, and bytes of file names that are not UTF-8.
     """
     return UNSAFE.sub(_escaped, text)
+
+
+def read_history(file: Path) -> tuple[dict[str, Any], ...]:
+    """The metrics of all epochs in ``metrics.jsonl``; none where there is no file."""
+    history = tuple(read_json_lines(file, nan_is_null=True)) if file.exists() else ()
+    for number, metrics in enumerate(history, start=1):
+        if not fits(int, metrics.get("epoch")):
+            raise RecordError(f"{file} must have an epoch in every line; was it written by dubio train?")
+        check_fields(metrics, dict.fromkeys(metrics, float | None), f"line {number} of {file}")
+    return history
+
+
+def read_commands(folder: Path) -> tuple[Command, ...]:
+    """The commands of a run; none where it has no such file."""
+    file = folder / COMMANDS
+    if not file.exists():
+        return ()
+    try:
+        commands = tuple(read_value(Command, line) for line in read_json_lines(file, whole=True))
+        if not all(shlex.split(command.line)[:1] == ["dubio"] and command.kind for command in commands):
+            raise ValueError("every line must hold a command of dubio")
+    except (ValueError, IndexError) as error:
+        reason = str(error).removeprefix(f"{file} cannot be read: ")
+        raise RecordError(f"{file} cannot be read: {reason}; without it, reports leave these commands out") from error
+    return commands
+
+
+def write_commands(folder: Path, commands: tuple[Command, ...]) -> None:
+    """Write the commands of a run, in place of those in the file."""
+    write_atomically(folder / COMMANDS, "".join(f"{dump_json(asdict(command))}\n" for command in commands).encode())
+
+
+def forget_commands(folder: Path) -> None:
+    """Remove the file of a run that was trained again."""
+    (folder / COMMANDS).unlink(missing_ok=True)
 
 
 def _is_running(process: int) -> bool:
     if os.name != "posix":
         return False
     try:
-        os.kill(process, 0)  # signal 0 only asks
-    except (ProcessLookupError, OverflowError):  # no process, or a number larger than any of one
+        os.kill(process, 0)  # signal 0 only checks that the process exists
+    except (ProcessLookupError, OverflowError):  # no such process, or a number too large for one
         return False
     except OSError:  # another user's process
         return True
@@ -335,22 +367,24 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def _parse(text: str | bytes, nan_is_null: bool = False) -> Any:
-    if len(text) > MAX_BYTES:
-        raise RecordError(f"JSON must have at most {MAX_BYTES} bytes, got {len(text)}")
-    value = json.loads(
-        text.decode("utf-8") if isinstance(text, bytes) else text,
-        parse_constant=_no_number if nan_is_null else _refuse_constant,
-        parse_float=_parse_float,
-        parse_int=_parse_int,
-        object_pairs_hook=_parse_object,
-    )
-    _check_depth(value)
+def _parse(text: str | bytes, prefix: str, nan_is_null: bool = False) -> Any:
+    """The value of JSON text; messages begin with ``prefix``."""
+    try:
+        if len(text) > MAX_BYTES:
+            raise RecordError(f"JSON must have at most {MAX_BYTES} bytes, got {len(text)}")
+        value = json.loads(
+            text.decode("utf-8") if isinstance(text, bytes) else text,
+            parse_constant=(lambda text: None) if nan_is_null else _refuse_constant,
+            parse_float=_parse_float,
+            parse_int=_parse_int,
+            object_pairs_hook=_parse_object,
+        )
+        _check_depth(value)
+    except RecursionError:
+        raise RecordError(f"{prefix} JSON must have at most {MAX_DEPTH} levels") from None
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError and those of the functions below
+        raise RecordError(f"{prefix} {_short(str(error))}") from None
     return value
-
-
-def _no_number(text: str) -> None:
-    return None
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -374,8 +408,7 @@ def _parse_int(text: str) -> int:
 def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise RecordError(f"each key must occur once, got {_short(repr(twice))} twice")
     return value
 
@@ -407,8 +440,11 @@ def _read(kind: Any, data: Any, place: str) -> Any:
     if origin in (Union, types.UnionType):
         if data is None and types.NoneType in parts:
             return None
-        others = [part for part in parts if part is not types.NoneType]
-        return _read(others[0] if len(others) == 1 else _member(others, data, place), data, place)
+        members = [part for part in parts if part is not types.NoneType]
+        if len(members) > 1:  # none of them a dataclass
+            members = [part for part in members if fits(part, data)]
+        _checked(bool(members), data, place)
+        return _read(members[0], data, place)
     if origin is tuple:
         _checked(isinstance(data, list | tuple), data, place)
         if parts[1:] != (...,):
@@ -424,16 +460,9 @@ def _read(kind: Any, data: Any, place: str) -> Any:
     return float(data) if kind is float else data
 
 
-def _member(kinds: list[Any], data: Any, place: str) -> Any:
-    """Which of several types, none of them a dataclass, some data have."""
-    fitting = [kind for kind in kinds if fits(kind, data)]
-    _checked(bool(fitting), data, place)
-    return fitting[0]
-
-
 def _read_fields(kind: Any, data: Any, place: str) -> Any:
     _checked(isinstance(data, dict), data, place)
-    hints = _hints(kind)
+    hints = _type_hints(kind)
     names = {field.name for field in dataclasses.fields(kind)}
     data = {FORMER_FIELDS.get(name, name) if name not in names else name: value for name, value in data.items()}
     unknown = sorted(set(data) - names)
@@ -448,11 +477,6 @@ def _read_fields(kind: Any, data: Any, place: str) -> Any:
         raise RecordError(f"{place} cannot be read: {error}") from error
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
 def _is_float(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -462,10 +486,9 @@ def _is_float(value: Any) -> bool:
         return False
 
 
-def _checked(right: bool, data: Any, place: str) -> Any:
-    if not right:
+def _checked(is_right: bool, data: Any, place: str) -> None:
+    if not is_right:
         raise RecordError(f"{place} has a value of the wrong kind, {_shown(data)}")
-    return data
 
 
 def _type_name(kind: Any) -> str:
@@ -473,7 +496,7 @@ def _type_name(kind: Any) -> str:
 
 
 def _shown(data: Any) -> str:
-    """A wrong value for a message; printing a long list or a number of millions of digits would take long."""
+    """A wrong value for a message; printing a long list or a number with millions of digits would take long."""
     if isinstance(data, int) and data not in INTEGERS:
         return "a whole number of more than 64 bits"
     if isinstance(data, list | tuple | dict) and len(data) > 10:
@@ -488,91 +511,3 @@ def _short(text: str) -> str:
 def _check_mode(path: Path, mode: int, error: type[ValueError]) -> None:
     if not stat.S_ISREG(mode):
         raise error(f"{path} must be a regular file, got {KINDS.get(stat.S_IFMT(mode), 'something else')}")
-
-
-R = TypeVar("R", bound="Record")
-
-
-class Record:
-    """What all records share; each is a frozen dataclass of plain values."""
-
-    format: ClassVar[str]
-    """The first field of the file."""
-    called: ClassVar[str]
-    """What messages call it: ``an evaluation``."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"format": self.format, **asdict(self)}  # type: ignore[call-overload]
-
-    @classmethod
-    def from_json(cls: type[R], data: Any) -> R:
-        """Back from JSON."""
-        if not isinstance(data, dict) or data.get("format") != cls.format:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise RecordError(f"{cls.called} must have format {cls.format!r}, got {found!r}")
-        return read_value(cls, {name: value for name, value in data.items() if name != "format"})
-
-    def save(self, path: str | Path) -> None:
-        """Write it to a file, whole or not at all."""
-        write_atomically(Path(path), f"{dump_json(self.to_json(), indent=1)}\n".encode())
-
-    @classmethod
-    def load(cls: type[R], path: str | Path) -> R:
-        """Read it from a file."""
-        content = read_file(Path(path), MAX_BYTES)
-        try:
-            return cls.from_json(parse_json(content, "it"))
-        except ValueError as error:
-            raise RecordError(f"{path} does not hold {cls.called}: {error}") from error
-
-
-def read_history(file: Path) -> tuple[dict[str, Any], ...]:
-    """The metrics of all epochs in ``metrics.jsonl``; none where there is no file."""
-    history = tuple(read_json_lines(file, nan_is_null=True)) if file.exists() else ()
-    for number, metrics in enumerate(history, start=1):
-        if not fits(int, metrics.get("epoch")):
-            raise RecordError(f"{file} must have an epoch in every line; was it written by dubio train?")
-        check_fields(metrics, dict.fromkeys(metrics, float | None), f"line {number} of {file}")
-    return history
-
-
-FILE = "commands.jsonl"
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command, and the run whose network it began with."""
-
-    line: str
-    run: str
-
-    @property
-    def kind(self) -> str:
-        """The command's own name: ``calibrate``, ``prune``."""
-        return shlex.split(self.line)[1]
-
-
-def read_commands(folder: Path) -> tuple[Command, ...]:
-    """The commands of a run; none where it has no such file."""
-    file = folder / FILE
-    if not file.exists():
-        return ()
-    try:
-        found = tuple(read_value(Command, line) for line in read_json_lines(file, whole=True))
-        if not all(shlex.split(command.line)[:1] == ["dubio"] and command.kind for command in found):
-            raise ValueError("every line must hold a command of dubio")
-    except (ValueError, IndexError) as error:
-        reason = str(error).removeprefix(f"{file} cannot be read: ")
-        raise RecordError(f"{file} cannot be read: {reason}; without it, reports leave these commands out") from error
-    return found
-
-
-def write_commands(folder: Path, commands: tuple[Command, ...]) -> None:
-    """Keep the commands of a run, in the place of those that are there."""
-    write_atomically(folder / FILE, "".join(f"{dump_json(asdict(command))}\n" for command in commands).encode())
-
-
-def forget_commands(folder: Path) -> None:
-    """Remove the file of a run whose network is another now."""
-    (folder / FILE).unlink(missing_ok=True)

@@ -1,21 +1,22 @@
-"""Normalizing flows as values: the steps that exist, and blocks of them.
+"""Normalizing flows as frozen values: steps, and blocks of steps.
 
-A flow takes a draw from a base density through steps that can be undone and whose volume change is known. A step is a
-frozen value; the parameters belong to the layers that are made of it (``dubio.nn.make_step``). A block is the flow
-of one layer: ``block.steps`` are its steps in order, a ``GlowStep`` already taken apart into its three.
+A flow maps a draw from a base density through invertible steps with known log-determinants. A step is a frozen value;
+its parameters belong to the layer that ``dubio.nn.make_step`` builds from it. A block is the flow of one layer:
+``block.steps`` are its steps in order, where a ``GlowStep`` is replaced by its three steps.
 
 >>> Block((Affine(), Planar(shifted=True), GlowStep())).steps
 (Affine(), Planar(shifted=True, init_std=0.01), Actnorm(), InvertibleConv(parametrisation='lu'), \
 AffineCoupling(hidden=16, bound=2.0))
 
-The named blocks are those of the normalizing-flow network: ``NormalAffine`` (a trained Gaussian, no flow beyond it),
+The named blocks are those of the normalizing-flow network: ``NormalAffine`` (a trained Gaussian without further steps),
 ``NormalPlanar1d`` for linear layers and ``NormalInvConv`` for convolutions.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+from dubio.checks import check_choice, check_count, check_flag, check_positive
 
 __all__ = [
     "Actnorm",
@@ -52,9 +53,8 @@ class Planar:
     init_std: float = 0.01
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shifted, bool):
-            raise TypeError(f"shifted of Planar must be True or False, got {self.shifted!r}")
-        _check_positive("init_std of Planar", self.init_std)
+        check_flag("shifted of Planar", self.shifted)
+        check_positive("init_std of Planar", self.init_std)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class AffineCoupling:
     bound: float = 2.0
 
     def __post_init__(self) -> None:
-        _check_count("hidden of AffineCoupling", self.hidden, least=1)
-        _check_positive("bound of AffineCoupling", self.bound)
+        check_count("hidden of AffineCoupling", self.hidden)
+        check_positive("bound of AffineCoupling", self.bound)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class InvertibleConv:
     parametrisation: Parametrisation = "lu"
 
     def __post_init__(self) -> None:
-        _check_parametrisation("InvertibleConv", self.parametrisation)
+        check_choice("parametrisation of InvertibleConv", self.parametrisation, get_args(Parametrisation))
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class GlowStep:
     parametrisation: Parametrisation = "lu"
 
     def __post_init__(self) -> None:
-        _check_count("hidden of GlowStep", self.hidden, least=1)
-        _check_positive("bound of GlowStep", self.bound)
-        _check_parametrisation("GlowStep", self.parametrisation)
+        check_count("hidden of GlowStep", self.hidden)
+        check_positive("bound of GlowStep", self.bound)
+        check_choice("parametrisation of GlowStep", self.parametrisation, get_args(Parametrisation))
 
     @property
     def steps(self) -> "tuple[Step, ...]":
@@ -114,7 +114,7 @@ Step = Affine | Planar | AffineCoupling | InvertibleConv | Actnorm
 
 @dataclass(frozen=True, init=False)
 class Block:
-    """A flow of your own: these steps, in this order. A ``GlowStep`` may be given and is taken apart."""
+    """A custom flow: these steps, in this order. A ``GlowStep`` is replaced by its three steps."""
 
     steps: tuple[Step, ...]
 
@@ -124,7 +124,7 @@ class Block:
 
 @dataclass(frozen=True)
 class NormalAffine:
-    """A Gaussian with trained mean and scale: the affine step and no flow beyond it."""
+    """A Gaussian with trained mean and scale: the affine step alone."""
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -139,7 +139,7 @@ class NormalPlanar1d:
     num_planar: int = 2
 
     def __post_init__(self) -> None:
-        _check_count("num_planar of NormalPlanar1d", self.num_planar, least=0)
+        check_count("num_planar of NormalPlanar1d", self.num_planar, least=0)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -155,8 +155,8 @@ class NormalInvConv:
     num_mixing: int = 3
 
     def __post_init__(self) -> None:
-        _check_count("num_planar of NormalInvConv", self.num_planar, least=0)
-        _check_count("num_mixing of NormalInvConv", self.num_mixing, least=0)
+        check_count("num_planar of NormalInvConv", self.num_planar, least=0)
+        check_count("num_mixing of NormalInvConv", self.num_mixing, least=0)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -186,22 +186,3 @@ def _flattened(steps: object) -> tuple[Step, ...]:
     if not flat:
         raise ValueError("steps of Block must hold one step at least, got none; NormalAffine() is the block of no flow")
     return tuple(flat)
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def _check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and value > 0.0):
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-
-
-def _check_parametrisation(name: str, value: object) -> None:
-    if value not in get_args(Parametrisation):
-        raise ValueError(f"parametrisation of {name} must be 'lu' or 'full', got {value!r}")

@@ -1,35 +1,23 @@
-"""``save`` and ``load``: a stochastic network in one safetensors file.
+"""``save`` and ``load``: a stochastic network in one safetensors file; and the lock of a run folder.
 
-The metadata say how the network was made (method, likelihood, which layers), which architecture it has where dubio
-built it, and hashes: one of everything, and one of the tensors alone. Hashes find damage, not forgery: whoever can
-change the tensors can change the hash. No code runs on loading. The hashes also tell which network a file holds, before
-its tensors are read: ``identity_of``.
+The metadata hold, as JSON, the method, the likelihood, what was decided since (calibration, threshold, sets, pruning),
+the architecture where dubio built the network, and two hashes: one of everything, and one of the tensors alone. The
+hashes detect damage, not forgery: a change of the tensors can come with a new hash. ``identity_of`` reads them before
+any tensor. No code runs on loading: a value is its class's name and its fields, of the classes in ``VALUES`` alone.
 
-Methods, priors, likelihoods and what was decided since as JSON, and back.
+Tensors are stored once each, on the CPU, sharing no memory; names of tied tensors are in the metadata. Of a pruned
+parameter the file holds the weights that are left, and one bit for every weight as a mask; one mask serves all tensors
+of a parameter (mean, scale, centre). What was packed comes back bit for bit, zero where weights were removed.
 
-A value is written as its class's name and its fields. Only the classes listed here are ever made from a file.
+``locked`` keeps two processes from writing the same run. The lock is an ``flock`` on the file ``.lock`` in the folder,
+which the operating system releases when its process ends, so a stale file blocks nothing. The file holds the process
+number and the host, for the message that another process gets. Where the system has no ``flock`` (Windows), nothing is
+locked; a file system without locks gives a warning.
 
-Pruned tensors as a file holds them: the weights that are left, and one bit for every weight that there was.
-
-One mask serves all tensors of a parameter: mean, scale, centre. Tensors that were not pruned stay as they are.
-
-Invariant: what was packed comes back bit for bit, zero where weights were removed (``tests/io``).
-
-Tensors as a file can hold them: each once, on the CPU, sharing no memory.
-
-A lock on a run folder, so that two processes never write the same run.
-
-The lock is an ``flock`` on the file ``.lock`` in the folder. The operating system releases it when its process ends,
-however it ends, so a stale lock file blocks nothing. The file holds the number of the process and its host, for the
-message that another process gets. It is removed when the lock is released.
-
-Where the system has no ``flock`` (Windows), nothing is locked; a file system without locks gives a warning.
-
-Invariants: ``tests/io/test_lock.py``.
+Invariants: ``tests/io``.
 """
 
 import contextlib
-import dataclasses
 import errno
 import hashlib
 import json
@@ -39,7 +27,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -69,26 +57,12 @@ from dubio.models import architecture_of, build
 from dubio.nn import Removed, masked_tensors, rebuild
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 
-__all__ = [
-    "Identity",
-    "file_content",
-    "identity_of",
-    "load",
-    "save",
-    "from_json",
-    "to_json",
-    "packed",
-    "unpacked",
-    "with_ties",
-    "without_ties",
-    "LOCK",
-    "locked",
-]
-
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = "dubio-1"
-
-
 LATER: dict[str, Any] = {
     "calibration": Calibration | None,
     "threshold": Threshold | None,
@@ -96,31 +70,40 @@ LATER: dict[str, Any] = {
     "pruning": Removed | None,
     "evaluated": tuple[str, ...],
 }
-"""Fields of the record that come after conversion, with their types."""
-
-
+"""Fields of the record that are set after conversion, with their types."""
+LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
+PRIORS = (CentredNormal, Normal, ScaleMixture)
+VALUES = {
+    kind.__name__: kind
+    for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES, *calibrators.VALUES, Removed)
+}
+FORMER_DEFAULTS: dict[str, dict[str, Any]] = {"Bayes": {"beta": 1.0}}
+"""Values of fields that files of earlier versions lack, where the default was another."""
 COUNTED = ("members", "num_planar", "num_mixing")
-"""Fields of methods and of their parts that say how many modules there are, each with tensors of its own."""
-
-
+"""Fields of methods and of their parts that count modules, each with its own tensors."""
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-
-
 HASHES = ("sha256", "sha256_of_tensors")
+LOCK = ".lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Identity:
     """Which network a file holds."""
 
     network: str
-    """Changes with anything that is said of the network, so with what ``calibrate`` decides, too."""
+    """The hash of everything: it changes with the tensors, and with a calibration, too."""
     tensors: str | None
-    """Changes with the tensors alone; None in files that older versions wrote."""
+    """The hash of the tensors alone; None in files of older versions."""
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a converted network to a file, whole or not at all; of weights that were removed, one bit each."""
+    """Write a converted network to a file, whole or not at all.
+
+    Args:
+        model: the network; of weights that were removed, the file holds one bit each.
+        path: the file.
+    """
     write_atomically(Path(path), file_content(model))
 
 
@@ -134,7 +117,7 @@ def file_content(model: nn.Module) -> bytes:
     described: dict[str, Any] = {
         "format": FORMAT,
         "method": to_json(
-            record.method if consists_of(where, str) else dataclasses.replace(record.method, where=random_names(model))
+            record.method if consists_of(where, str) else replace(record.method, where=random_names(model))
         ),
         "likelihood": to_json(record.likelihood),
         "architecture": architecture_of(model),
@@ -146,13 +129,12 @@ def file_content(model: nn.Module) -> bytes:
 
 
 def identity_of(path: str | Path) -> Identity | None:
-    """Which network a file holds, from what stands at its beginning; None where it is no file of a network."""
+    """Which network a file holds, from its metadata; None for a file that holds none."""
     try:
         check_regular(Path(path))
         with safe_open(path, framework="pt") as content:
             described = parse_json((content.metadata() or {})["dubio"], str(path))
-        hashes = {"network": described["sha256"], "tensors": described.get("sha256_of_tensors")}
-        return read_value(Identity, hashes)
+        return read_value(Identity, {"network": described["sha256"], "tensors": described.get("sha256_of_tensors")})
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError, ValueError):
         return None
 
@@ -163,7 +145,7 @@ def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
     Args:
         path: a file that ``save`` wrote.
         net: a network of the architecture that was converted; not needed where dubio built it (``dubio.models``). Its
-            weights do not matter, and it is not changed.
+            weights are not used, and it is not changed.
     """
     path = Path(path)
     described, tensors = _read(path)
@@ -183,15 +165,15 @@ def load(path: str | Path, net: nn.Module | None = None) -> nn.Module:
     except MemoryError as error:
         raise RecordError(f"{path} does not fit into memory: {error}") from error
     except (ValueError, TypeError, RuntimeError) as error:
-        what = "into memory" if is_out_of_memory(error) else "this network"
-        raise RecordError(f"{path} does not fit {what}: {error}") from error
+        place = "into memory" if is_out_of_memory(error) else "this network"
+        raise RecordError(f"{path} does not fit {place}: {error}") from error
     model.load_state_dict(tensors, assign=True)
     return model.eval()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Described:
-    """What the metadata of a file say of its network, with values as JSON."""
+    """The metadata of a file, with values as JSON."""
 
     format: str
     method: dict[str, Any]
@@ -199,13 +181,13 @@ class _Described:
     architecture: str | None
     tied: dict[str, str]
     sha256: str
-    later: dict[str, Any] = dataclasses.field(default_factory=dict)
+    later: dict[str, Any] = field(default_factory=dict)
     sha256_of_tensors: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Parts:
-    """What a network is made of, beside an ordinary one and tensors."""
+    """The method, the likelihood and later decisions of a stored network."""
 
     method: Any
     likelihood: Any
@@ -231,14 +213,14 @@ class _Parts:
         return parts
 
     def model(self, net: nn.Module) -> nn.Module:
-        """The network that ``net`` becomes, with tensors of its own yet."""
+        """``net``, converted as the stored network was; its tensors are not loaded yet."""
         model: nn.Module = self.method.convert(net, self.likelihood, strict=False)
         change_spec(model, **self.later)
         return model
 
 
 def _check_counts(described: _Described, parts: _Parts, num_tensors: int) -> None:
-    """Refuse more layers, members or steps than tensors: each has one at least, and making them takes time."""
+    """Refuse more layers, members or steps than tensors: each has at least one, and building them takes time."""
     counts = {"layers": (described.architecture or "").count("-")}
     values = [parts.method, getattr(parts.method, "blocks", None)]
     for value in [*values, *(values[1] if isinstance(values[1], tuple) else ())]:
@@ -249,7 +231,7 @@ def _check_counts(described: _Described, parts: _Parts, num_tensors: int) -> Non
 
 
 def _check_before_building(path: Path, described: _Described, parts: _Parts, tensors: dict[str, Tensor]) -> None:
-    """Compare the sizes of a network with a file's tensors before any memory is taken for it."""
+    """Compare the sizes of a network with a file's tensors before memory is allocated for it."""
     try:
         with torch.device("meta"):
             model = parts.model(build(str(described.architecture)))
@@ -259,23 +241,24 @@ def _check_before_building(path: Path, described: _Described, parts: _Parts, ten
         raise
     except Exception:  # a network of torchvision or timm that cannot be made without values
         return
-    needed, there = tensor_bytes(model.state_dict()), available_memory()
+    needed, available = tensor_bytes(model.state_dict()), available_memory()
     try:
         complete = _complete(model, described, tensors)
         _check_fit(model, with_ties(complete, described.tied))
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise RecordError(f"{path} does not fit this network: {error}") from error
-    if there is not None and needed > there:
-        amounts = f"{memory_in_words(needed)} of memory to build, and {memory_in_words(there)} are there"
+    if available is not None and needed > available:
+        amounts = f"{memory_in_words(needed)} of memory to build, and {memory_in_words(available)} are available"
         raise RecordError(f"{path} holds a network that takes {amounts}")
 
 
 def _complete(model: nn.Module, described: _Described, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors with what pruning removed filled in; ``model`` is cut down as pruning left it."""
+    """A file's tensors with zeros for removed weights; the layers of ``model`` become as small as pruning left them."""
     if isinstance(removed := spec(model).pruning, Removed):
         rebuild(model, removed)
     tensors = unpacked(model, tensors)
-    tied = described.tied if _is_meta(model) else without_ties(model.state_dict())[1]
+    is_meta = any(tensor.is_meta for tensor in model.state_dict().values())
+    tied = described.tied if is_meta else without_ties(model.state_dict())[1]
     if tied != described.tied:
         differing = sorted(set(tied.items()) ^ set(described.tied.items()))[0]
         names = f"{differing[0]} is tied to {differing[1]}"
@@ -285,10 +268,6 @@ def _complete(model: nn.Module, described: _Described, tensors: dict[str, Tensor
     return tensors
 
 
-def _is_meta(model: nn.Module) -> bool:
-    return any(tensor.is_meta for tensor in model.state_dict().values())
-
-
 def _read(path: Path) -> tuple[_Described, dict[str, Tensor]]:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
@@ -296,7 +275,7 @@ def _read(path: Path) -> tuple[_Described, dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as content:
             metadata = content.metadata() or {}
-            # Copies, since in a file tensors begin anywhere, and sums over them may then differ in the last digit.
+            # Copies: tensors in a file are not aligned, and sums over them may then differ in the last digit.
             tensors = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise RecordError(f"{path} is not a whole safetensors file: {error}") from error
@@ -316,35 +295,36 @@ def _read(path: Path) -> tuple[_Described, dict[str, Tensor]]:
 
 
 def _check_fit(model: nn.Module, stored: dict[str, Tensor]) -> None:
-    """Refuse tensors that are not those of a network: by name, shape, type, and values that are no numbers."""
-    wanted, parameters = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
-    missing, unknown = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
+    """Refuse tensors that do not fit a network: by name, shape and type, and values that are not finite."""
+    expected, parameters = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
+    missing, unknown = sorted(set(expected) - set(stored)), sorted(set(stored) - set(expected))
     if missing or unknown:
         parts = [f"it lacks {missing[:3]}"] if missing else []
         parts += [f"it has {unknown[:3]}, which the network has not"] if unknown else []
         raise ValueError(" and ".join(parts))
     norms = tuple(f"{name}." for name, module in model.named_modules() if is_norm(module))
     types: dict[torch.dtype, tuple[str, torch.dtype]] = {}
-    for name, tensor in wanted.items():
-        own = stored[name]
-        if tensor.shape != own.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(own.shape)} in the file and {tuple(tensor.shape)} in the network"
-            )
-        if tensor.dtype != own.dtype and not {tensor.dtype, own.dtype} <= FLOATS:
-            raise ValueError(f"{name} has type {own.dtype} in the file and {tensor.dtype} in the network")
-        if own.is_floating_point() and not name.startswith(norms):  # those may be kept in more digits
-            first, usual = types.setdefault(tensor.dtype, (name, own.dtype))
-            if usual != own.dtype:
-                raise ValueError(f"{name} has type {own.dtype} in the file, and {first} has {usual}")
-        if own.is_floating_point() and bool((own.isnan() if name not in parameters else ~own.isfinite()).any()):
+    for name, tensor in expected.items():
+        loaded = stored[name]
+        if tensor.shape != loaded.shape:
+            shapes = f"{tuple(loaded.shape)} in the file and {tuple(tensor.shape)} in the network"
+            raise ValueError(f"{name} has shape {shapes}")
+        if tensor.dtype != loaded.dtype and not {tensor.dtype, loaded.dtype} <= FLOATS:
+            raise ValueError(f"{name} has type {loaded.dtype} in the file and {tensor.dtype} in the network")
+        if not loaded.is_floating_point():
+            continue
+        if not name.startswith(norms):  # those may have a higher precision
+            first, usual = types.setdefault(tensor.dtype, (name, loaded.dtype))
+            if usual != loaded.dtype:
+                raise ValueError(f"{name} has type {loaded.dtype} in the file, and {first} has {usual}")
+        if bool((loaded.isnan() if name not in parameters else ~loaded.isfinite()).any()):
             raise ValueError(f"{name} must hold finite numbers, got NaN or infinity; was training interrupted?")
 
 
 def _hashes(described: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[str, str]:
-    """A hash of the tensors and of what is said about them, and one of the tensors alone."""
-    said = {name: value for name, value in described.items() if name not in HASHES}
-    whole, alone = hashlib.sha256(json.dumps(said, sort_keys=True).encode()), hashlib.sha256()
+    """A hash of the tensors and of their description, and one of the tensors alone."""
+    rest = {name: value for name, value in described.items() if name not in HASHES}
+    whole, alone = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()), hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
         content = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + to_bytes({"tensor": tensor})
@@ -353,28 +333,11 @@ def _hashes(described: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[str,
     return whole.hexdigest(), alone.hexdigest()
 
 
-LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
-
-
-PRIORS = (CentredNormal, Normal, ScaleMixture)
-
-
-SINCE = (*calibrators.VALUES, Removed)
-"""What comes after conversion."""
-
-
-VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES, *SINCE)}
-
-
-BEFORE: dict[str, dict[str, Any]] = {"Bayes": {"beta": 1.0}}
-"""What stood for fields that files of earlier versions do not have, where the default is another now."""
-
-
 def to_json(value: Any) -> Any:
     """A value as JSON."""
-    if dataclasses.is_dataclass(value) and type(value).__name__ in VALUES:
-        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"value": type(value).__name__, **fields}
+    if is_dataclass(value) and type(value).__name__ in VALUES:
+        parts = {part.name: to_json(getattr(value, part.name)) for part in fields(value)}
+        return {"value": type(value).__name__, **parts}
     if isinstance(value, tuple | list):
         return [to_json(part) for part in value]
     if value is None or isinstance(value, bool | int | float | str):
@@ -392,45 +355,40 @@ def from_json(data: Any) -> Any:
     kind = VALUES.get(current_names(name)) if isinstance(name, str) else None
     if kind is None:
         raise RecordError(f"unknown value {name!r}; was the file written by a newer version?")
-    known = {field.name for field in dataclasses.fields(kind)}
-    unknown = set(data) - known - {"value"}
-    if unknown:
+    if unknown := set(data) - {part.name for part in fields(kind)} - {"value"}:
         raise RecordError(f"unknown fields {sorted(unknown)} of {name}; was the file written by a newer version?")
     hints = get_type_hints(kind)
-    values = {field: from_json(part) for field, part in data.items() if field != "value"}
-    for field, value in values.items():
-        if not fits(hints[field], value):
-            raise RecordError(f"{field} of {name} has a value of the wrong kind, {value!r}")
-    return kind(**BEFORE.get(kind.__name__, {}) | values)
+    values = {key: from_json(part) for key, part in data.items() if key != "value"}
+    for key, value in values.items():
+        if not fits(hints[key], value):
+            raise RecordError(f"{key} of {name} has a value of the wrong kind, {value!r}")
+    return kind(**FORMER_DEFAULTS.get(kind.__name__, {}) | values)
 
 
 def packed(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a network, those that have a mask without what was removed."""
+    """The tensors of a network, those with a mask without the removed weights."""
     small = dict(tensors)
     for _, mask, names in masked_tensors(model):
-        removed = tensors[mask].numpy()
-        small[mask] = torch.from_numpy(np.packbits(removed))
+        small[mask] = torch.from_numpy(np.packbits(tensors[mask].numpy()))
         small |= {name: tensors[name][~tensors[mask]] for name in names}
     return small
 
 
 def unpacked(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors in the shapes that the network wants; refuses masks that do not fit it or what is left."""
-    wanted = model.state_dict()
+    """All tensors in the shapes of the network; refuses masks that do not fit it or the weights that are left."""
+    expected = model.state_dict()
     whole = dict(tensors)
     for parameter, mask, names in masked_tensors(model):
-        removed = _unpacked_mask(parameter, tensors.get(mask), wanted[mask].shape)
-        whole[mask] = removed
-        for name in names:
-            whole[name] = _filled(name, tensors.get(name), removed)
+        whole[mask] = _unpacked_mask(parameter, tensors.get(mask), expected[mask].shape)
+        whole |= {name: _filled(name, tensors.get(name), whole[mask]) for name in names}
     return whole
 
 
 def _unpacked_mask(parameter: str, bits: Tensor | None, shape: torch.Size) -> Tensor:
     count = shape.numel()
     if bits is None or bits.dtype != torch.uint8 or tuple(bits.shape) != (-(-count // 8),):
-        found = "none" if bits is None else f"{bits.dtype} of shape {tuple(bits.shape)}"
-        raise ValueError(f"the mask of {parameter} must have one bit for each of {count} weights, got {found}")
+        received = "none" if bits is None else f"{bits.dtype} of shape {tuple(bits.shape)}"
+        raise ValueError(f"the mask of {parameter} must have one bit for each of {count} weights, got {received}")
     flat = np.unpackbits(bits.numpy())
     if flat[count:].any():
         raise ValueError(f"the mask of {parameter} must have one bit for each of {count} weights, got more")
@@ -440,15 +398,15 @@ def _unpacked_mask(parameter: str, bits: Tensor | None, shape: torch.Size) -> Te
 def _filled(name: str, left: Tensor | None, removed: Tensor) -> Tensor:
     count = removed.numel() - int(removed.sum())
     if left is None or tuple(left.shape) != (count,):
-        found = "none" if left is None else f"shape {tuple(left.shape)}"
-        raise ValueError(f"{name} must hold the {count} weights that its mask leaves, got {found}")
+        received = "none" if left is None else f"shape {tuple(left.shape)}"
+        raise ValueError(f"{name} must hold the {count} weights that its mask leaves, got {received}")
     whole = torch.zeros(removed.shape, dtype=left.dtype)
     whole[~removed] = left
     return whole
 
 
 def without_ties(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor once, and for tied names the one it is kept under."""
+    """Each tensor once, and for each tied name the name that its tensor is stored under."""
     first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -458,27 +416,15 @@ def without_ties(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
             tied[name] = first[key]
             continue
         first[key] = name
-        alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        own = tensor.detach().cpu().contiguous()
-        kept[name] = own if alone else own.clone()  # a view of another tensor, or of a part of one
+        owns_storage = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        stored = tensor.detach().cpu().contiguous()
+        kept[name] = stored if owns_storage else stored.clone()
     return kept, tied
 
 
 def with_ties(tensors: dict[str, Tensor], tied: dict[str, str]) -> dict[str, Tensor]:
-    """All names again."""
+    """All tensors by all names, tied ones included."""
     return tensors | {name: tensors[original] for name, original in tied.items()}
-
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows
-    fcntl = None  # type: ignore[assignment]
-
-
-LOCK = ".lock"
-
-
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @dataclass
@@ -488,7 +434,7 @@ class _Held:
     descriptor: int
     thread: int
     depth: int = 1
-    """How many blocks of the thread are inside it."""
+    """How many ``with`` blocks of the thread hold it."""
 
 
 _HELD: dict[Path, _Held] = {}
@@ -523,9 +469,9 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         with _GUARD:
-            _leave(key)
+            _release(key)
         if is_new:
-            with contextlib.suppress(OSError):  # it holds a run now
+            with contextlib.suppress(OSError):  # the folder holds a run now
                 folder.rmdir()
 
 
@@ -550,25 +496,25 @@ def _acquire(folder: Path) -> int:
                 return descriptor
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the process that held it has removed the file meanwhile: lock the new one
+        os.close(descriptor)  # the previous holder removed the file meanwhile: lock the new one
 
 
-def _leave(key: Path) -> None:
+def _release(key: Path) -> None:
     held = _HELD.get(key)
-    if held is None:  # a forked child, which has forgotten its parent's locks
+    if held is None:  # in a forked child, which closed its parent's locks
         return
     held.depth -= 1
     if held.depth:
         return
     del _HELD[key]
-    if _is_at(held.descriptor, key / LOCK):  # removed first: once it is unlocked, it may be another's
+    if _is_at(held.descriptor, key / LOCK):  # removed first: once unlocked, it may belong to another process
         with contextlib.suppress(OSError):
             (key / LOCK).unlink()
     os.close(held.descriptor)
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
-    """Whether an open file is the one that stands under its name."""
+    """Whether an open file is the one at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(file))
     except FileNotFoundError:
@@ -576,15 +522,15 @@ def _is_at(descriptor: int, file: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds the lock, as the file says."""
+    """The holder of the lock, from the file."""
     number, _, host = os.pread(descriptor, 200, 0).decode(errors="replace").strip().partition(" ")
     if not number.isdigit():
         return "another process"
     return f"process {number}" + (f" on {host}" if host and host != socket.gethostname() else "")
 
 
-def _forget_locks() -> None:
-    """Close a parent's locks in a forked child, such as the worker of a loader, which may outlive the parent."""
+def _close_locks() -> None:
+    """Close a parent's locks in a forked child, such as a loader's worker, which may outlive the parent."""
     global _GUARD
     _GUARD = threading.Lock()  # another thread may have held it
     for held in _HELD.values():
@@ -593,4 +539,4 @@ def _forget_locks() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks)
+    os.register_at_fork(after_in_child=_close_locks)

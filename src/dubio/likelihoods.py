@@ -1,9 +1,9 @@
-"""What a network's outputs mean: frozen values that turn raw outputs into a distribution of the target.
+"""Likelihoods: frozen values that turn the raw outputs of a network into a distribution of the target.
 
-Each gives the negative log-likelihood of targets, `(sample, batch)`: one number per draw and example, summed over the
+``nll`` is the negative log-likelihood of targets, `(sample, batch)`: one number per draw and example, summed over the
 target's own axes, with every constant, so that it equals ``torch.distributions``. A likelihood may have a parameter
-of its own (``Gaussian("learned")``); it lives on the converted network, which hands it in as ``scale``. Outputs in half
-precision are computed with in float32, and targets are never rounded to the type of the outputs.
+(``Gaussian("learned")``); it belongs to the converted network, which passes it as ``scale``. Outputs in half precision
+are converted to float32, and targets are never rounded to the type of the outputs.
 """
 
 import math
@@ -17,30 +17,24 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from dubio import functional
+from dubio.checks import check_choice
 
-__all__ = [
-    "Bernoulli",
-    "Categorical",
-    "Gaussian",
-    "Likelihood",
-    "likelihood_of",
-    "match_shape",
-    "observation_scale",
-    "warn_of_probabilities",
-    "without_weights",
-]
-
+Outputs = Float[Tensor, "sample batch ..."]
+Targets = Shaped[Tensor, "batch ..."]
+Scale = Float[Tensor, "..."] | None
 ROUNDING = 1e-5
-"""How far from 1 the probabilities of a softmax may sum to."""
+"""Largest distance from 1 of the sum of a softmax."""
 
 
 @dataclass(frozen=True)
 class Categorical:
     """One of several classes.
 
-    ``output`` says what the network gives, and is never guessed from values. ``class_axis`` counts in the output of one
-    draw, whose axis 0 is the batch. ``class_weight`` multiplies the loss of each class; ``label_smoothing`` mixes the
-    target with the uniform distribution. Neither changes predictions.
+    Args:
+        output: what the network outputs, ``"logits"`` or ``"log_probs"``; it is never guessed from values.
+        class_axis: the axis of classes in the output of one draw, whose axis 0 is the batch.
+        class_weight: factors of the loss of each class; they do not change predictions.
+        label_smoothing: share of the uniform distribution in targets; it does not change predictions.
     """
 
     output: Literal["logits", "log_probs"] = "logits"
@@ -49,8 +43,7 @@ class Categorical:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.output not in ("logits", "log_probs"):
-            raise ValueError(f"output must be 'logits' or 'log_probs', got {self.output!r}")
+        check_choice("output", self.output, ("logits", "log_probs"))
         if self.class_axis == 0:
             raise ValueError("class_axis must not be 0, which is the batch axis")
         if self.class_weight is not None:
@@ -60,12 +53,12 @@ class Categorical:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
 
-    def log_probs(self, outputs: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch ... class"]:
+    def log_probs(self, outputs: Outputs) -> Float[Tensor, "sample batch ... class"]:
         """Log-probabilities of every draw, the class axis last: `(sample, batch, ..., class)`."""
         scores = self.scores(outputs)
         return scores.log_softmax(dim=-1) if self.output == "logits" else scores
 
-    def scores(self, outputs: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch ... class"]:
+    def scores(self, outputs: Outputs) -> Float[Tensor, "sample batch ... class"]:
         """The outputs themselves, the class axis last, in float32 at least."""
         axis = self.class_axis + 1 if self.class_axis > 0 else self.class_axis
         axes = outputs.dim()
@@ -79,27 +72,21 @@ class Categorical:
         return _exact(outputs.movedim(axis, -1))
 
     def _hint(self, outputs: Tensor, targets: Tensor) -> str:
-        """Where the classes of dense outputs lie, if targets of this shape are right."""
+        """Advice on ``class_axis``, where targets of this shape fit dense outputs with classes on another axis."""
         shape = outputs.shape[1:]
         for axis in range(1, len(shape)):
             if axis != self.class_axis % len(shape) and targets.shape == shape[:axis] + shape[axis + 1 :]:
                 return f"; for classes on axis {axis} convert with likelihood=dubio.Categorical(class_axis={axis})"
         return ""
 
-    def nll(
-        self,
-        outputs: Float[Tensor, "sample batch ..."],
-        targets: Shaped[Tensor, "batch ..."],
-        scale: Float[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "sample batch"]:
+    def nll(self, outputs: Outputs, targets: Targets, scale: Scale = None) -> Float[Tensor, "sample batch"]:
         """Negative log-probability of the target classes, given as whole numbers."""
         log_probs = self.log_probs(outputs)
         num_classes = log_probs.shape[-1]
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
             raise TypeError(f"targets must be whole numbers that name classes, got {targets.dtype}")
         targets = match_shape(targets, log_probs.shape[1:-1], self._hint(outputs, targets))
-        if not torch.compiler.is_compiling() and targets.device.type == "cpu":  # elsewhere it would wait for the device
-            _check_labels(targets, num_classes)
+        _check_range(targets, num_classes - 1, "targets must name classes")
         if self.class_weight is not None and len(self.class_weight) != num_classes:
             raise ValueError(
                 f"class_weight must have one weight per class, {num_classes}, got {len(self.class_weight)}"
@@ -116,28 +103,20 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Bernoulli:
-    """Yes or no, for each output: the network gives logits, targets are 0 or 1."""
+    """Binary targets, 0 or 1 for each output: the network outputs logits."""
 
-    def log_probs(self, outputs: Float[Tensor, "sample batch ..."]) -> Float[Tensor, "sample batch ... class"]:
+    def log_probs(self, outputs: Outputs) -> Float[Tensor, "sample batch ... class"]:
         """Log-probabilities of no and yes on a new last axis."""
         outputs = _exact(outputs)
         return torch.stack([F.logsigmoid(-outputs), F.logsigmoid(outputs)], dim=-1)
 
-    def nll(
-        self,
-        outputs: Float[Tensor, "sample batch ..."],
-        targets: Shaped[Tensor, "batch ..."],
-        scale: Float[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "sample batch"]:
+    def nll(self, outputs: Outputs, targets: Targets, scale: Scale = None) -> Float[Tensor, "sample batch"]:
         """Negative log-probability of the targets, summed over the outputs of an example."""
         targets = match_shape(targets, outputs.shape[1:])
-        if not torch.compiler.is_compiling() and targets.device.type == "cpu" and targets.numel():
-            low, high = float(targets.min()), float(targets.max())
-            if not 0.0 <= low <= high <= 1.0:
-                raise ValueError(f"targets of a Bernoulli must be from 0 to 1, got {low if low < 0.0 else high}")
+        _check_range(targets, 1, "targets of a Bernoulli must be")
         outputs = _exact(outputs)
-        wanted = _beside(targets, outputs)
-        loss = -(wanted * F.logsigmoid(outputs) + (1.0 - wanted) * F.logsigmoid(-outputs))
+        targets = _beside(targets, outputs)
+        loss = -(targets * F.logsigmoid(outputs) + (1.0 - targets) * F.logsigmoid(-outputs))
         return _sum_over_example(loss.to(outputs.dtype))
 
 
@@ -152,7 +131,7 @@ class Gaussian:
     Args:
         std: standard deviation of the noise. ``"learned"``: one for all targets, a parameter of the converted network.
             ``"output"``: it depends on the input; the network gives twice as many outputs on its last axis, first the
-            means, then the softplus arguments of the standard deviations. A number: known, in the units of the targets.
+            means, then the softplus arguments of the standard deviations. A number: given, in the units of the targets.
         target_mean: what an output of 0 stands for; one number, or one for each output.
         target_std: what a difference of 1 between outputs stands for; one number, or one for each output.
         beta: weight of each example in training: the variance of its standardised target to the power of ``beta``, from
@@ -172,15 +151,11 @@ class Gaussian:
     """
 
     def __post_init__(self) -> None:
-        if self.std not in ("learned", "output") and (
-            isinstance(self.std, bool)
-            or not isinstance(self.std, int | float)
-            or not (math.isfinite(self.std) and self.std > 0.0)
-        ):
+        if self.std not in ("learned", "output") and not _is_finite(self.std, positive=True):
             raise ValueError(f"std of a Gaussian must be positive and finite, 'learned' or 'output', got {self.std!r}")
         for name in ("target_mean", "target_std"):
             object.__setattr__(self, name, _numbers(name, getattr(self, name), positive=name == "target_std"))
-        if isinstance(self.beta, bool) or not isinstance(self.beta, int | float) or not 0.0 <= self.beta <= 1.0:
+        if not (_is_finite(self.beta) and 0.0 <= self.beta <= 1.0):
             raise ValueError(f"beta must be in [0, 1], got {self.beta!r}")
 
     def __repr__(self) -> str:
@@ -212,7 +187,7 @@ class Gaussian:
         if values.dim() != 2 or values.shape[1] == 1:
             values = values.reshape(-1, 1)
         spread = values.std(dim=0, correction=0)
-        unit = torch.where(spread > 0.0, spread, torch.ones_like(spread))  # of targets that are all equal
+        unit = torch.where(spread > 0.0, spread, torch.ones_like(spread))  # 1 where all targets are equal
         means, units = tuple(values.mean(dim=0).tolist()), tuple(unit.tolist())
         return cls(std, means[0], units[0], beta) if len(means) == 1 else cls(std, means, units, beta)
 
@@ -221,9 +196,7 @@ class Gaussian:
         shift, unit = self._units(targets)
         return (targets - shift) / unit
 
-    def moments(
-        self, outputs: Float[Tensor, "sample batch ..."], scale: Float[Tensor, "..."] | None = None
-    ) -> tuple[Float[Tensor, "sample batch ..."], Float[Tensor, "sample batch ..."]]:
+    def moments(self, outputs: Outputs, scale: Scale = None) -> tuple[Outputs, Outputs]:
         """Mean and standard deviation of the target under every draw, in the units of the targets."""
         mean, std = self._standardised_moments(outputs, scale)
         if not self.standardises:
@@ -231,22 +204,15 @@ class Gaussian:
         shift, unit = self._units(mean)
         return shift + unit * mean, unit * std
 
-    def nll(
-        self,
-        outputs: Float[Tensor, "sample batch ..."],
-        targets: Shaped[Tensor, "batch ..."],
-        scale: Float[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "sample batch"]:
+    def nll(self, outputs: Outputs, targets: Targets, scale: Scale = None) -> Float[Tensor, "sample batch"]:
         """Negative log density of the targets, weighted by ``beta``, summed over the dimensions of an example."""
         mean, std = self._standardised_moments(outputs, scale)
         values = _beside(match_shape(targets, mean.shape[1:]), mean)
         if not self.standardises:
             return _sum_over_example(functional.uncertainty.beta_nll(values, mean, std, self.beta).to(mean.dtype))
-        # Standardised targets rather than means in their units: of large targets these would keep few digits.
-        loss = (
-            functional.uncertainty.beta_nll(self.standardise(values), mean, std, self.beta)
-            + self._units(values)[1].log()
-        )
+        # Standardised targets rather than means in the units of targets, which would lose digits of large targets.
+        loss = functional.uncertainty.beta_nll(self.standardise(values), mean, std, self.beta)
+        loss = loss + self._units(values)[1].log()
         return _sum_over_example(loss.to(mean.dtype))
 
     @property
@@ -254,9 +220,7 @@ class Gaussian:
         """Whether outputs are anything but the means themselves."""
         return self.target_mean != 0.0 or self.target_std != 1.0
 
-    def _standardised_moments(
-        self, outputs: Float[Tensor, "sample batch ..."], scale: Float[Tensor, "..."] | None
-    ) -> tuple[Float[Tensor, "sample batch ..."], Float[Tensor, "sample batch ..."]]:
+    def _standardised_moments(self, outputs: Outputs, scale: Scale) -> tuple[Outputs, Outputs]:
         """Mean and standard deviation of the standardised target."""
         outputs = _exact(outputs)
         if self.std == "learned":
@@ -298,16 +262,16 @@ def likelihood_of(model: nn.Module) -> Likelihood:
 
 
 def without_weights(likelihood: Likelihood) -> Likelihood:
-    """The same without what belongs to training alone: weights, smoothing and ``beta``."""
+    """The likelihood without the options of training: class weights, label smoothing and ``beta``."""
     if isinstance(likelihood, Categorical):
         return replace(likelihood, class_weight=None, label_smoothing=0.0)
     return replace(likelihood, beta=0.0) if isinstance(likelihood, Gaussian) else likelihood
 
 
 def warn_of_probabilities(outputs: Tensor, likelihood: Likelihood) -> None:
-    """Warn of outputs that are probabilities where the likelihood makes them itself, from logits.
+    """Warn of outputs that are probabilities where the likelihood expects logits.
 
-    Conversion warns of a network whose last module is a softmax; this also finds ``x.softmax(-1)`` in ``forward``.
+    Conversion warns of a network whose last module is a softmax; this also detects ``x.softmax(-1)`` in ``forward``.
     """
     if not isinstance(likelihood, Categorical) or likelihood.output != "logits":
         return
@@ -327,12 +291,6 @@ def observation_scale(model: nn.Module) -> Tensor | None:
     return getattr(model, "observation_rho", None)
 
 
-def _check_labels(targets: Tensor, num_classes: int) -> None:
-    if targets.numel() and not 0 <= (low := int(targets.min())) <= (high := int(targets.max())) < num_classes:
-        wrong = low if low < 0 else high
-        raise ValueError(f"targets must name classes from 0 to {num_classes - 1}, got {wrong}")
-
-
 def match_shape(targets: Tensor, shape: torch.Size, hint: str = "") -> Tensor:
     """Targets in the shape of the outputs: ``(batch,)`` and ``(batch, 1)`` are the same, nothing else is broadcast."""
     if targets.shape == shape:
@@ -344,21 +302,34 @@ def match_shape(targets: Tensor, shape: torch.Size, hint: str = "") -> Tensor:
     raise ValueError(f"targets must have shape {tuple(shape)} beside these outputs, got {tuple(targets.shape)}{hint}")
 
 
+def _check_range(targets: Tensor, largest: int, rule: str) -> None:
+    """Refuse targets outside of 0 to ``largest``; on devices other than the CPU the check would synchronise."""
+    if torch.compiler.is_compiling() or targets.device.type != "cpu" or not targets.numel():
+        return
+    low, high = targets.min().item(), targets.max().item()
+    if not 0 <= low <= high <= largest:
+        raise ValueError(f"{rule} from 0 to {largest}, got {low if low < 0 else high}")
+
+
 def _numbers(name: str, value: Any, positive: bool) -> float | tuple[float, ...]:
     """One finite number, or several."""
     parts = tuple(value) if isinstance(value, tuple | list) else (value,)
-    for part in parts:
-        is_number = isinstance(part, int | float) and not isinstance(part, bool) and math.isfinite(part)
-        if not is_number or (positive and part <= 0.0):
-            raise ValueError(f"{name} must be {'positive and ' if positive else ''}finite, got {value!r}")
+    if not all(_is_finite(part, positive) for part in parts):
+        raise ValueError(f"{name} must be {'positive and ' if positive else ''}finite, got {value!r}")
     if not parts:
         raise ValueError(f"{name} must be one number, or one for each output, got none")
     numbers = tuple(float(part) for part in parts)
     return numbers if isinstance(value, tuple | list) else numbers[0]
 
 
+def _is_finite(value: object, positive: bool = False) -> bool:
+    """Whether a value is a finite number, and above zero where it must be."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and not (positive and value <= 0.0)  # type: ignore[arg-type, operator]
+
+
 def _tensor(numbers: float | tuple[float, ...], like: Tensor) -> Tensor:
-    """One number or several, beside a tensor; one is filled in where it is, for a recorded step copies nothing."""
+    """One number or several in the type and on the device of a tensor; one is filled in there, without a copy."""
     if isinstance(numbers, tuple):
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
     return torch.full((), numbers, dtype=like.dtype, device=like.device)
@@ -370,7 +341,7 @@ def _exact(outputs: Tensor) -> Tensor:
 
 
 def _beside(targets: Tensor, outputs: Tensor) -> Tensor:
-    """Targets as real numbers of no fewer digits than they came with."""
+    """Targets in the type of the outputs, or in their own if that is more precise."""
     return targets.to(torch.promote_types(targets.dtype, outputs.dtype))
 
 

@@ -1,18 +1,22 @@
-"""Priors over weights: frozen values with a density and, where there is one, a closed form of the divergence.
+"""Priors over weights: frozen values with a density and, where it exists, a closed form of the divergence.
 
-``CentredNormal`` is centred on the weights the network had when it was converted; the posterior keeps those weights.
-Prior widths are not trained.
+``CentredNormal`` is centred on the weights of the network that was converted; the posterior keeps those weights.
+The widths of priors are not trained.
 """
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
+from dubio.checks import check_finite, check_positive
 
 __all__ = ["CentredNormal", "Normal", "Prior", "ScaleMixture"]
+
+Weights = Float[Tensor, "*shape"]
 
 
 @dataclass(frozen=True)
@@ -21,53 +25,37 @@ class Normal:
 
     mean: float = 0.0
     std: float = 1.0
+    has_closed_divergence: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_finite("mean", self.mean)
-        _check_scale("std", self.std)
+        check_finite("mean of a prior", self.mean)
+        check_positive("std of a prior", self.std)
 
-    @property
-    def has_closed_divergence(self) -> bool:
-        """Yes: Gaussian against Gaussian."""
-        return True
-
-    def log_prob(
-        self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def log_prob(self, weight: Weights, centre: Weights | None) -> Weights:
         """Log density, element by element."""
         return functional.variational.normal_log_prob(weight, self.mean, self.std)
 
-    def divergence(
-        self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def divergence(self, mean: Weights, std: Weights, centre: Weights | None) -> Weights:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
         return functional.variational.gaussian_kl(mean, std, self.mean, self.std)
 
 
 @dataclass(frozen=True)
 class CentredNormal:
-    """``N(w0, std^2)``, with ``w0`` the weight the network was converted with: stay near what was learned."""
+    """``N(w0, std^2)``, with ``w0`` the weight of the network that was converted: weights stay near it."""
 
     std: float = 0.1
+    has_closed_divergence: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_scale("std", self.std)
+        check_positive("std of a prior", self.std)
 
-    @property
-    def has_closed_divergence(self) -> bool:
-        """Yes: Gaussian against Gaussian."""
-        return True
-
-    def log_prob(
-        self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def log_prob(self, weight: Weights, centre: Weights | None) -> Weights:
         """Log density, element by element."""
         assert centre is not None
         return functional.variational.normal_log_prob(weight, centre, self.std)
 
-    def divergence(
-        self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def divergence(self, mean: Weights, std: Weights, centre: Weights | None) -> Weights:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight."""
         assert centre is not None
         return functional.variational.gaussian_kl(mean, std, centre, self.std)
@@ -89,8 +77,8 @@ class ScaleMixture:
     def __post_init__(self) -> None:
         if not 0.0 < self.weight <= 1.0:
             raise ValueError(f"weight of the wide component must be in (0, 1], got {self.weight}")
-        _check_scale("wide_std", self.wide_std)
-        _check_scale("narrow_std", self.narrow_std)
+        check_positive("wide_std of a prior", self.wide_std)
+        check_positive("narrow_std of a prior", self.narrow_std)
         if self.narrow_std > self.wide_std:
             raise ValueError(f"narrow_std must be at most wide_std = {self.wide_std}, got {self.narrow_std}")
 
@@ -101,18 +89,14 @@ class ScaleMixture:
 
     @property
     def has_closed_divergence(self) -> bool:
-        """Only where the mixture is a Gaussian."""
+        """True only where the mixture is a Gaussian."""
         return self.weight == 1.0 or self.narrow_std == self.wide_std
 
-    def log_prob(
-        self, weight: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def log_prob(self, weight: Weights, centre: Weights | None) -> Weights:
         """Log density, element by element."""
         return functional.variational.scale_mixture_log_prob(weight, self.weight, self.wide_std, self.narrow_std)
 
-    def divergence(
-        self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], centre: Float[Tensor, "*shape"] | None
-    ) -> Float[Tensor, "*shape"]:
+    def divergence(self, mean: Weights, std: Weights, centre: Weights | None) -> Weights:
         """Divergence of ``N(mean, std^2)`` from this prior, weight by weight, where the mixture is a Gaussian."""
         if not self.has_closed_divergence:
             raise ValueError("the divergence from a scale mixture has no closed form; it is estimated from draws")
@@ -120,20 +104,3 @@ class ScaleMixture:
 
 
 Prior = Normal | CentredNormal | ScaleMixture
-
-
-def _check_scale(name: str, value: float) -> None:
-    _check_number(name, value)
-    if not (math.isfinite(value) and value > 0.0):
-        raise ValueError(f"{name} of a prior must be positive and finite, got {value}")
-
-
-def _check_finite(name: str, value: float) -> None:
-    _check_number(name, value)
-    if not math.isfinite(value):
-        raise ValueError(f"{name} of a prior must be finite, got {value}")
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} of a prior must be a number, got {value!r}")

@@ -233,7 +233,7 @@ def test_bad_values_are_refused():
         dubio.VectorScaling((1.0, 1.0), (0.0, 0.0, 0.0))
     with pytest.raises(ValueError, match="must be finite"):
         dubio.VectorScaling((1.0, math.nan), (0.0, 0.0))
-    with pytest.raises(ValueError, match="found for 4 classes, got 3; calibrate anew"):
+    with pytest.raises(ValueError, match="is for 4 classes, got 3; calibrate anew"):
         SCALING.apply(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="limit of a Threshold must be finite, or None to accept everything, got inf"):
         dubio.Threshold("confidence", math.inf)

@@ -73,7 +73,7 @@ def test_a_plain_network_is_described_as_not_converted() -> None:
 
 def test_the_executor_line_appears_once_draws_were_asked_for() -> None:
     model = dubio.Bayes().convert(mlp(5, 8, 4))
-    assert dubio.describe(model).executors == ("executor: chosen when several draws are first asked for",)
+    assert dubio.describe(model).executors == ("executor: chosen at the first run with several draws",)
     dubio.predict(model, torch.randn(3, 5), 4)
     (line,) = dubio.describe(model).executors
     assert line.startswith("executor in eval mode, without gradients, estimator weight: vmap; a further draw repeats ")

@@ -289,7 +289,7 @@ def test_a_name_that_is_taken_is_refused(runs: Path) -> None:
         (("train", "x", "--prior", "cauchy:1"), "--prior must be normal:MEAN,STD"),
         (("train", "x", "--prior", "normal:0"), "--prior must be normal:MEAN,STD"),
         (("train", "x", "--prior", "normal:0,-1"), "std of a prior must be positive"),
-        (("train", "x", "--method", "magic"), "--method must be bayes"),
+        (("train", "x", "--method", "magic"), "--method must be 'bayes'"),
         (("train", "x", "--data", "mnist", "--data-dir", "nowhere"), "mnist lacks MNIST/raw/train-images-idx3-ubyte"),
         (("train", "x", "--data", "dgits"), "did you mean 'digits'?"),
         (("train", "x", "--data", "nowhere.csv"), "nowhere.csv"),

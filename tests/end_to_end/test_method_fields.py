@@ -24,7 +24,7 @@ IDS = [f"{name}-{value.name}" for name, value in FIELDS]
 
 
 @dataclass(frozen=True)
-class Imagined:
+class Imagined(Method):
     """A method with fields of every kind.
 
     Args:
@@ -43,11 +43,11 @@ class Imagined:
     table: dict[str, int] | None = None
     inner: Dropout = field(default_factory=Dropout)
     where: dubio.Where = None
-    recipe: ClassVar[Recipe] = Recipe()
+    recipe: ClassVar[Recipe] = Recipe()  # type: ignore[misc]
 
     def objective(self, num_data: int | None = None) -> Any: ...
 
-    def convert(self, net: Any, likelihood: Any = None, *, strict: bool = True, example: Any = None) -> Any: ...
+    def _convert(self, net: Any, strict: bool) -> Any: ...
 
 
 @pytest.fixture
@@ -144,8 +144,12 @@ def test_texts_stand_for_values(name: str, given: dict[str, str | bool], method:
             "--blocks must be affine, planar1d:NUM_PLANAR, invconv:NUM_PLANAR,NUM_MIXING",
         ),
         ("flow", {"blocks": "planar1d:2.5"}, "--blocks must be affine, planar1d:NUM_PLANAR"),
-        ("flow", {"blocks": "planar1d:-1"}, "num_planar of NormalPlanar1d must be at least 0, got -1"),
-        ("magic", {}, "--method must be bayes, dropout, input-noise"),
+        (
+            "flow",
+            {"blocks": "planar1d:-1"},
+            "num_planar of NormalPlanar1d must be a whole number of at least 0, got -1",
+        ),
+        ("magic", {}, "--method must be 'bayes', 'dropout', 'input-noise'"),
     ],
 )
 def test_bad_texts_are_refused_with_option_rule_and_value(

@@ -183,7 +183,7 @@ def test_what_is_shown_of_a_method_is_what_its_docstring_says() -> None:
 def test_an_unknown_method_names_the_one_that_is_close() -> None:
     refused = invoke("methods", "flwo")
     assert refused.exit_code == 2
-    assert "NAME must be bayes, dropout" in refused.stderr
+    assert "NAME must be 'bayes', 'dropout'" in refused.stderr
     assert "did you mean 'flow'?" in refused.stderr
 
 

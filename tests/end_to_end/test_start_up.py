@@ -99,7 +99,7 @@ def test_an_answer_without_a_network_takes_less_than_half_a_second(
         (("trian",), "no such command 'trian'; did you mean 'train'?"),
         (("train", "x", "--epoch", "3"), "No such option: --epoch; did you mean '--epochs'"),
         (("train", "x", "--init-stdd", "3"), "No such option: --init-stdd; did you mean '--init-std'"),
-        (("train", "x", "--method", "bayess"), "deterministic or ensemble, got 'bayess'; did you mean 'bayes'?"),
+        (("train", "x", "--method", "bayess"), "'deterministic' or 'ensemble', got 'bayess'; did you mean 'bayes'?"),
         (
             ("train", "x", "--schedule", "cosin"),
             "--schedule must be constant, cosine or linear, got 'cosin'; did you mean 'cosine'?",
@@ -139,7 +139,7 @@ def test_choices_that_help_knows_are_those_of_the_library() -> None:
 
 def test_a_choice_names_the_rule_the_value_and_what_resembles_it() -> None:
     check_choice("kind", "lac", ("lac", "aps"))
-    with pytest.raises(ValueError, match=r"^kind must be lac or aps, got 'lacc'; did you mean 'lac'\?$"):
+    with pytest.raises(ValueError, match=r"^kind must be 'lac' or 'aps', got 'lacc'; did you mean 'lac'\?$"):
         check_choice("kind", "lacc", ("lac", "aps"))
     assert did_you_mean("zzz", ("lac", "aps")) == ""
 

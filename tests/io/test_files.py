@@ -280,7 +280,7 @@ def test_tensors_of_other_types_or_without_numbers_are_refused(path: Path, tenso
 
 def test_a_network_that_does_not_fit_into_memory_is_not_built(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dubio.io.available_memory", lambda: 100)
-    with pytest.raises(ValueError, match=r"takes 5\d\d B of memory to build, and 100 B are there"):
+    with pytest.raises(ValueError, match=r"takes 5\d\d B of memory to build, and 100 B are available"):
         dubio.load(path)
 
 

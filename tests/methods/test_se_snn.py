@@ -98,7 +98,7 @@ def test_gaussian_classes_give_minus_a_divergence_as_logit(kind: str) -> None:
     torch.testing.assert_close(model(INPUTS.double()), expected)
     terms = dubio.ELBO(10)(model, INPUTS.double(), TARGETS).terms
     torch.testing.assert_close(terms["entropy_margin"], 0.1 * (-std.log().mean(dim=-1)).relu().mean())
-    with pytest.raises(TypeError, match="likelihood must be a Categorical for Gaussian classes, got Gaussian"):
+    with pytest.raises(TypeError, match="likelihood must be a Categorical, since the head compares classes, got Gau"):
         dubio.SESNN(classes=kind).convert(net, dubio.Gaussian())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at must be 'input' with Gaussian classes in the classifier's place, got"):
         dubio.SESNN(classes=kind, at="output")  # type: ignore[arg-type]

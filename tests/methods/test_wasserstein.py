@@ -37,7 +37,7 @@ def replayed(head: WassersteinHead, code: Tensor, seed: int) -> tuple[Tensor, Te
     running = Pass(Settings("frozen", seed_tensor(seed)))
     with dubio.frozen(seed=seed):
         features, classes = head.clouds(code), head.class_clouds(code)
-    count = head.num_directions * (1 if head.training else head.eval_redraws)
+    count = head.options.num_directions * (1 if head.training else head.options.eval_redraws)
     directions = functional.wasserstein.unit_directions(
         running.noise_for_weights(head.directions, torch.empty(count, head.dim))
     )
@@ -264,9 +264,7 @@ def test_an_example_shows_which_layer_is_the_classifier(tmp_path: Path) -> None:
 
 
 def test_a_head_of_distances_is_for_classes() -> None:
-    with pytest.raises(
-        TypeError, match="likelihood must be a Categorical, since the head knows classes alone, got Gau"
-    ):
+    with pytest.raises(TypeError, match="likelihood must be a Categorical, since the head compares classes, got Gau"):
         dubio.Wasserstein().convert(mlp(5, 3), dubio.Gaussian())
 
 

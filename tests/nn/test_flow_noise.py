@@ -185,9 +185,9 @@ def test_there_is_no_closed_form() -> None:
     layer = flow()
     assert not layer.has_closed_divergence
     assert not layer.has_closed_entropy
-    with pytest.raises(ValueError, match="the divergence of a flow has no closed form"):
+    with pytest.raises(ValueError, match="the divergence of a FlowNoise has no closed form"):
         layer.closed_divergence()
-    with pytest.raises(ValueError, match="the entropy of a flow has no closed form"):
+    with pytest.raises(ValueError, match="the entropy of a FlowNoise has no closed form"):
         layer.closed_entropy()
 
 

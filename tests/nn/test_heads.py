@@ -18,7 +18,10 @@ OPTIONS: Any = {
 
 
 def head_of(kind: str, **options: Any) -> Head:
-    return WassersteinHead(5, 3, **(OPTIONS | options)) if kind == "cloud" else GaussianHead(5, 3, kind, 0.0, 0.1)  # type: ignore[arg-type]
+    layer = nn.Linear(5, 3)
+    if kind == "cloud":
+        return WassersteinHead(layer, dubio.Wasserstein(**(OPTIONS | options)))
+    return GaussianHead(layer, dubio.SESNN(classes=kind))  # type: ignore[arg-type]
 
 
 def test_a_cloud_is_made_from_the_code_beside_each_point_s_noise() -> None:

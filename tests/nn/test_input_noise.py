@@ -20,9 +20,12 @@ from dubio.priors import Normal
 PRIOR = Normal(1.0, 0.3)
 
 
-def noise(channels: int = 3, axis: int = -1, components: int = 1, kl: Kl = "mc", **options: Any) -> GaussianInputNoise:
-    chosen = {"per_position": False, "init_std": 0.2, "init_spread": 0.5 if components > 1 else 0.0, **options}
-    return GaussianInputNoise(channels, axis, PRIOR, components=components, kl=kl, **chosen)
+def noise(
+    channels: int = 3, axis: int = -1, components: int = 1, kl: Kl = "mc", per_position: bool = False, **options: Any
+) -> GaussianInputNoise:
+    chosen = {"init_std": 0.2, "init_spread": 0.5 if components > 1 else 0.0, **options}
+    per = "position" if per_position else "channel"
+    return GaussianInputNoise(channels, axis, dubio.InputNoise(PRIOR, components, kl, per, **chosen))
 
 
 def flow(channels: int, axis: int) -> FlowNoise:

@@ -1,6 +1,8 @@
-"""``describe``: what is random in a network, what is not and why, and how its draws run."""
+"""``describe``: what is random in a network, what is deterministic and why, and how its draws run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import nn
 
@@ -29,6 +31,8 @@ from dubio.nn import (
     takes_noise,
 )
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class LayerDescription:
@@ -37,18 +41,18 @@ class LayerDescription:
     name: str
     kind: str
     random: tuple[str, ...]
-    """Names of the parameters that are drawn, ``inputs`` where noise goes before the layer, ``mask`` for dropout."""
+    """Names of drawn parameters; ``inputs`` for noise before the layer, ``mask`` for dropout."""
     num_random: int
     """Weights with a posterior, counted where they first appear."""
     num_fixed: int
     remark: str
     num_removed: int = 0
-    """Weights that pruning took out; they count neither as random nor as fixed."""
+    """Weights that pruning removed; they count neither as random nor as fixed."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What ``describe`` found; prints as a table."""
+    """The result of ``describe``; prints as a table."""
 
     method: str
     likelihood: str
@@ -57,26 +61,26 @@ class Description:
     decided: tuple[str, ...] = ()
     """What ``predict`` applies: calibration, threshold, sets."""
     global_generators: tuple[str, ...] = ()
-    """Generators of the process that the network was seen to draw from itself, as ordinary dropout does."""
+    """Global generators that the network itself draws from, as ordinary dropout does."""
 
     @property
     def num_random(self) -> int:
-        """How many weights are drawn."""
+        """The number of weights that are drawn."""
         return sum(layer.num_random for layer in self.layers)
 
     @property
     def num_noisy(self) -> int:
-        """How many layers have noise on their activations."""
+        """The number of layers with noise on their activations."""
         return sum(bool({"inputs", "outputs", "mask", "clouds"} & {*layer.random}) for layer in self.layers)
 
     @property
     def num_fixed(self) -> int:
-        """How many parameters are not."""
+        """The number of parameters that are not drawn."""
         return sum(layer.num_fixed for layer in self.layers)
 
     @property
     def num_removed(self) -> int:
-        """How many weights were removed."""
+        """The number of removed weights."""
         return sum(layer.num_removed for layer in self.layers)
 
     def __str__(self) -> str:
@@ -91,6 +95,9 @@ class Description:
             )
             for layer in self.layers
         ]
+        removed = f", {self.num_removed:,} were removed" if self.num_removed else ""
+        layers = "1 layer has" if self.num_noisy == 1 else f"{self.num_noisy} layers have"
+        noisy = f"; {layers} noise on activations" if self.num_noisy else ""
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
         lines = [
             "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
@@ -103,7 +110,7 @@ class Description:
                 "",
                 *(line.rstrip() for line in lines),
                 "",
-                f"{self.num_random:,} weights are random, {self.num_fixed:,} are not{self._removed}{self._noisy}",
+                f"{self.num_random:,} weights are random, {self.num_fixed:,} are not{removed}{noisy}",
                 *self.executors,
                 *(
                     f"draws from {generator} itself: seeded runs of it hold one lock"
@@ -112,18 +119,12 @@ class Description:
             ]
         )
 
-    @property
-    def _removed(self) -> str:
-        return f", {self.num_removed:,} were removed" if self.num_removed else ""
-
-    @property
-    def _noisy(self) -> str:
-        layers = "1 layer has" if self.num_noisy == 1 else f"{self.num_noisy} layers have"
-        return f"; {layers} noise on activations" if self.num_noisy else ""
-
 
 def describe(model: nn.Module) -> Description:
-    """Say what is random in a network and what is not, layer by layer, and how its draws run.
+    """Describe what is random in a network, layer by layer, and how its draws run.
+
+    Args:
+        model: the network, converted or not.
 
     >>> print(dubio.describe(model))
     """
@@ -137,12 +138,13 @@ def describe(model: nn.Module) -> Description:
         for name, module in visible_modules(model)
         if own_parameters(module) or is_random(module)
     ]
+    executors = [f"executor in {name}: {plan.executor}; {plan.reason}" for name, plan in plans(model).items()]
     return Description(
         "none: not converted" if record is None else repr(record.method),
         "none" if record is None else repr(record.likelihood),
         tuple(layers),
-        _describe_executors(model),
-        tuple(decisions_of(model).told().values()),
+        tuple(executors) or ("executor: chosen at the first run with several draws",),
+        tuple(decisions_of(model).summary().values()),
         noticed(model),
     )
 
@@ -150,13 +152,11 @@ def describe(model: nn.Module) -> Description:
 def _describe_layer(
     name: str, module: nn.Module, record: ModelSpec | None, draws_weights: bool, seen: set[int]
 ) -> LayerDescription:
-    own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in seen]
-    seen.update(id(parameter) for parameter in own)
-    num_fixed = sum(parameter.numel() for parameter in own)
+    num_fixed = sum(parameter.numel() for parameter in _first_seen(module.parameters(recurse=False), seen))
     kind = type(module).__name__
     if isinstance(module, Noised):
-        what = f"{module.dubio_noise_name.removesuffix('_noise')}s"
-        return LayerDescription(name, kind, (what,), 0, num_fixed, f"{what}: {module.dubio_noise.describe()}")
+        place = f"{module.dubio_noise_name.removesuffix('_noise')}s"
+        return LayerDescription(name, kind, (place,), 0, num_fixed, f"{place}: {module.dubio_noise.describe()}")
     if isinstance(module, Head | Members):
         num_fixed = sum(parameter.numel() for parameter in module.parameters())
         return LayerDescription(name, kind, module.random, 0, num_fixed, module.describe())
@@ -166,8 +166,7 @@ def _describe_layer(
         return LayerDescription(name, kind, (), 0, num_fixed, _why_fixed(name, module, record, draws_weights))
     names = tuple(drawn_names(module))
     posteriors = list(dict.fromkeys(getattr(module, f"{parameter}_posterior") for parameter in names))
-    new = [posterior for posterior in posteriors if id(posterior) not in seen]
-    seen.update(id(posterior) for posterior in posteriors)
+    new = _first_seen(posteriors, seen)
     num_random = sum(posterior.num_random for posterior in new)
     num_fixed += sum(posterior.mean.numel() - posterior.num_random for posterior in new)
     remark = f"{posteriors[0].describe()}, estimator {module.dubio_estimator}"
@@ -183,12 +182,12 @@ def _describe_layer(
 def _with_removed(
     layer: LayerDescription, module: nn.Module, record: ModelSpec | None, seen: set[int]
 ) -> LayerDescription:
-    """A layer's description with what pruning took out of it; tied weights count where they first appear."""
-    own = module.modules() if isinstance(module, Members) else (module, *module.children())
-    masks = [mask for part in own for name, mask in part._buffers.items() if _is_mask(part, name)]
-    new = [mask for mask in masks if mask is not None and id(mask) not in seen]
-    seen.update(id(mask) for mask in new)
-    num_removed = sum(int(mask.sum()) for mask in new)
+    """A layer's description with what pruning removed; tied weights count where they first appear."""
+    parts = module.modules() if isinstance(module, Members) else (module, *module.children())
+    masks = [
+        mask for part in parts for name, mask in part._buffers.items() if mask is not None and _is_mask(part, name)
+    ]
+    num_removed = sum(int(mask.sum()) for mask in _first_seen(masks, seen))
     remark = layer.remark
     if num_removed:
         remark += f"; {num_removed:,} of {layer.num_random + layer.num_fixed:,} weights removed"
@@ -196,6 +195,13 @@ def _with_removed(
     for _, inputs, outputs in [size for size in sizes if size[0] == layer.name]:
         remark += f"; cut down to {inputs} inputs and {outputs} outputs"
     return replace(layer, num_fixed=layer.num_fixed - num_removed, remark=remark, num_removed=num_removed)
+
+
+def _first_seen(objects: Iterable[T], seen: set[int]) -> list[T]:
+    """Those objects that were not seen before; marks them as seen."""
+    new = [value for value in objects if id(value) not in seen]
+    seen.update(id(value) for value in new)
+    return new
 
 
 def _is_mask(part: nn.Module, name: str) -> bool:
@@ -216,10 +222,3 @@ def _why_fixed(name: str, module: nn.Module, record: ModelSpec | None, draws_wei
     if draws_weights:
         return f"fixed: {why_unconvertible(module) or 'biases stay deterministic'}"
     return f"fixed: {'no noise goes before it' if takes_noise(module) else PLACES}"
-
-
-def _describe_executors(model: nn.Module) -> tuple[str, ...]:
-    found = plans(model)
-    if not found:
-        return ("executor: chosen when several draws are first asked for",)
-    return tuple(f"executor in {situation}: {plan.executor}; {plan.reason}" for situation, plan in found.items())

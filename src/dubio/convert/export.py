@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from dubio._engine import (
     seed_tensor,
     unchanged,
 )
+from dubio.checks import check_choice
 from dubio.convert.randomise import to_mean
 from dubio.nn import GaussianHead, Members, WeightSource, posteriors, sources
 
@@ -52,7 +53,7 @@ def export(
     Outputs are raw: of a ``Gaussian`` they are standardised targets, and ``dubio.spec(model).likelihood`` has the
     ``target_mean`` and ``target_std`` that make targets of them.
 
-    What was decided about its predictions (``calibrate``, ``abstain``, ``conformal``) is not exported: the program
+    Calibration, threshold and prediction sets (``calibrate``, ``abstain``, ``conformal``) are not exported: the program
     gives the network's own outputs, and ``dubio.spec(model)`` has the numbers to apply to them.
 
     Args:
@@ -67,10 +68,8 @@ def export(
         seed: which draws, where frozen.
         shared: positions or names of inputs that have no rows, such as a mask.
     """
-    if format not in ("torch", "onnx"):
-        raise ValueError(f"format must be 'torch' or 'onnx', got {format!r}")
-    if noise not in ("off", "fresh", "frozen"):
-        raise ValueError(f"noise must be 'off', 'fresh' or 'frozen', got {noise!r}")
+    check_choice("format", format, ("torch", "onnx"))
+    check_choice("noise", noise, get_args(Noise))
     if path is not None and (Path(path).suffix == ".onnx") != (format == "onnx"):
         raise ValueError(f"path must end in .onnx for format='onnx' and only then, got {str(path)!r} with {format!r}")
     if num_samples is not None:
@@ -96,7 +95,9 @@ def export(
         bound = _bind(model, args, kwargs)
         if bound.kwargs:
             raise ValueError(f"inputs must be positional to export draws, got keyword-only {sorted(bound.kwargs)}")
-        args, kwargs, shared = bound.args, {}, _positions(bound, shared)
+        names = list(bound.arguments)  # all arguments are positional now
+        shared = [names.index(name) if isinstance(name, str) and name in names else name for name in shared]
+        args, kwargs = bound.args, {}
     network.eval()
     shapes = _dynamic_rows(network, args, kwargs, shared)
     if noise == "off" and _gives_an_object(network, args, kwargs):
@@ -113,7 +114,7 @@ def export(
 
 @torch.no_grad()
 def _gives_an_object(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether outputs are objects with logits, which torch cannot export; those it knows as trees it can."""
+    """Whether outputs are objects with logits that are no pytree, which torch cannot export."""
     with unchanged(network):
         outputs = network(*args, **kwargs)
     return hasattr(outputs, "logits") and pytree.tree_leaves(outputs) == [outputs]
@@ -132,7 +133,7 @@ class _Logits(nn.Module):
 
 
 class _Unrolled(nn.Module):
-    """Several draws of a network, one after another; frozen ones hold their perturbations as buffers."""
+    """Several draws of a network, one after another; frozen draws have their perturbations as buffers."""
 
     def __init__(self, model: nn.Module, num_samples: int | None, seed: int | None) -> None:
         super().__init__()
@@ -145,10 +146,10 @@ class _Unrolled(nn.Module):
             self._freeze(Settings("frozen", seed_tensor(seed)))
 
     def forward(self, *args: Any) -> Any:
-        """All draws, with a leading axis where several were asked for."""
+        """All draws, with a leading axis unless ``num_samples`` is None."""
         settings = Settings(estimator="weight") if self.posteriors else Settings()
         call = Call(self.model, args, {}, settings)
-        numbered = self.frozen or self.num_samples is not None  # else a member of an ensemble by chance
+        numbered = self.frozen or self.num_samples is not None  # else a random member of an ensemble
         draws = [
             one_draw(call, torch.tensor(place) if numbered else None, self._drawn(place))[0]
             for place in range(self.num_samples or 1)
@@ -169,31 +170,21 @@ class _Unrolled(nn.Module):
 
 
 def _bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-    """Arguments by the names of ``forward``, with the defaults of those left out before the last one given."""
+    """Arguments by the names of ``forward``, with defaults for omitted ones before the last one given."""
     signature = inspect.signature(model.forward)
     bound = signature.bind(*args, **kwargs)
     given = list(bound.arguments)
     names = list(signature.parameters)
     needed = names[: 1 + max((names.index(name) for name in given), default=-1)]
-    defaults = {name: signature.parameters[name].default for name in needed if name not in bound.arguments}
-    bound.arguments = {
-        name: bound.arguments.get(name, defaults.get(name))
-        for name in needed
-        if name in bound.arguments or defaults[name] is not inspect.Parameter.empty
-    }
+    values = {name: bound.arguments.get(name, signature.parameters[name].default) for name in needed}
+    bound.arguments = {name: value for name, value in values.items() if value is not inspect.Parameter.empty}
     return bound
-
-
-def _positions(bound: inspect.BoundArguments, shared: Collection[int | str]) -> list[int | str]:
-    """Where the shared inputs stand once all arguments are positional."""
-    names = list(bound.arguments)
-    return [names.index(name) if isinstance(name, str) and name in names else name for name in shared]
 
 
 def _dynamic_rows(
     network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Collection[int | str]
 ) -> dict[str, Any]:
-    """For every parameter of ``forward``, that the first axis of its tensors is dynamic unless they are shared."""
+    """Dynamic shapes for every parameter of ``forward``: the first axis of each tensor, unless it is shared."""
     named = dict([*enumerate(args), *kwargs.items()])
     unknown = [name for name in shared if name not in named]
     if unknown:
@@ -224,7 +215,7 @@ def _to_onnx(
     destination = None if path is None else str(path)
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
-    log.setLevel(logging.ERROR)  # it warns of every operator of torchvision when that is not installed
+    log.setLevel(logging.ERROR)  # without torchvision it warns of each of its operators
     try:
         return torch.onnx.export(
             network, args, destination, kwargs=kwargs, dynamic_shapes=shapes, dynamo=True, verbose=False

@@ -1,32 +1,26 @@
-"""Make the parameters of a copied network random, module by module, and back again.
+"""Make copies of networks random, module by module, and back again.
 
-Linear layers and convolutions get all three estimators; any other module that reads its parameters as attributes, a
-user's own included, computes with drawn parameters in its own ``forward``. Tied parameters get one posterior and so one
-draw.
+Modules change their class in place, inside a copy of the network: shared submodules stay shared, hooks and attributes
+stay where they are, and a single layer converts like a whole network.
 
-Put noise before the layers of a copied network, and make its own dropout random.
+- ``randomise`` draws parameters. Linear layers and convolutions get all three estimators; any other module that reads
+  its parameters as attributes, a user's own included, computes with drawn parameters in its own ``forward``. Tied
+  parameters get one posterior and so one draw.
+- ``insert_noise``, ``with_activation_noise`` and ``randomise_dropout`` put noise before or behind layers.
+- ``replace_head`` puts a head in place of the classifier.
+- ``to_mean`` is the way back to an ordinary network.
 
-Layers change their class in place and keep their parameters under the same names (``layers.noised``).
-
-Which layer is a network's classifier, and putting something in its place.
-
-Copies of networks, made ready to become random, and what is random in them already.
-
-Modules change their class in place, inside the copy: so shared submodules stay shared, hooks and attributes stay where
-they are, and a bare layer converts like a whole network.
-
-``where``: which layers a method applies to.
-
-A glob on the qualified name (``"head"``, ``"blocks.*.fc"``; ``"blocks.*"`` reaches everything below ``blocks``), a
-module type, a callable of name and module, or a tuple of those, of which one must agree. None chooses every layer.
+``where`` says which layers a method applies to: a glob on the qualified name (``"head"``, ``"blocks.*.fc"``;
+``"blocks.*"`` matches everything below ``blocks``), a module type, a callable of name and module, or a tuple of those,
+of which one must match. None chooses every layer.
 """
 
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -50,25 +44,31 @@ from dubio.nn import (
     Masked,
     Members,
     Noised,
+    NoisyInput,
+    NoisyOutput,
     RandomDropout,
     Source,
     WeightSource,
+    add_noise,
     draw_parameters,
-    drawn_class,
     drawn_names,
-    noise_input,
-    noise_output,
     plain_layer,
     restore_masked,
     restore_parameters,
+    rewritten_class,
     takes_noise,
 )
 
 MakePosterior = Callable[[nn.Parameter, Tensor | None], WeightSource]
 """A posterior from the parameter that becomes its mean, and a mask of the elements that stay fixed."""
-
-
 Where = str | type[nn.Module] | Callable[[str, nn.Module], bool] | tuple["Where", ...] | None
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+DROPOUT = nn.modules.dropout._DropoutNd
+PLACES = "noise goes before linear layers and convolutions"
+
+
+class ConversionWarning(UserWarning):
+    """Warns of something unexpected about a converted network."""
 
 
 def randomise(
@@ -81,7 +81,7 @@ def randomise(
     where: Where = None,
     strict: bool = True,
 ) -> nn.Module:
-    """A copy of ``net`` whose chosen parameters are drawn; ``net`` itself is untouched."""
+    """A copy of ``net`` whose chosen parameters are drawn; ``net`` itself is not changed."""
     model = plain_copy(net)
     chosen = {
         name: module
@@ -115,10 +115,10 @@ def refuse_unconvertible(reasons: Mapping[str, str]) -> None:
 
 
 def to_mean(model: nn.Module) -> nn.Module:
-    """The ordinary network again: a copy whose parameters are the posterior means; ``model`` itself is untouched.
+    """Return an ordinary copy whose parameters are the posterior means; ``model`` itself is not changed.
 
-    It has the class, parameter names and outputs of the network that was converted, and what training made of its
-    weights; weights that were removed are zeros.
+    The copy has the class, parameter names and outputs of the network that was converted, with its trained weights;
+    removed weights are zeros.
     """
     if any(isinstance(module, Members) for module in model.modules()):
         raise ValueError("an ensemble has no mean network; each of its .members is an ordinary one")
@@ -145,15 +145,16 @@ def to_mean(model: nn.Module) -> nn.Module:
 
 
 def parameter_names(model: nn.Module) -> dict[str, str]:
-    """For every parameter of a converted network, the name it had: ``fc.weight_posterior.mean`` was ``fc.weight``.
+    """The original name of every parameter of a converted network: ``fc.weight`` for ``fc.weight_posterior.mean``.
 
-    A posterior's ``rho`` belongs to the same parameter as its ``mean``. Parameters of noise on inputs had no name.
+    A posterior's ``rho`` has the same original name as its ``mean``. Parameters of noise on inputs are left out.
     """
     noise = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, InputPosterior))
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False) if not name.startswith(noise)]
+    places = {name: name.rpartition(".")[0] for name in names}
     return {
-        name: name.rpartition(".")[0].removesuffix("_posterior") if _in_posterior(model, name) else name
-        for name, _ in model.named_parameters(remove_duplicate=False)
-        if not name.startswith(noise)
+        name: place.removesuffix("_posterior") if isinstance(model.get_submodule(place), WeightSource) else name
+        for name, place in places.items()
     }
 
 
@@ -191,39 +192,35 @@ def _make_posteriors(
         for name, parameter in module.named_parameters(recurse=False)
         if bayesian_bias or "bias" not in name
     }
-    fixed = {id(parameter): mask for module in modules for parameter, mask in _fixed(module)}
+    fixed: dict[int, Tensor] = {}  # the padding row of an embedding is constant
+    for module in modules:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.padding_idx is not None:
+            fixed[id(module.weight)] = torch.zeros_like(module.weight, dtype=torch.bool)
+            fixed[id(module.weight)][module.padding_idx] = True
     return {key: make_posterior(parameter, fixed.get(key)) for key, parameter in parameters.items()}
 
 
-def _fixed(module: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Parameters of which some elements are constants: the padding row of an embedding."""
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.padding_idx is not None:
-        mask = torch.zeros_like(module.weight, dtype=torch.bool)
-        mask[module.padding_idx] = True
-        yield cast(nn.Parameter, module.weight), mask
-
-
 def _draw(module: nn.Module, posteriors: dict[int, WeightSource], estimator: Estimator) -> None:
-    own = {
+    drawn_params = {
         name: posteriors[id(parameter)]
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
         if id(parameter) in posteriors
     }
-    if not own:
+    if not drawn_params:
         return
     base = type(module)
-    if base in BAYESIAN and isinstance(own.get("weight"), GaussianPosterior):
-        draw_parameters(module, BAYESIAN[base], own).dubio_estimator = estimator
+    if base in BAYESIAN and isinstance(drawn_params.get("weight"), GaussianPosterior):
+        draw_parameters(module, BAYESIAN[base], drawn_params).dubio_estimator = estimator
         return
     plain = PLAIN.get(base, base)
-    drawn = draw_parameters(module, drawn_class(plain, base, tuple(own)), own)
+    drawn = draw_parameters(module, rewritten_class(Drawn, base, plain, tuple(drawn_params)), drawn_params)
     attach_alone(drawn)
     if estimator != "weight":
         drawn.dubio_estimator_remark = f"{plain.__name__} has no {estimator} form"
 
 
 def _mark_shared(model: nn.Module) -> None:
-    """Where weights are seen by several layers, or a layer stands in several places, the weights must be drawn."""
+    """Have weights drawn where several layers share them, or a layer is in several places of the network."""
     places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     drawn = [module for module in model.modules() if isinstance(module, Drawn)]
     users = Counter(id(module._modules[f"{name}_posterior"]) for module in drawn for name in drawn_names(module))
@@ -234,7 +231,7 @@ def _mark_shared(model: nn.Module) -> None:
 
 
 def share_draw(module: Drawn, remark: str) -> None:
-    """Have the weights of a module drawn, whatever the estimator, since several calls or layers see them."""
+    """Have the weights of a module drawn, whatever the estimator, since several calls or layers use them."""
     module.dubio_shares_draw = True
     if module.dubio_estimator != "weight":
         module.dubio_estimator = "weight"
@@ -253,16 +250,6 @@ def _check_ties(model: nn.Module, posteriors: dict[int, WeightSource]) -> None:
                 )
 
 
-def _in_posterior(model: nn.Module, name: str) -> bool:
-    return isinstance(model.get_submodule(name.rpartition(".")[0]), WeightSource)
-
-
-DROPOUT = nn.modules.dropout._DropoutNd
-
-
-PLACES = "noise goes before linear layers and convolutions"
-
-
 def insert_noise(
     net: nn.Module,
     make_noise: Callable[[dict[str, nn.Module]], Sequence[InputSource]],
@@ -273,17 +260,20 @@ def insert_noise(
 ) -> nn.Module:
     """A copy of ``net`` with noise before its chosen layers; ``make_noise`` gives one source for each, by name.
 
-    With ``freeze`` the network's own parameters are not trained, and its running statistics stay.
+    With ``freeze`` the network's own parameters are not trained, and its running statistics do not change.
     """
     model = plain_copy(net)
-    chosen = _layers(model, where, strict)
+    chosen = _chosen_layers(model, where, strict)
     if not chosen:
         raise ValueError(_nothing_chosen(model, where))
     make_mappable(model)
     if freeze:
-        _freeze(model)
+        model.requires_grad_(False)
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.momentum = 0.0  # training still normalises by the batch, but does not change the statistics
     for layer, noise in zip(chosen.values(), make_noise(chosen), strict=True):
-        noise_input(layer, noise.to(next(layer.parameters())))
+        add_noise(layer, noise.to(next(layer.parameters())))
     return attach(model)
 
 
@@ -296,22 +286,22 @@ def randomise_dropout(
     overrides that of all modules.
     """
     model = plain_copy(net)
-    own = {name: module for name, module in model.named_modules() if type(module) in DROPOUTS}
+    dropouts = {name: module for name, module in model.named_modules() if type(module) in DROPOUTS}
     if strict:
         foreign = {n: m for n, m in model.named_modules() if isinstance(m, DROPOUT) and type(m) not in DROPOUTS}
-        refuse_unconvertible({n: f"{type(m).__name__} is a dropout of its own kind" for n, m in foreign.items()})
+        refuse_unconvertible({n: f"{type(m).__name__} is a custom dropout" for n, m in foreign.items()})
     if where is None:
-        chosen = {} if own else _layers(model, nn.Linear, strict=False)
+        chosen = {} if dropouts else _chosen_layers(model, nn.Linear, strict=False)
     else:
-        own = {name: module for name, module in own.items() if chooses(where, name, module)}
-        chosen = _layers(model, where, strict)
-    if not own and not chosen:
+        dropouts = {name: module for name, module in dropouts.items() if chooses(where, name, module)}
+        chosen = _chosen_layers(model, where, strict)
+    if not dropouts and not chosen:
         raise ValueError(_nothing_chosen(model, where))
-    if not chosen and rate is None and not any(module.p for module in own.values()):
-        raise ValueError(f"p must be given: all dropout of this network has rate 0 ({', '.join(own)})")
+    if not chosen and rate is None and not any(module.p for module in dropouts.values()):
+        raise ValueError(f"p must be given: all dropout of this network has rate 0 ({', '.join(dropouts)})")
     _warn_of_hidden_dropout(model)
     make_mappable(model)
-    for name, module in own.items():
+    for name, module in dropouts.items():
         p = module.p if rate is None else rate
         assert isinstance(p, float | int)
         if not 0.0 <= p < 1.0:
@@ -319,32 +309,28 @@ def randomise_dropout(
         module.p = float(p)
         module.__class__ = DROPOUTS[type(module)]
     for layer in chosen.values():
-        noise_input(layer, InputMask(inserted_rate if rate is None else rate))
+        add_noise(layer, InputMask(inserted_rate if rate is None else rate))
     return attach(model)
 
 
-def _freeze(model: nn.Module) -> None:
-    model.requires_grad_(False)
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            module.momentum = 0.0  # training normalises by the batch still, and leaves no trace
-
-
-def _layers(model: nn.Module, where: Where, strict: bool) -> dict[str, nn.Module]:
-    """The layers that ``where`` chooses for noise; with ``strict``, refuse other modules with parameters but norms."""
+def _chosen_layers(
+    model: nn.Module, where: Where, strict: bool, kind: type[nn.Module] = nn.Module, rule: str = f": {PLACES}"
+) -> dict[str, nn.Module]:
+    """Layers of a kind that ``where`` chooses for noise; with ``strict``, refuse other modules with parameters."""
     chosen = {name: module for name, module in model.named_modules() if chooses(where, name, module)}
+    fitting = {name: module for name, module in chosen.items() if isinstance(module, kind) and takes_noise(module)}
     if strict and where is not None:
         others = {
-            name: m
-            for name, m in chosen.items()
-            if own_parameters(m) and not takes_noise(m) and not is_norm(m) and not isinstance(m, UNCALLED)
+            name: f"{type(module).__name__}{rule}"
+            for name, module in chosen.items()
+            if name not in fitting and own_parameters(module) and not isinstance(module, (*NORMS, *UNCALLED))
         }
-        refuse_unconvertible({name: f"{type(module).__name__}: {PLACES}" for name, module in others.items()})
-    return {name: module for name, module in chosen.items() if takes_noise(module)}
+        refuse_unconvertible(others)
+    return fitting
 
 
 def _warn_of_hidden_dropout(model: nn.Module) -> None:
-    """Dropout inside torch's own attention and recurrent layers is out of reach."""
+    """Warn of dropout inside torch's own attention and recurrent layers, which cannot be converted."""
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout:
             warnings.warn(
@@ -362,29 +348,35 @@ def _nothing_chosen(model: nn.Module, where: Where) -> str:
 
 
 def classifier_of(net: nn.Module, where: Where, example: Inputs | None) -> Where:
-    """Which layer is the classifier where nobody chose: the linear layer called last, if an example shows it.
+    """The classifier where ``where`` is None: with an example, the linear layer that is called last.
 
-    None is the last one that the network registered, which needs no example.
+    None stands for the linear layer that the network registered last, which needs no example.
     """
     if where is not None or example is None or not isinstance(net, nn.Module):
         return where
-    linear = {module: name for name, module in net.named_modules() if isinstance(module, nn.Linear)}
-    called: list[str] = []
-    handles = [module.register_forward_pre_hook(lambda own, _: called.append(linear[own])) for module in linear]
+    linear: dict[nn.Module, str] = {m: name for name, m in net.named_modules() if isinstance(m, nn.Linear)}
     args, kwargs = arguments(example)
+    with calls_of(linear) as called, torch.no_grad(), unchanged(net):
+        net(*args, **kwargs)
+    return None if not called or called[-1] is list(linear)[-1] else linear[called[-1]]
+
+
+@contextmanager
+def calls_of(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
+    """Lists these modules in the order of their calls inside the block."""
+    called: list[nn.Module] = []
+    handles = [module.register_forward_pre_hook(lambda module, _: called.append(module)) for module in modules]
     try:
-        with torch.no_grad(), unchanged(net):
-            net(*args, **kwargs)
+        yield called
     finally:
         for handle in handles:
             handle.remove()
-    return None if not called or called[-1] == list(linear.values())[-1] else called[-1]
 
 
 def replace_head(
     net: nn.Module, make_head: Callable[[nn.Linear], Head], where: Where, strict: bool = True
 ) -> nn.Module:
-    """A copy of ``net`` with a head in the place of its classifier: the linear layer chosen, by default the last."""
+    """A copy of ``net`` whose classifier, the chosen linear layer or the last one, is replaced by a head."""
     model = plain_copy(net)
     chosen = _linear_layers(model, where, strict)
     if len(chosen) > 1:
@@ -405,10 +397,7 @@ def with_activation_noise(
     for layer in chosen.values():
         width = layer.out_features if behind else layer.in_features
         noise = make_noise(layer.in_features, width).to(layer.weight).train(layer.training)
-        if behind:
-            noise_output(layer, noise)
-        else:
-            noise_input(layer, noise)
+        add_noise(layer, noise, NoisyOutput if behind else NoisyInput)
     return attach(model)
 
 
@@ -420,39 +409,31 @@ def _linear_layers(model: nn.Module, where: Where, strict: bool) -> dict[str, nn
     if where is None:
         last = list(linear)[-1]
         return {last: linear[last]}
-    chosen = {name: module for name, module in linear.items() if chooses(where, name, module)}
-    others = {
-        name: f"{type(module).__name__} is no linear layer"
-        for name, module in model.named_modules()
-        if name not in chosen
-        and own_parameters(module)
-        and not is_norm(module)
-        and not isinstance(module, UNCALLED)
-        and chooses(where, name, module)
-    }
-    if strict:
-        refuse_unconvertible(others)
+    chosen = _chosen_layers(model, where, strict, nn.Linear, " is no linear layer")
     if not chosen:
         listed = ", ".join(name or "the network itself" for name in linear)
         raise ValueError(f"nothing to convert: where={where!r} chooses no layer that is linear; it could be {listed}")
-    return chosen
-
-
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    return {name: linear[name] for name in chosen}
 
 
 def plain_copy(net: nn.Module) -> nn.Module:
-    """A copy of a network that can be converted; refuses what cannot."""
+    """A copy of a network to convert; refuses networks that cannot be converted."""
     _check_source(net)
     return copy_of(net)
 
 
 def copy_of(net: nn.Module) -> nn.Module:
-    """A copy, or why there is none."""
+    """A deep copy; the error names a tensor that prevents it."""
     try:
         return copy.deepcopy(net)
     except RuntimeError as error:  # a tensor that is not a leaf, kept on a module
-        keeper = next((f"{name}.{key}".lstrip(".") for name, key in _computed_tensors(net)), None)
+        computed = (
+            f"{name}.{key}".lstrip(".")
+            for name, module in net.named_modules()
+            for key, value in vars(module).items()
+            if isinstance(value, Tensor) and value.grad_fn is not None
+        )
+        keeper = next(computed, None)
         kept = f": {keeper} keeps a tensor that forward computed" if keeper else ""
         raise ValueError(
             f"the network must be copyable, but copy.deepcopy fails on it{kept}; remove it, or where it comes from "
@@ -461,13 +442,13 @@ def copy_of(net: nn.Module) -> nn.Module:
 
 
 def make_mappable(model: nn.Module) -> None:
-    """Put layers that can be mapped over draws in the place of those that cannot."""
+    """Replace layers that cannot be mapped over draws by layers that can."""
     for module in model.modules():
         module.__class__ = MAPPABLE.get(type(module), type(module))
 
 
 def exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Put a module wherever another one stands; returns the network, which may be the new one itself."""
+    """Replace a module wherever it is in the network; returns the network, which may be the new module itself."""
     if model is old:
         return new
     for parent in list(model.modules()):
@@ -488,7 +469,7 @@ def random_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def visible_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of the network itself: all but the inside of its noise."""
+    """Names and modules of the network, without the submodules of its noise."""
     hidden: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if name.startswith(hidden):
@@ -506,16 +487,8 @@ def own_parameters(module: nn.Module) -> list[str]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises: its scales stay deterministic unless asked for."""
+    """Whether a module is a normalisation layer, whose scales stay deterministic by default."""
     return isinstance(module, NORMS)
-
-
-def _computed_tensors(net: nn.Module) -> Iterator[tuple[str, str]]:
-    """Modules that keep tensors with a history, and under which name."""
-    for name, module in net.named_modules():
-        for key, value in vars(module).items():
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                yield name, key
 
 
 def _check_source(net: nn.Module) -> None:
@@ -541,10 +514,6 @@ def _check_source(net: nn.Module) -> None:
         )
 
 
-class ConversionWarning(UserWarning):
-    """Something about a converted network that its owner should know."""
-
-
 def chooses(where: Where, name: str, module: nn.Module) -> bool:
     """Whether ``where`` chooses this module."""
     if where is None:
@@ -559,7 +528,7 @@ def chooses(where: Where, name: str, module: nn.Module) -> bool:
 
 
 def check_where(where: object) -> None:
-    """Refuse what cannot choose layers."""
+    """Refuse a ``where`` that cannot choose layers."""
     parts = where if isinstance(where, tuple) else (where,)
     for part in parts:
         if isinstance(part, tuple):
@@ -571,7 +540,7 @@ def check_where(where: object) -> None:
 
 
 def consists_of(where: Where, *kinds: type) -> bool:
-    """Whether a choice is made of these kinds alone."""
+    """Whether ``where`` consists of these kinds alone."""
     if isinstance(where, tuple):
         return all(consists_of(part, *kinds) for part in where)
     return where is None or isinstance(where, kinds)

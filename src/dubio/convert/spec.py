@@ -1,11 +1,11 @@
-"""The record a converted network carries: which method made it, what its outputs mean, and what was decided since.
+"""The record of a converted network, and the proof of a conversion on an example.
 
-The end of every conversion: the record that the network carries, and the proof on an example.
+``ModelSpec`` is the record: which method made the network, what its outputs mean, and what was decided since.
+``finish`` ends every conversion: it attaches the record and, with an example, proves the conversion.
 
-Prove a conversion on an example: noise off equals the original, and every random parameter is really read.
-
-A module that reads its parameters in some other way than as attributes - from a list it made when it was built, say -
-would convert and then quietly compute with its means. Running the network once shows it.
+``prove`` runs the network: with noise off it must equal the original, and every random parameter must be read. A module
+that reads its parameters in another way than as attributes, from a list it made at construction, say, would convert and
+then silently compute with its means.
 """
 
 import contextlib
@@ -26,35 +26,50 @@ from torch.utils import _pytree as pytree
 from dubio import functional
 from dubio._engine import STATE, Inputs, Pass, Settings, arguments, run, same_numbers, unchanged
 from dubio.calibrators import Calibration, DecisionWarning, PredictionSets, Threshold, decisions_of, removal_message
-from dubio.convert.randomise import ConversionWarning, consists_of, random_names, share_draw
+from dubio.convert.randomise import ConversionWarning, calls_of, consists_of, random_names, share_draw
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.nn import Drawn, Source, WeightSource
+
+DROPOUTS = (
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """All that is known of a converted network. Immutable; kept by deepcopy, pickle and ``save``."""
+    """The record of a converted network. Immutable; kept by deepcopy, pickle and ``save``."""
 
     method: Any
     likelihood: Likelihood
     calibration: Calibration | None = None
-    """What ``dubio.calibrate`` found: a ``Temperature`` or a ``VectorScaling``."""
+    """The result of ``dubio.calibrate``: a ``Temperature`` or a ``VectorScaling``."""
     threshold: Threshold | None = None
-    """What ``dubio.abstain`` found: when a prediction is accepted."""
+    """The result of ``dubio.abstain``: when a prediction is accepted."""
     sets: PredictionSets | None = None
-    """What ``dubio.conformal`` found: which classes go into a set."""
+    """The result of ``dubio.conformal``: which classes go into a set."""
     pruning: Any = None
     """What ``dubio.prune`` removed."""
     evaluated: tuple[str, ...] = ()
-    """Fingerprints of the data that the network was judged on, which must not decide anything about it any more."""
+    """Fingerprints of the data that the network was evaluated on, which must not be used for decisions any more."""
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A function called by a network's own code."""
+
+    function: str
+    file: str
+    line: int
 
 
 def spec(model: nn.Module) -> ModelSpec:
     """The record of a converted network."""
-    found = getattr(model, "dubio_spec", None)
-    if not isinstance(found, ModelSpec):
+    record = getattr(model, "dubio_spec", None)
+    if not isinstance(record, ModelSpec):
         raise ValueError(f"this {type(model).__name__} was not converted by a dubio method, so it carries no spec")
-    return found
+    return record
 
 
 def attach_spec(model: nn.Module, record: ModelSpec) -> None:
@@ -73,12 +88,12 @@ def change_spec(model: nn.Module, **changes: Any) -> None:
 
 
 def reset_decisions(model: nn.Module) -> None:
-    """Take back what ``calibrate``, ``abstain`` and ``conformal`` decided: ``predict`` gives what the network says."""
+    """Remove what ``calibrate``, ``abstain`` and ``conformal`` decided, so that ``predict`` does not apply it."""
     change_spec(model, calibration=None, threshold=None, sets=None)
 
 
 def drop_decisions(model: nn.Module, cause: str) -> None:
-    """Take decisions back because ``cause`` changes predictions; warns, where there are any, at the caller's caller."""
+    """Remove decisions because ``cause`` changes predictions; where there are any, warn at the caller's caller."""
     removed = list(decisions_of(model).made)
     if not removed:
         return
@@ -87,7 +102,7 @@ def drop_decisions(model: nn.Module, cause: str) -> None:
 
 
 def warn_of_probabilities(model: nn.Module, likelihood: Likelihood) -> None:
-    """Warn of a network that ends in probabilities where the likelihood makes them itself, from logits."""
+    """Warn of a network that ends in probabilities where the likelihood expects logits."""
     *_, last = model.modules()
     if isinstance(last, nn.Softmax) and isinstance(likelihood, Categorical):
         remedy = "leave it out, or end in nn.LogSoftmax with likelihood=dubio.Categorical(output='log_probs')"
@@ -108,9 +123,7 @@ def finish(
 ) -> nn.Module:
     """Give a converted network its record; with an example, prove the conversion on it.
 
-    Without ``net`` there is nothing that noise off could equal, and the network is only run.
-
-    A function in the method's ``where`` is kept as the names that it chose.
+    Without ``net`` the example is only run. A function in the method's ``where`` is replaced by the names it chose.
     """
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
@@ -126,29 +139,11 @@ def finish(
     return model
 
 
-DROPOUTS = (
-    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
-    *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
-)
-
-
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-
-
-@dataclass(frozen=True)
-class FunctionCall:
-    """A function called by a network's own code."""
-
-    function: str
-    file: str
-    line: int
-
-
 def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
-    """Raise unless ``model`` with noise off gives what ``net`` gives on ``example``; warn of what the run shows.
+    """Raise unless ``model`` with noise off equals ``net`` on ``example``; warn of unread and hidden randomness.
 
-    Both run in eval mode, and are put back. A layer that is called several times draws its weights from then on: they
-    have one draw in a pass.
+    Both run in eval mode, and their modes are restored. A layer that is called several times draws its weights from
+    then on: it has one draw in a pass.
     """
     args, kwargs = arguments(example)
     with torch.no_grad(), _plain_attention(), same_numbers(net):
@@ -157,21 +152,21 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
             raise TypeError(
                 "the network's outputs must be tensors, in tuples, lists or dicts, or have .logits, to be compared"
             )
-        for place, (found, wanted) in enumerate(
-            zip(_leaves(_run(model, args, kwargs, Settings("off"))), expected, strict=True)
-        ):
-            if not _close(found, wanted):
-                distance = (found.double() - wanted.double()).abs().max().item()
+        outputs = _leaves(_run(model, args, kwargs, Settings("off")))
+        for place, (output, target) in enumerate(zip(outputs, expected, strict=True)):
+            if not _close(output, target):
+                distance = (output.double() - target.double()).abs().max().item()
                 raise RuntimeError(
                     f"the conversion is not exact: with noise off, output {place} is {distance:.3g} away from the "
                     "original network's"
                 )
         reading = Settings(estimator="weight")
         running = Pass(reading)
-        with _counted_calls(model) as calls:
+        with calls_of(module for module in model.modules() if isinstance(module, Drawn)) as calls:
             _run(model, args, kwargs, reading, running)
-    for module in {module for module in calls if calls[module] > 1}:
-        share_draw(module, "called several times: it has one draw")
+    for module, count in Counter(calls).items():
+        if count > 1 and isinstance(module, Drawn):
+            share_draw(module, "called several times: it has one draw")
     unread = [
         name for name, module in model.named_modules() if isinstance(module, Source) and not _was_read(module, running)
     ]
@@ -188,35 +183,22 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
 
 
 def find_functional_dropout(net: nn.Module, example: Inputs) -> list[FunctionCall]:
-    """Where a network's own code calls dropout as a function, found by running it once."""
+    """Where a network's own code calls dropout as a function; the network runs once in each mode."""
     args, kwargs = arguments(example)
     calls: list[FunctionCall] = []
     for training in (False, True):
         with (
             torch.no_grad(),
-            _Dropouts() as found,
+            _Dropouts() as dropouts,
             contextlib.suppress(*((RuntimeError, ValueError) if training else ())),
         ):
             _run(net, args, kwargs, None, training=training)  # batch norm may refuse to train on one row
-        calls += found.calls
+        calls += dropouts.calls
     return list(dict.fromkeys(calls))
 
 
 def _was_read(source: Source, running: Pass) -> bool:
     return id(source.mean) in running.drawn if isinstance(source, WeightSource) else id(source) in running.calls
-
-
-@contextmanager
-def _counted_calls(model: nn.Module) -> Iterator[Counter[Drawn]]:
-    """How often each drawn module is called."""
-    calls: Counter[Drawn] = Counter()
-    drawn = [module for module in model.modules() if isinstance(module, Drawn)]
-    handles = [module.register_forward_pre_hook(lambda module, _: calls.update([module])) for module in drawn]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Dropouts(TorchFunctionMode):
@@ -226,14 +208,14 @@ class _Dropouts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DROPOUTS:
-            self._note(func)
+            self._record(func)
         return func(*args, **(kwargs or {}))
 
-    def _note(self, func: Any) -> None:
-        """Note the calling line, unless it is torch's own: a module, which conversion can see."""
+    def _record(self, func: Any) -> None:
+        """Record the calling line, unless it is torch's own: a module, which conversion converts."""
         frames = [info.frame for info in inspect.stack(context=0)]
         names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
-        if func.__module__ == F.__name__:  # up to the function itself, and to whoever called it
+        if func.__module__ == F.__name__:  # up to the function itself, and to its caller
             caller = next(i for i in range(names.index(F.__name__), len(names)) if names[i] != F.__name__)
         else:
             caller = next(i for i, name in enumerate(names) if name not in (__name__, "torch.overrides"))
@@ -255,7 +237,7 @@ def _run(
     net.train(training)
     STATE.own.settings, STATE.own.current = settings or Settings(), running
     try:
-        with unchanged(net):  # the same random state for every run, and no trace of it
+        with unchanged(net):  # every run has the same random state, and leaves it as it was
             return net(*args, **kwargs)
     finally:
         STATE.own.settings, STATE.own.current = former
@@ -274,13 +256,13 @@ def _plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _close(found: Tensor, wanted: Tensor) -> bool:
-    if not wanted.is_floating_point() or wanted.numel() == 0:
-        return torch.equal(found, wanted)
-    tolerance = TOLERANCE.get(wanted.dtype, 1e-2)
-    finite = wanted[wanted.isfinite()].abs()
+def _close(output: Tensor, expected: Tensor) -> bool:
+    if not expected.is_floating_point() or expected.numel() == 0:
+        return torch.equal(output, expected)
+    tolerance = TOLERANCE.get(expected.dtype, 1e-2)
+    finite = expected[expected.isfinite()].abs()
     scale = finite.max().item() if finite.numel() else 0.0
-    return torch.allclose(found, wanted, rtol=tolerance, atol=tolerance * min(scale, 1.0), equal_nan=True)
+    return torch.allclose(output, expected, rtol=tolerance, atol=tolerance * min(scale, 1.0), equal_nan=True)
 
 
 def _leaves(outputs: Any) -> list[Tensor]:

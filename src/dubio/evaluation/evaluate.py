@@ -123,7 +123,7 @@ def evaluate(
     if record is not None and fingerprint not in record.evaluated:
         change_spec(model, evaluated=(*record.evaluated, fingerprint))
     seconds = time.perf_counter() - began
-    return replace(evaluation, decided=decisions_of(model).told(), seconds=seconds, made_by=versions())
+    return replace(evaluation, decided=decisions_of(model).summary(), seconds=seconds, made_by=versions())
 
 
 def gather(data: Any, name: str = "data", classes: tuple[str, ...] = ()) -> Judged:

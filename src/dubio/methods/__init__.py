@@ -1,32 +1,20 @@
-"""Methods: frozen values, each a family of stochastic networks with its layers and defaults."""
+"""Methods: frozen values, each of which converts a network into a stochastic one of its family."""
 
-from dubio.methods.bayes import Bayes
-from dubio.methods.dropout import Dropout
-from dubio.methods.ensemble import Ensemble
-from dubio.methods.flow import Flow
-from dubio.methods.input_noise import InputNoise
-from dubio.methods.method import Deterministic, Method, NoiseOff, Recipe
-from dubio.methods.pni import PNI
-from dubio.methods.se_snn import SESNN
-from dubio.methods.vib import VIB
-from dubio.methods.wasserstein import Wasserstein
-
-__all__ = [
-    "METHODS",
-    "Bayes",
-    "Deterministic",
-    "Dropout",
-    "Ensemble",
-    "Flow",
-    "InputNoise",
-    "Method",
-    "NoiseOff",
-    "PNI",
-    "Recipe",
-    "SESNN",
-    "VIB",
-    "Wasserstein",
-]
+from dubio.methods.bayes import Bayes as Bayes
+from dubio.methods.dropout import Dropout as Dropout
+from dubio.methods.ensemble import Ensemble as Ensemble
+from dubio.methods.flow import Flow as Flow
+from dubio.methods.input_noise import InputNoise as InputNoise
+from dubio.methods.method import (
+    Deterministic as Deterministic,
+    Method as Method,
+    NoiseOff as NoiseOff,
+    Recipe as Recipe,
+)
+from dubio.methods.pni import PNI as PNI
+from dubio.methods.se_snn import SESNN as SESNN
+from dubio.methods.vib import VIB as VIB
+from dubio.methods.wasserstein import Wasserstein as Wasserstein
 
 METHODS: dict[str, type[Method]] = {
     "bayes": Bayes,
@@ -40,4 +28,4 @@ METHODS: dict[str, type[Method]] = {
     "deterministic": Deterministic,
     "ensemble": Ensemble,
 }
-"""Every method by the name that the command line has for it."""
+"""Every method by its name on the command line."""

@@ -3,30 +3,31 @@
 Reference: Blundell et al. 2015, Weight Uncertainty in Neural Networks.
 """
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import get_args
 
 from torch import nn
 
-from dubio._engine import Estimator, Inputs
-from dubio.convert import Where, check_where, finish, randomise
-from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import NoiseOff, Recipe
+from dubio._engine import Estimator
+from dubio.checks import check_choice, check_positive
+from dubio.convert import Where, check_where, randomise
+from dubio.methods.method import Method
 from dubio.nn import GaussianPosterior
 from dubio.objectives import ELBO
 from dubio.priors import Normal, Prior
 
 
 @dataclass(frozen=True)
-class Bayes:
+class Bayes(Method):
     """Gaussian posterior over weights.
+
+    Every chosen module that holds parameters becomes random; normalisation layers only with ``norms``.
 
     Args:
         prior: ``Normal``, ``ScaleMixture`` or ``CentredNormal``.
         estimator: how outputs are drawn: ``"local"`` (least gradient noise, the default), ``"weight"`` (one function
-            per draw) or ``"flipout"``. ``dubio.predict`` uses ``"weight"`` unless told otherwise.
-        init_std: standard deviation that every weight starts with; the means start at the network's own weights.
+            per draw) or ``"flipout"``. ``dubio.predict`` uses ``"weight"`` by default.
+        init_std: standard deviation that every weight starts with; the means start at the weights of the network.
         bayesian_bias: whether biases are random too.
         norms: whether scales and shifts of normalisation layers are random too.
         beta: weight of the divergence from the prior. 1 is Bayes' rule; the default tempers the posterior, since with 1
@@ -41,45 +42,17 @@ class Bayes:
     norms: bool = False
     beta: float = 0.03
     where: Where = None
-    noise_off: ClassVar[NoiseOff] = "source"
 
     def __post_init__(self) -> None:
         if not isinstance(self.prior, Prior):
             raise TypeError(f"prior must be a Normal, ScaleMixture or CentredNormal, got {self.prior!r}")
-        if self.estimator not in get_args(Estimator):
-            raise ValueError(f"estimator must be 'weight', 'local' or 'flipout', got {self.estimator!r}")
-        if not isinstance(self.init_std, int | float):
-            raise TypeError(f"init_std must be a number, got {self.init_std!r}")
-        if not (math.isfinite(self.init_std) and self.init_std > 0.0):
-            raise ValueError(f"init_std must be positive and finite, got {self.init_std!r}")
+        check_choice("estimator", self.estimator, get_args(Estimator))
+        check_positive("init_std", self.init_std)
         check_where(self.where)
         self.objective()
 
-    @property
-    def recipe(self) -> Recipe:
-        """How it is trained by default."""
-        return Recipe()
-
-    def objective(self, num_data: int | None = None) -> ELBO:
-        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return ELBO(num_data, beta=self.beta)
-
-    def convert(
-        self,
-        net: nn.Module,
-        likelihood: Likelihood = Categorical(),
-        *,
-        strict: bool = True,
-        example: Inputs | None = None,
-    ) -> nn.Module:
-        """A stochastic copy of ``net``: same signature, its weights as posterior means; ``net`` itself is untouched.
-
-        Every chosen module that holds parameters becomes random, normalisation layers only if asked for. A module whose
-        parameters cannot be drawn is an error or, with ``strict=False``, stays deterministic; ``describe`` lists it.
-        With ``example`` inputs the conversion is proved on them: noise off must equal ``net``, and parameters that the
-        network does not read, or dropout called as a function, are warned of.
-        """
-        model = randomise(
+    def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
+        return randomise(
             net,
             lambda weight, fixed: GaussianPosterior(weight, self.prior, self.init_std, fixed),
             estimator=self.estimator,
@@ -88,4 +61,7 @@ class Bayes:
             where=self.where,
             strict=strict,
         )
-        return finish(model, net, self, likelihood, example)
+
+    def objective(self, num_data: int | None = None) -> ELBO:
+        """The evidence lower bound."""
+        return ELBO(num_data, beta=self.beta)

@@ -5,23 +5,20 @@ Neural Networks with Alpha-divergences.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
-from dubio._engine import Inputs
-from dubio.checks import check_not_negative
-from dubio.convert import Where, check_where, finish, randomise_dropout
-from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import NoiseOff, Recipe
+from dubio.checks import check_not_negative, check_number
+from dubio.convert import Where, check_where, randomise_dropout
+from dubio.methods.method import Method, Recipe
 from dubio.objectives import Alpha
 
 INSERTED_RATE = 0.05
-"""Rate of masks that are put into a network that has none, where the user names no rate."""
+"""Rate of masks that are inserted into a network without dropout, where ``p`` is None."""
 
 
 @dataclass(frozen=True)
-class Dropout:
+class Dropout(Method):
     """Bernoulli masks on activations, in evaluation too; independent for every example and draw.
 
     Args:
@@ -36,38 +33,22 @@ class Dropout:
     alpha: float = 0.0
     l2: float = 1e-6
     where: Where = None
-    noise_off: ClassVar[NoiseOff] = "source"
 
     def __post_init__(self) -> None:
-        if self.p is not None and (isinstance(self.p, bool) or not isinstance(self.p, int | float)):
-            raise TypeError(f"p must be a number, got {self.p!r}")
-        if self.p is not None and not 0.0 <= self.p < 1.0:
+        if self.p is not None and not 0.0 <= check_number("p", self.p) < 1.0:
             raise ValueError(f"p must be in [0, 1), got {self.p}; it is the share that is dropped")
         check_not_negative("l2", self.l2)
         check_where(self.where)
         self.objective()
 
-    @property
-    def recipe(self) -> Recipe:
-        """How it is trained by default."""
-        return Recipe(num_samples=10 if self.alpha else 1)
+    def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
+        return randomise_dropout(net, self.p, INSERTED_RATE, self.where, strict)
 
     def objective(self, num_data: int | None = None) -> Alpha:
-        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
+        """The alpha-divergence, and the penalty of ``l2``."""
         return Alpha(self.alpha, num_data, l2=self.l2)
 
-    def convert(
-        self,
-        net: nn.Module,
-        likelihood: Likelihood = Categorical(),
-        *,
-        strict: bool = True,
-        example: Inputs | None = None,
-    ) -> nn.Module:
-        """A stochastic copy of ``net``: same signature and weights; ``net`` itself is untouched.
-
-        A chosen module with parameters before which no mask can go is an error or, with ``strict=False``, stays as it
-        is. With ``example`` inputs the conversion is proved on them: noise off must equal ``net``.
-        """
-        model = randomise_dropout(net, self.p, INSERTED_RATE, self.where, strict)
-        return finish(model, net, self, likelihood, example)
+    @property
+    def recipe(self) -> Recipe:
+        """Several draws in every step where ``alpha`` is not 0."""
+        return Recipe(num_samples=10 if self.alpha else 1)

@@ -1,4 +1,4 @@
-"""Several networks instead of one: the members of an ensemble are its draws.
+"""Deep ensembles: the draws of the network are its members.
 
 References: Lakshminarayanan, Pritzel and Blundell 2017, Deep Ensembles; Breiman 1996, Bagging Predictors.
 """
@@ -17,14 +17,14 @@ from dubio._engine import Inputs, attach
 from dubio.checks import check_count, check_flag
 from dubio.convert import finish, make_mappable, plain_copy
 from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import NoiseOff, Recipe
-from dubio.models import architecture_of
+from dubio.methods.method import Method, NoiseOff, Recipe
+from dubio.models import Standardise, architecture_of, build
 from dubio.nn import Members
 from dubio.objectives import EnsembleLoss
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class Ensemble(Method):
     """Independent networks, trained together in one run: the members are the draws.
 
     Args:
@@ -43,11 +43,11 @@ class Ensemble:
 
     @property
     def recipe(self) -> Recipe:
-        """How it is trained by default: all members in every step."""
+        """All members are trained in every step."""
         return Recipe(num_samples=self.members)
 
     def objective(self, num_data: int | None = None) -> EnsembleLoss:
-        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
+        """The sum of the members' losses."""
         return EnsembleLoss(num_data)
 
     def example_weights(self, num_data: int, seed: int) -> Float[Tensor, "example member"] | None:
@@ -64,49 +64,52 @@ class Ensemble:
         strict: bool = True,
         example: Inputs | None = None,
     ) -> nn.Module:
-        """An ensemble of copies of ``net``, or of networks of one kind that were trained elsewhere.
+        """Return an ensemble of copies of ``net``, or of networks of one architecture that are trained already.
 
-        The first member begins with the weights of ``net``, the others with new ones: from ``dubio.models`` where it
-        was built there, else by the ``reset_parameters`` of its modules. Networks given are left untouched.
+        The first member starts with the weights of ``net``, the others with new ones: from ``dubio.models`` where that
+        built the network, else by ``reset_parameters`` of its modules. The networks given are not changed.
 
-        Without ``strict``, what has no ``reset_parameters`` begins with the same weights in all members.
+        Without ``strict``, modules without ``reset_parameters`` start with the same weights in all members.
         """
-        if not isinstance(net, nn.Module):
-            return self._gather(net, likelihood, example)
-        first = plain_copy(net)
-        others = [_anew(net, strict) for _ in range(self.members - 1)]
-        return self._finish([first, *others], likelihood, example)
+        if isinstance(net, nn.Module):
+            return finish(self._convert(net, strict), None, self, likelihood, example)
+        _check_alike(net)
+        method = replace(self, members=len(net))
+        return finish(_ensemble([plain_copy(member) for member in net]), None, method, likelihood, example)
 
-    def _gather(self, nets: Sequence[nn.Module], likelihood: Likelihood, example: Inputs | None) -> nn.Module:
-        if not isinstance(nets, Sequence) or not all(isinstance(net, nn.Module) for net in nets):
-            raise TypeError(f"net must be a torch.nn.Module, got {type(nets).__name__}; or a list of them")
-        if not nets:
-            raise ValueError("net must be a network or several, got none")
-        for place, net in enumerate(nets):
-            different = _differing(_shapes(net), _shapes(nets[0])) or _differing(_settings(net), _settings(nets[0]))
-            if different or str(net) != str(nets[0]):  # a network's text tells its modules and their settings
-                what = different[0] if different else "its modules"
-                raise ValueError(f"members must be networks of one kind, but number {place} differs in {what}")
-        own = replace(self, members=len(nets))
-        return own._finish([plain_copy(net) for net in nets], likelihood, example)
-
-    def _finish(self, members: list[nn.Module], likelihood: Likelihood, example: Inputs | None) -> nn.Module:
-        for member in members:
-            make_mappable(member)
-        model = attach(Members(members))
-        architecture = architecture_of(members[0])
-        if architecture is not None:
-            model.dubio_architecture = architecture  # type: ignore[assignment]
-        return finish(model, None, self, likelihood, example)
+    def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
+        return _ensemble([plain_copy(net), *(_reinitialised(net, strict) for _ in range(self.members - 1))])
 
 
-def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    """Names under which two differ, or that only one has."""
-    return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
+def _ensemble(members: list[nn.Module]) -> nn.Module:
+    for member in members:
+        make_mappable(member)
+    model = attach(Members(members))
+    if (architecture := architecture_of(members[0])) is not None:
+        model.dubio_architecture = architecture  # type: ignore[assignment]
+    return model
+
+
+def _check_alike(nets: object) -> None:
+    """Refuse what is not a list of networks of one architecture."""
+    if not isinstance(nets, Sequence) or not all(isinstance(net, nn.Module) for net in nets):
+        raise TypeError(f"net must be a torch.nn.Module, got {type(nets).__name__}; or a list of them")
+    if not nets:
+        raise ValueError("net must be a network or several, got none")
+    for place, net in enumerate(nets):
+        differing = _differing(_shapes(net), _shapes(nets[0])) or _differing(_settings(net), _settings(nets[0]))
+        if differing or str(net) != str(nets[0]):  # a network's text lists its modules and their settings
+            part = differing[0] if differing else "its modules"
+            raise ValueError(f"members must be networks of one kind, but number {place} differs in {part}")
+
+
+def _differing(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
+    """Names whose values differ, or that only one of the two has."""
+    return sorted(name for name in {**first, **second} if first.get(name) != second.get(name))
 
 
 def _settings(net: nn.Module) -> dict[str, str]:
-    """What the modules of a network keep beside tensors, as text: members that run as one must agree in it."""
+    """The attributes of all modules as text: members that are stacked must agree in them."""
     return {
         f"{place}.{name}".lstrip("."): repr(value)
         for place, module in net.named_modules()
@@ -115,15 +118,12 @@ def _settings(net: nn.Module) -> dict[str, str]:
     }
 
 
-def _anew(net: nn.Module, strict: bool) -> nn.Module:
+def _reinitialised(net: nn.Module, strict: bool) -> nn.Module:
     """A copy of a network with new weights."""
-    from dubio.models import Standardise, build
-
-    member = copy.deepcopy(net)
-    architecture = architecture_of(net)
+    member, architecture = copy.deepcopy(net), architecture_of(net)
     built = None if architecture is None else build(architecture)
-    if built is not None and _shapes(built) == _shapes(net):  # unless its owner has changed it since
-        # Means and standard deviations of the inputs belong to the data: every member has the same.
+    if built is not None and _shapes(built) == _shapes(net):  # else the network was changed after it was built
+        # Means and standard deviations of the inputs belong to the data: all members share them.
         of_data = {
             f"{place}.{name}"
             for place, module in net.named_modules()
@@ -134,10 +134,10 @@ def _anew(net: nn.Module, strict: bool) -> nn.Module:
         member.load_state_dict(member.state_dict() | new)
         return member
     reset: set[int] = set()
-    for module in reversed(list(member.modules())):  # what a module does to its children comes last
-        begin = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        if callable(begin):
-            begin()
+    for module in reversed(list(member.modules())):  # a module may reset its children, and comes after them
+        reset_parameters = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if callable(reset_parameters):
+            reset_parameters()
             reset.update(id(parameter) for parameter in module.parameters())
     left = [name for name, parameter in member.named_parameters() if id(parameter) not in reset]
     if left and strict:

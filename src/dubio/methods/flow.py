@@ -1,8 +1,7 @@
 """Implicit Bayesian networks whose input noise follows a normalizing flow.
 
-The noise of each layer starts as a Gaussian around one and passes through a block of invertible steps, which are
-trained. Weights are those of the plain network: a trained one is taken over as it is, and trained on jointly or left
-alone.
+The noise of each layer is Gaussian around one and passes through a block of invertible steps, which are trained. The
+weights are those of the plain network, trained jointly with the noise or frozen.
 
 References: Trinh, Kaski and Heinonen 2020 for input noise; Rezende and Mohamed 2015 for flows; Kingma and Dhariwal 2018
 for invertible convolutions.
@@ -10,23 +9,21 @@ for invertible convolutions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
-from dubio._engine import Inputs
-from dubio.checks import check_flag, check_value as check_choice
-from dubio.convert import Where, check_where, finish, insert_noise
+from dubio.checks import check_choice, check_flag
+from dubio.convert import Where, check_where, insert_noise
 from dubio.flows import FlowBlock, NormalAffine, NormalInvConv, NormalPlanar1d
-from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import NoiseOff, Recipe
+from dubio.methods.method import Method, Recipe
 from dubio.nn import FlowNoise, InputSource, channels_of
 from dubio.objectives import ELBO
 from dubio.priors import Normal
 
 
 @dataclass(frozen=True)
-class Flow:
+class Flow(Method):
     """Multiplicative noise on the inputs of layers, distributed as a normalizing flow.
 
     Args:
@@ -34,11 +31,11 @@ class Flow:
             order. By default every second layer has a flow, ``NormalInvConv`` before a convolution and
             ``NormalPlanar1d`` before a linear layer, and the others ``NormalAffine``.
         prior: of the factors; around one.
-        base: what the flow begins with; by default the prior.
+        base: the distribution at the start of the flow; by default the prior.
         spatial: whether the divergence of a convolution's noise is the ``"average"`` or the ``"sum"`` over positions.
         beta: weight of the divergence.
         gamma: weight of the entropy of the noise, which is rewarded beyond its part in the divergence.
-        freeze_deterministic: whether the weights of the network stay as they are, and the noise alone is trained.
+        freeze_deterministic: whether the weights of the network are frozen, and only the noise is trained.
         where: which linear layers and convolutions; see ``dubio.Where``. All by default.
     """
 
@@ -50,7 +47,6 @@ class Flow:
     gamma: float = 0.0
     freeze_deterministic: bool = False
     where: Where = None
-    noise_off: ClassVar[NoiseOff] = "source"
 
     def __post_init__(self) -> None:
         for block in self.blocks if isinstance(self.blocks, tuple) else (self.blocks,):
@@ -67,30 +63,17 @@ class Flow:
         check_where(self.where)
         self.objective()
 
-    @property
-    def recipe(self) -> Recipe:
-        """How it is trained by default: the flow ten times as fast as the weights."""
-        return Recipe(noise_ratio=10.0)
+    def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
+        return insert_noise(net, self._noises, where=self.where, strict=strict, freeze=self.freeze_deterministic)
 
     def objective(self, num_data: int | None = None) -> ELBO:
-        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
+        """The evidence lower bound, and the reward of entropy."""
         return ELBO(num_data, beta=self.beta, gamma=self.gamma)
 
-    def convert(
-        self,
-        net: nn.Module,
-        likelihood: Likelihood = Categorical(),
-        *,
-        strict: bool = True,
-        example: Inputs | None = None,
-    ) -> nn.Module:
-        """A stochastic copy of ``net``: same signature and weights, noise on inputs; ``net`` itself is untouched.
-
-        A chosen module with parameters before which no noise can go is an error or, with ``strict=False``, stays as it
-        is. With ``example`` inputs the conversion is proved on them: noise off must equal ``net``.
-        """
-        model = insert_noise(net, self._noises, where=self.where, strict=strict, freeze=self.freeze_deterministic)
-        return finish(model, net, self, likelihood, example)
+    @property
+    def recipe(self) -> Recipe:
+        """The flow learns ten times as fast as the weights."""
+        return Recipe(noise_ratio=10.0)
 
     def _noises(self, layers: dict[str, nn.Module]) -> Sequence[InputSource]:
         return [

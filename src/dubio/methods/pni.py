@@ -4,21 +4,18 @@ Reference: He, Rakin and Fan 2019, Parametric Noise Injection.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import get_args
 
 from torch import Tensor, nn
 
-from dubio._engine import Inputs
-from dubio.checks import check_finite, check_value as check_choice
-from dubio.convert import Where, check_where, chooses, finish, is_norm, own_parameters, randomise, refuse_unconvertible
-from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import NoiseOff, Recipe
+from dubio.checks import check_choice, check_finite
+from dubio.convert import Where, check_where, chooses, is_norm, own_parameters, randomise, refuse_unconvertible
+from dubio.methods.method import Method
 from dubio.nn import NoisePer, ParametricNoise, takes_noise
-from dubio.objectives import ELBO
 
 
 @dataclass(frozen=True)
-class PNI:
+class PNI(Method):
     """Noise on weights in proportion to their spread; how much is learned.
 
     Args:
@@ -26,8 +23,6 @@ class PNI:
         init: size at first.
         where: which linear layers and convolutions; see ``dubio.Where``. All by default; biases have no noise.
     """
-
-    noise_off: ClassVar[NoiseOff] = "source"
 
     per: NoisePer = "layer"
     init: float = 0.1
@@ -38,29 +33,9 @@ class PNI:
         check_finite("init", self.init)
         check_where(self.where)
 
-    @property
-    def recipe(self) -> Recipe:
-        """How it is trained by default."""
-        return Recipe()
-
-    def objective(self, num_data: int | None = None) -> ELBO:
-        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return ELBO(num_data)
-
-    def convert(
-        self,
-        net: nn.Module,
-        likelihood: Likelihood = Categorical(),
-        *,
-        strict: bool = True,
-        example: Inputs | None = None,
-    ) -> nn.Module:
-        """A stochastic copy of ``net``: same signature and weights; ``net`` itself is untouched.
-
-        With ``example`` inputs the conversion is proved on them: noise off must equal ``net``.
-        """
+    def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
         self._check_layers(net, strict)
-        model = randomise(
+        return randomise(
             net,
             lambda weight, fixed: ParametricNoise(weight, self.per, self.init),
             estimator="weight",
@@ -68,7 +43,6 @@ class PNI:
             where=_layers if self.where is None else self.where,
             strict=strict,
         )
-        return finish(model, net, self, likelihood, example)
 
     def _check_layers(self, net: nn.Module, strict: bool) -> None:
         reasons = {}

@@ -3,24 +3,21 @@
 Reference: Yu et al. 2021, Simple and Effective Stochastic Neural Networks.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from torch import nn
 
-from dubio._engine import Inputs
-from dubio.checks import check_finite, check_not_negative, check_value as check_choice
-from dubio.convert import Where, check_where, classifier_of, finish, replace_head, with_activation_noise
-from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from dubio.methods.method import NoiseOff, Recipe
+from dubio.checks import check_choice, check_finite, check_not_negative
+from dubio.convert import Where, check_where, replace_head, with_activation_noise
+from dubio.methods.method import Method, NoiseOff
 from dubio.nn import EntropicNoise, GaussianHead
-from dubio.objectives import ELBO
 
 Classes = Literal["linear", "wasserstein", "kl"]
 
 
 @dataclass(frozen=True)
-class SESNN:
+class SESNN(Method):
     """Gaussian activations whose entropy is rewarded up to a margin.
 
     Args:
@@ -34,6 +31,7 @@ class SESNN:
     """
 
     noise_off: ClassVar[NoiseOff] = "own mean"
+    on_classifier: ClassVar[bool] = True
 
     margin: float = 0.0
     weight: float = 0.1
@@ -51,41 +49,17 @@ class SESNN:
         check_where(self.where)
 
     @property
-    def recipe(self) -> Recipe:
-        """How it is trained by default."""
-        return Recipe()
+    def replaces_classifier(self) -> bool:
+        """Whether class weights are Gaussian."""
+        return self.classes != "linear"
 
-    def objective(self, num_data: int | None = None) -> ELBO:
-        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return ELBO(num_data)
-
-    def convert(
-        self,
-        net: nn.Module,
-        likelihood: Likelihood = Categorical(),
-        *,
-        strict: bool = True,
-        example: Inputs | None = None,
-    ) -> nn.Module:
-        """A stochastic copy of ``net``: same signature and weights; ``net`` itself is untouched.
-
-        With a linear classifier, noise off equals ``net``, which ``example`` inputs prove.
-        """
-        own = replace(self, where=classifier_of(net, self.where, example))
-        if self.classes != "linear":
-            if isinstance(likelihood, Gaussian | Bernoulli):
-                raise TypeError(f"likelihood must be a Categorical for Gaussian classes, got {likelihood!r}")
-            model = replace_head(net, self._head, own.where, strict)
-            return finish(model, None, own, likelihood, example)
-        model = with_activation_noise(
+    def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
+        if self.replaces_classifier:
+            return replace_head(net, lambda layer: GaussianHead(layer, self), self.where, strict)
+        return with_activation_noise(
             net,
             lambda inputs, outputs: EntropicNoise(inputs, outputs, self.margin, self.weight),
-            own.where,
+            self.where,
             behind=self.at == "output",
             strict=strict,
         )
-        return finish(model, net, own, likelihood, example)
-
-    def _head(self, layer: nn.Linear) -> GaussianHead:
-        assert self.classes != "linear"
-        return GaussianHead(layer.in_features, layer.out_features, self.classes, self.margin, self.weight)

@@ -1,24 +1,21 @@
-"""The deep variational information bottleneck: Gaussian activations that pay for what they tell about the input.
+"""The deep variational information bottleneck: Gaussian activations that pay for their information about the input.
 
 Reference: Alemi et al. 2017, Deep Variational Information Bottleneck.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import nn
 
-from dubio._engine import Inputs
-from dubio.checks import check_not_negative, check_value as check_choice
-from dubio.convert import Where, check_where, classifier_of, finish, with_activation_noise
-from dubio.likelihoods import Categorical, Likelihood
-from dubio.methods.method import NoiseOff, Recipe
+from dubio.checks import check_choice, check_not_negative
+from dubio.convert import Where, check_where, with_activation_noise
+from dubio.methods.method import Method
 from dubio.nn import InformationNoise
-from dubio.objectives import ELBO
 
 
 @dataclass(frozen=True)
-class VIB:
+class VIB(Method):
     """Gaussian activations whose divergence from a standard normal has a price, example by example.
 
     Args:
@@ -29,7 +26,7 @@ class VIB:
             layer called bottleneck.
     """
 
-    noise_off: ClassVar[NoiseOff] = "source"
+    on_classifier: ClassVar[bool] = True
 
     beta: float = 1e-4
     at: Literal["input", "output"] = "input"
@@ -40,33 +37,11 @@ class VIB:
         check_choice("at", self.at, ("input", "output"))
         check_where(self.where)
 
-    @property
-    def recipe(self) -> Recipe:
-        """How it is trained by default."""
-        return Recipe()
-
-    def objective(self, num_data: int | None = None) -> ELBO:
-        """What this method minimises on ``num_data`` training examples; ``dubio.fit`` fills the number in."""
-        return ELBO(num_data)
-
-    def convert(
-        self,
-        net: nn.Module,
-        likelihood: Likelihood = Categorical(),
-        *,
-        strict: bool = True,
-        example: Inputs | None = None,
-    ) -> nn.Module:
-        """A stochastic copy of ``net``: same signature and weights; ``net`` itself is untouched.
-
-        With ``example`` inputs the conversion is proved on them: noise off must equal ``net``.
-        """
-        own = replace(self, where=classifier_of(net, self.where, example))
-        model = with_activation_noise(
+    def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
+        return with_activation_noise(
             net,
             lambda inputs, outputs: InformationNoise(inputs, outputs, self.beta),
-            own.where,
+            self.where,
             behind=self.at == "output",
             strict=strict,
         )
-        return finish(model, net, own, likelihood, example)

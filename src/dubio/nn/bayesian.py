@@ -5,18 +5,16 @@ A layer is made by conversion of its deterministic counterpart and stays an inst
 mean and variance of every output (T-13, T-17, ``test_estimators.py``):
 
 - ``weight`` draws the weights; every row of the batch sees the same draw;
-- ``local`` draws the outputs from their moments (E-23 to E-25); each row and output has noise of its own, so it is the
+- ``local`` draws the outputs from their moments (E-23 to E-25); each row and output has its own noise, so it is the
   choice for training and must not be used where one consistent function is needed;
 - ``flipout`` draws one perturbation of the weights and flips its sign per row, input and output unit.
 
 With noise off, each runs its counterpart's own forward on the means.
 
-``F.linear`` for a mapped pass: products of many draws with their biases.
-
-Torch maps ``F.linear`` to a batched product and an addition of the biases, which reads and writes all outputs once more
-in a kernel that does not vectorise: on a GPU nearly as long as the product. A product of one draw adds its bias on the
-way out. So, where products are large and nothing is to be differentiated, draws are multiplied one after another,
-outside the map, into one tensor; what is launched is small beside the products.
+``affine`` is ``F.linear`` for a mapped pass. Torch maps ``F.linear`` to a batched product and an addition of the
+biases, which reads and writes all outputs once more in a kernel that does not vectorise: on a GPU nearly as long as the
+product. The product of a single draw adds its bias in the same kernel. So, where products are large and no gradient is
+needed, draws are multiplied one after another, outside the map, into one tensor.
 """
 
 from abc import ABC, abstractmethod
@@ -37,10 +35,14 @@ from dubio.nn.vmappable import call_outside_vmap
 
 ALIGNED_UNITS = 8
 """Products of a GPU are fast where widths are a multiple of this: ten classes are compiled as sixteen."""
+DEVICES = ("cuda",)
+"""Where the addition of mapped biases costs that much."""
+LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
+"""Multiplications and outputs of a draw from which a separate launch pays, and fills a large GPU."""
 
 
 class BayesianLayer(Drawn, ABC):
-    """What the Bayesian layers share: the estimators."""
+    """The base of the Bayesian layers: the estimators."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.dubio_plain_class.__name__
@@ -73,24 +75,22 @@ class BayesianLayer(Drawn, ABC):
         return f"{super().extra_repr()}, estimator={self.estimator!r}"
 
     def _local(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
-        self._collect_divergence(run)  # no weight is drawn here, but a divergence without closed form needs one
+        gaussians = [gaussian_of(self, name) for name in ("weight", "bias")]
+        for posterior in gaussians:
+            if posterior is not None and posterior.wants(run)[0]:
+                posterior.perturbation(run)  # no weight is drawn here, but a divergence without closed form needs one
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
         dtype = torch.promote_types(input.dtype, torch.float32)
-        factors = _factors_dtype(input.device, dtype)
+        # bfloat16 has the range of float32: under autocast to it variances are multiplied in it.
+        factors = torch.bfloat16 if autocast_dtype(input.device) == torch.bfloat16 else dtype
         # Squares under- and overflow in float16: they and roots are computed in float32 at least, and their products in
-        # nothing that has a smaller range.
+        # a type with at least that range.
         with torch.autocast(input.device.type, enabled=False):
             square = input.to(dtype).square().to(factors)
-            weight, bias = (self._variance(name, dtype, factors) for name in ("weight", "bias"))
+            weight, bias = (None if each is None else each.variance(dtype).to(factors) for each in gaussians)
             variance = self._apply_to(square, weight, bias, *options).to(dtype)
             noise = run.noise_for_activations(self, mean.shape, dtype, mean.device)
             return functional.variational.local_reparameterisation(mean, variance, noise)
-
-    def _collect_divergence(self, run: Pass) -> None:
-        for name in ("weight", "bias"):
-            posterior = gaussian_of(self, name)
-            if posterior is not None and posterior.wants(run)[0]:
-                posterior.perturbation(run)
 
     def _flipout(self, input: Tensor, run: Pass, *options: Any) -> Tensor:
         mean = self._apply_to(input, self._mean("weight"), self._mean("bias"), *options)
@@ -104,10 +104,6 @@ class BayesianLayer(Drawn, ABC):
     def _mean(self, name: str) -> Tensor | None:
         posterior = posterior_of(self, name)
         return plain_value(self, name) if posterior is None else posterior.location
-
-    def _variance(self, name: str, dtype: torch.dtype, factors: torch.dtype) -> Tensor | None:
-        posterior = gaussian_of(self, name)
-        return None if posterior is None else posterior.variance(dtype).to(factors)
 
     def _perturbation(self, name: str, run: Pass) -> Tensor | None:
         posterior = posterior_of(self, name)
@@ -124,11 +120,6 @@ class BayesianLayer(Drawn, ABC):
     @abstractmethod
     def _check_input(self, input: Tensor) -> None:
         """Refuse inputs of the wrong shape."""
-
-
-def _factors_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The type in which variances are multiplied: under autocast to bfloat16, which has the range of float32, that."""
-    return torch.bfloat16 if autocast_dtype(device) == torch.bfloat16 else dtype
 
 
 class Linear(BayesianLayer, nn.Linear):
@@ -160,9 +151,13 @@ class Linear(BayesianLayer, nn.Linear):
 class _Convolution(BayesianLayer):
     in_channels: int
     weight_posterior: WeightSource
+    _conv_forward: Any
+
+    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any) -> Tensor:
+        return cast(Tensor, self._conv_forward(input, weight, bias))
 
     def _sign_shapes(self, input: Tensor, output: Tensor) -> tuple[torch.Size, torch.Size]:
-        # One sign per row and channel: the perturbation must stay one filter over all positions.
+        # One sign per row and channel: the perturbation stays one filter over all positions.
         positions = (1,) * self._num_positions
         channels = input.dim() - self._num_positions
         return torch.Size((*input.shape[:channels], *positions)), torch.Size((*output.shape[:channels], *positions))
@@ -180,26 +175,19 @@ class _Convolution(BayesianLayer):
         return self.weight_posterior.mean.dim() - 2
 
 
-class _Correlation(_Convolution):
-    _conv_forward: Any
-
-    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return cast(Tensor, self._conv_forward(input, weight, bias))
-
-
-class Conv1d(_Correlation, nn.Conv1d):
+class Conv1d(_Convolution, nn.Conv1d):
     """``nn.Conv1d`` with drawn weights."""
 
     dubio_plain_class = nn.Conv1d
 
 
-class Conv2d(_Correlation, nn.Conv2d):
+class Conv2d(_Convolution, nn.Conv2d):
     """``nn.Conv2d`` with drawn weights."""
 
     dubio_plain_class = nn.Conv2d
 
 
-class Conv3d(_Correlation, nn.Conv3d):
+class Conv3d(_Convolution, nn.Conv3d):
     """``nn.Conv3d`` with drawn weights."""
 
     dubio_plain_class = nn.Conv3d
@@ -220,9 +208,8 @@ class _Transposed(_Convolution):
         """The layer's output for the running pass, or for a fresh draw where there is none."""
         return self._forward(input, output_size)
 
-    def _apply_to(
-        self, input: Tensor, weight: Tensor | None, bias: Tensor | None, output_size: Sequence[int] | None = None
-    ) -> Tensor:
+    def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any) -> Tensor:
+        (output_size,) = options or (None,)
         size = None if output_size is None else list(output_size)
         output_padding = self._output_padding(
             input, size, self.stride, self.padding, self.kernel_size, self._num_positions, self.dilation
@@ -260,14 +247,6 @@ BAYESIAN: dict[type[nn.Module], type[BayesianLayer]] = {
 """The layer with all three estimators for each plain one; any other module draws its weights."""
 
 
-DEVICES = ("cuda",)
-"""Where the addition of mapped biases costs that much."""
-
-
-LARGE_PRODUCT, MANY_OUTPUTS = 2**32, 2**21
-"""Multiplications and outputs of a draw from which it is worth a launch of its own, and fills a large GPU alone."""
-
-
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear(input, weight, bias)``."""
     if bias is not None and _is_worth_a_launch(input, weight):
@@ -286,22 +265,17 @@ def _is_worth_a_launch(input: Tensor, weight: Tensor) -> bool:
 
 
 def _one_by_one(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor]:
-    """Each draw's product, written to its place."""
+    """Each draw's product, written into the joint tensor."""
     inputs, weights, biases = (
-        # What draws share is contiguous, so that rows are counted on one axis without a copy for each draw.
+        # Shared tensors are contiguous, so that rows are counted on one axis without a copy for each draw.
         tensor.contiguous().expand(num_samples, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
         for tensor, axis in zip(tensors, axes, strict=True)
     )
     rows = inputs.reshape(num_samples, inputs.shape[1:-1].numel(), inputs.shape[-1])
     shape = (*inputs.shape[:-1], weights.shape[1])
-    if _is_watched():
+    if is_transformed() or forward_ad._current_level >= 0:  # writing into a tensor would escape an outer transform
         return ((torch.bmm(rows, weights.mT) + biases.unsqueeze(1)).reshape(shape),)
     outputs = rows.new_empty(*rows.shape[:2], weights.shape[1])
-    for output, own_rows, weight, bias in zip(outputs, rows, weights, biases, strict=True):
-        torch.addmm(bias, own_rows, weight.t(), out=output)
+    for output, draw_rows, weight, bias in zip(outputs, rows, weights, biases, strict=True):
+        torch.addmm(bias, draw_rows, weight.t(), out=output)
     return (outputs.reshape(shape),)
-
-
-def _is_watched() -> bool:
-    """Whether somebody maps or differentiates around us, which writing into a tensor would escape."""
-    return is_transformed() or forward_ad._current_level >= 0

@@ -1,9 +1,9 @@
-"""An ensemble as draws: several networks of one kind, of which draw ``i`` is member ``i``, counted round and round.
+"""An ensemble as draws: several networks of one architecture, where draw ``i`` is member ``i`` modulo their number.
 
-Members are ordinary networks, each with parameters and buffers of its own. Mapped over draws they run as one network
-whose parameters are stacked, which is what makes training them together fast; a loop runs one after another. Batch
-statistics are those of a member in both, and in training every member keeps what the run has made of its buffers.
-Called by itself the network is a member by chance or, with frozen noise, the first.
+Members are ordinary networks with their own parameters and buffers. Mapped over draws they run as one network with
+stacked parameters, which makes joint training fast; a loop runs one after another. In both, batch statistics are those
+of each member, and in training every member keeps the buffers that its run changed. A call outside of several draws
+runs a random member or, with frozen noise, the first.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Members(Source):
         self.training = self.members.training = members[0].training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the member of this pass gives."""
+        """The outputs of the member of this pass."""
         with joined_pass() as run:
             if run.off:
                 raise ValueError("noise cannot be off: an ensemble has no mean network; take one of its .members")
@@ -45,14 +45,14 @@ class Members(Source):
 
     @torch.no_grad()
     def accept_buffers(self, draws: Numbers, moved: Mapping[str, Tensor]) -> None:
-        """Give every member the buffers that its draw has moved."""
+        """Give every member the buffers that its draw changed."""
         for row in range(draws.num_draws):
             buffers = dict(self.members[(draws.first + row) % len(self.members)].named_buffers())
             for name, tensor in moved.items():
                 buffers[name].copy_(tensor[row])
 
     def is_noise(self, name: str) -> bool:
-        """None of its parameters: they are ordinary networks'."""
+        """False: its parameters are those of ordinary networks."""
         return False
 
     def describe(self) -> str:
@@ -69,7 +69,7 @@ class Members(Source):
 
     def _stacked(self, run: Pass, place: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         modes = [[module.training for module in member.modules()] for member in self.members]
-        if any(own != modes[0] for own in modes):
+        if any(mode != modes[0] for mode in modes):
             raise LoopOnlyError("some members are in training mode and others not")
         states = [{**dict(member.named_parameters()), **dict(member.named_buffers())} for member in self.members]
         chosen = {name: _one_of([state[name] for state in states], place) for name in states[0]}
@@ -89,7 +89,7 @@ class Members(Source):
 
     @torch.no_grad()
     def _keep(self, place: Tensor, moved: Mapping[str, Tensor]) -> None:
-        """Give the member at a place the buffers that it has moved, where the compiler does not know which it is."""
+        """Give the member at a place its changed buffers; under the compiler the place is a tensor."""
         if is_mapped(place):
             if any(isinstance(module, nn.modules.batchnorm._NormBase) for module in self.members[0].modules()):
                 raise RuntimeError("members of an ensemble cannot keep batch statistics under a vmap around it")
@@ -108,7 +108,7 @@ def num_members(model: nn.Module) -> int | None:
 def _one_of(tensors: list[Tensor], place: Int[Tensor, ""]) -> Tensor:
     """The tensor at ``place``, which is mapped unless the network is compiled: a stack of those of all draws."""
     if not torch.compiler.is_compiling():
-        # What indexing would give, without the gathers and scatters of single numbers that a map makes of it.
+        # The same as indexing, which a map would turn into gathers and scatters of single numbers.
         places = torch._C._functorch.get_unwrapped(place)
         if not is_mapped(places):
             level = torch._C._functorch.maybe_get_level(place)

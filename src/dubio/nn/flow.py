@@ -1,18 +1,18 @@
-"""Input noise whose distribution is a normalizing flow: ``z_0`` from a fixed Gaussian, then one step after another.
+"""Input noise whose distribution is a normalizing flow, and the layers of the flow's steps.
 
-The divergence of a draw is ``log q_0(z_0) - sum log|det J| - log p(z_k)`` (E-39, E-41): the prior judges what the flow
-gives, not what it began with. Every position of a convolution's input is a draw of its own, a vector of channels.
-Averaged over positions, the divergence is smaller than that of the whole map by their number, and the bound is not one
-for the joint latent; ``sum_positions`` restores it (8.2).
+``z_0`` comes from a fixed Gaussian and passes through one step after another. The divergence of a draw is
+``log q_0(z_0) - sum log|det J| - log p(z_k)`` (E-39, E-41): the prior is evaluated at the end of the flow. Every
+position of a convolution's input has its own draw, a vector of channels. Averaged over positions, the divergence is
+smaller than that of the whole map by their number, and the bound does not hold for the joint latent;
+``sum_positions`` restores it (8.2).
+
+There is one layer for each step value of ``dubio.flows``. ``forward`` returns ``(z', logdet)`` and ``inverse`` maps
+back; the channel is the last axis of ``z`` and there is one ``logdet`` per row (``dubio.functional.flows``). Steps draw
+nothing and keep no state, so that they can be mapped and compiled. Every parameter has elements and gets a gradient,
+whatever the number of channels. Steps compute in the type of ``z``: a network in half precision keeps its densities in
+single precision.
 
 Reference: Rezende and Mohamed 2015, Variational Inference with Normalizing Flows.
-
-Steps of a normalizing flow with their parameters: one layer for each step value of ``dubio.flows``.
-
-``forward`` gives ``(z', logdet)`` and ``inverse`` the way back; the channel is the last axis of ``z`` and there is one
-``logdet`` per row (``dubio.functional.flows``). Nothing is drawn and nothing remembered, so that steps can be mapped
-and compiled. Every parameter has elements and gets a gradient, whatever the number of channels. Steps compute in the
-type of ``z``, whatever that of their parameters: a network in half precision keeps its densities in single precision.
 """
 
 from abc import abstractmethod
@@ -30,9 +30,11 @@ from dubio.flows import FlowBlock
 from dubio.nn.noise_layers import Drawing, InputPosterior
 from dubio.priors import Normal
 
+Rows = Float[Tensor, "*rows channel"]
+
 
 class FlowNoise(InputPosterior):
-    """Factors that a flow makes of Gaussian noise."""
+    """Factors that are the image of Gaussian noise under a flow."""
 
     def __init__(
         self, channels: int, axis: int, prior: Normal, *, block: FlowBlock, base: Normal, sum_positions: bool
@@ -41,28 +43,10 @@ class FlowNoise(InputPosterior):
         self.block, self.base = block, base
         self.steps = nn.ModuleList(make_step(step, channels) for step in block.steps)
 
-    @property
-    def has_closed_divergence(self) -> bool:
-        """No: it is estimated from draws."""
-        return False
-
-    @property
-    def has_closed_entropy(self) -> bool:
-        """No: it is estimated from draws."""
-        return False
-
-    def closed_divergence(self) -> Float[Tensor, ""]:
-        """There is none."""
-        raise ValueError("the divergence of a flow has no closed form; it is estimated from draws")
-
-    def closed_entropy(self) -> Float[Tensor, ""]:
-        """There is none."""
-        raise ValueError("the entropy of a flow has no closed form; it is estimated from draws")
-
     def draw_rows(
         self, run: Pass, shape: Sequence[int], dtype: torch.dtype, device: torch.device, wants: tuple[bool, bool]
     ) -> Drawing:
-        """Factors of this shape, the channel on the last axis, with the densities that are wanted."""
+        """Factors of this shape, the channel on the last axis, with the requested densities."""
         value = self.base.mean + self.base.std * run.noise_for_activations(self, shape, dtype, device)
         base_log_prob = self.base.log_prob(value, None).sum(dim=-1) if any(wants) else None
         value, log_dets = run_steps(cast(Iterable[FlowStep], self.steps), value)
@@ -78,42 +62,36 @@ class FlowNoise(InputPosterior):
 
 
 class FlowStep(nn.Module):
-    """A map of rows that can be undone."""
+    """An invertible map of rows."""
 
     @abstractmethod
-    def forward(
-        self, z: Float[Tensor, "*rows channel"]
-    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
         """The image of ``z``, and the logarithm of the Jacobian determinant of every row."""
 
     @abstractmethod
-    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
-        """What the step maps to ``z``."""
+    def inverse(self, z: Rows) -> Rows:
+        """The point that the step maps to ``z``."""
 
 
-def run_steps(
-    steps: Iterable[FlowStep], z: Float[Tensor, "*rows channel"]
-) -> tuple[Float[Tensor, "*rows channel"], list[Float[Tensor, "*rows"]]]:
-    """One step after another: what becomes of ``z``, and the log-determinants.
+def run_steps(steps: Iterable[FlowStep], z: Rows) -> tuple[Rows, list[Float[Tensor, "*rows"]]]:
+    """The image of ``z`` under one step after another, and the log-determinants.
 
-    Neighbouring matrices are multiplied with each other before they meet the rows, of which there are many more.
+    Neighbouring matrices are multiplied with each other before the rows, of which there are many more.
     """
     logdets: list[Tensor] = []
-    waiting: tuple[Tensor, Tensor] | None = None
-    for step in steps:
+    mixing: tuple[Tensor, Tensor] | None = None
+    for step in [*steps, None]:
         if isinstance(step, MixingStep):
             weight, logdet = step.matrix(z.dtype)
-            waiting = (weight, logdet) if waiting is None else (weight @ waiting[0], logdet + waiting[1])
+            mixing = (weight, logdet) if mixing is None else (weight @ mixing[0], logdet + mixing[1])
             continue
-        if waiting is not None:
-            z, per_row = functional.flows.mixing_step(z, *waiting)
+        if mixing is not None:
+            z, per_row = functional.flows.mixing_step(z, *mixing)
             logdets.append(per_row)
-            waiting = None
-        z, per_row = step(z)
-        logdets.append(per_row)
-    if waiting is not None:
-        z, per_row = functional.flows.mixing_step(z, *waiting)
-        logdets.append(per_row)
+            mixing = None
+        if step is not None:
+            z, per_row = step(z)
+            logdets.append(per_row)
     return z, logdets
 
 
@@ -129,21 +107,19 @@ def make_step(step: flows.Step, channels: int) -> FlowStep:
 
 
 class AffineStep(FlowStep):
-    """``functional.flows.affine_step``, the identity at first."""
+    """``functional.flows.affine_step``, initialised as the identity."""
 
     def __init__(self, step: flows.Affine, channels: int) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.zeros(channels))
         self.log_scale = nn.Parameter(torch.zeros(channels))
 
-    def forward(
-        self, z: Float[Tensor, "*rows channel"]
-    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
         return functional.flows.affine_step(z, *_like(z, self.shift, self.log_scale))
 
-    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
-        """What the step maps to ``z``."""
+    def inverse(self, z: Rows) -> Rows:
+        """The point that the step maps to ``z``."""
         return functional.flows.affine_inverse(z, *_like(z, self.shift, self.log_scale))
 
 
@@ -157,15 +133,13 @@ class PlanarStep(FlowStep):
         self.bias = nn.Parameter(torch.zeros(()))
         self.shifted = step.shifted
 
-    def forward(
-        self, z: Float[Tensor, "*rows channel"]
-    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
         direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
         return functional.flows.planar_step(z, direction, weight, bias, self.shifted)
 
-    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
-        """What the step maps to ``z``."""
+    def inverse(self, z: Rows) -> Rows:
+        """The point that the step maps to ``z``."""
         direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
         return functional.flows.planar_inverse(z, direction, weight, bias, self.shifted)
 
@@ -173,7 +147,7 @@ class PlanarStep(FlowStep):
 class AffineCouplingStep(FlowStep):
     """``functional.flows.coupling_step``: a small network sees the first half of the channels and moves the second.
 
-    Its last layer begins at zero, so that the step begins as the identity.
+    Its last layer is zero at initialisation, so that the step is the identity.
     """
 
     def __init__(self, step: flows.AffineCoupling, channels: int) -> None:
@@ -190,17 +164,15 @@ class AffineCouplingStep(FlowStep):
         self.conditioner = nn.Sequential(nn.Linear(self.num_kept, step.hidden), nn.ReLU(), last)
         self.bound = step.bound
 
-    def forward(
-        self, z: Float[Tensor, "*rows channel"]
-    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
         return functional.flows.coupling_step(z, *self._scale_and_shift(z), self.bound)
 
-    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
-        """What the step maps to ``z``."""
+    def inverse(self, z: Rows) -> Rows:
+        """The point that the step maps to ``z``."""
         return functional.flows.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
 
-    def _scale_and_shift(self, z: Float[Tensor, "*rows channel"]) -> tuple[Tensor, Tensor]:
+    def _scale_and_shift(self, z: Rows) -> tuple[Tensor, Tensor]:
         first, first_bias, last, last_bias = _like(z, *self.conditioner.parameters())
         hidden = F.relu(F.linear(z[..., : self.num_kept], first, first_bias))
         raw_log_scale, shift = F.linear(hidden, last, last_bias).chunk(2, dim=-1)
@@ -208,20 +180,18 @@ class AffineCouplingStep(FlowStep):
 
 
 class MixingStep(FlowStep):
-    """``functional.flows.mixing_step``, a random orthogonal matrix at first."""
+    """``functional.flows.mixing_step``, initialised as a random orthogonal matrix."""
 
     @abstractmethod
     def matrix(self, dtype: torch.dtype) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
         """The matrix that mixes channels, and its log-determinant, in this type."""
 
-    def forward(
-        self, z: Float[Tensor, "*rows channel"]
-    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
         return functional.flows.mixing_step(z, *self.matrix(z.dtype))
 
-    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
-        """What the step maps to ``z``."""
+    def inverse(self, z: Rows) -> Rows:
+        """The point that the step maps to ``z``."""
         return functional.flows.mixing_inverse(z, self.matrix(z.dtype)[0])
 
 
@@ -241,8 +211,8 @@ class FullMixingStep(MixingStep):
 class LuMixingStep(MixingStep):
     """Keeps the triangles of the matrix, all in one square (``functional.flows.lu_weight``).
 
-    The permutation and the signs are buffers: they fix the sign of the determinant for good, and a permutation that is
-    trained is none, which is how the Glow step fails (``benchmarks/glow.py``).
+    The permutation and the signs are buffers: they fix the sign of the determinant. A trained permutation matrix does
+    not remain a permutation, which is how the Glow step fails (``benchmarks/glow.py``).
     """
 
     permutation: Tensor
@@ -264,10 +234,10 @@ class LuMixingStep(MixingStep):
 
 
 class ActnormStep(FlowStep):
-    """``functional.flows.actnorm_step``, the identity at first.
+    """``functional.flows.actnorm_step``, initialised as the identity.
 
-    The first batch does not set it, as it would in Glow: the noise that flows through has known moments, and a first
-    call that changes parameters would make the result depend on which call came first.
+    Unlike in Glow, the first batch does not set its parameters: the moments of the noise are given, and a first call
+    that changes parameters would make the result depend on the order of calls.
     """
 
     def __init__(self, step: flows.Actnorm, channels: int) -> None:
@@ -275,32 +245,21 @@ class ActnormStep(FlowStep):
         self.bias = nn.Parameter(torch.zeros(channels))
         self.log_scale = nn.Parameter(torch.zeros(channels))
 
-    def forward(
-        self, z: Float[Tensor, "*rows channel"]
-    ) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
         """The image of ``z``, and its log-determinants."""
         return functional.flows.actnorm_step(z, *_like(z, self.bias, self.log_scale))
 
-    def inverse(self, z: Float[Tensor, "*rows channel"]) -> Float[Tensor, "*rows channel"]:
-        """What the step maps to ``z``."""
+    def inverse(self, z: Rows) -> Rows:
+        """The point that the step maps to ``z``."""
         return functional.flows.actnorm_inverse(z, *_like(z, self.bias, self.log_scale))
 
 
-_MIXING: dict[flows.Parametrisation, Callable[[flows.InvertibleConv, int], FlowStep]] = {
-    "full": FullMixingStep,
-    "lu": LuMixingStep,
-}
-
-
-def _make_mixing(step: flows.InvertibleConv, channels: int) -> FlowStep:
-    return _MIXING[step.parametrisation](step, channels)
-
-
+_MIXING: dict[flows.Parametrisation, Callable[..., FlowStep]] = {"full": FullMixingStep, "lu": LuMixingStep}
 _MAKERS: dict[type, Callable[..., FlowStep]] = {
     flows.Actnorm: ActnormStep,
     flows.Affine: AffineStep,
     flows.AffineCoupling: AffineCouplingStep,
-    flows.InvertibleConv: _make_mixing,
+    flows.InvertibleConv: lambda step, n: _MIXING[step.parametrisation](step, n),
     flows.Planar: PlanarStep,
 }
 

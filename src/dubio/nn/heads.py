@@ -1,13 +1,16 @@
-"""Heads that take the place of a network's classifier: they compare what comes in with every class.
+"""Heads that replace a network's classifier and compare its input with every class.
 
-``GaussianHead`` compares Gaussians in closed form (14.1); ``WassersteinHead`` compares clouds of points, drawn by small
-networks from a code and noise, by their sliced Wasserstein distance (E-47 to E-54). With noise off every cloud is one
-point, and the distance of points is known without directions (T-53).
+``GaussianHead`` compares Gaussians in closed form (14.1); ``WassersteinHead`` compares clouds of points by their
+Wasserstein distance (E-47 to E-54), where small networks map a code and noise to the points. With noise off every cloud
+is one point, and the distance of points needs no directions (T-53).
+
+A head reads its options from the frozen value of its method (``dubio.SESNN``, ``dubio.Wasserstein``).
 
 Invariants: all pairs of one pass share their directions and their class clouds; T-48 to T-54.
 """
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -24,7 +27,7 @@ COMPARISONS = {"wasserstein": functional.noise.gaussian_wasserstein_matrix, "kl"
 
 
 class Head(Source):
-    """Stands where the classifier stood."""
+    """Replaces the classifier."""
 
     random: tuple[str, ...] = ("clouds",)
     """What is random about it."""
@@ -38,28 +41,33 @@ class Head(Source):
         """What the head does, in a few words."""
 
     def is_noise(self, name: str) -> bool:
-        """None of its parameters: they are an ordinary network's."""
+        """False: its parameters are those of an ordinary network."""
         return False
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Of a plain network's checkpoint take the rest: the head has no use for the classifier's weights."""
-        own = self.state_dict(prefix=prefix)
-        if not any(key in state_dict for key in own):
+        """Drop the classifier's weights where a plain network's checkpoint is loaded; the head keeps its own."""
+        tensors = self.state_dict(prefix=prefix)
+        if not any(key in state_dict for key in tensors):
             state_dict.pop(f"{prefix}weight", None)
             state_dict.pop(f"{prefix}bias", None)
-            state_dict.update(own)
+            state_dict.update(tensors)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class GaussianHead(Head):
-    """``GaussianLogits`` as a head; nothing is drawn. The entropy of the inputs' Gaussians is rewarded (E-56)."""
+    """``GaussianLogits`` as a head; nothing is drawn. The entropy of the inputs' Gaussians is rewarded (E-56).
+
+    Args:
+        layer: the classifier to replace.
+        options: the ``dubio.SESNN`` with ``classes``, ``margin`` and ``weight``.
+    """
 
     random = ()
 
-    def __init__(self, num_inputs: int, num_classes: int, kind: GaussianKind, margin: float, weight: float) -> None:
+    def __init__(self, layer: nn.Linear, options: Any) -> None:
         super().__init__()
-        self.logits = GaussianLogits(num_inputs, num_classes, kind)
-        self.margin, self.weight = margin, weight
+        self.logits = GaussianLogits(layer.in_features, layer.out_features, options.classes)
+        self.margin, self.weight = options.margin, options.weight
 
     def forward(self, mean: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch class"]:
         """Logits."""
@@ -70,7 +78,7 @@ class GaussianHead(Head):
             return self.logits(mean)  # type: ignore[no-any-return]
 
     def plain(self) -> nn.Module:
-        """The logits without the head."""
+        """``GaussianLogits``."""
         return self.logits
 
     def describe(self) -> str:
@@ -124,45 +132,25 @@ class CloudMaker(nn.Module):
 
 
 class WassersteinHead(Head):
-    """Logits are minus the distance between the cloud of an input and that of each class (E-49)."""
+    """Logits are minus the distance between the cloud of an input and that of each class (E-49).
+
+    Args:
+        layer: the classifier to replace.
+        options: the ``dubio.Wasserstein`` with all settings.
+    """
 
     prototypes: nn.Parameter | None
 
-    def __init__(
-        self,
-        num_inputs: int,
-        num_classes: int,
-        *,
-        num_points: int,
-        noise: Literal["normal", "uniform"],
-        noise_dim: int,
-        dim: int,
-        hidden: int,
-        prototype: Literal["generated", "free"],
-        distance: Distance,
-        num_directions: int,
-        eval_redraws: int,
-        p: int,
-        root: bool,
-        trained_scale: bool,
-        margin: float,
-        feature_weight: float,
-        class_weight: float,
-        regularisation: float,
-        num_iterations: int,
-    ) -> None:
+    def __init__(self, layer: nn.Linear, options: Any) -> None:
         super().__init__()
-        self.num_classes, self.num_points, self.noise, self.noise_dim = num_classes, num_points, noise, noise_dim
-        self.distance, self.num_directions, self.eval_redraws = distance, num_directions, eval_redraws
-        self.p, self.root, self.margin = p, root, margin
-        self.feature_weight, self.class_weight = feature_weight, class_weight
-        self.regularisation, self.num_iterations = regularisation, num_iterations
-        self.dim = dim
-        self.features = CloudMaker(num_inputs, noise_dim, hidden, dim)
-        self.classes = CloudMaker(num_classes, noise_dim, hidden, dim) if prototype == "generated" else None
-        free = nn.Parameter(torch.randn(num_classes, num_points, dim)) if prototype == "free" else None
+        self.options, self.num_classes = replace(options, where=None), layer.out_features  # where may be a lambda
+        noise_dim, hidden, self.dim = options.noise_dim, options.hidden, options.dim
+        self.features = CloudMaker(layer.in_features, noise_dim, hidden, self.dim)
+        is_free = options.prototype == "free"
+        self.classes = None if is_free else CloudMaker(self.num_classes, noise_dim, hidden, self.dim)
+        free = nn.Parameter(torch.randn(self.num_classes, options.num_points, self.dim)) if is_free else None
         self.register_parameter("prototypes", free)
-        self.log_scale = nn.Parameter(torch.zeros(())) if trained_scale else None
+        self.log_scale = nn.Parameter(torch.zeros(())) if options.trained_scale else None
         self.class_noise, self.directions = Source(), Source()
 
     def forward(self, code: Float[Tensor, "batch input"]) -> Float[Tensor, "batch class"]:
@@ -172,15 +160,18 @@ class WassersteinHead(Head):
             features, classes = self.clouds(code).to(dtype), self.class_clouds(code).to(dtype)
             with torch.autocast(code.device.type, enabled=False):
                 if run.off:
-                    return self._scaled(-self._point_distances(features, classes))
+                    return _point_logits(self, features.squeeze(-2), classes.squeeze(-2))
                 if "penalty" in run.collecting:
                     self._collect_margins(run, features, classes)
-                return self._scaled(-self._distances(run, features, classes))
+                return _scaled(self, self._distances(run, features, classes))
 
     def clouds(self, code: Float[Tensor, "batch input"]) -> Float[Tensor, "batch cloud dim"]:
         """The clouds of some inputs in the running pass; with noise off, a point each."""
         with joined_pass() as run:
-            return self.features(code, None if run.off else self._feature_noise(run, code))  # type: ignore[no-any-return]
+            shape = (*code.shape[:-1], self.options.num_points, self.options.noise_dim)
+            kind = self.options.noise
+            noise = None if run.off else run.noise_for_activations(self, shape, code.dtype, code.device, kind)
+            return self.features(code, self._centred(noise))  # type: ignore[no-any-return]
 
     def class_clouds(self, like: Tensor) -> Float[Tensor, "class cloud dim"]:
         """The clouds of all classes in the running pass, in the kind of numbers of ``like``.
@@ -192,8 +183,9 @@ class WassersteinHead(Head):
                 return self.prototypes.mean(dim=1, keepdim=True) if run.off else self.prototypes
             assert self.classes is not None
             one_hot = torch.eye(self.num_classes, dtype=like.dtype, device=like.device)
-            noise = None if run.off else self._class_noise(run, like)
-            return self.classes(one_hot, noise)  # type: ignore[no-any-return]
+            shape = (self.num_classes, self.options.num_points, self.options.noise_dim)
+            noise = None if run.off else _once(run, self.class_noise, like.new_empty(shape), self.options.noise)
+            return self.classes(one_hot, self._centred(noise))  # type: ignore[no-any-return]
 
     def plain(self) -> nn.Module:
         """The head on points."""
@@ -201,44 +193,29 @@ class WassersteinHead(Head):
 
     def describe(self) -> str:
         """What the head does, in a few words."""
-        return f"{self.distance} Wasserstein distance of clouds of {self.num_points} points as logit"
+        return f"{self.options.distance} Wasserstein distance of clouds of {self.options.num_points} points as logit"
 
     def _distances(self, run: Pass, features: Tensor, classes: Tensor) -> Tensor:
-        if self.distance == "sinkhorn":
-            return functional.wasserstein.sinkhorn_matrix(features, classes, self.regularisation, self.num_iterations)
-        count = self.num_directions * (1 if self.training else self.eval_redraws)
+        options, wasserstein = self.options, functional.wasserstein
+        if options.distance == "sinkhorn":
+            return wasserstein.sinkhorn_matrix(features, classes, options.regularisation, options.num_iterations)
+        count = options.num_directions * (1 if self.training else options.eval_redraws)
         noise = _once(run, self.directions, features.new_empty(count, self.dim), "normal")
-        directions = functional.wasserstein.unit_directions(noise)
-        return functional.wasserstein.sliced_wasserstein_matrix(features, classes, directions, self.p, self.root)
-
-    def _point_distances(self, features: Tensor, classes: Tensor) -> Tensor:
-        if self.distance == "sinkhorn":
-            return functional.wasserstein.squared_distances(features.squeeze(-2), classes.squeeze(-2))
-        return functional.wasserstein.point_distances(features.squeeze(-2), classes.squeeze(-2), self.p, self.root)
+        directions = wasserstein.unit_directions(noise)
+        return wasserstein.sliced_wasserstein_matrix(features, classes, directions, options.p, options.root)
 
     def _collect_margins(self, run: Pass, features: Tensor, classes: Tensor) -> None:
         """What clouds fall short of the least variance, by example and by class (E-54)."""
-        if self.feature_weight:
-            short = functional.wasserstein.variance_margin(features, self.margin).mean()
-            run.collect("feature_margin", self.feature_weight * short)
-        if self.class_weight:
-            run.collect(
-                "class_margin", self.class_weight * functional.wasserstein.variance_margin(classes, self.margin).mean()
-            )
+        terms = (
+            ("feature_margin", self.options.feature_weight, features),
+            ("class_margin", self.options.class_weight, classes),
+        )
+        for name, weight, clouds in terms:
+            if weight:
+                run.collect(name, weight * functional.wasserstein.variance_margin(clouds, self.options.margin).mean())
 
-    def _feature_noise(self, run: Pass, code: Tensor) -> Tensor:
-        shape = (*code.shape[:-1], self.num_points, self.noise_dim)
-        return self._kind(run.noise_for_activations(self, shape, code.dtype, code.device, self.noise))
-
-    def _class_noise(self, run: Pass, like: Tensor) -> Tensor:
-        shape = (self.num_classes, self.num_points, self.noise_dim)
-        return self._kind(_once(run, self.class_noise, like.new_empty(shape), self.noise))
-
-    def _kind(self, noise: Tensor) -> Tensor:
-        return 2.0 * noise - 1.0 if self.noise == "uniform" else noise
-
-    def _scaled(self, logits: Tensor) -> Tensor:
-        return logits if self.log_scale is None else logits * self.log_scale.exp()
+    def _centred(self, noise: Tensor | None) -> Tensor | None:
+        return 2.0 * noise - 1.0 if noise is not None and self.options.noise == "uniform" else noise
 
 
 def _once(run: Pass, source: Source, like: Tensor, kind: Literal["normal", "uniform"]) -> Tensor:
@@ -254,20 +231,23 @@ class PointHead(nn.Module):
     def __init__(self, head: WassersteinHead) -> None:
         super().__init__()
         self.features, self.classes, self.prototypes = head.features, head.classes, head.prototypes
-        self.log_scale, self.num_classes = head.log_scale, head.num_classes
-        self.distance, self.p, self.root = head.distance, head.p, head.root
+        self.log_scale, self.num_classes, self.options = head.log_scale, head.num_classes, head.options
 
     def forward(self, code: Float[Tensor, "batch input"]) -> Float[Tensor, "batch class"]:
         """Logits."""
-        one_hot = torch.eye(self.num_classes, dtype=code.dtype, device=code.device)
         if self.prototypes is not None:
             classes = self.prototypes.mean(dim=1)
         else:
+            one_hot = torch.eye(self.num_classes, dtype=code.dtype, device=code.device)
             classes = self.classes(one_hot, None).squeeze(-2)  # type: ignore[misc]
-        features = self.features(code, None).squeeze(-2)
-        distances = (
-            functional.wasserstein.squared_distances(features, classes)
-            if self.distance == "sinkhorn"
-            else functional.wasserstein.point_distances(features, classes, self.p, self.root)
-        )
-        return -distances if self.log_scale is None else -distances * self.log_scale.exp()
+        return _point_logits(self, self.features(code, None).squeeze(-2), classes)
+
+
+def _point_logits(head: WassersteinHead | PointHead, features: Tensor, classes: Tensor) -> Tensor:
+    if head.options.distance == "sinkhorn":
+        return _scaled(head, functional.wasserstein.squared_distances(features, classes))
+    return _scaled(head, functional.wasserstein.point_distances(features, classes, head.options.p, head.options.root))
+
+
+def _scaled(head: WassersteinHead | PointHead, distances: Tensor) -> Tensor:
+    return -distances if head.log_scale is None else -distances * head.log_scale.exp()

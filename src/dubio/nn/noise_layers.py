@@ -1,25 +1,19 @@
-"""Multiplicative noise on a layer's inputs, ``f = layer(z * f_before)`` (E-37): what all such posteriors share, and the
-Gaussian and mixture ones.
+"""Noise on activations: multiplicative noise on inputs, Gaussian noise with a learned scale, and dropout.
 
-``z`` has one entry per channel (a feature of a linear layer, a channel of a convolution), near one. It is drawn for
-every row, and either shared by all positions of a channel or drawn for each position. The divergence is summed over
-channels and averaged over rows and positions.
+``InputPosterior`` multiplies a layer's inputs by factors, ``f = layer(z * f_before)`` (E-37). ``z`` has one entry per
+channel (a feature of a linear layer, a channel of a convolution), near one. It is drawn for every row, and either
+shared by all positions of a channel or drawn for each position. The divergence is summed over channels and averaged
+over rows and positions. ``GaussianInputNoise`` is the Gaussian and the mixture of Gaussians.
 
-Invariants: with noise off ``z`` is one, whatever the posterior (T-43); T-46.
+``ActivationNoise`` adds Gaussian noise to activations, ``z = mean + std(h) * noise`` (E-55); a linear layer computes
+the scale from the input of the layer that it stands before or behind. A term of the loss keeps the scale from
+vanishing: a margin on the entropy (SE-SNN, E-56) or the divergence from a standard normal (deep VIB, E-57), a mean over
+the batch.
 
-Gaussian noise on activations whose scale depends on the input: ``z = mean + std(h) * noise`` (E-55).
+Dropout draws its masks from the engine, in evaluation too, independently for every row and draw. There are two forms:
+torch's own dropout modules, which keep their class and place (``DROPOUTS``), and ``InputMask`` before a layer.
 
-The mean is the activation as it is, so that with noise off the network is the plain one. What keeps the scale alive is
-a term that the layer hands to the pass: a margin on its entropy (SE-SNN, E-56) or the divergence from a standard normal
-(deep VIB, E-57), each a mean over the batch.
-
-The noise stands before a layer, or behind it; the scale is computed from that layer's input.
-
-Dropout whose masks come from the engine: on in evaluation too, independent for every row and draw.
-
-Two forms: torch's own dropout modules, which keep their class and place (``DROPOUTS``), and a mask that is put before
-a layer (``InputMask``). With noise off both are the identity. In a network in training mode they do the same as in
-evaluation.
+Invariants: with noise off all are the identity (T-43); T-46. Training mode does not change them.
 """
 
 from abc import abstractmethod
@@ -36,14 +30,11 @@ from dubio.nn.sources import InputSource, Posterior, Source
 from dubio.priors import Normal
 
 Kl = Literal["mc", "bound", "averaged"]
-
-
+Batch = Float[Tensor, "*batch dim"]
 NUM_ROWS = 256
-"""Rows drawn for an estimate of the divergence that has no inputs to go by."""
-
-
+"""Rows drawn for an estimate of the divergence without inputs."""
 Drawing = tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"] | None, Float[Tensor, "*rows"] | None]
-"""What was drawn, and for every row ``log q - log p`` and ``log q``, where they were asked for."""
+"""Factors, and for every row ``log q - log p`` and ``log q``, where they are requested."""
 
 
 class InputPosterior(InputSource, Posterior):
@@ -60,7 +51,7 @@ class InputPosterior(InputSource, Posterior):
     def draw_rows(
         self, run: Pass, shape: Sequence[int], dtype: torch.dtype, device: torch.device, wants: tuple[bool, bool]
     ) -> Drawing:
-        """Factors of this shape, the channel on the last axis, with the densities that are wanted."""
+        """Factors of this shape, the channel on the last axis, with the requested densities."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The inputs times the factors of this pass."""
@@ -70,12 +61,15 @@ class InputPosterior(InputSource, Posterior):
             wants_divergence, wants_entropy = self.wants(run)
             if wants_divergence and self.has_closed_divergence:
                 run.collect("divergence", self.closed_divergence())
+                wants_divergence = False
             if wants_entropy and self.has_closed_entropy:
                 run.collect("entropy", self.closed_entropy())
-            wants = wants_divergence and not self.has_closed_divergence, wants_entropy and not self.has_closed_entropy
+                wants_entropy = False
             dtype = torch.promote_types(input.dtype, torch.float32)
             with torch.autocast(input.device.type, enabled=False):
-                factors, log_ratio, log_prob = self.draw_rows(run, self._shape_for(input), dtype, input.device, wants)
+                factors, log_ratio, log_prob = self.draw_rows(
+                    run, self._shape_for(input), dtype, input.device, (wants_divergence, wants_entropy)
+                )
                 if log_ratio is not None:
                     run.collect("divergence", self._over_rows(log_ratio))
                 if log_prob is not None:
@@ -107,7 +101,7 @@ class InputPosterior(InputSource, Posterior):
                 f"inputs must have {self.channels} channels on axis {self.axis}, got shape {tuple(input.shape)}"
             )
         others = [size for axis, size in enumerate(input.shape) if axis != channel]
-        if not self.per_position:  # the first axis counts rows, where it is not the channel
+        if not self.per_position:  # the first axis counts rows, unless it is the channel
             others = [size if place == 0 and channel > 0 else 1 for place, size in enumerate(others)]
         return [*others, self.channels]
 
@@ -118,38 +112,34 @@ class InputPosterior(InputSource, Posterior):
 
 
 class GaussianInputNoise(InputPosterior):
-    """A Gaussian, or a mixture of several with equal weights, for each of which a row is drawn (8.1)."""
+    """A Gaussian, or a mixture of several with equal weights, one of which is drawn for each row (8.1).
 
-    def __init__(
-        self,
-        channels: int,
-        axis: int,
-        prior: Normal,
-        *,
-        components: int,
-        kl: Kl,
-        per_position: bool,
-        init_std: float,
-        init_spread: float,
-    ) -> None:
-        super().__init__(channels, axis, prior, per_position=per_position, sum_positions=False)
-        self.kl = kl
-        self.means = nn.Parameter(1.0 + init_spread * torch.randn(components, channels))
-        rho = functional.variational.inverse_softplus(torch.tensor(init_std, dtype=torch.float64, device="cpu")).item()
-        self.rho = nn.Parameter(torch.full((components, channels), rho))
+    Args:
+        channels: channels of the inputs.
+        axis: axis of the channels, counted from the last.
+        options: the ``dubio.InputNoise`` with all settings, ``init_spread`` filled in.
+    """
+
+    def __init__(self, channels: int, axis: int, options: Any) -> None:
+        super().__init__(channels, axis, options.prior, per_position=options.per == "position", sum_positions=False)
+        self.kl: Kl = options.kl
+        shape = options.components, channels
+        self.means = nn.Parameter(1.0 + options.init_spread * torch.randn(shape))
+        std = torch.tensor(options.init_std, dtype=torch.float64, device="cpu")
+        self.rho = nn.Parameter(torch.full(shape, functional.variational.inverse_softplus(std).item()))
 
     @property
     def has_closed_divergence(self) -> bool:
-        """Yes, but for a mixture whose divergence is to be that of the mixture."""
+        """True except for the divergence of the mixture itself (``kl="mc"``)."""
         return len(self.means) == 1 or self.kl != "mc"
 
     @property
     def has_closed_entropy(self) -> bool:
-        """Yes, for one Gaussian."""
+        """True for one Gaussian."""
         return len(self.means) == 1
 
     def closed_divergence(self) -> Float[Tensor, ""]:
-        """That of a Gaussian (E-7), or what stands for that of the mixture."""
+        """The divergence of a Gaussian (E-7), or the stand-in for that of the mixture."""
         means, stds = self._moments(torch.float32)
         if self.kl == "averaged":
             mean, std = functional.noise.averaged_gaussian(means, stds)
@@ -157,13 +147,13 @@ class GaussianInputNoise(InputPosterior):
         return self.prior.divergence(means, stds, None).sum(dim=1).mean()
 
     def closed_entropy(self) -> Float[Tensor, ""]:
-        """That of a Gaussian."""
+        """The entropy of a Gaussian."""
         return functional.variational.normal_entropy(self._moments(torch.float32)[1]).sum()
 
     def draw_rows(
         self, run: Pass, shape: Sequence[int], dtype: torch.dtype, device: torch.device, wants: tuple[bool, bool]
     ) -> Drawing:
-        """Factors of this shape, the channel on the last axis, with the densities that are wanted."""
+        """Factors of this shape, the channel on the last axis, with the requested densities."""
         means, stds = self._moments(dtype)
         noise = run.noise_for_activations(self, shape, dtype, device)
         mean, std = self._components(run, shape, means, stds)
@@ -186,8 +176,8 @@ class GaussianInputNoise(InputPosterior):
             return means[0], stds[0]
         rows = [shape[0], *(1 for _ in shape[1:-1])] if len(shape) > 1 else []
         uniform = run.noise_for_activations(self, rows, torch.float32, means.device, kind="uniform")
-        chosen = functional.noise.component_of(uniform, len(means))
-        return means[chosen], stds[chosen]
+        index = functional.noise.component_of(uniform, len(means))
+        return means[index], stds[index]
 
     def _moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(dtype, self.means.dtype)
@@ -202,14 +192,12 @@ class ActivationNoise(InputSource):
         self.rho = nn.Linear(num_inputs, num_outputs)
 
     @abstractmethod
-    def std(self, rho: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        """The scale that the layer's output stands for."""
+    def std(self, rho: Batch) -> Batch:
+        """The scale, from the output of the linear layer."""
 
     @abstractmethod
-    def term(
-        self, mean: Float[Tensor, "*batch dim"], std: Float[Tensor, "*batch dim"]
-    ) -> tuple[str, Float[Tensor, ""]]:
-        """What is added to the loss of a batch, and its name."""
+    def term(self, mean: Batch, std: Batch) -> tuple[str, Float[Tensor, ""]]:
+        """The name and the value of the term that is added to the loss of a batch."""
 
     def forward(self, mean: Tensor, code: Tensor | None = None) -> Tensor:
         """One draw of activations around ``mean``; the scale comes from ``code``, by default the mean itself."""
@@ -227,19 +215,17 @@ class ActivationNoise(InputSource):
 
 
 class EntropicNoise(ActivationNoise):
-    """SE-SNN: the entropy of the noise is rewarded up to a margin."""
+    """SE-SNN: entropy of the noise is rewarded up to a margin."""
 
     def __init__(self, num_inputs: int, num_outputs: int, margin: float, weight: float) -> None:
         super().__init__(num_inputs, num_outputs)
         self.margin, self.weight = margin, weight
 
-    def std(self, rho: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    def std(self, rho: Batch) -> Batch:
         """``softplus(rho) + 1e-6``."""
         return functional.noise.activation_std(rho)
 
-    def term(
-        self, mean: Float[Tensor, "*batch dim"], std: Float[Tensor, "*batch dim"]
-    ) -> tuple[str, Float[Tensor, ""]]:
+    def term(self, mean: Batch, std: Batch) -> tuple[str, Float[Tensor, ""]]:
         """How far the mean logarithm of the scale falls short of the margin (E-56)."""
         return "entropy_margin", self.weight * functional.noise.entropy_margin(std, self.margin).mean()
 
@@ -249,19 +235,17 @@ class EntropicNoise(ActivationNoise):
 
 
 class InformationNoise(ActivationNoise):
-    """Deep VIB: what the activations tell about the input has a price."""
+    """Deep VIB: information of the activations about the input has a price."""
 
     def __init__(self, num_inputs: int, num_outputs: int, beta: float) -> None:
         super().__init__(num_inputs, num_outputs)
         self.beta = beta
 
-    def std(self, rho: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    def std(self, rho: Batch) -> Batch:
         """``softplus(rho - 5)``."""
         return functional.noise.bottleneck_std(rho)
 
-    def term(
-        self, mean: Float[Tensor, "*batch dim"], std: Float[Tensor, "*batch dim"]
-    ) -> tuple[str, Float[Tensor, ""]]:
+    def term(self, mean: Batch, std: Batch) -> tuple[str, Float[Tensor, ""]]:
         """Divergence from a standard normal, summed over dimensions (E-57)."""
         return "information", self.beta * functional.noise.standard_normal_kl(mean, std).mean()
 
@@ -271,7 +255,7 @@ class InformationNoise(ActivationNoise):
 
 
 class _Masks(Source):
-    """What both forms share."""
+    """The base of both forms of dropout."""
 
     p: float
 
@@ -279,9 +263,13 @@ class _Masks(Source):
         with joined_pass() as run:
             if run.off or self.p == 0.0:
                 return input
-            # In half precision there are too few numbers between 0 and 1 for the rate to be exact.
+            # Half precision has too few numbers between 0 and 1 for an exact rate.
             uniform = run.noise_for_activations(self, shape, torch.float32, input.device, kind="uniform")
             return formula(input, uniform, self.p)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The inputs with some of them dropped."""
+        return self._mask(input, input.shape, functional.noise.dropout)
 
 
 class InputMask(_Masks, InputSource):
@@ -290,10 +278,6 @@ class InputMask(_Masks, InputSource):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The inputs with some of them dropped."""
-        return self._mask(input, input.shape, functional.noise.dropout)
 
     def describe(self) -> str:
         """What kind of noise this is, in a few words."""
@@ -312,10 +296,6 @@ class RandomDropout(_Masks):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.dubio_plain_class.__name__
         raise TypeError(f"an always-on {name} is made from a plain one: dubio.Dropout().convert(torch.nn.{name}(...))")
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The inputs with some of them dropped."""
-        return self._mask(input, input.shape, functional.noise.dropout)
 
     def describe(self) -> str:
         """What kind of noise this is, in a few words."""
@@ -397,4 +377,4 @@ DROPOUTS: dict[type[nn.Module], type[RandomDropout]] = {
     layer.dubio_plain_class: layer
     for layer in (BernoulliDropout, Dropout1d, Dropout2d, Dropout3d, AlphaDropout, FeatureAlphaDropout)
 }
-"""The layer that is always on for each plain one."""
+"""The always-on layer for each plain one."""

@@ -1,30 +1,27 @@
-"""What is random in a network, and how far it is from its prior.
+"""Sources of noise, and posteriors: what is random in a network, and its divergence from the prior.
 
 A *source* asks the running pass for noise. A *posterior* is a source with a prior: it has a divergence from it and an
 entropy, in closed form or as an estimate from each draw, which it hands to a pass that collects them. Both are sums
-over what is random, never means, and belong to all data together: beside a mean loss they are divided by the number of
-training examples.
+over random variables, never means, and belong to all data together: beside a mean loss they are divided by the number
+of training examples.
 
-Posteriors over one tensor of weights.
+Weights are ``mean + perturbation``. The noise is the engine's; a draw belongs to the posterior, so every layer that
+shares it sees the same weights in a pass.
 
-``weight = mean + perturbation``. The noise is the engine's; a draw belongs to the posterior, so every layer that shares
-it sees the same weights in a pass. The Gaussian posterior has ``weight = mean + softplus(rho) * noise`` (E-15, E-16);
-weights marked in ``fixed`` (the padding row of an embedding) are not random: no draw moves them and they have no part
-in the divergence. Weights marked in ``removed`` (``dubio.prune``) are zero in every draw and with noise off, and have
-no part in anything: they are read through ``location``, never as ``mean``, and so get no gradient (T-11).
+- ``GaussianPosterior``: ``weight = mean + softplus(rho) * noise`` (E-15, E-16). Weights marked in ``fixed``, such as
+  the padding row of an embedding, are not random: no draw moves them and they have no part in the divergence.
+- ``ParametricNoise``: ``W + alpha * eta`` with ``eta ~ N(0, std(W)^2)`` and a learned ``alpha`` (E-58; He, Rakin and
+  Fan 2019, Parametric Noise Injection). Removed weights count as zeros in the spread.
+
+Weights marked in ``removed`` (``dubio.prune``) are zero in every draw and with noise off, and have no part in anything:
+they are read through ``location``, never as ``mean``, and so get no gradient (T-11).
 
 Invariants: the divergence is a sum over weights, never a mean, in float32 at least, and equals ``torch.distributions``
 (``test_divergence.py``); the Monte Carlo form uses the noise itself (T-7).
-
-Weights with noise of a learned size: ``W + alpha * eta``, ``eta ~ N(0, std(W)^2)`` (E-58).
-
-Weights that were removed count as zeros in the spread.
-
-Reference: He, Rakin and Fan 2019, Parametric Noise Injection.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, cast
 
 import torch
@@ -48,12 +45,12 @@ from dubio.priors import CentredNormal, Prior
 
 
 class Source(nn.Module):
-    """Something that is random. It is named by where it stands in the network, so that its noise can be frozen."""
+    """A module that draws noise. It is named by its place in the network, so that its noise can be frozen."""
 
     dubio_noise_key: int | None = None
 
     def is_noise(self, name: str) -> bool:
-        """Whether a parameter of this module is one of the noise itself, and not of the plain network."""
+        """Whether a parameter of this module belongs to the noise, and not to the plain network."""
         return True
 
 
@@ -69,29 +66,29 @@ class Posterior(Source):
     """A source with a prior."""
 
     per_call: bool = False
-    """Whether each call of a layer draws something of its own, whose divergence and entropy count for each call."""
+    """Whether each call of a layer has its own draw, so that divergence and entropy count for each call."""
 
     @property
-    @abstractmethod
     def has_closed_divergence(self) -> bool:
         """Whether the divergence from the prior has a closed form."""
+        return False
 
     @property
-    @abstractmethod
     def has_closed_entropy(self) -> bool:
         """Whether the entropy has a closed form."""
+        return False
 
-    @abstractmethod
     def closed_divergence(self) -> Float[Tensor, ""]:
         """Divergence from the prior, where it has a closed form."""
+        raise ValueError(f"the divergence of a {type(self).__name__} has no closed form; it is estimated from draws")
 
-    @abstractmethod
     def closed_entropy(self) -> Float[Tensor, ""]:
         """Entropy in nats, where it has a closed form."""
+        raise ValueError(f"the entropy of a {type(self).__name__} has no closed form; it is estimated from draws")
 
     @abstractmethod
     def draw_divergence(self, run: Pass) -> Float[Tensor, ""]:
-        """The estimate from a draw made for nothing else."""
+        """The estimate from a draw that serves nothing else."""
 
     def wants(self, run: Pass) -> tuple[bool, bool]:
         """Whether a pass collects the divergence of this posterior, and its entropy."""
@@ -120,7 +117,7 @@ def divergence(
     are drawn for the estimate alone.
     """
     check_num_samples(num_samples)
-    if STATE.own.settings.mode == "off":  # a divergence is one of distributions: it does not vanish with the noise
+    if STATE.own.settings.mode == "off":  # the divergence of distributions does not vanish with the noise
         with fresh():
             return divergence(model, num_samples, inputs=inputs, seed=seed)
     closed = closed_divergence(model)
@@ -130,61 +127,50 @@ def divergence(
     else:
         terms = list(_estimates(model, num_samples, seed))
     terms += [] if closed is None else [closed]
-    if terms:
-        return torch.stack(terms).sum()
-    return torch.zeros((), device=device_of(model))
+    return torch.stack(terms).sum() if terms else torch.zeros((), device=device_of(model))
 
 
 def closed_divergence(model: nn.Module) -> Float[Tensor, ""] | None:
-    """The part of the divergence that is known before a forward; None where no posterior of the network has one."""
-    terms = [
-        posterior.closed_divergence()
-        for posterior in _posteriors(model)
-        if posterior.has_closed_divergence and not posterior.per_call
-    ]
-    return torch.stack(terms).sum() if terms else None
+    """The part of the divergence that needs no forward; None where no posterior of the network has one."""
+    closed = [posterior for posterior in _posteriors(model) if posterior.has_closed_divergence]
+    return _sum(posterior.closed_divergence() for posterior in closed if not posterior.per_call)
 
 
 def closed_entropy(model: nn.Module) -> Float[Tensor, ""] | None:
-    """The part of the entropy that is known before a forward; None where no posterior of the network has one."""
-    terms = [
-        posterior.closed_entropy()
-        for posterior in _posteriors(model)
-        if posterior.has_closed_entropy and not posterior.per_call
-    ]
-    return torch.stack(terms).sum() if terms else None
+    """The part of the entropy that needs no forward; None where no posterior of the network has one."""
+    closed = [posterior for posterior in _posteriors(model) if posterior.has_closed_entropy]
+    return _sum(posterior.closed_entropy() for posterior in closed if not posterior.per_call)
 
 
 def noise_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters of the noise itself: scales, and whatever else a source learns but the means of weights.
+    """Parameters of the noise: scales, and all that a source learns except the means of weights.
 
-    All other parameters are those of the plain network. Weight decay is not for these, and methods may train them at a
-    rate of their own.
+    All other parameters are those of the plain network. Weight decay does not apply to parameters of the noise, and
+    methods may train them at another learning rate.
     """
-    found = {
-        id(parameter): parameter
-        for source in sources(model)
-        for name, parameter in source.named_parameters()
-        if source.is_noise(name)
-    }
+    params = [p for source in sources(model) for name, p in source.named_parameters() if source.is_noise(name)]
     scale = model._parameters.get("observation_rho")
-    return [*found.values(), *([] if scale is None else [scale])]
+    return [*dict.fromkeys(params), *([] if scale is None else [scale])]
 
 
 def weight_matrices(model: nn.Module) -> list[tuple[nn.Parameter, int]]:
-    """The weights of the plain network that have two axes or more, and how many units (outputs) each leads to.
+    """The weights of the plain network with two axes or more, and the number of units (outputs) of each.
 
-    Neither biases nor scales of norms, and no noise.
+    Biases, scales of norms and parameters of the noise are left out.
     """
-    noise = {id(parameter) for parameter in noise_parameters(model)}
-    found: dict[int, tuple[nn.Parameter, int]] = {}
+    noise = set(noise_parameters(model))
+    weights: dict[nn.Parameter, int] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            if parameter.dim() > 1 and id(parameter) not in noise:
+            if parameter.dim() > 1 and parameter not in noise:
                 transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-                units = cast(int, module.out_channels) if transposed else len(parameter)
-                found.setdefault(id(parameter), (parameter, units))
-    return list(found.values())
+                weights.setdefault(parameter, cast(int, module.out_channels) if transposed else len(parameter))
+    return list(weights.items())
+
+
+def _sum(values: Iterable[Tensor]) -> Tensor | None:
+    terms = list(values)
+    return torch.stack(terms).sum() if terms else None
 
 
 def _posteriors(model: nn.Module) -> list[Posterior]:
@@ -231,19 +217,22 @@ class WeightSource(Source):
     def remove(self, mask: Bool[Tensor, "*shape"]) -> None:
         """Remove the weights that a mask marks, for good; those removed before stay so."""
         self.removed = mask.clone() if self.removed is None else self.removed | mask
-        own = [*self._parameters.values(), *(self._buffers[name] for name in self._buffers if name != "removed")]
-        for tensor in own:
-            if tensor is not None and tensor.shape == mask.shape:
-                tensor.masked_fill_(self.removed, 0)
+        for _, tensor in self.same_shape(mask.shape):
+            tensor.masked_fill_(self.removed, 0)
+
+    def same_shape(self, shape: torch.Size) -> list[tuple[str, Tensor]]:
+        """Names and tensors of this shape that the mask of removed weights applies to: means, scales, centres."""
+        tensors = {**self._parameters, **self._buffers, "removed": None}
+        return [(name, tensor) for name, tensor in tensors.items() if tensor is not None and tensor.shape == shape]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """What was removed stays removed, also with a checkpoint from before."""
+        """Removed weights stay removed, also where a checkpoint from before the pruning is loaded."""
         if self.removed is not None:
             state_dict.setdefault(f"{prefix}removed", self.removed)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def is_noise(self, name: str) -> bool:
-        """All parameters but the means."""
+        """True for all parameters except the means."""
         return name != "mean"
 
     @property
@@ -257,7 +246,7 @@ class WeightSource(Source):
 
     @abstractmethod
     def scale(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The perturbation that noise stands for."""
+        """The perturbation that standard normal noise becomes."""
 
     def draw(self) -> Float[Tensor, "*shape"]:
         """The weights of the running pass (E-16); outside any pass, and with noise off, their means."""
@@ -267,9 +256,9 @@ class WeightSource(Source):
     def perturbation(self, run: Pass) -> Float[Tensor, "*shape"]:
         """How far the weights of this pass lie from their means, ``sigma * eps``: drawn once in a pass.
 
-        Kept in place of the weights, from which a small perturbation could not be recovered.
+        The pass keeps it instead of the weights, from which a small perturbation could not be recovered.
         """
-        # By the mean, since an exporter may show the module itself as another object every time.
+        # By the mean, since an exporter may show the module as another object every time.
         key = id(self.mean)
         drawn = run.drawn.get(key)
         if drawn is None and not torch.compiler.is_compiling() and run.ahead is not None:
@@ -284,21 +273,21 @@ class WeightSource(Source):
                 run.noise[key] = noise
         elif torch.is_grad_enabled() and self.learns_noise and not drawn.requires_grad:
             # First read without gradients, and now with them.
-            known = run.noise.pop(key, None)
-            if known is None and run.ahead is not None:  # which is frozen, and drawn again
-                known = run.noise_for_weights(self, self.mean)
-            if known is not None:
-                drawn = run.drawn[key] = self.without_removed(self.scale(known))
+            kept = run.noise.pop(key, None)
+            if kept is None and run.ahead is not None:  # frozen noise, drawn again
+                kept = run.noise_for_weights(self, self.mean)
+            if kept is not None:
+                drawn = run.drawn[key] = self.without_removed(self.scale(kept))
         return drawn
 
     def collect_from(self, run: Pass, noise: Float[Tensor, "*shape"]) -> None:
-        """Hand over what the pass collects about this draw: nothing, for weights without a prior."""
+        """Hand over what the pass collects about this draw: nothing for weights without a prior."""
 
     @property
     def learns_noise(self) -> bool:
         """Whether its scales are trained."""
-        own = self.named_parameters(recurse=False)
-        return any(parameter.requires_grad for name, parameter in own if self.is_noise(name))
+        params = self.named_parameters(recurse=False)
+        return any(parameter.requires_grad for name, parameter in params if self.is_noise(name))
 
 
 class GaussianPosterior(WeightSource, Posterior):
@@ -360,7 +349,7 @@ class GaussianPosterior(WeightSource, Posterior):
 
     @property
     def has_closed_entropy(self) -> bool:
-        """Yes: it is a Gaussian."""
+        """True for a Gaussian."""
         return True
 
     def closed_entropy(self) -> Float[Tensor, ""]:
@@ -373,7 +362,7 @@ class GaussianPosterior(WeightSource, Posterior):
         return self.estimated_divergence(run.noise_for_weights(self, self.mean))
 
     def divergence_per_weight(self) -> Float[Tensor, "*shape"]:
-        """What each weight adds to the closed divergence; nothing where it is not random."""
+        """What each weight adds to the closed divergence; zero where it is not random."""
         mean, std, centre = self._in_full_precision()
         return self._zero_unless_random(self.prior.divergence(mean, std, centre))
 

@@ -1,42 +1,25 @@
-"""Layers that torch cannot map over draws, or maps wrongly, and what conversion puts in their place.
+"""Layers that torch cannot map over draws, or maps wrongly, and what conversion replaces them by.
 
 Each is a subclass of its plain layer with the same parameters, buffers and names, and does the same outside a mapped
 pass.
 
-Attention and transformer layers that can be mapped over draws.
+- Attention and transformer layers: torch's fused inference path has no derivative under ``vmap``. Each class makes
+  torch decline it while a pass runs, by torch's own conditions. Attention whose weights are not requested is computed
+  for all draws together (``attention`` of the engine); everything else is the plain forward.
+- Batch norm in training takes its statistics over draws and batch together, and the running statistics move once a
+  pass; each member of an ensemble takes and moves its own. Torch's own functions compute it, so that the compiler fuses
+  them with their neighbours. In eval mode it is one scale and one shift per channel, in float32 at least, as in torch's
+  CPU kernel: torch's own rule refuses inputs of another type than the statistics, and on a GPU channels-last ones.
+- Embeddings: torch's rule gives the padding row a gradient for every draw but the first; here the gradient is cut where
+  the index is the padding. A sparse gradient can only reach a parameter, and a drawn weight is computed from two: its
+  gradient is dense.
+- ``nn.PReLU`` maps under autocast: ``vmap`` decomposes the function before autocast sees it.
+- Recurrent layers, which torch cannot map at all: draws are folded into rows where weights are shared, and looped over
+  where they are drawn. Drawn recurrent layers read their weights in every forward and keep no flat copy of them.
 
-Torch's fused inference path has no derivative under ``vmap``. It is taken in eval mode when it may; each class here
-makes it decline where a pass runs, by torch's own conditions. Attention whose weights nobody asks for is computed for
-all draws together (``sampling.attending``); everything else is left to the plain forward.
-
-Batch norm whose training mode can be mapped over draws: statistics are taken over draws and batch together.
-
-The running statistics move once a pass; members of an ensemble, each a network of its own, take and move their own.
-Torch's own functions compute it, which the compiler fuses with what stands around them. Mapped in eval mode it is one
-scale and one shift per channel, in float32 at least, as torch's kernel for a CPU has it: torch's own rule refuses
-inputs of another type than the statistics, and on a GPU channels-last ones. Outside a mapped pass these are torch's own
-layers; parameters, buffers and names stay the same throughout.
-
-Embeddings: a padding row, which torch maps with a wrong gradient, and sparse gradients of drawn weights.
-
-On mapped indices, torch's rule gives the padding row a gradient for every draw but the first. Here the gradient is cut
-where the index is the padding. A sparse gradient can reach a parameter only, and a drawn weight is computed from two:
-its gradient is dense.
-
-``nn.PReLU`` that maps under autocast: ``vmap`` takes the function apart before autocast sees it.
-
-Recurrent layers, which torch can map over nothing: folded where weights are shared, looped where they are drawn.
-
-Outside a mapped pass they are torch's own. Drawn recurrent layers read their weights anew in every forward and keep no
-flat copy of them, so nothing of a draw stays behind.
-
-A module that torch cannot map, run draw by draw inside a mapped network.
-
-Under ``vmap`` nothing can be looped over, since the draws are one tensor. An ``autograd.Function`` with a vmap rule is
-the way out: its rule sees the draws apart, outside the map, and what it computes there is differentiated as usual. The
-network around the module stays mapped.
-
-Works in eager mode; the compiler traces past the rule.
+``loop_inside_vmap`` runs any other module draw by draw inside a mapped network. Under ``vmap`` the draws are one
+tensor; the vmap rule of an ``autograd.Function`` sees them separately, outside the map, and what it computes there is
+differentiated as usual. This works in eager mode; the compiler traces past the rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,6 +34,9 @@ from torch.utils import _pytree as pytree
 from dubio._engine import STATE, Pass, attention, current_pass, is_mapped
 from dubio.nn.rewrite import drawn_names, posterior_of
 from dubio.nn.sources import posteriors
+
+Rule = Callable[[int, Sequence[Tensor], Sequence[int | None]], tuple[Tensor, ...]]
+"""Number of draws, tensors and the axis of each that counts draws (None: shared) to outputs with draws on axis 0."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -67,7 +53,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention outputs and, where asked for, weights."""
+        """Attention outputs and, with ``need_weights``, weights."""
         run = current_pass()
         mapped = run is not None and run.mapped
         if mapped and not need_weights:
@@ -157,7 +143,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
 
 
 class TransformerEncoder(nn.TransformerEncoder):
-    """``nn.TransformerEncoder`` that packs no padding away while a pass runs: its layers could not read the rest."""
+    """``nn.TransformerEncoder`` without nested tensors while a pass runs: its layers could not read them."""
 
     @property
     def use_nested_tensor(self) -> Any:
@@ -181,8 +167,9 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         channels = (-1, *(1 for _ in input.shape[2:]))
         output: Tensor
         if self.training:
-            found = standardise(input, self.eps, not run.alone) if is_mapped(input) else _standardised(input, self.eps)
-            output, mean, variance = found
+            output, mean, variance = (
+                standardise(input, self.eps, not run.alone) if is_mapped(input) else _standardised(input, self.eps)
+            )
             self._move_running_statistics(mean, variance)
             scale, shift = self.weight, self.bias
             output = output if scale is None else output * scale.view(channels)
@@ -190,10 +177,10 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         elif self.running_mean is None or self.running_var is None:
             return super().forward(input)
         else:
-            output = self._with(self.running_mean, self.running_var, input, channels)
+            output = self._normalised(self.running_mean, self.running_var, input, channels)
         return output.to(input.dtype)
 
-    def _with(self, mean: Tensor, variance: Tensor, input: Tensor, channels: tuple[int, ...]) -> Tensor:
+    def _normalised(self, mean: Tensor, variance: Tensor, input: Tensor, channels: tuple[int, ...]) -> Tensor:
         """Batch norm with these statistics."""
         exact = torch.promote_types(mean.dtype, torch.float32)
         scale = (variance.to(exact) + self.eps).rsqrt()
@@ -233,15 +220,11 @@ class Embedding(nn.Embedding):
         run = current_pass()
         if run is None or not run.mapped:
             return self._look_up(input)
-        if (
-            self.max_norm is not None
-            or self.scale_grad_by_freq
-            or (self.sparse and posterior_of(self, "weight") is None)
-        ):
+        if self.max_norm is not None or self.scale_grad_by_freq or _gives_sparse_gradients(self):
             return loop_inside_vmap(self, self._look_up, input)  # type: ignore[no-any-return]
-        if self.padding_idx is None:
-            return F.embedding(input, self.weight)
         vectors = F.embedding(input, self.weight)
+        if self.padding_idx is None:
+            return vectors
         return torch.where((input == self.padding_idx).unsqueeze(-1), vectors.detach(), vectors)
 
     def _look_up(self, input: Tensor) -> Tensor:
@@ -300,7 +283,7 @@ class _Recurrent(nn.RNNBase):
         return not drawn_names(self) and super()._weights_have_changed()
 
     def flatten_parameters(self) -> None:
-        """Make plain weights one piece for cuDNN; drawn ones are put together by torch in every forward."""
+        """Make plain weights contiguous for cuDNN; torch joins drawn ones in every forward."""
         if not drawn_names(self):
             super().flatten_parameters()
 
@@ -325,8 +308,8 @@ class _Recurrent(nn.RNNBase):
                 _join(tensor, axis, num_samples, input_rows if place == 0 else 1)
                 for place, (tensor, axis) in enumerate(zip(tensors, axes, strict=True))
             ]
-            own = pytree.tree_unflatten(folded[1:], states_spec) if states else None
-            outputs, spec = pytree.tree_flatten(super(_Recurrent, self).forward(folded[0], own))
+            state = pytree.tree_unflatten(folded[1:], states_spec) if states else None
+            outputs, spec = pytree.tree_flatten(super(_Recurrent, self).forward(folded[0], state))
             output_spec[:] = [spec]
             return tuple(
                 _part(output, num_samples, input_rows if place == 0 else 1) for place, output in enumerate(outputs)
@@ -369,35 +352,15 @@ class RNNCell(_RecurrentCell, nn.RNNCell):
     """``nn.RNNCell`` that can be mapped over draws."""
 
 
-MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
-    nn.BatchNorm1d: BatchNorm1d,
-    nn.BatchNorm2d: BatchNorm2d,
-    nn.BatchNorm3d: BatchNorm3d,
-    nn.Embedding: Embedding,
-    nn.EmbeddingBag: EmbeddingBag,
-    nn.GRU: GRU,
-    nn.GRUCell: GRUCell,
-    nn.LSTM: LSTM,
-    nn.LSTMCell: LSTMCell,
-    nn.MultiheadAttention: MultiheadAttention,
-    nn.PReLU: PReLU,
-    nn.RNN: RNN,
-    nn.RNNCell: RNNCell,
-    nn.TransformerEncoder: TransformerEncoder,
-    nn.TransformerEncoderLayer: TransformerEncoderLayer,
-}
-"""The mappable layer for each plain one."""
-
-
 def _for_all_keys(bias: Tensor | None, num_keys: int) -> Tensor | None:
-    """The same for keys that were added: they are seen."""
+    """The mask with entries for added keys, which are attended to."""
     if bias is None or bias.shape[-1] == num_keys:
         return bias
     return F.pad(bias, (0, num_keys - bias.shape[-1]), value=float(bias.dtype == torch.bool))
 
 
 def _check_factors(query: Tensor, key: Tensor, value: Tensor, row_axis: int) -> None:
-    """Refuse what could be spread over rows, or be read beyond its end."""
+    """Refuse shapes that would be broadcast over rows, or read beyond their end."""
     alike = query.dim() in (2, 3) and query.dim() == key.dim() == value.dim() and key.shape[:-1] == value.shape[:-1]
     if not alike or (query.dim() == 3 and query.shape[row_axis] != key.shape[row_axis]):
         shapes = ", ".join(str(tuple(factor.shape)) for factor in (query, key, value))
@@ -418,9 +381,8 @@ def _check_mask(name: str, mask: Tensor, *allowed: tuple[int, ...]) -> None:
 def standardise(input: Tensor, eps: float, pooled: bool) -> tuple[Tensor, Tensor, Tensor]:
     """``_standardised`` of a mapped input, over all draws together where they are ``pooled``, else over each alone.
 
-    A custom operator because its vmap rule can be written for nothing less: ``torch.compile`` traces an
-    ``autograd.Function`` into its forward, past its vmap rule. The rule puts torch's own functions in its place, for
-    autograd and the compiler to see.
+    A custom operator, since only that keeps its vmap rule: ``torch.compile`` traces an ``autograd.Function`` into its
+    forward, past the rule. The rule replaces it by torch's own functions, which autograd and the compiler see.
     """
     return _standardised(input, eps)
 
@@ -432,7 +394,7 @@ def _standardised(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         raise ValueError(
             f"batch norm in training needs more than one value per channel, got shape {tuple(input.shape)}"
         )
-    # Statistics in float32 at least: without weights to tell it, torch would keep them in the type of the input.
+    # Statistics in float32 at least: without weights, torch would keep them in the type of the input.
     exact = torch.promote_types(input.dtype, torch.float32)
     one, zero = (fill(input.shape[1], dtype=exact) for fill in (input.new_ones, input.new_zeros))
     output, mean, inverse_std = torch.native_batch_norm(input, one, zero, None, None, True, 0.0, eps)
@@ -445,6 +407,20 @@ def _(input: Tensor, eps: float, pooled: bool) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(input.dtype, torch.float32)
     mean, variance = (input.new_empty(input.shape[1], dtype=dtype) for _ in range(2))
     return torch.empty_like(input), mean, variance
+
+
+@standardise.register_vmap
+def _(
+    info: Any, in_dims: tuple[Any, ...], input: Tensor, eps: float, pooled: bool
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    if pooled:
+        input = input.movedim(in_dims[0], 0)
+        output, *statistics = _standardised(input.flatten(0, 1), eps)
+        return (output.unflatten(0, input.shape[:2]), *statistics), (0, None, None)
+    input = input.movedim(in_dims[0], 1)  # separate channels: torch's rule would keep statistics in bf16
+    output, *statistics = _standardised(input.flatten(1, 2), eps)
+    mean, variance = (each.unflatten(0, input.shape[1:3]) for each in statistics)
+    return (output.unflatten(1, input.shape[1:3]), mean, variance), (1, 0, 0)
 
 
 def _gives_sparse_gradients(table: nn.Embedding | nn.EmbeddingBag) -> bool:
@@ -461,21 +437,17 @@ def _part(tensor: Tensor, num_samples: int, rows: int) -> Tensor:
     return parts.movedim(rows, 0)
 
 
-Rule = Callable[[int, Sequence[Tensor], Sequence[int | None]], tuple[Tensor, ...]]
-"""Number of draws, tensors and the axis of each that counts draws (None: shared) to outputs with draws on axis 0."""
-
-
 def call_outside_vmap(rule: Rule, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Apply a rule to mapped tensors outside the map; at least one of them must be mapped."""
-    return _Apart.apply(rule, *tensors)  # type: ignore[no-any-return]
+    return _OutsideVmap.apply(rule, *tensors)  # type: ignore[no-any-return]
 
 
 def loop_inside_vmap(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``forward(*args, **kwargs)`` of a module in a mapped pass, one draw after another where anything is mapped."""
     run = current_pass()
     assert run is not None
-    own = posteriors(module)
-    perturbations = [] if run.off else [posterior.perturbation(run) for posterior in own]
+    weights = posteriors(module)
+    perturbations = [] if run.off else [posterior.perturbation(run) for posterior in weights]
     leaves, arguments_spec = pytree.tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     if not is_mapped(perturbations, leaves):
@@ -484,20 +456,17 @@ def loop_inside_vmap(module: nn.Module, forward: Callable[..., Any], *args: Any,
     output_leaves: list[Any] = []
     output_spec: list[pytree.TreeSpec] = []
 
-    def one(tensors: Sequence[Tensor]) -> list[Tensor]:
-        drawn = (
-            {id(posterior.mean): tensor for posterior, tensor in zip(own, tensors, strict=False)}
-            if perturbations
-            else {}
-        )
+    def run_draw(tensors: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(weights, tensors, strict=False) if perturbations else ()
+        drawn = {id(posterior.mean): tensor for posterior, tensor in pairs}
         values = list(leaves)
         for place, tensor in zip(places, tensors[len(perturbations) + len(draw) :], strict=True):
             values[place] = tensor
-        own_args, own_kwargs = pytree.tree_unflatten(values, arguments_spec)
+        draw_args, draw_kwargs = pytree.tree_unflatten(values, arguments_spec)
         former = STATE.own.current
         STATE.own.current = Pass(run.settings, tensors[len(perturbations)] if draw else None, drawn)
         try:
-            outputs = forward(*own_args, **own_kwargs)
+            outputs = forward(*draw_args, **draw_kwargs)
         finally:
             STATE.own.current = former
         output_leaves[:], spec = pytree.tree_flatten(outputs)
@@ -505,10 +474,9 @@ def loop_inside_vmap(module: nn.Module, forward: Callable[..., Any], *args: Any,
         return [leaf for leaf in output_leaves if isinstance(leaf, Tensor)]
 
     def rule(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor, ...]:
+        pairs = list(zip(tensors, axes, strict=True))
         draws = [
-            one(
-                [tensor if axis is None else tensor.select(axis, i) for tensor, axis in zip(tensors, axes, strict=True)]
-            )
+            run_draw([tensor if axis is None else tensor.select(axis, i) for tensor, axis in pairs])
             for i in range(num_samples)
         ]
         return tuple(torch.stack(column) for column in zip(*draws, strict=True))
@@ -518,14 +486,14 @@ def loop_inside_vmap(module: nn.Module, forward: Callable[..., Any], *args: Any,
     return pytree.tree_unflatten(values, output_spec[0])
 
 
-class _Apart(torch.autograd.Function):
+class _OutsideVmap(torch.autograd.Function):
     @staticmethod
     def forward(rule: Rule, *tensors: Tensor) -> tuple[Tensor, ...]:
         raise RuntimeError("nothing is mapped here")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: the rule's own operations are differentiated."""
+        """Saves nothing: the rule's own operations are differentiated."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], rule: Rule, *tensors: Tensor) -> tuple[Any, Any]:
@@ -533,19 +501,14 @@ class _Apart(torch.autograd.Function):
         return outputs, (0,) * len(outputs)
 
 
+MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
+    getattr(nn, layer.__name__): layer
+    for layer in (
+        *(BatchNorm1d, BatchNorm2d, BatchNorm3d, Embedding, EmbeddingBag, PReLU),
+        *(GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell),
+        *(MultiheadAttention, TransformerEncoder, TransformerEncoderLayer),
+    )
+}
+"""The mappable layer for each plain one, which has the same name."""
 PLAIN = {mappable: plain for plain, mappable in MAPPABLE.items()}
-"""The way back."""
-
-
-@standardise.register_vmap
-def _(
-    info: Any, in_dims: tuple[Any, ...], input: Tensor, eps: float, pooled: bool
-) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    if pooled:
-        input = input.movedim(in_dims[0], 0)
-        output, *statistics = _standardised(input.flatten(0, 1), eps)
-        return (output.unflatten(0, input.shape[:2]), *statistics), (0, None, None)
-    input = input.movedim(in_dims[0], 1)  # channels of their own: torch's rule would keep statistics in bf16
-    output, *statistics = _standardised(input.flatten(1, 2), eps)
-    mean, variance = (each.unflatten(0, input.shape[1:3]) for each in statistics)
-    return (output.unflatten(1, input.shape[1:3]), mean, variance), (1, 0, 0)
+"""The plain layer for each mappable one."""
