@@ -36,7 +36,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dubio.checks import check_choice, check_count, check_positive, check_value
+from dubio.checks import check_choice, check_count, check_positive
 
 Stem = Literal["cifar", "imagenet"]
 Net = TypeVar("Net", bound=nn.Module)
@@ -551,7 +551,7 @@ def _check_widths(kind: str, widths: Sequence[int]) -> None:
 
 
 def _checked_name(kind: str, inputs: Sequence[int], num_classes: int, stem: Stem) -> str:
-    check_value(f"stem of {kind}", stem, get_args(Stem))
+    check_choice(f"stem of {kind}", stem, get_args(Stem))
     check_sizes(kind, inputs, num_classes, 1)
     return f"{kind}:{stem}:{write_sizes(inputs, num_classes)}"
 
