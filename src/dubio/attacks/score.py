@@ -105,13 +105,13 @@ def score(
         )
 
     def look() -> tuple[Tensor, Tensor]:
-        victim = AttackTarget(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
+        target = AttackTarget(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
         predicted, right = [], []
-        victim.check(inputs, targets, batch_size)
+        target.check(inputs, targets, batch_size)
         for first in range(0, len(inputs), batch_size):
             part = slice(first, first + batch_size)
-            log_probs = victim.log_probs(inputs[part])
-            victim.check_logits(log_probs, targets[part])
+            log_probs = target.log_probs(inputs[part])
+            target.check_logits(log_probs, targets[part])
             predicted.append(functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == targets[part])
             hits = log_probs.argmax(dim=-1) == targets[part]
             # One draw of a network without noise, or the members of an ensemble, stand for as many as were asked for.
@@ -149,10 +149,10 @@ def strongest(
         )
 
     def look() -> Tensor:
-        victim = AttackTarget(model, num_samples, objective, loss, "fresh", 0)
-        victim.check(inputs[0], targets, batch_size)
+        target = AttackTarget(model, num_samples, objective, loss, "fresh", 0)
+        target.check(inputs[0], targets, batch_size)
         pieces = zip(inputs.split(batch_size, dim=1), targets.split(batch_size), strict=True)
-        values = [torch.stack([victim.values(one, labels) for one in piece]) for piece, labels in pieces]
+        values = [torch.stack([target.values(one, labels) for one in piece]) for piece, labels in pieces]
         return torch.cat(values, dim=1)
 
     with untouched(model):

@@ -90,44 +90,44 @@ def audit(
     }
     keeper = PartialResults(None if folder is None else Path(folder), settings)
     with progress_bar(len(CHECKS), progress) as bar:
-        bench = AuditSession(
+        session = AuditSession(
             model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar.say, judged.record.name, twin
         )
-        checks = _with_proof([_run(check, bench, bar) for check in CHECKS])
-        found = _record(bench, checks, judged.record.fingerprint, began)
+        checks = _with_proof([_run(check, session, bar) for check in CHECKS])
+        found = _record(session, checks, judged.record.fingerprint, began)
     keeper.finish()
     return found
 
 
-def _record(bench: AuditSession, checks: list[CheckRecord], fingerprint: str, began: float) -> Audit:
+def _record(session: AuditSession, checks: list[CheckRecord], fingerprint: str, began: float) -> Audit:
     """All that was found; the worst of all attacks is scored on draws that had no part in choosing it."""
-    plan = bench.budget
-    images, shares = bench.worst()
-    left, clean = (bench.score(given, plan.score_draws) for given in (images, bench.inputs))
-    tried = [*bench.attempts.values(), *bench.others.values()]
+    plan = session.budget
+    images, shares = session.worst()
+    left, clean = (session.score(given, plan.score_draws) for given in (images, session.inputs))
+    tried = [*session.attempts.values(), *session.others.values()]
     pred = left.predictive
     return Audit(
         status=_status(checks),
         headline=Headline(pred.value, pred.low, pred.high, len(images), plan.score_draws, shares),
         threat=ThreatModel(
-            bench.norm,
-            bench.epsilon,
-            bench.bounds,
+            session.norm,
+            session.epsilon,
+            session.bounds,
             plan.num_samples,
             plan.steps,
             plan.restarts,
             plan.name,
             plan.resolution,
-            bench.seed,
+            session.seed,
         ),
         clean=clean.predictive,
         r_pred=left.predictive,
         r_1=left.single,
         r_retry=left.retry,
-        r_frozen=known_draws_accuracy(bench),
+        r_frozen=known_draws_accuracy(session),
         checks=tuple(sorted(checks, key=lambda record: int(record.id[1:]))),
-        attacks=_attack_records(bench),
-        data=bench.data,
+        attacks=_attack_records(session),
+        data=session.data,
         fingerprint=fingerprint,
         cost=Cost(
             sum(attempt.forwards for attempt in tried),
@@ -155,13 +155,13 @@ class AuditProgress:
         self._show(f"{self._name}  {text}".strip(), self._done)
 
 
-def _run(check: Check, bench: AuditSession, bar: AuditProgress) -> CheckRecord:
+def _run(check: Check, session: AuditSession, bar: AuditProgress) -> CheckRecord:
     began = time.perf_counter()
     bar.begin(check.name)
-    known = bench.keeper.find_check(check.id) if check.id in KEPT else None
+    known = session.keeper.find_check(check.id) if check.id in KEPT else None
     if known is not None:
         return known
-    found = check.run(bench)
+    found = check.run(session)
     skipped = found.status == "skipped" and check.may_be_skipped
     softened = found.status == "fail" and not check.required and check.id != "C25"
     record = CheckRecord(
@@ -176,7 +176,7 @@ def _run(check: Check, bench: AuditSession, bar: AuditProgress) -> CheckRecord:
         time.perf_counter() - began,
     )
     if check.id in KEPT:
-        bench.keeper.keep_check(record)
+        session.keeper.keep_check(record)
     return record
 
 
@@ -197,12 +197,12 @@ def _status(records: list[CheckRecord]) -> Status:
     return "VALID"
 
 
-def _attack_records(bench: AuditSession) -> tuple[AttackRecord, ...]:
+def _attack_records(session: AuditSession) -> tuple[AttackRecord, ...]:
     tried = [
         AttackRecord(name, attempt.accuracy, attempt.forwards, attempt.backwards, attempt.seconds)
-        for name, attempt in bench.attempts.items()
+        for name, attempt in session.attempts.items()
     ]
-    return (*tried, *(AttackRecord(name, None, 0, 0, 0.0, reason) for name, reason in bench.failures.items()))
+    return (*tried, *(AttackRecord(name, None, 0, 0, 0.0, reason) for name, reason in session.failures.items()))
 
 
 def _budget(given: str | Budget, num_images: int | None) -> Budget:

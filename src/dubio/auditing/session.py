@@ -1,4 +1,4 @@
-"""The bench on which an audit works: one network, the same images, and every attack that was tried on them.
+"""The session on which an audit works: one network, the same images, and every attack that was tried on them.
 
 Three kinds of draws are kept apart. An attack climbs by its own. *Selection* draws, the same for all attacks, say what
 each left and which one counts for each image. *Scoring* draws judge what was chosen, and nothing else
@@ -202,10 +202,10 @@ class AuditSession:
     @cached_property
     def _checked(self) -> AttackTarget:
         """The network as two draws have shown it."""
-        victim = AttackTarget(self.model, 2, "predictive", "margin", "fresh", 0)
+        target = AttackTarget(self.model, 2, "predictive", "margin", "fresh", 0)
         with untouched(self.model):
-            seeded_run(self.seed_for("kind"), self.inputs.device, lambda: victim.check(self.inputs, self.targets))
-        return victim
+            seeded_run(self.seed_for("kind"), self.inputs.device, lambda: target.check(self.inputs, self.targets))
+        return target
 
     @contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
@@ -241,7 +241,7 @@ class AuditSession:
         """
         return self._once(name, attack, self.attempts, goals)
 
-    def look(self, name: str, attack: Attack) -> AttackRun | None:
+    def attempt_aside(self, name: str, attack: Attack) -> AttackRun | None:
         """Run an attack that does not count for the headline, such as one at another distance."""
         same = next((known for known in self.attempts.values() if known.attack == attack), None)
         return same or self._once(name, attack, self.others)
@@ -252,24 +252,24 @@ class AuditSession:
         return self.attempts[name]
 
     @torch.no_grad()
-    def judge(self, images: Float[Tensor, "image ..."]) -> tuple[Float[Tensor, " image"], Bool[Tensor, " image"]]:
+    def evaluate(self, images: Float[Tensor, "image ..."]) -> tuple[Float[Tensor, " image"], Bool[Tensor, " image"]]:
         """What selection draws say of images: the margin by which they are wrong, and whether they are right."""
-        victim = self.victim("predictive", "margin", self.budget.select_draws)
+        target = self.target("predictive", "margin", self.budget.select_draws)
         with self.seeded("selection"):
-            found = [victim.judge(part, labels) for _, part, labels in self.pieces(images)]
+            found = [target.evaluate(part, labels) for _, part, labels in self.pieces(images)]
         return torch.cat([values.cpu() for values, _ in found]), ~torch.cat([fooled.cpu() for _, fooled in found])
 
     @torch.no_grad()
     def fooled_by_known_draws(self, images: Float[Tensor, "image ..."], rows: int) -> Bool[Tensor, " image"]:
         """Which images fool the draws that an attacker who knows them has attacked, so many rows at a time."""
-        victim = self.victim("predictive", "margin", self.budget.num_samples, frozen=True)
+        target = self.target("predictive", "margin", self.budget.num_samples, frozen=True)
         found = []
         with untouched(self.model):
             for first, part, labels in self.pieces(images, rows):
-                found.append(dataclasses.replace(victim, first_row=first).judge(part, labels)[1].cpu())
+                found.append(dataclasses.replace(target, first_row=first).evaluate(part, labels)[1].cpu())
         return torch.cat(found)
 
-    def victim(
+    def target(
         self, objective: AttackObjective, loss: AttackLoss, num_samples: int, frozen: bool = False
     ) -> AttackTarget:
         """The network as an attacker sees it."""
@@ -283,10 +283,10 @@ class AuditSession:
         for first in range(0, len(images), rows):
             yield first, images[first : first + rows], self.targets[first : first + rows]
 
-    def rows_with_gradient(self, victim: AttackTarget) -> int:
+    def rows_with_gradient(self, target: AttackTarget) -> int:
         """How many images at a time fit into memory with a gradient."""
         with self.seeded("rows"):
-            return min(ROWS, victim.rows_at_a_time(self.inputs, self.targets))
+            return min(ROWS, target.rows_at_a_time(self.inputs, self.targets))
 
     def left_by(self, chosen: Iterable[AttackRun]) -> Bool[Tensor, " image"]:
         """Which images are still right when for each the worst of several attacks counts."""
@@ -311,7 +311,7 @@ class AuditSession:
     @cached_property
     def clean(self) -> Bool[Tensor, " image"]:
         """Which images are right as they are, by the selection draws."""
-        return self.judge(self.inputs)[1]
+        return self.evaluate(self.inputs)[1]
 
     def score(self, images: Float[Tensor, "image ..."], num_draws: int, purpose: str = "scoring") -> attacks.Score:
         """Score images on draws of their own."""
@@ -348,12 +348,12 @@ class AuditSession:
 
     def _judged(self, name: str, kept: Kept, attack: Attack | None) -> AttackRun:
         images = kept.inputs.to(self.inputs.device)
-        return AttackRun(name, attack, images, *self.judge(images), kept.forwards, kept.backwards, kept.seconds)
+        return AttackRun(name, attack, images, *self.evaluate(images), kept.forwards, kept.backwards, kept.seconds)
 
     @torch.no_grad()
     def _log_probs(self, images: Tensor, num_samples: int, purpose: str) -> Float[Tensor, "sample batch class"]:
         with self.seeded(purpose):
-            return self.victim("predictive", "margin", num_samples).log_probs(images)
+            return self.target("predictive", "margin", num_samples).log_probs(images)
 
 
 FOLDER = "audit-parts"
@@ -402,10 +402,10 @@ def _without_noise(model: nn.Module) -> nn.Module:
 
 def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor, seed: int) -> bool:
     """Whether it has no noise of its own and knows the images."""
-    victim = AttackTarget(twin, 1, "predictive", "margin", "fresh", 0)
+    target = AttackTarget(twin, 1, "predictive", "margin", "fresh", 0)
     with untouched(twin):
-        seeded_run(seed, inputs.device, lambda: victim.check(inputs, targets))
-    if victim.is_random:
+        seeded_run(seed, inputs.device, lambda: target.check(inputs, targets))
+    if target.is_random:
         return False
     return score(twin, inputs, targets, num_samples=1, num_tries=1).predictive.value >= LEARNED
 
@@ -419,7 +419,7 @@ def curve(xs: Sequence[float], attempts: Sequence[AttackRun]) -> tuple[CurvePoin
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What a check found."""
 
     status: Verdict
@@ -438,7 +438,7 @@ class Check:
     question: str
     """What it asks and why, for a reader who has never heard of it."""
     passes_when: str
-    run: Callable[[AuditSession], Finding]
+    run: Callable[[AuditSession], CheckResult]
     required: bool = False
     may_be_skipped: bool = False
     """Whether it is required only where it can be made."""
@@ -446,14 +446,14 @@ class Check:
 
 def fall_within(
     fall: PairedDifference, limit: float, summary: str, more: str, shown: tuple[CurvePoint, ...] = ()
-) -> Finding:
+) -> CheckResult:
     """Whether a fall of the accuracy is surely within a limit; if not, whether the fall or the doubt is too large."""
     way = "rises" if fall.value < 0.0 else "falls"
     told = f"{summary} {way} by {points(abs(fall.value))} (a fall of at most {points(max(fall.high, 0.0))})."
     if fall.high <= limit:
-        return Finding("pass", told, fall.high, limit, shown)
+        return CheckResult("pass", told, fall.high, limit, shown)
     reason = more if fall.value > limit else f"More than {points(limit)} cannot be excluded: more images would tell."
-    return Finding("fail", f"{told} {reason}", fall.high, limit, shown)
+    return CheckResult("fail", f"{told} {reason}", fall.high, limit, shown)
 
 
 def points(share: float) -> str:

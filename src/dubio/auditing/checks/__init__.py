@@ -6,9 +6,9 @@ table (``tests/auditing/test_table.py``).
 
 from dubio.auditing.checks import attacks as outside, attacks as sanity, attacks as strength, randomness
 from dubio.auditing.checks.randomness import known_draws_accuracy as known_draws_accuracy
-from dubio.auditing.session import Check, Finding
+from dubio.auditing.session import Check, CheckResult
 
-__all__ = ["CHECKS", "Check", "Finding"]
+__all__ = ["CHECKS", "Check", "CheckResult"]
 
 CHECKS: tuple[Check, ...] = (
     Check(
