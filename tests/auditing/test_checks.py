@@ -16,7 +16,7 @@ from auditing.frauds import Blinded, Coin, HardQuantiser
 from dubio.attacks.gradient import PGD
 from dubio.auditing.audit import _status, _with_proof
 from dubio.auditing.checks import CHECKS
-from dubio.auditing.records import CheckRecord
+from dubio.auditing.records import CheckRecord, Cost
 from dubio.auditing.session import AttackRun, AuditSession, CheckResult
 
 COUNT = 400
@@ -28,7 +28,7 @@ LABELS = torch.zeros(COUNT, dtype=torch.long)
 def attempt(name: str, left: int, images: Tensor = IMAGES, attack: Any = None) -> AttackRun:
     """An attack that leaves the first so many images right."""
     right = torch.arange(len(images)) < left
-    return AttackRun(name, attack or PGD(), images, (~right).float(), right, 0, 0, 0.0)
+    return AttackRun(name, attack or PGD(), images, (~right).float(), right, Cost(0, 0, 0.0))
 
 
 class Told(AuditSession):
@@ -248,7 +248,7 @@ def test_c12_counts_what_autoattack_finds(
     monkeypatch: pytest.MonkeyPatch, plain: nn.Module, digits: dubio.data.Examples
 ) -> None:
     session = session_for(plain, digits)
-    session.attempts["nothing"] = session.attempt_aside("pgd at 0", session.at(0.0))  # type: ignore[assignment]
+    session.attempts["nothing"] = session.attempt_aside("pgd at 0", session.main(epsilon=0.0))  # type: ignore[assignment]
     autoattack(monkeypatch, 0.0)
     assert RUN["C12"](session).status == "pass"
     strong = session_for(plain, digits)

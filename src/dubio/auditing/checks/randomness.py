@@ -1,12 +1,13 @@
 """Is the network random, and does the attack see through it? C1 to C4, and C11."""
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dubio import functional
-from dubio.auditing.session import NO_GRADIENT, AuditSession, CheckResult, curve, fall_within, points
+from dubio.auditing.session import AuditSession, CheckResult, NoGradientError, curve, fall_within, points, verdict
+from dubio.functional.statistics import paired_difference
 from dubio.nn import sources
 
 DRAWS_LIMIT = 0.0025
@@ -22,24 +23,24 @@ NO_NOISE = {
 
 
 def is_random(session: AuditSession) -> CheckResult:
-    """C1: five passes over the same batch, in which every image stands twice."""
+    """C1: five passes over the same batch, which holds every image twice."""
     module = isinstance(session.model, nn.Module)
     declared = module and bool(sources(session.model))  # type: ignore[arg-type]
-    says = declared or (module and hasattr(session.model, "dubio_spec"))
+    has_record = declared or (module and hasattr(session.model, "dubio_spec"))
     outputs = _passes(session, NUM_PASSES)
     if session.kind == "random" and torch.equal(outputs, outputs[:1].expand_as(outputs)):
-        outputs = _passes(session, MORE_PASSES)  # draws that are few and discrete may agree by chance
+        outputs = _passes(session, MORE_PASSES)  # few discrete draws may agree by chance
     measured = bool((outputs != outputs[:1]).any())
     first, second = outputs.chunk(2, dim=1)
     if not measured:
-        seen = "All passes gave the same: the network is not random"
+        summary = "All passes gave the same: the network is not random"
     else:
         rows = "all images of a batch share a draw" if torch.equal(first, second) else "every image has its own noise"
-        seen = f"Passes differed, and {rows}: the network is random"
-    if says and declared != measured:
-        said = "random parts" if declared else "no random parts"
-        return CheckResult("fail", f"{seen}, but it has {said}. What is attacked is not what was declared.")
-    return CheckResult("pass", f"{seen}{'' if says else ' (it does not say whether it should be)'}.")
+        summary = f"Passes differed, and {rows}: the network is random"
+    if has_record and declared != measured:
+        parts = "random parts" if declared else "no random parts"
+        return CheckResult("fail", f"{summary}, but it has {parts}. What is attacked is not what was declared.")
+    return CheckResult("pass", f"{summary}{'' if has_record else ' (it does not say whether it should be)'}.")
 
 
 def draws_enough(session: AuditSession) -> CheckResult:
@@ -54,7 +55,7 @@ def draws_enough(session: AuditSession) -> CheckResult:
     value, limit = max(moves), max(DRAWS_LIMIT, 1.0 / len(session.inputs))
     summary = f"Twice as many draws, {2 * draws}, move the accuracy by {points(moves[0])} on clean images and by "
     summary += f"{points(moves[1])} under attack."
-    return CheckResult("pass" if value <= limit * (1.0 + 1e-9) else "fail", summary, value, limit)
+    return verdict(value <= limit * (1.0 + 1e-9), summary, value, limit)
 
 
 def eot_converged(session: AuditSession) -> CheckResult:
@@ -62,17 +63,14 @@ def eot_converged(session: AuditSession) -> CheckResult:
     if session.kind != "random":
         return CheckResult("pass", f"{NO_NOISE[session.kind]}: there is nothing more to average.")
     counts = session.budget.eot
-    found = [session.attempt(f"pgd, K = {k}", dataclasses.replace(session.main(), num_samples=k)) for k in counts]
-    known = [attempt for attempt in found if attempt is not None]
-    if len(known) < len(found):
-        return CheckResult("fail", NO_GRADIENT)
-    fall = functional.statistics.paired_difference(known[-2].right, known[-1].right)
-    gap = known[0].accuracy - known[-1].accuracy
+    runs = session.attempt_all({f"pgd, K = {count}": session.main(num_samples=count) for count in counts})
+    fall = paired_difference(runs[-2].right, runs[-1].right)
+    gap = runs[0].accuracy - runs[-1].accuracy
     summary = f"An attack by one draw would leave {points(gap)} more than one by {counts[-1]}. "
     summary += f"From {counts[-2]} to {counts[-1]} draws for each gradient the accuracy"
     more = "More draws might still leave less."
-    judged = fall_within(fall, session.budget.resolution, summary, more, curve(counts, known))
-    return dataclasses.replace(judged, status="warn") if judged.status == "pass" and gap > ONE_DRAW_GAP else judged
+    result = fall_within(fall, session.budget.resolution, summary, more, curve(counts, runs))
+    return dataclasses.replace(result, status="warn") if result.status == "pass" and gap > ONE_DRAW_GAP else result
 
 
 def gradients_agree(session: AuditSession) -> CheckResult:
@@ -80,10 +78,7 @@ def gradients_agree(session: AuditSession) -> CheckResult:
     if session.kind != "random":
         return CheckResult("pass", f"{NO_NOISE[session.kind]}: two gradients are the same.", 1.0, AGREEMENT)
     count = session.budget.eot[-1]
-    try:
-        one, other = (gradients(session, count, purpose).flatten(1) for purpose in ("one", "other"))
-    except ValueError:
-        return CheckResult("fail", NO_GRADIENT)
+    one, other = (gradients(session, count, purpose).flatten(1) for purpose in ("one", "other"))
     cosine = torch.nn.functional.cosine_similarity(one, other).median().item()
     summary = f"Two gradients of {count} draws each have a median cosine of {cosine:.2f}: "
     if cosine >= AGREEMENT:
@@ -94,46 +89,49 @@ def gradients_agree(session: AuditSession) -> CheckResult:
 
 
 def frozen_draws(session: AuditSession) -> CheckResult:
-    """C11: the attacker knows the draws that will answer. As many unknown draws are compared with them."""
-    known = known_draws_accuracy(session)
-    if known is None:
+    """C11: the attacker knows the draws that will answer. They are compared with as many that it does not know."""
+    frozen = frozen_draws_accuracy(session)
+    if frozen is None:
         return CheckResult("pass", f"{NO_NOISE[session.kind]}: there is nothing secret about the draws.")
     count = session.budget.num_samples
-    unknown = session.score(session.worst()[0], count, "unknown draws").predictive.value
-    gap = unknown - known
-    summary = f"An attacker who knows the {count} draws that answer leaves {known:.1%}, one who does not {unknown:.1%}."
+    fresh = session.score(session.worst()[0], count, "unknown draws").predictive.value
+    gap = fresh - frozen
+    summary = f"An attacker who knows the {count} draws that answer leaves {frozen:.1%}, one who does not {fresh:.1%}."
     if gap > SECRET_GAP:
         summary += " The robustness hangs on the draws being secret: a fixed seed or a cached draw would lose it."
     return CheckResult("warn" if gap > SECRET_GAP else "pass", summary, gap, SECRET_GAP)
 
 
-def known_draws_accuracy(session: AuditSession) -> float | None:
-    """R_frozen: what known draws have right when for each image the worst for them counts; None without noise.
+def frozen_draws_accuracy(session: AuditSession) -> float | None:
+    """R_frozen: the accuracy of frozen draws when for each image the worst for them counts; None without noise.
 
-    Who knows the draws may choose by them: here alone the draws that judge are those that were attacked.
+    An attacker who knows the draws may choose by them: here alone the draws that were attacked also evaluate.
     """
     if session.kind != "random":
         return None
     rows = session.rows_with_gradient(session.target("predictive", "margin", session.budget.num_samples))
-    fields = {"noise": "frozen", "seed": session.seed_for("frozen"), "restarts": session.budget.restarts}
-    session.attempt(FROZEN, dataclasses.replace(session.main(), batch_size=rows, **fields))  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"noise": "frozen", "seed": session.seed_for("frozen"), "batch_size": rows}
+    session.attempt(FROZEN, session.main(restarts=session.budget.restarts, **fields))
     fooled = torch.zeros(len(session.inputs), dtype=torch.bool)
-    for attempt in session.attempts.values():
-        fooled |= session.fooled_by_known_draws(attempt.images, rows)
+    for run in session.attempts.values():
+        fooled |= session.fooled_when_frozen(run.images, rows)
     return 1.0 - fooled.double().mean().item()
 
 
 def gradients(session: AuditSession, count: int, purpose: str) -> Tensor:
     """Gradients at the images, each averaged over fresh draws."""
     target = session.target("predictive", "margin", count)
-    rows = session.rows_with_gradient(target)
-    with session.seeded(f"gradient {purpose}"):
-        return torch.cat([target.loss_and_grad(part, labels).gradient for _, part, labels in session.pieces(session.inputs, rows)])
+    try:
+        pieces = session.pieces(session.inputs, session.rows_with_gradient(target))
+        with session.seeded(f"gradient {purpose}"):
+            return torch.cat([target.loss_and_grad(part, labels).gradient for _, part, labels in pieces])
+    except ValueError as error:
+        raise NoGradientError from error
 
 
 @torch.no_grad()
 def _passes(session: AuditSession, count: int) -> Tensor:
-    """Log-probabilities of fresh passes over a few images, each of which stands in the batch twice."""
+    """Log-probabilities of fresh passes over a few images, each of them twice in the batch."""
     few = session.inputs[:NUM_TILED]
     tiled = torch.cat([few, few])
     target = session.target("predictive", "margin", 1)
