@@ -159,17 +159,9 @@ def _run(check: Check, session: AuditSession, bar: AuditProgress) -> CheckRecord
     result = check.run(session)
     is_skipped = result.status == "skipped" and check.may_be_skipped
     is_warning = result.status == "fail" and not check.required and check.id != "C25"
-    record = CheckRecord(
-        check.id,
-        check.name,
-        check.required and not is_skipped,
-        "warn" if is_warning else result.status,
-        result.summary,
-        result.value,
-        result.limit,
-        result.curve,
-        time.perf_counter() - began,
-    )
+    fields = vars(result) | {"status": "warn" if is_warning else result.status}
+    required = check.required and not is_skipped
+    record = CheckRecord(check.id, check.name, required, **fields, seconds=time.perf_counter() - began)
     if check.id in STORED:
         session.keeper.keep_check(record)
     return record

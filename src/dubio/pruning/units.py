@@ -178,7 +178,7 @@ def _find_links(model: nn.Module, example: Inputs, chosen: Callable[[str, nn.Mod
 
 
 def _refusal(layer: str, reason: str) -> ValueError:
-    """The error that says why a layer cannot lose units, and what to do."""
+    """The error with the reason why a layer cannot lose units, and advice."""
     return ValueError(
         f"cannot remove units of {layer or 'the network itself'}: {reason}; leave it out with where=..., or remove "
         "single weights with what='weights'"
@@ -229,7 +229,7 @@ def _why_it_fails(model: nn.Module, cuts: list[tuple[_Link, Int[Tensor, " _"]]],
 
 
 def _shapes(outputs: object) -> list[tuple[int, ...]]:
-    return [tuple(leaf.shape) for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return [tuple(tensor.shape) for tensor in _tensors(outputs)]
 
 
 def _unit_scores(model: nn.Module, link: _Link, by: By) -> Float[Tensor, " unit"]:
@@ -251,7 +251,7 @@ def _cut(model: nn.Module, link: _Link, kept: Int[Tensor, " kept"]) -> None:
 
 
 def _follow(model: nn.Module, first: _Step, calls: Counter[str], traced: "_Tracer") -> _Link | str:
-    """From a layer to the one that reads its units, or why there is no way."""
+    """The link from a layer to the one that reads its units, or why there is none."""
     norms: list[str] = []
     repeats, step = 1, first
     while True:
@@ -305,17 +305,17 @@ def _reads_rows(step: _Step) -> bool:
 def _why_tied(model: nn.Module, step: _Step, traced: "_Tracer") -> str:
     """Whether anything else reads a parameter of this layer."""
     assert step.module is not None
-    own = {id(parameter) for parameter in step.module.parameters()}
+    params = {id(parameter) for parameter in step.module.parameters()}
     for name, module in model.named_modules(remove_duplicate=False):
         inside = name == step.place or name.startswith(f"{step.place}." if step.place else "")
-        if not inside and any(id(parameter) in own for parameter in module.parameters(recurse=False)):
+        if not inside and any(id(parameter) in params for parameter in module.parameters(recurse=False)):
             return f"it shares its weights with {name.rpartition('.')[0] if isinstance(module, Source) else name}"
     reader = traced.readers.get(step.place)
     return "" if reader is None else f"its parameters are read by {reader}"
 
 
 def _leads_to_layer(step: _Step) -> bool:
-    """Whether any other layer comes behind this one."""
+    """Whether another layer follows."""
     waiting, seen = list(step.users), {step}
     while waiting:
         step = waiting.pop()
@@ -342,7 +342,7 @@ def _is_unitwise(step: _Step) -> bool:
 
 
 def _pools_positions(step: _Step) -> bool:
-    """Whether it is a pool of positions, behind axes for rows and for units; without these it would mix units."""
+    """Whether it pools positions, behind axes for rows and for units; without these axes it would mix units."""
     if step.module is not None:
         positions = next((axes for axes, kinds in POOLS.items() if isinstance(step.module, kinds)), None)
     else:
@@ -351,7 +351,7 @@ def _pools_positions(step: _Step) -> bool:
 
 
 def _flattens(step: _Step) -> bool:
-    """Whether positions become features of their channel: rows stay, and nothing is mixed."""
+    """Whether positions become features of their channel, without mixing of units."""
     is_kind = isinstance(step.module, nn.Flatten) if step.module is not None else step.kind in FLATTENED
     return is_kind and step.shape_out == (step.shape_in[0], math.prod(step.shape_in[1:]))
 
@@ -387,10 +387,10 @@ class _Tracer(TorchFunctionMode):
         self._handles = []
         for name, module in self._visible():
             if _has_parts(module):
-                self._handles.append(module.register_forward_pre_hook(self._enters(name)))
+                self._handles.append(module.register_forward_pre_hook(_pushes(self._running, name)))
                 self._handles.append(module.register_forward_hook(self._leaves, always_call=True))
             else:
-                self._handles.append(module.register_forward_pre_hook(self._begins(name)))
+                self._handles.append(module.register_forward_pre_hook(_pushes(self._inside, name)))
                 self._handles.append(module.register_forward_hook(self._ends(name), with_kwargs=True))
                 for tensor in (*module.parameters(), *module.buffers()):
                     self._owners.setdefault(id(tensor), set()).add(name)
@@ -424,14 +424,8 @@ class _Tracer(TorchFunctionMode):
                 hidden = (*hidden, f"{name}." if name else "")
             yield name, module
 
-    def _enters(self, name: str) -> Callable[..., None]:
-        return lambda module, args: self._running.append(name)
-
     def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
         self._running.pop()
-
-    def _begins(self, name: str) -> Callable[..., None]:
-        return lambda module, args: self._inside.append(name)
 
     def _ends(self, name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
@@ -462,6 +456,10 @@ class _Tracer(TorchFunctionMode):
         self._kept += [*read, *made]
         self.steps.append(step)
         return step
+
+
+def _pushes(stack: list[str], name: str) -> Callable[..., None]:
+    return lambda module, args: stack.append(name)
 
 
 def _tensors(values: Any) -> list[Tensor]:
