@@ -222,8 +222,8 @@ class Transfer(Attack):
         if self.epsilon is not None:
             raise ValueError(f"epsilon belongs to the attack, as in Transfer(attack=PGD(epsilon={self.epsilon}))")
         for name in ("norm", "bounds", "targeted"):
-            if getattr(self, name) != (its := getattr(self.attack, name)):
-                raise ValueError(f"{name} must be that of the attack, {its!r}, got {getattr(self, name)!r}")
+            if getattr(self, name) != (expected := getattr(self.attack, name)):
+                raise ValueError(f"{name} must be that of the attack, {expected!r}, got {getattr(self, name)!r}")
         super().__post_init__()
 
     def _climb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Tensor:

@@ -67,8 +67,8 @@ def attack_loss(
     index = targets.unsqueeze(-1)
     if loss == "cross_entropy":
         return -logits.log_softmax(dim=-1).gather(-1, index).squeeze(-1)
-    own = logits.gather(-1, index).squeeze(-1)
-    margin = logits.scatter(-1, index, -torch.inf).amax(dim=-1) - own
+    label_logit = logits.gather(-1, index).squeeze(-1)
+    margin = logits.scatter(-1, index, -torch.inf).amax(dim=-1) - label_logit
     if loss == "margin":
         return margin
     top = logits.topk(min(3, logits.shape[-1]), dim=-1).values
@@ -280,9 +280,9 @@ def free_distance(
 
     What a channel has given up is its own; what the ball had left is shared by all (square attack, L2).
     """
-    own = perturbation.square().sum(dim=(2, 3), keepdim=True) - kept.square().sum(dim=(2, 3), keepdim=True)
+    freed = perturbation.square().sum(dim=(2, 3), keepdim=True) - kept.square().sum(dim=(2, 3), keepdim=True)
     left = epsilon**2 - perturbation.square().sum(dim=(1, 2, 3), keepdim=True)
-    return (own + left / perturbation.shape[1]).clamp_min(0.0).sqrt()
+    return (freed + left / perturbation.shape[1]).clamp_min(0.0).sqrt()
 
 
 def _pyramid(height: int, width: int) -> Float[Tensor, "height width"]:

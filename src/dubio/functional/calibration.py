@@ -82,9 +82,11 @@ def bin_sums(
     exact = confidence.double()
     place = (torch.ceil(exact * num_bins).long() - 1).clamp(0, num_bins - 1)
 
-    own = torch.ones_like(exact) if weight is None else weight.double()
+    weights = torch.ones_like(exact) if weight is None else weight.double()
     members = torch.nn.functional.one_hot(place, num_bins).double()  # summing by a matrix takes all resamples at once
-    return BinSums(own @ members, own @ (members * exact[:, None]), own @ (members * correct.double()[:, None]))
+    return BinSums(
+        weights @ members, weights @ (members * exact[:, None]), weights @ (members * correct.double()[:, None])
+    )
 
 
 def calibration_error(sums: BinSums) -> Float[Tensor, "*resample"]:
@@ -118,8 +120,8 @@ def adaptive_calibration_error(
     """
     _check_bins(num_bins)
     ordered, order = confidence.double().sort(stable=True)
-    own = torch.ones_like(ordered) if weight is None else weight.double()[..., order]
-    ends = own.cumsum(dim=-1)
+    weights = torch.ones_like(ordered) if weight is None else weight.double()[..., order]
+    ends = weights.cumsum(dim=-1)
     total = ends[..., -1:]
     bins = torch.arange(num_bins + 1, dtype=torch.float64, device=ordered.device)
     size = (total / num_bins).floor()
@@ -128,7 +130,7 @@ def adaptive_calibration_error(
 
     # The sum of the gaps up to an edge: of whole examples before it, and of a part of the one that it cuts.
     cut = torch.searchsorted(ends, edges.contiguous()).clamp_max(len(ordered) - 1)
-    sums = (own * gaps).cumsum(dim=-1)
+    sums = (weights * gaps).cumsum(dim=-1)
     up_to = sums.gather(-1, cut) - (ends.gather(-1, cut) - edges) * gaps[cut]
     return up_to.diff(dim=-1).abs().sum(dim=-1) / total.squeeze(-1)
 

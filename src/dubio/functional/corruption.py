@@ -39,8 +39,8 @@ def uniform_transition(num_classes: int, p: float) -> Float[Tensor, "class class
 
 def flip_destinations(offsets: Int[Tensor, " class"]) -> Int[Tensor, " class"]:
     """For every class another one, from numbers 0 to C - 2 that count through the others (f(i) != i of E-67)."""
-    own = torch.arange(len(offsets), device=offsets.device)
-    return offsets + (offsets >= own)
+    classes = torch.arange(len(offsets), device=offsets.device)
+    return offsets + (offsets >= classes)
 
 
 def redrawn_labels(

@@ -106,8 +106,8 @@ def gaussian_kl_matrix(
         mean, class_mean = mean - centre, class_mean - centre
         precision = class_std.square().reciprocal()
         squares = (std.square() + mean.square()) @ precision.mT - 2.0 * (mean @ (class_mean * precision).mT)
-        own = (class_mean.square() * precision + 2.0 * class_std.log() - 1.0).sum(dim=-1)
-        return not_negative(0.5 * (squares + own) - std.log().sum(dim=-1, keepdim=True))
+        class_terms = (class_mean.square() * precision + 2.0 * class_std.log() - 1.0).sum(dim=-1)
+        return not_negative(0.5 * (squares + class_terms) - std.log().sum(dim=-1, keepdim=True))
 
 
 def component_of(uniform: Float[Tensor, "*rows"], num_components: int) -> Int[Tensor, "*rows"]:

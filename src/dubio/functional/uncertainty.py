@@ -142,9 +142,9 @@ def mixture_quantile(
     means, stds = means.double(), stds.double()
 
     # Every component's own quantile brackets the mixture's.
-    own = means + stds * torch.special.ndtri(torch.tensor(level, dtype=torch.float64, device=means.device))
-    low: Tensor = own.amin(dim=0)
-    high: Tensor = own.amax(dim=0)
+    quantiles = means + stds * torch.special.ndtri(torch.tensor(level, dtype=torch.float64, device=means.device))
+    low: Tensor = quantiles.amin(dim=0)
+    high: Tensor = quantiles.amax(dim=0)
     for _ in range(60):
         middle = 0.5 * (low + high)
         below = mixture_cdf(middle, means, stds) < level
@@ -283,9 +283,9 @@ def risk_coverage(
         )
 
     thresholds = confidence.double().unique(sorted=True).flip(0)
-    own = torch.ones_like(confidence, dtype=torch.float64) if weight is None else weight.double()
-    covered = _weight_at_least(confidence, thresholds, own)
-    wrong = _weight_at_least(confidence, thresholds, own * ~correct)
+    weights = torch.ones_like(confidence, dtype=torch.float64) if weight is None else weight.double()
+    covered = _weight_at_least(confidence, thresholds, weights)
+    wrong = _weight_at_least(confidence, thresholds, weights * ~correct)
     return covered / covered[..., -1:], wrong / covered.clamp_min(torch.finfo(covered.dtype).tiny)
 
 

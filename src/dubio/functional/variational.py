@@ -232,8 +232,8 @@ def soft_bootstrap(
 
     probs = log_probs.exp()
     finite = log_probs.clamp_min(torch.finfo(log_probs.dtype).min)  # a class ruled out has p log p = 0, not 0 * inf
-    own = -((probs.detach() if detach else probs) * finite).sum(dim=-1)
-    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * own
+    entropy = -((probs.detach() if detach else probs) * finite).sum(dim=-1)
+    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * entropy
 
 
 def hard_bootstrap(
@@ -242,8 +242,8 @@ def hard_bootstrap(
     """``-sum_k (beta t_k + (1 - beta) [k = argmax q]) log q_k``, the most probable class a constant (E-69)."""
     _check_share(beta)
 
-    own = -log_probs.max(dim=-1).values
-    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * own
+    hard_loss = -log_probs.max(dim=-1).values
+    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * hard_loss
 
 
 def _cross_entropy(log_probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

@@ -156,10 +156,10 @@ def spread_ratio(points: Float[Tensor, "point dim"], labels: Int[Tensor, " point
     ``sum_k n_k ||m_k - m||^2 / sum_i ||x_i - m_(y_i)||^2``, m_k the mean of the n_k points of class k, m that of all
     points.
     """
-    _, own, counts = labels.unique(return_inverse=True, return_counts=True)
-    means = points.new_zeros(len(counts), points.shape[-1]).index_add_(0, own, points) / counts[:, None]
+    _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
+    means = points.new_zeros(len(counts), points.shape[-1]).index_add_(0, classes, points) / counts[:, None]
     between = (counts * (means - points.mean(dim=0)).square().sum(dim=-1)).sum()
-    ratio: Tensor = between / (points - means[own]).square().sum()
+    ratio: Tensor = between / (points - means[classes]).square().sum()
     return ratio
 
 
