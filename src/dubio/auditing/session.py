@@ -33,7 +33,7 @@ from dubio.attacks import PGD, Attack, AttackTarget, Model, score, untouched
 from dubio.auditing.records import Budget, CheckRecord, Cost, CurvePoint, Verdict
 from dubio.codec import check_regular, dump_json, parse_json, read_json, read_value, write_atomically
 from dubio.convert import to_mean
-from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
+from dubio.functional.adversarial import Norm
 from dubio.functional.statistics import PairedDifference
 from dubio.methods import Deterministic
 from dubio.nn import Members, num_members
@@ -248,16 +248,16 @@ class AuditSession:
             raise NoGradientError
         return [run for run in runs if run is not None]
 
-    def add(self, name: str, images: Tensor, cost: Cost, attack: Attack | None = None) -> AttackRun:
+    def add(self, name: str, images: Tensor, cost: Cost) -> AttackRun:
         """Add images that exist already to those that count."""
         images = images.to(self.inputs.device)
-        self.attempts[name] = AttackRun(name, attack, images, *self.evaluate(images), cost)
+        self.attempts[name] = AttackRun(name, None, images, *self.evaluate(images), cost)
         return self.attempts[name]
 
     @torch.no_grad()
     def evaluate(self, images: Float[Tensor, "image ..."]) -> tuple[Float[Tensor, " image"], Bool[Tensor, " image"]]:
         """Evaluate images on the selection draws: the margin by which each is wrong, and whether it is right."""
-        target = self.target("predictive", "margin", self.budget.select_draws)
+        target = self.target(self.budget.select_draws)
         with self.seeded("selection"):
             results = [target.evaluate(part, labels) for _, part, labels in self.pieces(images)]
         return torch.cat([values.cpu() for values, _ in results]), ~torch.cat([fooled.cpu() for _, fooled in results])
@@ -265,7 +265,7 @@ class AuditSession:
     @torch.no_grad()
     def fooled_when_frozen(self, images: Float[Tensor, "image ..."], rows: int) -> Bool[Tensor, " image"]:
         """Which images fool the frozen draws that an attacker has used, so many rows at a time."""
-        target = self.target("predictive", "margin", self.budget.num_samples, frozen=True)
+        target = self.target(self.budget.num_samples, frozen=True)
         with untouched(self.model):
             fooled = [
                 dataclasses.replace(target, first_row=first).evaluate(part, labels)[1].cpu()
@@ -273,14 +273,12 @@ class AuditSession:
             ]
         return torch.cat(fooled)
 
-    def target(
-        self, objective: AttackObjective, loss: AttackLoss, num_samples: int, frozen: bool = False
-    ) -> AttackTarget:
-        """The network as an attacker evaluates it."""
+    def target(self, num_samples: int, frozen: bool = False) -> AttackTarget:
+        """The network as an attacker evaluates it, with the margin of the mean probability as objective."""
         noise, seed = ("frozen", self.seed_for("frozen")) if frozen else ("fresh", 0)
         draws = 1 if self.kind == "fixed" else num_samples
         checked = {"executor": self._checked.executor, "draws_itself": self._checked.draws_itself}
-        return AttackTarget(self.model, draws, objective, loss, noise, seed, **checked)  # type: ignore[arg-type]
+        return AttackTarget(self.model, draws, "predictive", "margin", noise, seed, **checked)  # type: ignore[arg-type]
 
     def pieces(self, images: Tensor, rows: int = ROWS) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Images and their labels, some at a time, after the number of the first."""
@@ -348,7 +346,7 @@ class AuditSession:
     @torch.no_grad()
     def _log_probs(self, images: Tensor, num_samples: int, purpose: str) -> Float[Tensor, "sample batch class"]:
         with self.seeded(purpose):
-            return self.target("predictive", "margin", num_samples).log_probs(images)
+            return self.target(num_samples).log_probs(images)
 
 
 @dataclass(frozen=True)

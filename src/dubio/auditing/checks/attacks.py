@@ -261,7 +261,7 @@ def gradients_live(session: AuditSession) -> CheckResult:
 def differences_agree(session: AuditSession) -> CheckResult:
     """C20: small differences of the loss, with the same draws, against its gradient."""
     few, labels = session.inputs[:NUM_DIFFERENCES], session.targets[:NUM_DIFFERENCES]
-    target = session.target("predictive", "margin", session.budget.num_samples, frozen=True)
+    target = session.target(session.budget.num_samples, frozen=True)
     size = DIFFERENCE * (session.bounds[1] - session.bounds[0])
     with untouched(session.model):
         try:
@@ -390,7 +390,7 @@ def _plateau(session: AuditSession, distances: list[float], runs: list[AttackRun
 @torch.no_grad()
 def _largest_at_the_end(session: AuditSession, images: Tensor) -> float:
     """Share of the images on which no point on the straight way has a larger loss than its end, by the same draws."""
-    target = session.target("predictive", "margin", session.budget.num_samples, frozen=True)
+    target = session.target(session.budget.num_samples, frozen=True)
     values = []
     with untouched(session.model):
         for part in ALONG:
@@ -430,7 +430,7 @@ def _autoattack(session: AuditSession, attacker: Callable[..., Any]) -> AttackRu
     """Its images, projected exactly into the ball, as one more attack of the audit."""
     stored = session.keeper.find(AUTOATTACK)
     if stored is None:
-        target = session.target("predictive", "margin", session.budget.num_samples, frozen=True)
+        target = session.target(session.budget.num_samples, frozen=True)
         began = time.perf_counter()
 
         def mean_log_probs(images: Tensor) -> Tensor:

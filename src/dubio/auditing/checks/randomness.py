@@ -109,7 +109,7 @@ def frozen_draws_accuracy(session: AuditSession) -> float | None:
     """
     if session.kind != "random":
         return None
-    rows = session.rows_with_gradient(session.target("predictive", "margin", session.budget.num_samples))
+    rows = session.rows_with_gradient(session.target(session.budget.num_samples))
     fields: dict[str, Any] = {"noise": "frozen", "seed": session.seed_for("frozen"), "batch_size": rows}
     session.attempt(FROZEN, session.main(restarts=session.budget.restarts, **fields))
     fooled = torch.zeros(len(session.inputs), dtype=torch.bool)
@@ -120,7 +120,7 @@ def frozen_draws_accuracy(session: AuditSession) -> float | None:
 
 def gradients(session: AuditSession, count: int, purpose: str) -> Tensor:
     """Gradients at the images, each averaged over fresh draws."""
-    target = session.target("predictive", "margin", count)
+    target = session.target(count)
     try:
         pieces = session.pieces(session.inputs, session.rows_with_gradient(target))
         with session.seeded(f"gradient {purpose}"):
@@ -134,6 +134,6 @@ def _passes(session: AuditSession, count: int) -> Tensor:
     """Log-probabilities of fresh passes over a few images, each of them twice in the batch."""
     few = session.inputs[:NUM_TILED]
     tiled = torch.cat([few, few])
-    target = session.target("predictive", "margin", 1)
+    target = session.target(1)
     with session.seeded("passes"):
         return torch.cat([target.log_probs(tiled) for _ in range(count)])
