@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 
 import dubio
-from dubio.attacks import target as victims
+from dubio.attacks import target as target_module
 from dubio.attacks.gradient import PGD
 
 STEPS, DRAWS = 20, 20
@@ -15,10 +15,10 @@ STEPS, DRAWS = 20, 20
 
 def seconds(model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor, executor: str) -> float:
     attack = PGD(epsilon=0.1, steps=STEPS, num_samples=DRAWS, seed=0)
-    sample = victims.sample
+    run = target_module.run
     times = []
     with mock.patch.object(
-        victims, "sample", lambda *args, **options: sample(*args, **{**options, "executor": executor})
+        target_module, "run", lambda *args, **options: run(*args, **{**options, "executor": executor})
     ):
         for _ in range(4):
             began = time.perf_counter()

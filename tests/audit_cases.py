@@ -44,8 +44,8 @@ def trained(method: Method | None, adversarial: bool = False, epochs: int = 15) 
     return model.eval()
 
 
-def bench_for(model: Any, data: Any, **options: Any) -> AuditSession:
-    """A bench for one check, with few images."""
+def session_for(model: Any, data: Any, **options: Any) -> AuditSession:
+    """A session for one check, with few images."""
     inputs, targets = data.tensors if isinstance(data, dubio.data.Examples) else data
     chosen = {"norm": "linf", "epsilon": EPSILON, "bounds": (0.0, 1.0), "budget": TINY, "seed": 0, **options}
     count = chosen["budget"].num_images

@@ -570,5 +570,5 @@ class Adversarial:
             raise TypeError(f"inputs must be one tensor to be attacked, got {type(inputs).__name__}")
         if self.label == "own":
             with untouched(model):
-                targets = replace(self.attack.victim(model), through=through).labels(inputs)
+                targets = replace(self.attack.target_for(model), through=through).labels(inputs)
         return self.attack.moved(model, inputs, targets, through)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dubio import attacks, functional
-from dubio.attacks import target as victims
+from dubio.attacks import target as target_module
 from reference import attacks as reference
 
 Look = Callable[[NDArray[Any]], tuple[float, NDArray[Any], bool]]
@@ -57,26 +57,26 @@ def looker(net: nn.Module, shape: torch.Size, label: int, loss: str, targeted: b
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """All random numbers that an attack draws from now on."""
     numbers: list[Tensor] = []
-    random = victims.AttackTarget.random
+    random = target_module.AttackTarget.random
 
-    def keep(self: victims.AttackTarget, *arguments: Any) -> Tensor:
+    def keep(self: target_module.AttackTarget, *arguments: Any) -> Tensor:
         numbers.append(random(self, *arguments))
         return numbers[-1]
 
-    monkeypatch.setattr(victims.AttackTarget, "random", keep)
+    monkeypatch.setattr(target_module.AttackTarget, "random", keep)
     return numbers
 
 
 def seen_points(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """All points at which an attack asks for the gradient."""
     seen: list[Tensor] = []
-    look = victims.AttackTarget.look
+    look = target_module.AttackTarget.loss_and_grad
 
-    def keep(self: victims.AttackTarget, inputs: Tensor, labels: Tensor) -> victims.LossAndGrad:
+    def keep(self: target_module.AttackTarget, inputs: Tensor, labels: Tensor) -> target_module.LossAndGrad:
         seen.append(inputs)
         return look(self, inputs, labels)
 
-    monkeypatch.setattr(victims.AttackTarget, "look", keep)
+    monkeypatch.setattr(target_module.AttackTarget, "loss_and_grad", keep)
     return seen
 
 
@@ -168,13 +168,13 @@ def test_square_in_l2(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = recorded(monkeypatch)
     epsilon, steps = 0.8, 25
     seen: list[Tensor] = []
-    values = victims.AttackTarget.values
+    values = target_module.AttackTarget.values
 
-    def keep(self: victims.AttackTarget, moved: Tensor, targets: Tensor) -> Tensor:
+    def keep(self: target_module.AttackTarget, moved: Tensor, targets: Tensor) -> Tensor:
         seen.append(moved)
         return values(self, moved, targets)
 
-    monkeypatch.setattr(victims.AttackTarget, "values", keep)
+    monkeypatch.setattr(target_module.AttackTarget, "values", keep)
     result = attacks.Square(norm="l2", epsilon=epsilon, steps=steps, share=0.8, batch_size=6)(net, inputs, labels)
     _, *changes = numbers
     start, *candidates = seen

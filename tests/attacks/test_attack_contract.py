@@ -123,12 +123,12 @@ def test_the_batch_size_does_not_matter(name: str, noise: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ALL if name != "transfer"])
 def test_a_seed_repeats_an_attack_and_leaves_the_generator_alone(name: str, model: str) -> None:
     inputs, labels = examples()
-    attack, victim = quick(ALL[name]), MODELS[model]()
+    attack, target = quick(ALL[name]), MODELS[model]()
     before = torch.get_rng_state()
-    first = attack(victim, inputs, labels)
+    first = attack(target, inputs, labels)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
-    again = attack(victim, inputs, labels)
+    again = attack(target, inputs, labels)
     assert torch.equal(first.inputs, again.inputs)
     assert torch.equal(first.loss, again.loss)
 
@@ -168,10 +168,10 @@ def test_frozen_noise_attacks_the_mean_over_the_same_draws(name: str) -> None:
 def test_frozen_noise_freezes_what_a_model_draws_itself() -> None:
     inputs, labels = examples()
     for model in (logits_function(), nn.Sequential(Shaken(), plain_net())):
-        victim = attacks.PGD(noise="frozen").victim(model)
-        assert torch.equal(victim.values(inputs, labels), victim.values(inputs, labels))
-        victim.noise = "fresh"
-        assert not torch.equal(victim.values(inputs, labels), victim.values(inputs, labels))
+        target = attacks.PGD(noise="frozen").target_for(model)
+        assert torch.equal(target.values(inputs, labels), target.values(inputs, labels))
+        target.noise = "fresh"
+        assert not torch.equal(target.values(inputs, labels), target.values(inputs, labels))
 
 
 class Shaken(nn.Module):
@@ -247,11 +247,10 @@ def test_bounds_may_be_any_pair_of_numbers() -> None:
 def test_short_forms_give_the_inputs(name: str) -> None:
     inputs, labels = examples()
     attack = replace(ALL[name], seed=2)
-    words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(attack).__name__).lstrip(
-        "_"
-    )
-    short = getattr(attacks, words)
-    assert short.__name__ == words
+    short_name = {"TargetedFGSM": "targeted_fgsm", "MinimumNorm": "minimum_norm", "RandomNoise": "random_noise"}
+    name_of_short = short_name.get(type(attack).__name__, type(attack).__name__.lower())
+    short = getattr(attacks, name_of_short)
+    assert short.__name__ == name_of_short
     options = {field.name: getattr(attack, field.name) for field in fields(attack)}
     found = short(plain_net(), inputs, labels, **options)
     assert torch.equal(found, attack(plain_net(), inputs, labels).inputs)

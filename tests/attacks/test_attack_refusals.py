@@ -90,7 +90,7 @@ VALUES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: PGD(momentum=1.0), ValueError, "momentum must be in [0, 1), got 1.0"),
     (lambda: APGD(momentum=0.0), ValueError, "momentum must be in (0, 1], got 0.0"),
-    (lambda: FGSM(label="mine"), ValueError, "label must be 'true' or 'own', got 'mine'"),
+    (lambda: FGSM(label="mine"), ValueError, "label must be one of 'true', 'own', got 'mine'"),
     (
         lambda: FGSM(label="own", targeted=True),
         ValueError,
@@ -102,7 +102,7 @@ VALUES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "targeted must be True for TargetedFGSM; FGSM and PGD leave a class",
     ),
     (lambda: RandomNoise(tries=0), ValueError, "tries must be a whole number of at least 1, got 0"),
-    (lambda: RandomNoise(kind="salt"), ValueError, "kind must be 'uniform' or 'sign', got 'salt'"),
+    (lambda: RandomNoise(kind="salt"), ValueError, "kind must be one of 'uniform', 'sign', got 'salt'"),
     (lambda: Square(share=0.0), ValueError, "share must be in (0, 1], got 0.0"),
     (lambda: Square(shape=(8, 8)), ValueError, "shape must be channel, height and width, each at least 1, got (8, 8)"),
     (lambda: DDN(norm="linf"), ValueError, "norm must be 'l2' for DDN, got 'linf'; FMN has both norms"),
@@ -198,12 +198,12 @@ CALLS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: call(inputs=(examples()[0] * 255).byte()),
         TypeError,
-        "inputs must be a tensor of real numbers, got torch.uint8; dubio.data.scaled makes images such",
+        "inputs must be a tensor of real numbers, got torch.uint8; dubio.data.scaled converts images",
     ),
     (
         lambda: call(inputs=[0.5] * 6),
         TypeError,
-        "inputs must be a tensor of real numbers, got list; dubio.data.scaled makes images such",
+        "inputs must be a tensor of real numbers, got list; dubio.data.scaled converts images",
     ),
     (
         lambda: call(inputs=torch.rand(0, 6), labels=torch.zeros(0).long()),

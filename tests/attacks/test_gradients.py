@@ -10,7 +10,7 @@ import dubio
 from attack_table import bayesian_net, examples, plain_net
 from dubio import attacks
 from dubio._engine.execute import run
-from dubio.attacks import target as fitting, target as victims
+from dubio.attacks import target as target_module
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5, 0.0, 3.0], [0.5, 1.0, -1.5, 2.0, 3.0]])
 SIGNS = (WEIGHT[1] - WEIGHT[0]).sign()  # of the step away from class 0; the last weight is in both classes
@@ -68,9 +68,11 @@ def test_t60_one_step_of_pgd_is_fgsm(norm: str) -> None:
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_t60_iterates_of_pgd_stay_in_ball_and_box(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    look = victims.AttackTarget.look
+    look = target_module.AttackTarget.loss_and_grad
     monkeypatch.setattr(
-        victims.AttackTarget, "look", lambda self, moved, labels: (seen.append(moved), look(self, moved, labels))[1]
+        target_module.AttackTarget,
+        "loss_and_grad",
+        lambda self, moved, labels: (seen.append(moved), look(self, moved, labels))[1],
     )
     inputs, labels = examples()
     attacks.PGD(norm=norm, epsilon=0.1, steps=7, step_size=0.07, batch_size=7)(plain_net(), inputs, labels)
@@ -94,15 +96,15 @@ def test_momentum_keeps_a_share_of_the_direction_before() -> None:
     gradients = [torch.tensor([[3.0, 4.0]]), torch.tensor([[-4.0, 3.0]])]
     taken: list[Tensor] = []
 
-    class Scripted(victims.AttackTarget):
-        def look(self, inputs: Tensor, labels: Tensor) -> victims.LossAndGrad:
+    class Scripted(target_module.AttackTarget):
+        def loss_and_grad(self, inputs: Tensor, labels: Tensor) -> target_module.LossAndGrad:
             taken.append(inputs)
-            return victims.LossAndGrad(torch.zeros(1), torch.zeros(1).bool(), gradients[len(taken) - 1])
+            return target_module.LossAndGrad(torch.zeros(1), torch.zeros(1).bool(), gradients[len(taken) - 1])
 
     attack = attacks.PGD(norm="l2", epsilon=1.0, steps=2, step_size=0.1, momentum=0.5, random_start=False)
-    victim = Scripted(lambda inputs: inputs, 1, "predictive", "cross_entropy", "fresh", 0)
+    target = Scripted(lambda inputs: inputs, 1, "predictive", "cross_entropy", "fresh", 0)
     start = torch.tensor([[0.5, 0.5]])
-    end = attack._climb(victim, start, torch.tensor([0]), attacks.attack.Progress(2, "", False))
+    end = attack._climb(target, start, torch.tensor([0]), attacks.attack.Progress(2, "", False))
     second = 0.5 * torch.tensor([0.6, 0.8]) + torch.tensor([-0.8, 0.6])
     torch.testing.assert_close(end[0], start[0] + 0.1 * torch.tensor([0.6, 0.8]) + 0.1 * second / second.norm())
 
@@ -162,9 +164,9 @@ def by_hand(logits: Tensor, labels: Tensor, objective: str, loss: str) -> Tensor
 def test_t64_the_gradient_is_that_of_the_averaged_objective(objective: str, loss: str, targeted: bool) -> None:
     model = bayesian_net("local", torch.float64)
     inputs, labels = examples(model, dtype=torch.float64)
-    victim = victims.AttackTarget(model, 5, objective, loss, "frozen", 7, targeted)
-    with victims.untouched(model):
-        view = victim.look(inputs, labels)
+    target = target_module.AttackTarget(model, 5, objective, loss, "frozen", 7, targeted)
+    with target_module.untouched(model):
+        view = target.loss_and_grad(inputs, labels)
 
     leaf = inputs.clone().requires_grad_(True)
     values = by_hand(dubio.sample(model, leaf, 5, seed=7), labels, objective, loss)
@@ -179,7 +181,9 @@ def test_t64_the_gradient_of_many_draws_is_not_that_of_one(objective: str) -> No
     model = bayesian_net("local", torch.float64)
     inputs, labels = examples(model, dtype=torch.float64)
     one, many = (
-        victims.AttackTarget(model, count, objective, "cross_entropy", "frozen", 7).look(inputs, labels).gradient
+        target_module.AttackTarget(model, count, objective, "cross_entropy", "frozen", 7)
+        .loss_and_grad(inputs, labels)
+        .gradient
         for count in (1, 5)
     )
     assert (one - many).abs().max() > 0.01
@@ -193,7 +197,9 @@ def test_draws_give_the_same_attack_mapped_or_looped(estimator: str, monkeypatch
     found = []
     for executor in ("vmap", "loop"):
         monkeypatch.setattr(
-            victims, "run", lambda *args, executor="", chosen=executor, **rest: run(*args, executor=chosen, **rest)
+            target_module,
+            "run",
+            lambda *args, executor="", chosen=executor, **rest: run(*args, executor=chosen, **rest),
         )
         found.append(attack(model, inputs, labels))
     torch.testing.assert_close(found[0].inputs, found[1].inputs, atol=1e-5, rtol=0.0)
@@ -222,9 +228,9 @@ def test_large_data_is_cut_by_memory_and_told_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         attacks.PGD,
         "_perturb",
-        lambda self, victim, rows, *rest: (pieces.append(len(rows)), perturb(self, victim, rows, *rest))[1],
+        lambda self, target, rows, *rest: (pieces.append(len(rows)), perturb(self, target, rows, *rest))[1],
     )
-    monkeypatch.setattr(fitting, "memory_budget", lambda device: 3_000)
+    monkeypatch.setattr(target_module, "memory_budget", lambda device: 3_000)
     cut = attacks.PGD(steps=2, seed=1)(plain_net(), inputs, labels)
     assert 1 < len(pieces) < 30
     assert sum(pieces) == 30

@@ -10,7 +10,7 @@ import dubio
 from dubio import attacks
 from dubio._engine import cuda_graphs as capturing
 from dubio._engine.memory import Footprint
-from dubio.attacks import target as fitting
+from dubio.attacks import target as target_module
 from dubio.attacks.target import Recorder, untouched
 
 MIB = 2**20
@@ -54,14 +54,16 @@ def test_a_score_keeps_a_limit_that_leaves_room_for_its_batch() -> None:
 def test_drawn_weights_are_not_charged_to_rows() -> None:
     net, inputs, labels = large_weights(), torch.rand(200, 100), torch.zeros(200, dtype=torch.int64)
     with untouched(net), torch.no_grad():
-        victim = attacks.PGD(num_samples=20).victim(net)
-        assert victim.rows_at_a_time(inputs, labels) == 200
+        target = attacks.PGD(num_samples=20).target_for(net)
+        assert target.rows_at_a_time(inputs, labels) == 200
 
 
 def test_rows_are_as_many_as_fit() -> None:
     net, (inputs, labels) = large_activations(), images(100)
     with untouched(net), torch.no_grad():
-        few, many = (replace(attacks.PGD(), num_samples=n).victim(net).rows_at_a_time(inputs, labels) for n in (2, 40))
+        few, many = (
+            replace(attacks.PGD(), num_samples=n).target_for(net).rows_at_a_time(inputs, labels) for n in (2, 40)
+        )
     assert 1 <= many < few < 100
 
 
@@ -129,8 +131,8 @@ def test_an_attack_for_which_nothing_is_left_says_so() -> None:
 
 
 def test_draws_are_halved_before_rows_and_no_more_often_than_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "shrink_chunks", lambda net: True)
-    thrift, rows = fitting.MemoryBackoff(small_net(), 4, num_samples=3), []
+    monkeypatch.setattr(target_module, "shrink_chunks", lambda net: True)
+    thrift, rows = target_module.MemoryBackoff(small_net(), 4, num_samples=3), []
     with pytest.raises(torch.OutOfMemoryError):
         while True:
             thrift.take_less()
@@ -159,7 +161,7 @@ def test_a_recording_is_let_go_of_whatever_happens(error: type[BaseException], m
         def close(self) -> None:
             Interrupted.closed += 1
 
-    monkeypatch.setattr(attacks.Attack, "_recorder", lambda self, victim, device: Interrupted(device))
+    monkeypatch.setattr(attacks.Attack, "_recorder", lambda self, target, device: Interrupted(device))
     with pytest.raises(error):
         attacks.PGD(steps=2)(small_net(), *tables())
     assert Interrupted.closed == 1

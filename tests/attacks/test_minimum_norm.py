@@ -129,8 +129,8 @@ def test_the_best_of_all_targets_is_the_nearest_class() -> None:
 def test_t61_a_larger_weight_keeps_the_perturbation_shorter(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = linear_net()
     inputs, labels = right_points(net, rows=2)
-    victim = attacks.MinimumNorm(num_samples=1).victim(net)
-    problem = solvers.Problem(victim, inputs, labels, 1 - labels, WIDE)
+    target = attacks.MinimumNorm(num_samples=1).target_for(net)
+    problem = solvers.Problem(target, inputs, labels, 1 - labels, WIDE)
     start = inputs + 1e-3 * torch.randn_like(inputs)
     sizes = []
     for c in (0.01, 0.1, 1.0, 10.0):
@@ -209,21 +209,21 @@ def test_the_runner_up_is_the_likeliest_other_class_and_random_targets_are_any_o
     attack = attacks.MinimumNorm()
     log_probs = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.4, 0.3, 0.2, 0.1]]).log()
     labels = torch.tensor([2, 2])
-    victim = attack.victim(plain_net())
-    assert [goals.tolist() for goals in attack._goals(victim, log_probs, labels)] == [[1, 0]]
+    target = attack.target_for(plain_net())
+    assert [goals.tolist() for goals in attack._goals(target, log_probs, labels)] == [[1, 0]]
     many = torch.arange(4).repeat(500)
-    random = attacks.MinimumNorm(target="random")._goals(victim, torch.zeros(2000, 4), many)[0]
+    random = attacks.MinimumNorm(target="random")._goals(target, torch.zeros(2000, 4), many)[0]
     counts = torch.bincount((random - many) % 4, minlength=4)
     assert counts[0] == 0
     assert counts[1:].min() > 2000 / 3 - 5 * (2000 * 2 / 9) ** 0.5
-    each = attacks.MinimumNorm(target="best_of_all")._goals(victim, log_probs, labels)
+    each = attacks.MinimumNorm(target="best_of_all")._goals(target, log_probs, labels)
     assert sorted(goals[0].item() for goals in each) == [0, 1, 3]
 
 
 def test_lbfgs_is_on_frozen_draws() -> None:
-    assert attacks.MinimumNorm(solver="lbfgs").victim(plain_net()).noise == "frozen"
-    assert attacks.MinimumNorm(solver="lbfgs", noise="off").victim(plain_net()).noise == "off"
-    assert attacks.MinimumNorm().victim(plain_net()).noise == "fresh"
+    assert attacks.MinimumNorm(solver="lbfgs").target_for(plain_net()).noise == "frozen"
+    assert attacks.MinimumNorm(solver="lbfgs", noise="off").target_for(plain_net()).noise == "off"
+    assert attacks.MinimumNorm().target_for(plain_net()).noise == "fresh"
 
 
 @pytest.mark.parametrize("name", ["minimum norm", "ddn", "fmn", "lbfgs"])
@@ -234,10 +234,10 @@ def test_random_networks_are_fooled_by_the_mean_over_the_draws(name: str) -> Non
     attack = type(FAILING[name])(**{**vars(FAILING[name]), **options})
     result = attack(model, inputs, labels)
     assert result.fooled.any()
-    victim = attack.victim(model)
+    target = attack.target_for(model)
     with torch.no_grad():
         model.eval()
-        _, fooled = victim.judge(result.inputs, labels)
+        _, fooled = target.evaluate(result.inputs, labels)
     assert torch.equal(fooled, result.fooled)
 
 

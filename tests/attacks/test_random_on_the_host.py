@@ -55,9 +55,9 @@ def images() -> tuple[Tensor, Tensor]:
 
 
 def checked(net: nn.Module, inputs: Tensor, labels: Tensor) -> attacks.target.AttackTarget:
-    victim = attacks.PGD(num_samples=20).victim(net)
-    victim.check(inputs, labels)
-    return victim
+    target = attacks.PGD(num_samples=20).target_for(net)
+    target.check(inputs, labels)
+    return target
 
 
 def num_different(draws: Tensor) -> int:
@@ -67,22 +67,22 @@ def num_different(draws: Tensor) -> int:
 @pytest.mark.parametrize("host", DRAW)
 def test_an_attacker_averages_over_draws_that_differ(host: str) -> None:
     net, (inputs, labels) = defended(ResizeAndPad(DRAW[host])), images()
-    victim = checked(net, inputs, labels)
-    assert victim.is_random
-    assert victim.num_samples == 20
-    assert num_different(victim.log_probs(inputs)) > 5
+    target = checked(net, inputs, labels)
+    assert target.is_random
+    assert target.num_samples == 20
+    assert num_different(target.log_probs(inputs)) > 5
     seen: list[int] = []
     net.register_forward_hook(lambda *_: seen.append(1))
-    victim.look(inputs, labels)
-    victim.labels(inputs)
+    target.loss_and_grad(inputs, labels)
+    target.labels(inputs)
     assert len(seen) == 40
 
 
 def test_a_generator_that_nobody_knows_is_looped_too() -> None:
     net, (inputs, labels) = defended(OwnGenerator()), images()
-    victim = checked(net, inputs, labels)
-    assert victim.draws_on_host
-    assert num_different(victim.log_probs(inputs)) == 20
+    target = checked(net, inputs, labels)
+    assert target.draws_on_host
+    assert num_different(target.log_probs(inputs)) == 20
 
 
 class Bystander(nn.Module):
@@ -95,10 +95,10 @@ class Bystander(nn.Module):
 
 def test_numbers_that_do_not_show_make_no_network_random() -> None:
     inputs, labels = images()
-    victim = checked(defended(Bystander()), inputs, labels)
-    assert not victim.is_random
-    assert not victim.draws_on_host
-    assert (victim.num_samples, victim.executor) == (1, "auto")
+    target = checked(defended(Bystander()), inputs, labels)
+    assert not target.is_random
+    assert not target.draws_on_host
+    assert (target.num_samples, target.executor) == (1, "auto")
 
 
 class Coin(nn.Module):
@@ -129,8 +129,8 @@ def test_a_seed_makes_it_repeatable(host: str) -> None:
 @pytest.mark.parametrize("host", DRAW)
 def test_frozen_noise_is_frozen_on_the_host(host: str) -> None:
     net, (inputs, labels) = defended(ResizeAndPad(DRAW[host])), images()
-    victim = checked(net, inputs, labels)
-    one, other = victim.compare(inputs, inputs, labels)
+    target = checked(net, inputs, labels)
+    one, other = target.compare(inputs, inputs, labels)
     assert torch.equal(one, other)
 
 

@@ -98,9 +98,9 @@ def test_t26_a_ball_of_radius_zero_leaves_the_clean_accuracy() -> None:
     labels = torch.where(torch.arange(60) < 20, (labels + 1) % 4, labels)
     attack = attacks.FGSM(epsilon=0.0)
 
-    def scores(victim: Any, **options: Any) -> tuple[Score, Score]:
-        attacked = attack(victim, inputs, labels).inputs
-        return tuple(attacks.score(victim, points, labels, **options) for points in (inputs, attacked))  # type: ignore[return-value]
+    def scores(target: Any, **options: Any) -> tuple[Score, Score]:
+        attacked = attack(target, inputs, labels).inputs
+        return tuple(attacks.score(target, points, labels, **options) for points in (inputs, attacked))  # type: ignore[return-value]
 
     clean, zero = scores(net)
     assert clean.predictive.value == zero.predictive.value == pytest.approx(2 / 3)

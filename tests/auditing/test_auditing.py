@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from audit_cases import EPSILON, TINY, bench_for, verdicts
+from audit_cases import EPSILON, TINY, session_for, verdicts
 from dubio.auditing.checks import CHECKS
 from dubio.auditing.records import BUDGETS
 from dubio.auditing.session import ordinary_twin
@@ -57,32 +57,32 @@ def test_the_worst_attack_counts_for_each_image_and_other_draws_score_it() -> No
     images = torch.rand(100, 4)
     labels = torch.zeros(100, dtype=torch.long)
     net = nn.Sequential(nn.Linear(4, 3))
-    bench = bench_for(net, (images, labels), budget=replace(TINY, num_images=100))
+    session = session_for(net, (images, labels), budget=replace(TINY, num_images=100))
     for name, epsilon in {"weak": 0.01, "strong": 0.3}.items():
-        assert bench.attempt(name, replace(bench.main(), epsilon=epsilon)) is not None
-    chosen, shares = bench.worst()
-    values = torch.stack([attempt.values for attempt in bench.attempts.values()])
+        assert session.attempt(name, replace(session.main(), epsilon=epsilon)) is not None
+    chosen, shares = session.worst()
+    values = torch.stack([attempt.values for attempt in session.attempts.values()])
     assert shares.get("strong", 0.0) == pytest.approx((values[1] > values[0]).double().mean().item())
     for row in range(100):
-        own = bench.attempts["strong" if values[1, row] > values[0, row] else "weak"].images[row]
+        own = session.attempts["strong" if values[1, row] > values[0, row] else "weak"].images[row]
         assert torch.equal(chosen[row], own)
-    assert bench.seed_for("selection") != bench.seed_for("scoring")
+    assert session.seed_for("selection") != session.seed_for("scoring")
 
 
 def test_the_same_attack_is_run_once_under_its_first_name(plain: nn.Module, digits: dubio.data.Examples) -> None:
-    bench = bench_for(plain, digits)
-    first = bench.attempt("pgd", bench.main())
-    assert bench.attempt("pgd once more", bench.main()) is first
-    assert bench.look("pgd at its own distance", bench.at(EPSILON)) is first
-    assert list(bench.attempts) == ["pgd"]
+    session = session_for(plain, digits)
+    first = session.attempt("pgd", session.main())
+    assert session.attempt("pgd once more", session.main()) is first
+    assert session.attempt_aside("pgd at its own distance", session.main(epsilon=EPSILON)) is first
+    assert list(session.attempts) == ["pgd"]
 
 
 def test_attacks_aim_at_the_likeliest_other_classes(plain: nn.Module, digits: dubio.data.Examples) -> None:
-    bench = bench_for(plain, digits)
-    logits = plain(bench.inputs).detach()
-    assert bench.other_classes.shape == (9, len(bench.inputs))
-    assert not (bench.other_classes == bench.targets).any()
-    ranked = logits.gather(1, bench.other_classes.T)
+    session = session_for(plain, digits)
+    logits = plain(session.inputs).detach()
+    assert session.other_classes.shape == (9, len(session.inputs))
+    assert not (session.other_classes == session.targets).any()
+    ranked = logits.gather(1, session.other_classes.T)
     assert (ranked[:, 1:] <= ranked[:, :-1]).all()
 
 

@@ -11,13 +11,13 @@ from scipy import stats
 from torch import Tensor, nn
 
 import dubio
-from audit_cases import TINY, bench_for
+from audit_cases import TINY, session_for
 from auditing.frauds import Blinded, Coin, HardQuantiser
 from dubio.attacks.gradient import PGD
 from dubio.auditing.audit import _status, _with_proof
 from dubio.auditing.checks import CHECKS
-from dubio.auditing.records import CheckRecord
-from dubio.auditing.session import AttackRun, AuditSession, Finding
+from dubio.auditing.records import CheckRecord, Cost
+from dubio.auditing.session import AttackRun, AuditSession, CheckResult
 
 COUNT = 400
 RUN = {check.id: check.run for check in CHECKS}
@@ -28,11 +28,11 @@ LABELS = torch.zeros(COUNT, dtype=torch.long)
 def attempt(name: str, left: int, images: Tensor = IMAGES, attack: Any = None) -> AttackRun:
     """An attack that leaves the first so many images right."""
     right = torch.arange(len(images)) < left
-    return AttackRun(name, attack or PGD(), images, (~right).float(), right, 0, 0, 0.0)
+    return AttackRun(name, attack or PGD(), images, (~right).float(), right, Cost(0, 0, 0.0))
 
 
 class Told(AuditSession):
-    """A bench on which attacks leave what they are told to."""
+    """A session on which attacks leave what they are told to."""
 
     def tell(self, left: dict[str, int], clean: int = COUNT) -> "Told":
         self.left, self.clean = left, torch.arange(COUNT) < clean  # type: ignore[misc]
@@ -52,8 +52,8 @@ class Told(AuditSession):
 def told(left: dict[str, int], clean: int = COUNT, kind: str = "fixed", **options: Any) -> Told:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
     budget = replace(TINY, num_images=COUNT, **options)
-    bench = bench_for(net, (IMAGES, LABELS), budget=budget)
-    made = Told(**{name: getattr(bench, name) for name in AuditSession.__dataclass_fields__})
+    session = session_for(net, (IMAGES, LABELS), budget=budget)
+    made = Told(**{name: getattr(session, name) for name in AuditSession.__dataclass_fields__})
     made.__dict__.update(kind=kind, ordinary_twin=None)
     return made.tell(left, clean)
 
@@ -117,16 +117,16 @@ OFF = "transfer from noise off"
 )
 def test_checks_by_what_attacks_leave(id: str, left: dict[str, int], status: str, summary: str) -> None:
     direct = {"C9": ["pgd"], "C14": ["pgd"]}.get(id, [])
-    bench = told(left, kind="random" if id in ("C3", "C9") else "fixed", eot=(1, 2, 4), step_counts=(2, 4, 8))
+    session = told(left, kind="random" if id in ("C3", "C9") else "fixed", eot=(1, 2, 4), step_counts=(2, 4, 8))
     for name in direct:
-        bench.attempt(name, bench.main())
-    found = RUN[id](bench)
+        session.attempt(name, session.main())
+    found = RUN[id](session)
     assert (found.status, summary in found.summary) == (status, True), found
 
 
 def test_objectives_that_break_different_images_count_together_and_fail() -> None:
-    bench = told(all_left(OBJECTIVES, 200))
-    once = bench._once
+    session = told(all_left(OBJECTIVES, 200))
+    once = session._once
 
     def half_elsewhere(name: str, attack: Any, among: dict[str, AttackRun], goals: Any = None) -> AttackRun | None:
         found = once(name, attack, among, goals)
@@ -135,55 +135,55 @@ def test_objectives_that_break_different_images_count_together_and_fail() -> Non
             among[name] = replace(found, right=found.right.flip(0), values=found.values.flip(0))
         return among[name]
 
-    bench._once = half_elsewhere  # type: ignore[method-assign]
-    found = RUN["C8"](bench)
+    session._once = half_elsewhere  # type: ignore[method-assign]
+    found = RUN["C8"](session)
     assert found.status == "fail"
     assert "it is 0.0%" in found.summary
 
 
 def test_an_ensemble_and_a_fixed_network_have_no_noise_to_average_or_to_hide_behind() -> None:
     for kind in ("fixed", "members"):
-        bench = told({}, kind=kind)
-        assert {RUN[id](bench).status for id in ("C2", "C3", "C4", "C9", "C11")} == {"pass"}
+        session = told({}, kind=kind)
+        assert {RUN[id](session).status for id in ("C2", "C3", "C4", "C9", "C11")} == {"pass"}
 
 
 def test_noise_that_cannot_be_turned_off_is_not_cleared() -> None:
-    bench = told({"pgd": 200}, kind="random")
-    bench.failures[OFF] = "noise='off' needs a model whose noise dubio draws"
-    found = RUN["C9"](bench)
+    session = told({"pgd": 200}, kind="random")
+    session.failures[OFF] = "noise='off' needs a model whose noise dubio draws"
+    found = RUN["C9"](session)
     assert found.status == "skipped"
     assert "may be a veil" in found.summary
 
 
 def test_c1_compares_what_is_declared_with_what_is_measured(plain: nn.Module, digits: dubio.data.Examples) -> None:
     bayes = dubio.Bayes().convert(plain)
-    found = RUN["C1"](bench_for(bayes, digits))
+    found = RUN["C1"](session_for(bayes, digits))
     assert (found.status, "the network is random." in found.summary) == ("pass", True)
     with torch.no_grad():
         for name, parameter in bayes.named_parameters():
             if name.endswith("rho"):
                 parameter.fill_(-1e4)
-    found = RUN["C1"](bench_for(bayes, digits))
+    found = RUN["C1"](session_for(bayes, digits))
     assert (found.status, "but it has random parts" in found.summary) == ("fail", True)
     hidden = dubio.Deterministic().convert(Blinded(plain, 3.0))
-    found = RUN["C1"](bench_for(hidden, digits))
+    found = RUN["C1"](session_for(hidden, digits))
     assert (found.status, "but it has no random parts" in found.summary) == ("fail", True)
-    found = RUN["C1"](bench_for(plain, digits))
+    found = RUN["C1"](session_for(plain, digits))
     assert (found.status, "does not say whether it should be" in found.summary) == ("pass", True)
 
 
 def test_c1_tells_a_draw_for_the_batch_from_one_for_each_image(plain: nn.Module, digits: dubio.data.Examples) -> None:
     shared, apart = (dubio.Bayes(estimator=kind).convert(plain) for kind in ("weight", "local"))
-    assert "all images of a batch share a draw" in RUN["C1"](bench_for(shared, digits)).summary
-    assert "every image has its own noise" in RUN["C1"](bench_for(apart, digits)).summary
+    assert "all images of a batch share a draw" in RUN["C1"](session_for(shared, digits)).summary
+    assert "every image has its own noise" in RUN["C1"](session_for(apart, digits)).summary
 
 
 def test_few_draws_are_told_by_twice_as_many_and_by_their_spread() -> None:
-    bench = bench_for(Coin(0.51), (IMAGES, LABELS), budget=replace(TINY, num_images=COUNT, score_draws=51))
-    bench.attempts["pgd"] = attempt("pgd", 0)
-    assert RUN["C2"](bench).status == "fail"
-    assert RUN["C23"](bench).status == "fail"
-    sure = bench_for(Coin(0.99), (IMAGES, LABELS), budget=bench.budget)
+    session = session_for(Coin(0.51), (IMAGES, LABELS), budget=replace(TINY, num_images=COUNT, score_draws=51))
+    session.attempts["pgd"] = attempt("pgd", 0)
+    assert RUN["C2"](session).status == "fail"
+    assert RUN["C23"](session).status == "fail"
+    sure = session_for(Coin(0.99), (IMAGES, LABELS), budget=session.budget)
     sure.attempts["pgd"] = attempt("pgd", 0)
     assert (RUN["C2"](sure).status, RUN["C23"](sure).status) == ("pass", "pass")
 
@@ -198,10 +198,10 @@ def test_the_error_over_draws_is_that_of_scoring_again() -> None:
 
     images = chances.view(-1, 1, 1, 1).expand(COUNT, 1, 2, 2).contiguous()
     budget = replace(TINY, num_images=COUNT, score_draws=draws)
-    bench = bench_for(graded, (images, LABELS), budget=budget, epsilon=1e-6)  # no attack moves a chance
+    session = session_for(graded, (images, LABELS), budget=budget, epsilon=1e-6)  # no attack moves a chance
     right = torch.from_numpy(stats.binom.sf(draws // 2, draws, chances.double().numpy()))
     expected = (right * (1.0 - right)).sum().sqrt().item() / COUNT
-    found = RUN["C23"](bench)
+    found = RUN["C23"](session)
     assert found.value == pytest.approx(expected, rel=0.5)  # a spread over eight repeats is this unsure itself
     assert found.status == "fail"
 
@@ -210,8 +210,8 @@ def test_the_error_over_draws_is_that_of_scoring_again() -> None:
 def test_c4_measures_how_far_two_gradients_agree(
     std: float, status: str, plain: nn.Module, digits: dubio.data.Examples
 ) -> None:
-    bench = bench_for(Blinded(plain, std), digits, budget=replace(TINY, eot=(1, 20)))
-    assert RUN["C4"](bench).status == status
+    session = session_for(Blinded(plain, std), digits, budget=replace(TINY, eot=(1, 20)))
+    assert RUN["C4"](session).status == status
 
 
 def test_c10_compares_the_mean_network_with_a_twin(plain: nn.Module, digits: dubio.data.Examples) -> None:
@@ -221,10 +221,10 @@ def test_c10_compares_the_mean_network_with_a_twin(plain: nn.Module, digits: dub
         return labels[: len(inputs)] + 0.0 * inputs.flatten(1).sum(dim=1, keepdim=True)
 
     model = dubio.Bayes().convert(plain)
-    found = RUN["C10"](bench_for(model, digits, twin=unbreakable))
+    found = RUN["C10"](session_for(model, digits, twin=unbreakable))
     assert (found.status, "the other 100.0%" in found.summary) == ("fail", True)
-    assert RUN["C10"](bench_for(model, digits, twin=plain)).status == "pass"
-    assert RUN["C10"](bench_for(model, digits)).status == "skipped"
+    assert RUN["C10"](session_for(model, digits, twin=plain)).status == "pass"
+    assert RUN["C10"](session_for(model, digits)).status == "skipped"
 
 
 def autoattack(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
@@ -247,14 +247,14 @@ def autoattack(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
 def test_c12_counts_what_autoattack_finds(
     monkeypatch: pytest.MonkeyPatch, plain: nn.Module, digits: dubio.data.Examples
 ) -> None:
-    bench = bench_for(plain, digits)
-    bench.attempts["nothing"] = bench.look("pgd at 0", bench.at(0.0))  # type: ignore[assignment]
+    session = session_for(plain, digits)
+    session.attempts["nothing"] = session.attempt_aside("pgd at 0", session.main(epsilon=0.0))  # type: ignore[assignment]
     autoattack(monkeypatch, 0.0)
-    assert RUN["C12"](bench).status == "pass"
-    strong = bench_for(plain, digits)
-    strong.attempts["nothing"] = bench.attempts["nothing"]
-    pgd = bench.main()(plain, bench.inputs, bench.targets, progress=False).inputs
-    autoattack(monkeypatch, 3.0 * (pgd - bench.inputs))  # type: ignore[arg-type]
+    assert RUN["C12"](session).status == "pass"
+    strong = session_for(plain, digits)
+    strong.attempts["nothing"] = session.attempts["nothing"]
+    pgd = session.main()(plain, session.inputs, session.targets, progress=False).inputs
+    autoattack(monkeypatch, 3.0 * (pgd - session.inputs))  # type: ignore[arg-type]
     found = RUN["C12"](strong)
     assert found.status == "fail"
     assert strong.attempts["AutoAttack"].accuracy < strong.attempts["nothing"].accuracy
@@ -265,40 +265,40 @@ def test_c12_is_skipped_where_autoattack_is_not_or_cannot_be(
     monkeypatch: pytest.MonkeyPatch, plain: nn.Module, digits: dubio.data.Examples
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
-    assert "pip install pyautoattack" in RUN["C12"](bench_for(plain, digits)).summary
+    assert "pip install pyautoattack" in RUN["C12"](session_for(plain, digits)).summary
     autoattack(monkeypatch, 0.0)
     two = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    found = RUN["C12"](bench_for(two, (IMAGES, LABELS)))
+    found = RUN["C12"](session_for(two, (IMAGES, LABELS)))
     assert (found.status, "4 classes or more" in found.summary) == ("skipped", True)
 
 
 def test_c18_holds_images_to_the_distance_the_bounds_and_finite_numbers() -> None:
     for images, summary in [(IMAGES + 0.2, "out of bounds"), (IMAGES.clone().fill_(1.01), "out of bounds")]:
-        bench = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
-        assert RUN["C18"](bench).status == "pass"
-        bench.attempts["far"] = attempt("far", 0, images)
-        found = RUN["C18"](bench)
+        session = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
+        assert RUN["C18"](session).status == "pass"
+        session.attempts["far"] = attempt("far", 0, images)
+        found = RUN["C18"](session)
         assert (found.status, summary in found.summary) == ("fail", True)
-    bench = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
-    bench.failures["pgd"] = "the model must give finite logits, got NaN"
-    assert RUN["C18"](bench).status == "fail"
+    session = told({"pgd at 0": COUNT, "random noise at 0": COUNT})
+    session.failures["pgd"] = "the model must give finite logits, got NaN"
+    assert RUN["C18"](session).status == "fail"
 
 
 def test_c19_and_c20_tell_gradients_that_are_dead_or_lie(plain: nn.Module, digits: dubio.data.Examples) -> None:
-    honest = bench_for(plain, digits)
+    honest = session_for(plain, digits)
     assert (RUN["C19"](honest).status, RUN["C20"](honest).status) == ("pass", "pass")
-    masked = bench_for(HardQuantiser(plain), digits)
+    masked = session_for(HardQuantiser(plain), digits)
     assert (RUN["C19"](masked).status, RUN["C20"](masked).status) == ("fail", "fail")
 
     def lying(inputs: Tensor) -> Tensor:  # says the truth, and shows the opposite way
         logits: Tensor = plain(inputs)
         return logits.detach() - (logits - logits.detach())
 
-    found = RUN["C20"](bench_for(lying, digits))
+    found = RUN["C20"](session_for(lying, digits))
     assert found.status == "fail"
     assert found.value is not None
     assert found.value < 0.2
-    assert "largest at its end" in RUN["C19"](bench_for(lying, digits)).summary
+    assert "largest at its end" in RUN["C19"](session_for(lying, digits)).summary
 
 
 @pytest.mark.parametrize(("data", "epsilon", "status"), [("cifar10", 8 / 255, "fail"), ("digits", 8 / 255, "skipped")])
@@ -308,9 +308,9 @@ def test_c25_knows_what_is_published(data: str, epsilon: float, status: str) -> 
         net[1].weight.zero_()
         net[1].bias.copy_(torch.eye(10)[0])
     for distance, expected in ((epsilon, status), (2.0 * epsilon, status), (0.5 * epsilon, "skipped")):
-        bench = replace(bench_for(net, (IMAGES, LABELS), epsilon=distance), data=data)
-        bench.attempts["pgd"] = attempt("pgd", COUNT, bench.inputs)
-        found: Finding = RUN["C25"](bench)
+        session = replace(session_for(net, (IMAGES, LABELS), epsilon=distance), data=data)
+        session.attempts["pgd"] = attempt("pgd", COUNT, session.inputs)
+        found: CheckResult = RUN["C25"](session)
         assert found.status == expected
 
 

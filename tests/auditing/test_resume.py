@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import dubio
 from audit_cases import EPSILON, TINY
 from dubio.auditing.audit import _fingerprint
-from dubio.auditing.records import Audit
-from dubio.auditing.session import Kept, PartialResults
+from dubio.auditing.records import Audit, Cost
+from dubio.auditing.session import PartialResults
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def kept_before_interruption(model: nn.Module, digits: dubio.data.Examples, **op
     names: list[str] = []
     keep = PartialResults.keep
 
-    def keep_two(keeper: PartialResults, name: str, kept: Kept) -> Kept:
+    def keep_two(keeper: PartialResults, name: str, images: Tensor, cost: Cost) -> None:
         names.append(name)
         if len(names) == 3:
             raise KeyboardInterrupt
-        return keep(keeper, name, kept)
+        keep(keeper, name, images, cost)
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(PartialResults, "keep", keep_two)
@@ -118,12 +118,12 @@ def test_a_function_is_known_by_what_it_says(digits: dubio.data.Examples, tmp_pa
 
 def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
     keeper = PartialResults(tmp_path, {"seed": 0})
-    kept = Kept(torch.rand(2, 3), 5, 4, 1.5)
-    keeper.keep("pgd", kept)
+    images, cost = torch.rand(2, 3), Cost(5, 4, 1.5)
+    keeper.keep("pgd", images, cost)
     found = keeper.find("pgd")
     assert found is not None
-    assert torch.equal(found.inputs, kept.inputs)
-    assert (found.forwards, found.backwards, found.seconds) == (5, 4, 1.5)
+    assert torch.equal(found[0], images)
+    assert found[1] == cost
     file = next((tmp_path / "audit-parts").glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-3])
     assert keeper.find("pgd") is None

@@ -36,7 +36,7 @@ def test_the_interval_of_a_mean_is_that_of_student(count: int, level: float) -> 
 
 
 def test_one_number_has_no_interval() -> None:
-    with pytest.raises(ValueError, match="values must be two or more, to tell how far they scatter, got 1"):
+    with pytest.raises(ValueError, match="values must be two or more, to estimate their spread, got 1"):
         functional.statistics.mean_interval(torch.zeros(1))
 
 

@@ -452,10 +452,10 @@ def test_an_attack_looks_at_every_member_once() -> None:
     calls: Counter[int] = Counter()
     for number, member in enumerate(model.members):
         member.register_forward_hook(lambda *_, number=number: calls.update([number]))
-    victim = AttackTarget(model, 1, "predictive", "cross_entropy", "fresh", 0, executor="loop")
+    target = AttackTarget(model, 1, "predictive", "cross_entropy", "fresh", 0, executor="loop")
 
-    assert victim.num_samples == 4
-    victim.log_probs(INPUTS)
+    assert target.num_samples == 4
+    target.log_probs(INPUTS)
     assert calls == Counter(range(4))
 
 

@@ -1,7 +1,7 @@
 """Attacks on networks, written over the sample axis: every gradient is that of an average over draws.
 
 Each attack is a frozen value, ``PGD(epsilon=8/255)(model, inputs, labels)``, with a short form that gives the inputs
-alone, ``pgd(model, inputs, labels, epsilon=8/255)``. What an attack leaves of a network's accuracy is told by
+alone, ``pgd(model, inputs, labels, epsilon=8/255)``. The accuracy of a network under an attack is given by
 ``score``, on draws that had no part in it.
 """
 

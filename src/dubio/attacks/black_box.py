@@ -1,18 +1,14 @@
-"""The square attack: random search without gradients (Andriushchenko et al. 2020).
+"""Attacks without gradients of the target: random search (Square), random noise, and transfer from another network.
 
-It changes one window of the image at a time, keeps the change if the loss averaged over the draws has grown, and makes
-the windows smaller as it goes. It asks for logits alone, so whatever gives them can be attacked.
+They need logits alone, so that any function from inputs to logits can be attacked. Random noise is the baseline that
+every attack must beat.
 
-Random noise: the floor that every attack must beat.
-
-Transfer: perturbations made on one network, tried on another.
+Reference: Andriushchenko et al. 2020 (square attack).
 """
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,26 +17,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubio import functional
-from dubio.attacks.attack import Attack, Perturbed, Progress, check_count, stronger
-from dubio.attacks.gradient import PGD, check_steps
+from dubio.attacks.attack import Attack, Progress
+from dubio.attacks.gradient import PGD
 from dubio.attacks.target import AttackTarget
 from dubio.functional.adversarial import AttackLoss
 
 SMALLEST_BUMP = 3
-"""Side of the smallest window in L2, as in the authors' code: a bump in one pixel would cancel what stands there."""
+"""Side of the smallest window in L2, as in the authors' code: a bump in one pixel would cancel its perturbation."""
 
 
 @dataclass(frozen=True)
 class Square(Attack):
-    """Random search over square windows, in Linf or L2, without gradients and without an early end.
+    """Random search over square windows, in Linf or L2, without gradients and without early stopping.
+
+    Each step changes one window of the image and keeps the change if it raises the loss averaged over draws. Windows
+    become smaller.
 
     Images are `(batch, channel, height, width)`. Flat inputs, `(batch, features)`, are one row of pixels, whose windows
-    are stretches of neighbouring features; if they are images laid flat, ``shape`` says which.
+    are neighbouring features; ``shape`` gives the shape of flattened images.
 
     Args:
-        steps: how many changes are tried.
-        share: of the pixels that the first window covers.
-        shape: channel, height and width of the image that a flat input stands for.
+        steps: number of changes tried.
+        share: share of the pixels that the first window covers.
+        shape: channel, height and width of flattened images.
     """
 
     epsilon: float = 8 / 255
@@ -53,32 +52,28 @@ class Square(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_steps(self.steps)
         if not 0.0 < self.share <= 1.0:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
         if self.shape is not None and (len(self.shape) != 3 or min(self.shape) < 1):
             raise ValueError(f"shape must be channel, height and width, each at least 1, got {self.shape}")
 
-    def _num_steps(self) -> int:
-        return self.steps
-
-    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
+    def _climb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Tensor:
         images = self._as_images(inputs)
         start = self._stripes if self.norm == "linf" else self._tiles
         change = self._with_square if self.norm == "linf" else self._with_bump
-        moved = self._inside(start(victim, images), images)
-        values = victim.values(moved.view_as(inputs), targets)
+        moved = self._inside(start(target, images), images)
+        values = target.values(moved.view_as(inputs), targets)
         for k in range(self.steps):
             share = functional.adversarial.square_share(k, self.steps, self.share)
-            candidate = self._inside(change(victim, moved, images, share), images)
-            if victim.noise == "fresh" and victim.is_random:
-                found, values = victim.compare(candidate.view_as(inputs), moved.view_as(inputs), targets)
+            candidate = self._inside(change(target, moved, images, share), images)
+            if target.noise == "fresh" and target.is_random:
+                loss, values = target.compare(candidate.view_as(inputs), moved.view_as(inputs), targets)
             else:
-                found = victim.values(candidate.view_as(inputs), targets)
-            moved = torch.where(functional.adversarial.as_rows(found > values, moved), candidate, moved)
-            values = torch.maximum(found, values)
-            ticker.tick()
-        return self._select(victim, moved.view_as(inputs), targets)
+                loss = target.values(candidate.view_as(inputs), targets)
+            moved = torch.where(functional.adversarial.as_rows(loss > values, moved), candidate, moved)
+            values = torch.maximum(loss, values)
+            progress.tick()
+        return moved.view_as(inputs)
 
     def _as_images(self, inputs: Tensor) -> Float[Tensor, "batch channel height width"]:
         if inputs.dim() == 2:
@@ -93,32 +88,32 @@ class Square(Attack):
             )
         return inputs.contiguous()
 
-    def _stripes(self, victim: AttackTarget, images: Tensor) -> Tensor:
+    def _stripes(self, target: AttackTarget, images: Tensor) -> Tensor:
         """Vertical stripes, up or down."""
         batch, channels, _, width = images.shape
-        return images + self.epsilon * victim.random((batch, channels, 1, width), "sign", images)
+        return images + self.epsilon * target.random((batch, channels, 1, width), "sign", images)
 
-    def _with_square(self, victim: AttackTarget, moved: Tensor, images: Tensor, share: float) -> Tensor:
+    def _with_square(self, target: AttackTarget, moved: Tensor, images: Tensor, share: float) -> Tensor:
         """One window at the edge of the ball, up or down in each channel."""
-        numbers = victim.random((len(images), 2 + images.shape[1]), "uniform", images)
+        numbers = target.random((len(images), 2 + images.shape[1]), "uniform", images)
         window = _Windows.at(numbers[:, :2], images, share)
         return window.put(moved, window.get(images) + self.epsilon * _signs(numbers[:, 2:]))
 
-    def _tiles(self, victim: AttackTarget, images: Tensor) -> Tensor:
+    def _tiles(self, target: AttackTarget, images: Tensor) -> Tensor:
         """Bumps on a grid of five by five, up or down in each channel, as far out as the ball goes."""
         batch, channels, height, width = images.shape
         tall, wide = (max(length // 5, 1) for length in (height, width))
         rows, columns = height // tall, width // wide
-        signs = victim.random((batch, channels, rows, columns), "sign", images)
+        signs = target.random((batch, channels, rows, columns), "sign", images)
         tiles = torch.kron(signs, _bump(tall, wide, images.dtype, images.device))
         top, left = (height - rows * tall) // 2, (width - columns * wide) // 2
         perturbation = torch.zeros_like(images)
         perturbation[..., top : top + rows * tall, left : left + columns * wide] = tiles
         return images + self.epsilon * functional.adversarial.steepest_direction(perturbation, "l2")
 
-    def _with_bump(self, victim: AttackTarget, moved: Tensor, images: Tensor, share: float) -> Tensor:
+    def _with_bump(self, target: AttackTarget, moved: Tensor, images: Tensor, share: float) -> Tensor:
         """One window put back, and all the distance this frees given to a bump in another."""
-        numbers = victim.random((len(images), 5 + images.shape[1]), "uniform", images)
+        numbers = target.random((len(images), 5 + images.shape[1]), "uniform", images)
         raised, dropped = (_Windows.at(numbers[:, i : i + 2], images, share, SMALLEST_BUMP) for i in (0, 2))
         perturbation = moved - images
         kept = raised.put(dropped.put(perturbation, 0.0), 0.0)
@@ -135,31 +130,30 @@ class _Windows:
 
     @classmethod
     def at(cls, uniform: Float[Tensor, "batch 2"], images: Tensor, share: float, smallest: int = 1) -> "_Windows":
-        """Windows that cover this share of the pixels, at places told by uniform numbers."""
+        """Windows that cover this share of the pixels, at places given by uniform numbers."""
         batch, channels, height, width = images.shape
         window = functional.adversarial.square_window(share, height, width, smallest)
-        places = [
+        rows, columns = (
             (numbers * (side - length + 1)).long().clamp_max(side - length).view(-1, 1)
             + torch.arange(length, device=images.device)
             for numbers, side, length in zip(uniform.unbind(dim=1), (height, width), window, strict=True)
-        ]
-        rows, columns = places
+        )
         examples = torch.arange(batch, device=images.device).view(-1, 1, 1, 1)
         layers = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
         return cls((examples, layers, rows[:, None, :, None], columns[:, None, None, :]))
 
     def get(self, images: Tensor) -> Tensor:
-        """What stands in the windows."""
+        """The pixels in the windows."""
         return images[self.index]
 
     def put(self, images: Tensor, content: Tensor | float) -> Tensor:
-        """The images with something else in the windows."""
+        """The images with other pixels in the windows."""
         changed = images.clone()
         changed[self.index] = content
         return changed
 
     def bump(self, uniform: Float[Tensor, " batch"]) -> Float[Tensor, "batch 1 height width"]:
-        """A bump for each window; where windows are square, lying down in half of them."""
+        """A bump for each window; square windows transpose half of them."""
         tall, wide = self.index[2].shape[2], self.index[3].shape[3]
         upright = _bump(tall, wide, uniform.dtype, uniform.device).expand(len(uniform), 1, tall, wide)
         if tall != wide:
@@ -183,7 +177,12 @@ def _unit(windows: Float[Tensor, "batch channel height width"]) -> Float[Tensor,
 
 @dataclass(frozen=True)
 class RandomNoise(Attack):
-    """The worst of several random perturbations: evenly spread in the ball, or signs at its corners."""
+    """The worst of several random perturbations: uniform in the ball, or signs at its corners.
+
+    Args:
+        tries: number of perturbations.
+        kind: ``"uniform"`` or ``"sign"``.
+    """
 
     epsilon: float = 8 / 255
     tries: int = 10
@@ -191,38 +190,25 @@ class RandomNoise(Attack):
 
     _uses_gradients: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("tries", self.tries)
-        if self.kind not in ("uniform", "sign"):
-            raise ValueError(f"kind must be 'uniform' or 'sign', got {self.kind!r}")
-
-    def _num_steps(self) -> int:
+    def _num_restarts(self) -> int:
         return self.tries
 
-    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
-        def tries() -> Iterator[Perturbed]:
-            for _ in range(self.tries):
-                yield self._select(victim, self._candidate(victim, inputs), targets)
-                ticker.tick()
-
-        return reduce(stronger, tries())
-
-    def _candidate(self, victim: AttackTarget, inputs: Tensor) -> Tensor:
+    def _climb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Tensor:
+        progress.tick()
         if self.kind == "uniform":
-            return self._random_start(victim, inputs)
-        signs = victim.random(inputs.shape, "sign", inputs)
+            return self._start(target, inputs)
+        signs = target.random(inputs.shape, "sign", inputs)
         reach = 1.0 if self.norm == "linf" else inputs[0].numel() ** -0.5
         return self._inside(inputs + self.epsilon * reach * signs, inputs)
 
 
 @dataclass(frozen=True)
 class Transfer(Attack):
-    """Attack another network, or this one with its noise off, and see what that does here.
+    """Attack another network, or this one with its noise off, and evaluate the images here.
 
     Args:
-        attack: what is done to the source; its own fields say how far and with which noise.
-        source: the network attacked; by default the victim itself with its noise off.
+        attack: the attack on the source, with its own distance and noise.
+        source: the network attacked; by default the target itself with its noise off.
     """
 
     attack: Attack = PGD()
@@ -236,18 +222,18 @@ class Transfer(Attack):
         if self.epsilon is not None:
             raise ValueError(f"epsilon belongs to the attack, as in Transfer(attack=PGD(epsilon={self.epsilon}))")
         for name in ("norm", "bounds", "targeted"):
-            if getattr(self, name) != (its := getattr(self.attack, name)):
-                raise ValueError(f"{name} must be that of the attack, {its!r}, got {getattr(self, name)!r}")
+            if getattr(self, name) != (expected := getattr(self.attack, name)):
+                raise ValueError(f"{name} must be that of the attack, {expected!r}, got {getattr(self, name)!r}")
         super().__post_init__()
 
-    def _perturb(self, victim: AttackTarget, inputs: Tensor, targets: Tensor, ticker: Progress) -> Perturbed:
+    def _climb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Tensor:
         attack, source = self.attack, self.source
         if source is None:
-            attack, source = replace(attack, noise="off"), victim.model
+            attack, source = replace(attack, noise="off"), target.model
         if attack.seed is None:
-            attack = replace(attack, seed=victim.seed)
-        moved = attack._run(source, inputs, targets, victim.first_row)
-        victim.forwards += moved.forwards
-        victim.backwards += moved.backwards
-        ticker.tick()
-        return self._select(victim, moved.inputs, targets)
+            attack = replace(attack, seed=target.seed)
+        result = attack._run(source, inputs, targets, target.first_row)
+        target.forwards += result.forwards
+        target.backwards += result.backwards
+        progress.tick()
+        return result.inputs

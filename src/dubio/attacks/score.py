@@ -1,15 +1,13 @@
-"""What is left of a network's accuracy, seen by draws that had no part in the attack.
+"""Accuracy under attack, on draws that had no part in the attack, and tables of transfer between networks.
 
-Three accuracies: of the mean over T draws (``predictive``), of one draw (``single``), and of being right on all of m
-queries (``retry``). An image that a few draws have selected, because they were fooled by it, says nothing about other
-draws: so scores come from draws of their own, never from the flags of an attack.
+``score`` gives three accuracies: of the mean over T draws (``predictive``), of one draw (``single``), and of being
+right on all of m queries (``retry``). Images that were selected because a few draws are fooled by them say nothing
+about other draws. Therefore scores use draws of their own, never the flags of an attack.
 
-Transfer tables: images made on some networks, tried on others, one draw at a time (methods, sections 5.3 and 5.4).
-
-Every source is attacked on its own; images that it takes for something else already stay as they are. Each evaluated
-network then reads all images with one set of drawn weights, and again with the next: accuracies are those of single
-draws, not of an ensemble. Draw number i of a network is the same for every source, so that differences between sources
-are paired.
+``transfer_table`` attacks every source by itself and evaluates its images on other networks (methods, sections 5.3 and
+5.4). Images that a source gets wrong already stay as they are. Each evaluated network reads all images with one set of
+drawn weights, then with the next: accuracies are those of single draws, not of an ensemble. Draw number i of a network
+is the same for every source, so that differences between sources are paired.
 
 Invariants: a deterministic source is right on its own images exactly where its attack has failed, and failures are
 counted (T-24); one draw serves the whole data, however they are cut into batches (``tests/attacks/test_harness.py``).
@@ -37,10 +35,13 @@ from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.version import versions
 
+FORMAT = "dubio-transfer-1"
+_TENSORS = ("accuracy", "clean", "distortion", "failures", "wrong_before", "adversarial")
+
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share of examples, with an interval at 95 %."""
+    """A share of examples, with its 95 % interval."""
 
     value: float
     low: float
@@ -52,7 +53,7 @@ class Accuracy:
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """How a network does on given inputs."""
+    """Accuracies of a network on given inputs."""
 
     predictive: Accuracy
     """R_pred(T): the mean over all draws is right; interval of Clopper and Pearson over examples."""
@@ -87,39 +88,33 @@ def score(
 
     Args:
         model: a network, or a function from inputs to logits.
-        inputs: what to classify.
+        inputs: inputs to classify.
         targets: the true labels.
-        num_samples: T, how many draws.
-        num_tries: m, how many queries must all be right.
+        num_samples: T, the number of draws.
+        num_tries: m, the number of queries that must all be right.
         seed: makes the draws repeatable; they are not those of an attack with the same seed.
         batch_size: examples at a time.
     """
-    check_classifier(model)
     check_num_samples(num_samples)
-    check_count("batch_size", batch_size)
     if not 1 <= num_tries <= num_samples:
         raise ValueError(f"num_tries must be from 1 to num_samples = {num_samples}, got {num_tries}")
-    if targets.shape != inputs.shape[:1] or len(inputs) == 0:
-        raise ValueError(
-            f"targets must be one label per input, got shapes {tuple(targets.shape)} and {tuple(inputs.shape)}"
-        )
+    _check(model, inputs, targets, batch_size)
 
-    def look() -> tuple[Tensor, Tensor]:
-        victim = AttackTarget(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
+    def evaluate() -> tuple[Tensor, Tensor]:
+        target = AttackTarget(model, num_samples, "predictive", "cross_entropy", "fresh", 0)
         predicted, right = [], []
-        victim.check(inputs, targets, batch_size)
-        for first in range(0, len(inputs), batch_size):
-            part = slice(first, first + batch_size)
-            log_probs = victim.log_probs(inputs[part])
-            victim.check_logits(log_probs, targets[part])
-            predicted.append(functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == targets[part])
-            hits = log_probs.argmax(dim=-1) == targets[part]
-            # One draw of a network without noise, or the members of an ensemble, stand for as many as were asked for.
+        target.check(inputs, targets, batch_size)
+        for part, labels in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+            log_probs = target.log_probs(part)
+            target.check_logits(log_probs, labels)
+            predicted.append(functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == labels)
+            hits = log_probs.argmax(dim=-1) == labels
+            # The one draw of a network without noise, or the members of an ensemble, are repeated.
             right.append(hits.repeat(-(-num_samples // len(hits)), 1)[:num_samples])
         return torch.cat(predicted), torch.cat(right, dim=1)
 
     with untouched(model):
-        return _summary(*seeded_run(_own_seed(seed, "score"), inputs.device, look), num_tries)
+        return _summary(*seeded_run(_seed_for(seed, "score"), inputs.device, evaluate), num_tries)
 
 
 @torch.no_grad()
@@ -134,34 +129,38 @@ def strongest(
     seed: int | None = None,
     batch_size: int = 256,
 ) -> tuple[Float[Tensor, "batch ..."], Int[Tensor, " batch"]]:
-    """For each example the worst of several attacks, chosen by draws of their own: inputs, and which attack's.
+    """For each example the worst of several attacks, chosen on draws of its own: inputs, and the number of the attack.
 
-    Score what comes back with ``score``, on other draws.
+    Score the inputs with ``score``, on other draws.
     """
     if not results:
         raise ValueError("results must hold at least one attack's result, got none")
-    check_classifier(model)
-    check_count("batch_size", batch_size)
     inputs = torch.stack([result.inputs for result in results])
-    if targets.shape != inputs.shape[1:2]:
-        raise ValueError(
-            f"targets must be one label per input, got shapes {tuple(targets.shape)} and {tuple(inputs.shape[1:])}"
-        )
+    _check(model, inputs[0], targets, batch_size)
 
-    def look() -> Tensor:
-        victim = AttackTarget(model, num_samples, objective, loss, "fresh", 0)
-        victim.check(inputs[0], targets, batch_size)
+    def evaluate() -> Tensor:
+        target = AttackTarget(model, num_samples, objective, loss, "fresh", 0)
+        target.check(inputs[0], targets, batch_size)
         pieces = zip(inputs.split(batch_size, dim=1), targets.split(batch_size), strict=True)
-        values = [torch.stack([victim.values(one, labels) for one in piece]) for piece, labels in pieces]
+        values = [torch.stack([target.values(candidate, labels) for candidate in piece]) for piece, labels in pieces]
         return torch.cat(values, dim=1)
 
     with untouched(model):
-        chosen = seeded_run(_own_seed(seed, "strongest"), targets.device, look).argmax(dim=0)
+        chosen = seeded_run(_seed_for(seed, "strongest"), targets.device, evaluate).argmax(dim=0)
     return inputs[chosen, torch.arange(len(chosen), device=chosen.device)], chosen
 
 
-def _own_seed(seed: int | None, purpose: str) -> int | None:
-    """Another seed for each purpose: an attack of the same seed must not have seen the draws."""
+def _check(model: Model, inputs: Tensor, targets: Tensor, batch_size: int) -> None:
+    check_classifier(model)
+    check_count("batch_size", batch_size)
+    if targets.shape != inputs.shape[:1] or len(inputs) == 0:
+        raise ValueError(
+            f"targets must be one label per input, got shapes {tuple(targets.shape)} and {tuple(inputs.shape)}"
+        )
+
+
+def _seed_for(seed: int | None, purpose: str) -> int | None:
+    """Another seed for each purpose: an attack of the same seed must not use the same draws."""
     return None if seed is None else noise_key(f"{purpose}/{seed}")
 
 
@@ -169,9 +168,9 @@ def _summary(predicted: Bool[Tensor, " batch"], right: Bool[Tensor, "sample batc
     num_samples, count = right.shape
     single = right.double().mean(dim=0)
     retry = functional.statistics.retry_probability(right.sum(dim=0), num_samples, num_tries)
-    held = int(predicted.sum())
+    num_right = int(predicted.sum())
     return Score(
-        Accuracy(held / count, *functional.statistics.clopper_pearson(held, count)),
+        Accuracy(num_right / count, *functional.statistics.clopper_pearson(num_right, count)),
         _two_way(single, functional.statistics.retry_influence(right, 1)),
         _two_way(retry, functional.statistics.retry_influence(right, num_tries)),
         num_samples,
@@ -183,17 +182,9 @@ def _summary(predicted: Bool[Tensor, " batch"], right: Bool[Tensor, "sample batc
 
 
 def _two_way(per_example: Float[Tensor, " batch"], per_draw: Float[Tensor, " sample"]) -> Accuracy:
-    """A mean over examples whose error comes from the choice of examples and of draws, which all examples may share."""
-    mean = per_example.mean().item()
-    return Accuracy(
-        mean,
-        *functional.statistics.normal_interval(
-            mean, functional.statistics.two_way_standard_error(per_example, per_draw)
-        ),
-    )
-
-
-FORMAT = "dubio-transfer-1"
+    """A mean over examples, with the error of the choice of examples and of draws, which all examples may share."""
+    mean, error = per_example.mean().item(), functional.statistics.two_way_standard_error(per_example, per_draw)
+    return Accuracy(mean, *functional.statistics.normal_interval(mean, error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,11 +197,11 @@ class TransferTable:
     clean: Float[Tensor, "evaluated draw"]
     """Accuracies on the images as they were."""
     distortion: Float[Tensor, " source"]
-    """E-27, over all images; those that a source had wrong already add nothing."""
+    """E-27, over all images; those that a source gets wrong without an attack add nothing."""
     failures: Int[Tensor, " source"]
-    """Images that a source still has right after the attack."""
+    """Images that a source still gets right after the attack."""
     wrong_before: Int[Tensor, " source"]
-    """Images that a source had wrong before, which therefore stay as they are."""
+    """Images that a source gets wrong without an attack, which therefore stay as they are."""
     adversarial: Float[Tensor, "source example ..."]
     provenance: dict[str, Any]
     """Attack, seeds, hash of the data, versions and seconds."""
@@ -229,11 +220,10 @@ class TransferTable:
 
     def save(self, path: str | Path) -> None:
         """Write the table to one safetensors file with JSON metadata, whole or not at all."""
-        path = Path(path)
         tensors = {name: getattr(self, name).cpu().contiguous() for name in _TENSORS}
-        said = {"format": FORMAT, "sources": self.sources, "evaluated": self.evaluated, "provenance": self.provenance}
-        said["sha256"] = _hash(*tensors.values())
-        write_atomically(path, to_bytes(tensors, {"dubio": dump_json(said)}))
+        digest = _hash(*tensors.values())
+        metadata = _Metadata(FORMAT, self.sources, self.evaluated, self.provenance, digest)
+        write_atomically(Path(path), to_bytes(tensors, {"dubio": dump_json(vars(metadata))}))
 
     @classmethod
     def load(cls, path: str | Path) -> "TransferTable":
@@ -242,34 +232,30 @@ class TransferTable:
             raise FileNotFoundError(f"there is no file {path}")
         try:
             with safe_open(path, framework="pt") as content:
-                said = parse_json((content.metadata() or {}).get("dubio", "{}"), str(path))
-                found = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+                values = parse_json((content.metadata() or {}).get("dubio", "{}"), str(path))
+                tensors = {name: content.get_tensor(name) for name in _TENSORS if name in content.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise RecordError(f"{path} is not a whole safetensors file: {error}") from error
-        format = said.get("format") if isinstance(said, dict) else None
+        format = values.get("format") if isinstance(values, dict) else None
         if format != FORMAT:
             raise RecordError(f"{path} has format {format!r}, and a transfer table has {FORMAT!r}")
-        said = read_value(_Said, said, str(path))
-        if lacking := [name for name in _TENSORS if name not in found]:
-            raise RecordError(f"{path} is no whole transfer table: it lacks {', '.join(lacking)}")
-        tensors = {name: found[name] for name in _TENSORS}
-        if said.sha256 != _hash(*tensors.values()):
+        metadata = read_value(_Metadata, values, str(path))
+        if missing := [name for name in _TENSORS if name not in tensors]:
+            raise RecordError(f"{path} is not a whole transfer table: it lacks {', '.join(missing)}")
+        if metadata.sha256 != _hash(*tensors.values()):
             raise RecordError(f"{path} is damaged: its contents do not match their hash")
-        return cls(said.sources, said.evaluated, **tensors, provenance=said.provenance)
+        return cls(metadata.sources, metadata.evaluated, **tensors, provenance=metadata.provenance)
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What the file of a table says beside its tensors."""
+class _Metadata:
+    """JSON beside the tensors of a table."""
 
     format: str
     sources: tuple[str, ...]
     evaluated: tuple[str, ...]
     provenance: dict[str, Any]
     sha256: str
-
-
-_TENSORS = ("accuracy", "clean", "distortion", "failures", "wrong_before", "adversarial")
 
 
 def transfer_table(
@@ -282,16 +268,16 @@ def transfer_table(
     seed: int = 0,
     batch_size: int = 1000,
 ) -> TransferTable:
-    """Attack every source, and try its images on every evaluated network.
+    """Attack every source, and evaluate every network on its images.
 
     Args:
         sources: networks to attack, by name.
-        attack: how; its seed is set by ``seed``.
-        evaluated: networks to try, by name; a source may be among them.
+        attack: the attack; its seed is set by ``seed``.
+        evaluated: networks to evaluate, by name; a source may be among them.
         inputs: images as they are.
         targets: their labels.
-        num_draws: how many draws of each evaluated network, one at a time.
-        seed: of the attack and, apart from it, of the draws that look at its images.
+        num_draws: number of draws of each evaluated network, one at a time.
+        seed: seed of the attack and, independently, of the draws that evaluate its images.
         batch_size: images at a time in evaluation; does not change a result.
     """
     check_num_samples(num_draws)
@@ -309,8 +295,8 @@ def transfer_table(
     made = [_make(model, attack, inputs, targets, seeds) for model in sources.values()]
 
     def accuracies(images: Tensor) -> Tensor:
-        found = [_single(model, images, targets, num_draws, seeds["draws"], batch_size) for model in evaluated.values()]
-        return torch.stack(found)
+        draws = num_draws, seeds["draws"], batch_size
+        return torch.stack([_single(model, images, targets, *draws) for model in evaluated.values()])
 
     adversarial = torch.stack([images for images, _, _ in made])
     return TransferTable(
@@ -338,17 +324,17 @@ def transfer_table(
 def _make(
     model: Model, attack: Attack, inputs: Tensor, targets: Tensor, seeds: dict[str, int]
 ) -> tuple[Tensor, int, int]:
-    """Images made on one source, how many of them it still has right, and how many it had wrong before."""
+    """Images made on one source, how many of them it still gets right, and how many it got wrong before."""
 
     def right(images: Tensor, seed: int) -> Tensor:
-        looked = score(model, images, targets, num_samples=attack.num_samples, num_tries=1, seed=seed)
-        return looked.predictive_per_example
+        scored = score(model, images, targets, num_samples=attack.num_samples, num_tries=1, seed=seed)
+        return scored.predictive_per_example
 
-    known = right(inputs, seeds["before"])
+    rows = right(inputs, seeds["before"])
     images = inputs.clone()
-    if bool(known.any()):
-        images[known] = attack(model, inputs[known], targets[known]).inputs
-    return images, int((right(images, seeds["after"]) & known).sum()), int((~known).sum())
+    if bool(rows.any()):
+        images[rows] = attack(model, inputs[rows], targets[rows]).inputs
+    return images, int((right(images, seeds["after"]) & rows).sum()), int((~rows).sum())
 
 
 @torch.no_grad()
@@ -358,7 +344,7 @@ def _single(
     """Accuracy of each of many draws, one set of weights for all inputs (5.4)."""
     right = torch.zeros(num_draws, dtype=torch.long)
     if not isinstance(model, nn.Module):
-        with seeded(seed, inputs.device, lend=True):  # nobody knows where a function draws from
+        with seeded(seed, inputs.device, lend=True):  # a function may draw from any generator
             for draw in range(num_draws):
                 right[draw] = (model(inputs).argmax(dim=-1) == targets).sum()
         return right / len(inputs)

@@ -1,12 +1,10 @@
-"""``audit``: is the robustness real?
+"""Audit the robustness of a classifier under attack.
 
-Every attack is tried on the same images; for each image the worst counts, chosen by draws of their own, and the
-headline is what other, fresh draws still have right. The checks ask whether that can be believed. A required check that
-fails makes the headline an upper bound and nothing more.
+Every attack runs on the same images. For each image the worst attack counts, chosen on draws of its own, and the
+headline is the accuracy that other, fresh draws still have. The checks decide whether the headline can be believed: a
+required check that fails makes it an upper bound and nothing more.
 
-Reference: Athalye, Carlini and Wagner 2018; Carlini et al. 2019; Tramer et al. 2020.
-
-A bar that shows which check and which attack is on.
+References: Athalye, Carlini and Wagner 2018; Carlini et al. 2019; Tramer et al. 2020.
 """
 
 import dataclasses
@@ -24,7 +22,7 @@ from torch import Tensor, nn
 from dubio import attacks
 from dubio._engine import device_of, seeded
 from dubio.attacks import Model, check_count
-from dubio.auditing.checks import CHECKS, known_draws_accuracy
+from dubio.auditing.checks import CHECKS, frozen_draws_accuracy
 from dubio.auditing.records import (
     BUDGETS,
     AttackRecord,
@@ -42,8 +40,8 @@ from dubio.evaluation import gather
 from dubio.functional.adversarial import Norm
 from dubio.version import VERSION, versions
 
-KEPT = ("C10", "C24")
-"""Checks whose work is not an attack that is kept anyway."""
+STORED = ("C10", "C24")
+"""Checks whose results are stored, since their attacks are not."""
 
 
 def audit(
@@ -60,27 +58,28 @@ def audit(
     folder: str | Path | None = None,
     progress: bool = True,
 ) -> Audit:
-    """Audit a classifier: attack it in every way there is here, and say whether what is left can be believed.
+    """Run all attacks and checks on a classifier, and report whether the accuracy left can be believed.
 
     Args:
         model: a converted network, any ``nn.Module``, or a function from inputs to logits.
-        data: images and labels, as ``evaluate`` takes them; those used are always the same for a seed.
-        norm: how distance is measured, ``"linf"`` or ``"l2"``.
+        data: images and labels, as ``evaluate`` takes them; a seed always selects the same images.
+        norm: norm of the distance, ``"linf"`` or ``"l2"``.
         epsilon: how far an image may move.
-        budget: ``"tiny"``, a taste, ``"quick"``, a first look, or ``"full"``, the real thing.
-        num_images: how many images; by default 400 or 1,000.
-        bounds: what inputs lie in.
+        budget: ``"tiny"``, a try in seconds, ``"quick"``, a first look, or ``"full"``, the basis of a claim.
+        num_images: number of images; by default 128, 400 or 1,000.
+        bounds: the interval that inputs lie in.
         twin: an adversarially trained network without noise to compare with.
-        seed: which images, attacks and draws.
-        folder: where finished attacks are kept until the audit is whole; an interrupted audit goes on from there.
-        progress: whether to show a bar.
+        seed: selects images, attacks and draws.
+        folder: where finished attacks are stored until the audit is complete; an interrupted audit continues from
+            there.
+        progress: whether to show a progress bar.
     """
     began = time.perf_counter()
-    plan, judged = _budget(budget, num_images), gather(data)
-    inputs, targets = _choose(judged.inputs, judged.targets, plan.num_images, seed, model)
+    plan, examples = _budget(budget, num_images), gather(data)
+    inputs, targets = _choose(examples.inputs, examples.targets, plan.num_images, seed, model)
     _check(model, inputs, targets, norm, epsilon, bounds)
     settings = {
-        "data": judged.record.fingerprint,
+        "data": examples.record.fingerprint,
         "threat": [norm, epsilon, bounds],
         "budget": repr(plan),
         "seed": seed,
@@ -90,93 +89,81 @@ def audit(
     }
     keeper = PartialResults(None if folder is None else Path(folder), settings)
     with progress_bar(len(CHECKS), progress) as bar:
-        bench = AuditSession(
-            model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar.say, judged.record.name, twin
+        session = AuditSession(
+            model, inputs, targets, norm, epsilon, bounds, plan, seed, keeper, bar.say, examples.record.name, twin
         )
-        checks = _with_proof([_run(check, bench, bar) for check in CHECKS])
-        found = _record(bench, checks, judged.record.fingerprint, began)
+        checks = _with_proof([_run(check, session, bar) for check in CHECKS])
+        report = _report(session, checks, examples.record.fingerprint, began)
     keeper.finish()
-    return found
-
-
-def _record(bench: AuditSession, checks: list[CheckRecord], fingerprint: str, began: float) -> Audit:
-    """All that was found; the worst of all attacks is scored on draws that had no part in choosing it."""
-    plan = bench.budget
-    images, shares = bench.worst()
-    left, clean = (bench.score(given, plan.score_draws) for given in (images, bench.inputs))
-    tried = [*bench.attempts.values(), *bench.others.values()]
-    pred = left.predictive
-    return Audit(
-        status=_status(checks),
-        headline=Headline(pred.value, pred.low, pred.high, len(images), plan.score_draws, shares),
-        threat=ThreatModel(
-            bench.norm,
-            bench.epsilon,
-            bench.bounds,
-            plan.num_samples,
-            plan.steps,
-            plan.restarts,
-            plan.name,
-            plan.resolution,
-            bench.seed,
-        ),
-        clean=clean.predictive,
-        r_pred=left.predictive,
-        r_1=left.single,
-        r_retry=left.retry,
-        r_frozen=known_draws_accuracy(bench),
-        checks=tuple(sorted(checks, key=lambda record: int(record.id[1:]))),
-        attacks=_attack_records(bench),
-        data=bench.data,
-        fingerprint=fingerprint,
-        cost=Cost(
-            sum(attempt.forwards for attempt in tried),
-            sum(attempt.backwards for attempt in tried),
-            time.perf_counter() - began,
-        ),
-        made_by=versions(),
-    )
+    return report
 
 
 class AuditProgress:
-    """Which check is on, and what is being done for it."""
+    """The current check, and the attack that runs for it."""
 
     def __init__(self, show: Callable[[str, int], None]) -> None:
         self._show, self._name, self._done = show, "", 0
 
     def begin(self, name: str) -> None:
-        """A check begins, and the one before is over."""
+        """Begin a check; the previous one is complete."""
         self._done += 1 if self._name else 0
         self._name = name
         self.say("")
 
     def say(self, text: str) -> None:
-        """What is being done for it."""
+        """Show what runs for the current check."""
         self._show(f"{self._name}  {text}".strip(), self._done)
 
 
-def _run(check: Check, bench: AuditSession, bar: AuditProgress) -> CheckRecord:
+def _report(session: AuditSession, checks: list[CheckRecord], fingerprint: str, began: float) -> Audit:
+    """The record; the worst of all attacks is scored on draws that had no part in choosing it."""
+    plan = session.budget
+    images, shares = session.worst()
+    left, clean = (session.score(given, plan.score_draws) for given in (images, session.inputs))
+    costs = [run.cost for run in (*session.attempts.values(), *session.others.values())]
+    pred = left.predictive
+    return Audit(
+        status=_status(checks),
+        headline=Headline(pred.value, pred.low, pred.high, len(images), plan.score_draws, shares),
+        threat=ThreatModel(
+            **session.threat,
+            num_samples=plan.num_samples,
+            steps=plan.steps,
+            restarts=plan.restarts,
+            budget=plan.name,
+            resolution=plan.resolution,
+            seed=session.seed,
+        ),
+        clean=clean.predictive,
+        r_pred=left.predictive,
+        r_1=left.single,
+        r_retry=left.retry,
+        r_frozen=frozen_draws_accuracy(session),
+        checks=tuple(sorted(checks, key=lambda record: int(record.id[1:]))),
+        attacks=_attack_records(session),
+        data=session.data,
+        fingerprint=fingerprint,
+        cost=Cost(
+            sum(cost.forwards for cost in costs), sum(cost.backwards for cost in costs), time.perf_counter() - began
+        ),
+        made_by=versions(),
+    )
+
+
+def _run(check: Check, session: AuditSession, bar: AuditProgress) -> CheckRecord:
     began = time.perf_counter()
     bar.begin(check.name)
-    known = bench.keeper.find_check(check.id) if check.id in KEPT else None
-    if known is not None:
-        return known
-    found = check.run(bench)
-    skipped = found.status == "skipped" and check.may_be_skipped
-    softened = found.status == "fail" and not check.required and check.id != "C25"
-    record = CheckRecord(
-        check.id,
-        check.name,
-        check.required and not skipped,
-        "warn" if softened else found.status,
-        found.summary,
-        found.value,
-        found.limit,
-        found.curve,
-        time.perf_counter() - began,
-    )
-    if check.id in KEPT:
-        bench.keeper.keep_check(record)
+    stored = session.keeper.find_check(check.id) if check.id in STORED else None
+    if stored is not None:
+        return stored
+    result = check.run(session)
+    is_skipped = result.status == "skipped" and check.may_be_skipped
+    is_warning = result.status == "fail" and not check.required and check.id != "C25"
+    fields = vars(result) | {"status": "warn" if is_warning else result.status}
+    required = check.required and not is_skipped
+    record = CheckRecord(check.id, check.name, required, **fields, seconds=time.perf_counter() - began)
+    if check.id in STORED:
+        session.keeper.keep_check(record)
     return record
 
 
@@ -189,7 +176,7 @@ def _with_proof(records: list[CheckRecord]) -> list[CheckRecord]:
 
 
 def _status(records: list[CheckRecord]) -> Status:
-    """A required check that failed, or could not be made, leaves an upper bound."""
+    """A required check that failed or could not run leaves an upper bound."""
     if any(record.holds_back for record in records):
         return "UPPER BOUND ONLY"
     if any(record.id == "C25" and record.status == "fail" for record in records):
@@ -197,12 +184,12 @@ def _status(records: list[CheckRecord]) -> Status:
     return "VALID"
 
 
-def _attack_records(bench: AuditSession) -> tuple[AttackRecord, ...]:
-    tried = [
-        AttackRecord(name, attempt.accuracy, attempt.forwards, attempt.backwards, attempt.seconds)
-        for name, attempt in bench.attempts.items()
-    ]
-    return (*tried, *(AttackRecord(name, None, 0, 0, 0.0, reason) for name, reason in bench.failures.items()))
+def _attack_records(session: AuditSession) -> tuple[AttackRecord, ...]:
+    completed = (
+        AttackRecord(name, run.accuracy, run.cost.forwards, run.cost.backwards, run.cost.seconds)
+        for name, run in session.attempts.items()
+    )
+    return (*completed, *(AttackRecord(name, None, 0, 0, 0.0, reason) for name, reason in session.failures.items()))
 
 
 def _budget(given: str | Budget, num_images: int | None) -> Budget:
@@ -216,7 +203,7 @@ def _budget(given: str | Budget, num_images: int | None) -> Budget:
 
 
 def _choose(inputs: Any, targets: Tensor, count: int, seed: int, model: Model) -> tuple[Tensor, Tensor]:
-    """Some images, always the same for a seed, in the order of the data, where the network is."""
+    """Some images, always the same for a seed, in the order of the data, on the device of the network."""
     if not isinstance(inputs, Tensor):
         raise TypeError(f"data must have one tensor of inputs to be attacked, got {type(inputs).__name__}")
     device = (device_of(model) if isinstance(model, nn.Module) else None) or inputs.device
@@ -228,22 +215,24 @@ def _choose(inputs: Any, targets: Tensor, count: int, seed: int, model: Model) -
 def _check(
     model: Model, inputs: Tensor, targets: Tensor, norm: Norm, epsilon: float, bounds: tuple[float, float]
 ) -> None:
-    """Refuse what cannot be attacked, before any work is done."""
+    """Refuse a model or data that cannot be attacked, before any work is done."""
     probe = attacks.RandomNoise(epsilon=epsilon, norm=norm, bounds=bounds, tries=1, num_samples=1, seed=0)
     if epsilon == 0.0:
-        raise ValueError("epsilon must be positive for an audit, got 0.0; dubio.evaluate judges images as they are")
+        raise ValueError(
+            "epsilon must be positive for an audit, got 0.0; dubio.evaluate measures accuracy on images as they are"
+        )
     probe(model, inputs, targets, progress=False)
 
 
 def _fingerprint(model: Model, few: Tensor) -> str:
-    """What tells one network from another: its kind and its weights, or what a function says of a few images."""
+    """Identifies a network by its class and its weights, or a function by its outputs for a few images."""
     digest = hashlib.blake2b(digest_size=16)
     if isinstance(model, nn.Module):
-        named = model.state_dict()
+        tensors = model.state_dict()
     else:
-        with torch.no_grad(), seeded(0, few.device, lend=True):  # nobody knows where a function draws from
-            named = {"outputs": model(few)}
-    for name, tensor in named.items():
+        with torch.no_grad(), seeded(0, few.device, lend=True):  # a function may draw from any generator
+            tensors = {"outputs": model(few)}
+    for name, tensor in tensors.items():
         digest.update(name.encode())
         if isinstance(tensor, Tensor):
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -252,16 +241,13 @@ def _fingerprint(model: Model, few: Tensor) -> str:
 
 
 @contextmanager
-def progress_bar(total: int, wanted: bool) -> Iterator[AuditProgress]:
-    """A bar on stderr where that is a terminal and rich is there; it is gone when the block is left."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-    except ImportError:
-        yield AuditProgress(lambda text, done: None)
-        return
+def progress_bar(total: int, visible: bool) -> Iterator[AuditProgress]:
+    """A bar on stderr where that is a terminal; it is removed at the end of the block."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn())
-    disabled = not (wanted and sys.stderr.isatty())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disabled) as shown:
-        task = shown.add_task("starting", total=total)
-        yield AuditProgress(lambda text, done: shown.update(task, description=text, completed=done))
+    disabled = not (visible and sys.stderr.isatty())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disabled) as bar:
+        task = bar.add_task("starting", total=total)
+        yield AuditProgress(lambda text, done: bar.update(task, description=text, completed=done))

@@ -1,35 +1,31 @@
-"""What an audit found, as plain values: they go to JSON and back, and the report is made from them alone.
+"""The record of an audit, as plain values that go to JSON and back, and the budgets of an audit.
 
-How hard an audit tries: ``tiny`` is a taste in seconds, ``quick`` a first look in a minute, ``full`` for a claim.
+Reports are made from the record alone. The budget ``tiny`` is a try in seconds, ``quick`` a first look in a minute,
+``full`` the basis of a claim.
 """
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from dubio.attacks import Accuracy
 from dubio.codec import Record
-from dubio.functional.adversarial import AttackLoss, AttackObjective
+from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 
 BudgetName = Literal["tiny", "quick", "full"]
-
-
 Verdict = Literal["pass", "warn", "fail", "skipped"]
-
-
 Status = Literal["VALID", "UPPER BOUND ONLY", "EXTRAORDINARY"]
-
+Pair = tuple[AttackObjective, AttackLoss]
 
 FEWEST_IMAGES = 200
 """Images below which an audit says how wide its interval is: at 200 it is about 14 points."""
-
-
 WEIGHTY = {"C12": "AutoAttack", "C24": "the attack breaks an ordinary network", "C25": "published figures"}
 """Checks that compare with others; an audit without them says so."""
 
 
 @dataclass(frozen=True)
 class Headline:
-    """What is left of the accuracy under the worst attack on each image, seen by draws that had no part in choosing."""
+    """The accuracy left under the worst attack on each image, on draws that had no part in choosing it."""
 
     accuracy: float
     low: float
@@ -37,14 +33,14 @@ class Headline:
     num_images: int
     num_draws: int
     shares: dict[str, float]
-    """Of how many images each attack's version counts."""
+    """For which share of the images each attack's version counts."""
 
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """What the attacker may do, and how hard it tried."""
+    """What the attacker may do, and its budget."""
 
-    norm: Literal["linf", "l2"]
+    norm: Norm
     epsilon: float
     bounds: tuple[float, ...]
     num_samples: int
@@ -53,13 +49,13 @@ class ThreatModel:
     restarts: int
     budget: BudgetName
     resolution: float
-    """How large a change in accuracy the checks can tell."""
+    """The smallest change in accuracy that the checks resolve."""
     seed: int
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Accuracy left at one setting of what a check varies."""
+    """Accuracy left at one setting of the field that a check varies."""
 
     x: float
     accuracy: float
@@ -67,7 +63,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """One check: what was measured, what it had to be, and what that means."""
+    """The result of one check: the value measured, its limit, and what they mean."""
 
     id: str
     name: str
@@ -81,27 +77,27 @@ class CheckRecord:
 
     @property
     def holds_back(self) -> bool:
-        """Whether it keeps the headline from being more than an upper bound."""
+        """Whether it makes the headline an upper bound."""
         return self.required and self.status in ("fail", "skipped")
 
 
 @dataclass(frozen=True)
 class AttackRecord:
-    """One attack that was tried at the full distance."""
+    """One attack at the full distance."""
 
     name: str
     accuracy: float | None
-    """Left by it alone, on the draws that choose; None where it could not be run."""
+    """Left by it alone, on the selection draws; None where it could not run."""
     forwards: int
     backwards: int
     seconds: float
     failure: str | None = None
-    """Why it could not be run."""
+    """Why it could not run."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What it took: passes that each image has cost, draws counted, and the time of the whole."""
+    """Passes that each image has cost, draws counted, and seconds."""
 
     forwards: int
     backwards: int
@@ -123,7 +119,7 @@ class Audit(Record):
     r_1: Accuracy
     r_retry: Accuracy
     r_frozen: float | None
-    """Left where the attacker knows the draws that answer; None where there are none to know."""
+    """Left where the attacker knows the draws that answer; None for a network without noise."""
     checks: tuple[CheckRecord, ...]
     attacks: tuple[AttackRecord, ...]
     data: str
@@ -133,22 +129,19 @@ class Audit(Record):
 
     @property
     def failed(self) -> tuple[CheckRecord, ...]:
-        """Required checks that failed, or could not be made: why the headline is an upper bound."""
+        """Required checks that failed or could not run: why the headline is an upper bound."""
         return tuple(check for check in self.checks if check.holds_back)
 
     @property
     def too_few(self) -> str:
-        """That there are few images, which holds whatever the status is; empty where there are enough."""
+        """A note that there are few images, whatever the status; empty where there are enough."""
         left = self.headline
-        if left.num_images >= FEWEST_IMAGES:
-            return ""
-        return (
-            f"only {left.num_images} images, interval {left.low:.1%} to {left.high:.1%}; use at least {FEWEST_IMAGES}"
-        )
+        note = f"only {left.num_images} images, interval {left.low:.1%} to {left.high:.1%}; use at least"
+        return "" if left.num_images >= FEWEST_IMAGES else f"{note} {FEWEST_IMAGES}"
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Why the headline means less than its status says: few images, a small budget, checks that were not made."""
+        """Why the headline means less than its status says: few images, a small budget, checks that did not run."""
         skipped = [check.id for check in self.checks if check.id in WEIGHTY and check.status == "skipped"]
         parts = [
             self.too_few,
@@ -164,12 +157,13 @@ class Audit(Record):
         return f"{self.status}: {left} of {self.headline.num_images} images at {self.threat.epsilon:.4g}{reason}"
 
 
-Pair = tuple[AttackObjective, AttackLoss]
-
-
 @dataclass(frozen=True)
 class Budget:
-    """Sizes of everything that an audit runs."""
+    """Sizes of everything that an audit runs.
+
+    Raises:
+        ValueError: a list of counts is too short to compare its last two, or there are fewer than two scoring draws.
+    """
 
     name: BudgetName
     num_images: int
@@ -187,7 +181,7 @@ class Budget:
     step_counts: tuple[int, ...]
     objectives: tuple[Pair, ...]
     num_goals: int
-    """How many of the other classes are aimed at, the likeliest first."""
+    """Number of other classes that are aimed at, the most probable first."""
     step_factors: tuple[float, ...]
     momenta: tuple[float, ...]
     square_steps: int
@@ -203,19 +197,9 @@ class Budget:
             raise ValueError(f"score_draws must be at least 2, to tell how draws differ, got {self.score_draws}")
 
 
-ALL_PAIRS: tuple[Pair, ...] = (
-    ("predictive", "margin"),
-    ("predictive", "cross_entropy"),
-    ("predictive", "dlr"),
-    ("expected", "margin"),
-    ("expected", "cross_entropy"),
-    ("expected", "dlr"),
-    ("mean_logit", "margin"),
-    ("mean_logit", "cross_entropy"),
-    ("mean_logit", "dlr"),
+ALL_PAIRS: tuple[Pair, ...] = tuple(
+    itertools.product(("predictive", "expected", "mean_logit"), ("margin", "cross_entropy", "dlr"))
 )
-
-
 BUDGETS = {
     "quick": Budget(
         name="quick",
@@ -263,8 +247,6 @@ BUDGETS = {
         epsilon_factors=(0.25, 0.5, 1.0, 1.5, 2.0, 4.0),
     ),
 }
-
-
 BUDGETS["tiny"] = replace(
     BUDGETS["quick"],
     name="tiny",

@@ -1,14 +1,12 @@
-"""The bench on which an audit works: one network, the same images, and every attack that was tried on them.
+"""The state of an audit: one network, the same images, every attack that ran on them, and what all checks share.
 
 Three kinds of draws are kept apart. An attack climbs by its own. *Selection* draws, the same for all attacks, say what
-each left and which one counts for each image. *Scoring* draws judge what was chosen, and nothing else
-(``tests/auditing/test_bench.py``).
+each left and which one counts for each image. *Scoring* draws evaluate the chosen images, and nothing else
+(``tests/auditing/test_auditing.py``).
 
-What an audit has done so far, on disk: an interrupted one goes on from there.
-
-An ordinary twin: the architecture of a network without its noise and its defence, which an attack must break.
-
-What all checks share: a number, a name, whether it is required, and what it found.
+Finished attacks and checks are stored on disk, and an interrupted audit continues from there
+(``tests/auditing/test_resume.py``). An ordinary twin is the architecture of a network without its noise and its
+defence, which an attack must break.
 """
 
 import copy
@@ -16,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,24 +30,31 @@ from torch import Tensor, nn
 from dubio import attacks
 from dubio._engine import Stream, noise_key, redirected, seeded, seeded_run
 from dubio.attacks import PGD, Attack, AttackTarget, Model, score, untouched
-from dubio.auditing.records import Budget, CheckRecord, CurvePoint, Verdict
+from dubio.auditing.records import Budget, CheckRecord, Cost, CurvePoint, Verdict
 from dubio.codec import check_regular, dump_json, parse_json, read_json, read_value, write_atomically
 from dubio.convert import to_mean
-from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
+from dubio.functional.adversarial import Norm
 from dubio.functional.statistics import PairedDifference
 from dubio.methods import Deterministic
 from dubio.nn import Members, num_members
 from dubio.training import fit
 
 ROWS = 256
-
-
 MAIN = "pgd"
+FOLDER = "audit-parts"
+EPOCHS, BATCH, RATE = 40, 32, 1e-3
+TWIN_ACCURACY = 0.9
+"""What an ordinary twin must reach on the images."""
+NO_GRADIENT = "The network has no gradient to follow: it hides how its output depends on its input."
+
+
+class NoGradientError(Exception):
+    """A check needs attacks by gradients, and one of them cannot run."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttackRun:
-    """What one attack made of the images, as the selection draws see it."""
+    """The images of one attack, as the selection draws see them."""
 
     name: str
     attack: Attack | None
@@ -58,14 +63,12 @@ class AttackRun:
     values: Float[Tensor, " image"]
     """The margin by which each is wrong."""
     right: Bool[Tensor, " image"]
-    forwards: int
-    backwards: int
-    seconds: float
+    cost: Cost
 
     @property
     def accuracy(self) -> float:
-        """What it left."""
-        return self.right.double().mean().item()
+        """The accuracy that the attack leaves."""
+        return share(self.right)
 
     @property
     def is_direct(self) -> bool:
@@ -73,54 +76,42 @@ class AttackRun:
         return self.attack is not None and self.attack._uses_gradients and self.attack.noise == "fresh"
 
 
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """An attack's result, as far as an audit needs it."""
-
-    inputs: Tensor
-    forwards: int
-    backwards: int
-    seconds: float
-
-
 class PartialResults:
-    """Keeps attacks and checks that are finished; without a folder, keeps nothing.
+    """Stores attacks and checks that are finished; without a folder, stores nothing.
 
-    ``settings`` say which audit this is: parts of another one are not taken for its own.
+    ``settings`` identify the audit: parts of another one are deleted.
     """
 
     def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
         self._folder = None if folder is None else folder / FOLDER
         if self._folder is None:
             return
-        said = json.dumps(settings, sort_keys=True, default=str)
+        content = json.dumps(settings, sort_keys=True, default=str).encode()
         marker = self._folder / "settings.json"
-        if self._folder.is_dir() and (not marker.is_file() or marker.read_bytes() != said.encode()):
+        if self._folder.is_dir() and (not marker.is_file() or marker.read_bytes() != content):
             shutil.rmtree(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(marker, said.encode())
+        write_atomically(marker, content)
 
-    def find(self, name: str) -> Kept | None:
-        """The result of an attack of this audit, where it is finished."""
+    def find(self, name: str) -> tuple[Tensor, Cost] | None:
+        """Images and cost of an attack of this audit, where it is finished."""
         file = self._file(name, "safetensors")
         if file is None or not file.is_file():
             return None
         try:
             check_regular(file)
             with safe_open(file, framework="pt") as content:
-                cost = read_value(_CostMeter, parse_json((content.metadata() or {})["dubio"], str(file)))
-                return Kept(content.get_tensor("inputs"), cost.forwards, cost.backwards, cost.seconds)
+                cost = read_value(Cost, parse_json((content.metadata() or {})["dubio"], str(file)))
+                return content.get_tensor("inputs"), cost
         except (SafetensorError, KeyError, ValueError):
             return None  # written by something else, or damaged: run it again
 
-    def keep(self, name: str, result: Kept) -> Kept:
-        """Keep the result of an attack, and give it back."""
+    def keep(self, name: str, images: Tensor, cost: Cost) -> None:
+        """Store the images and the cost of an attack."""
         file = self._file(name, "safetensors")
         if file is not None:
-            cost = {"forwards": result.forwards, "backwards": result.backwards, "seconds": result.seconds}
-            images = {"inputs": result.inputs.cpu().contiguous()}
-            write_atomically(file, to_bytes(images, {"dubio": dump_json(cost)}))
-        return result
+            metadata = {"dubio": dump_json(dataclasses.asdict(cost))}
+            write_atomically(file, to_bytes({"inputs": images.cpu().contiguous()}, metadata))
 
     def find_check(self, id: str) -> CheckRecord | None:
         """A check of this audit, where it is finished."""
@@ -133,13 +124,13 @@ class PartialResults:
             return None
 
     def keep_check(self, record: CheckRecord) -> None:
-        """Keep a finished check."""
+        """Store a finished check."""
         file = self._file(f"check {record.id}", "json")
         if file is not None:
             write_atomically(file, dump_json(dataclasses.asdict(record)).encode())
 
     def finish(self) -> None:
-        """Throw the parts away: the audit is whole."""
+        """Delete the parts: the audit is complete."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -163,158 +154,166 @@ class AuditSession:
     seed: int
     keeper: PartialResults
     step: Callable[[str], None]
-    """Called with what begins."""
+    """Called with the name of each attack that begins."""
     data: str = "data"
-    """What the images are called."""
+    """The name of the data."""
     twin: Model | None = None
     """An adversarially trained network without noise to compare with."""
     attempts: dict[str, AttackRun] = field(default_factory=dict)
-    """At the full distance: these count."""
+    """Attacks at the full distance, which count."""
     others: dict[str, AttackRun] = field(default_factory=dict)
-    """At other distances: these are looked at."""
+    """Attacks at other distances, which do not."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Why some attacks could not be run."""
+    """Why some attacks could not run."""
 
-    def main(self) -> PGD:
-        """The main attack, from which the others differ in one thing."""
-        return PGD(
-            epsilon=self.epsilon,
-            norm=self.norm,
-            bounds=self.bounds,
-            steps=self.budget.steps,
-            num_samples=self.budget.num_samples,
-            objective="predictive",
-            loss="margin",
-            seed=self.seed_for("main"),
-        )
+    @property
+    def threat(self) -> dict[str, Any]:
+        """The fields that all attacks share: distance, norm and bounds."""
+        return {"epsilon": self.epsilon, "norm": self.norm, "bounds": self.bounds}
+
+    def main(self, **changes: Any) -> PGD:
+        """The main attack, and with ``changes`` an attack that differs from it in these fields."""
+        fields: dict[str, Any] = {
+            "steps": self.budget.steps,
+            "num_samples": self.budget.num_samples,
+            "objective": "predictive",
+            "loss": "margin",
+            "seed": self.seed_for("main"),
+        }
+        return PGD(**(self.threat | fields | changes))
 
     def seed_for(self, purpose: str) -> int:
-        """A seed of its own for each purpose."""
+        """A different seed for each purpose."""
         return noise_key(f"audit/{purpose}/{self.seed}") % 2**31
 
     @cached_property
     def kind(self) -> Literal["fixed", "members", "random"]:
-        """Whether draws are all the same, the members of an ensemble, or new each time."""
+        """Whether draws are all equal, the members of an ensemble, or random."""
         if isinstance(self.model, nn.Module) and num_members(self.model):
             return "members"
         return "random" if self._checked.is_random else "fixed"
 
     @cached_property
     def _checked(self) -> AttackTarget:
-        """The network as two draws have shown it."""
-        victim = AttackTarget(self.model, 2, "predictive", "margin", "fresh", 0)
+        """The network, checked on two draws."""
+        target = AttackTarget(self.model, 2, "predictive", "margin", "fresh", 0)
         with untouched(self.model):
-            seeded_run(self.seed_for("kind"), self.inputs.device, lambda: victim.check(self.inputs, self.targets))
-        return victim
+            seeded_run(self.seed_for("kind"), self.inputs.device, lambda: target.check(self.inputs, self.targets))
+        return target
 
     @contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
-        """A block in which the network is attacked, with random numbers of a seed of its own for each purpose."""
+        """A block in which the network is attacked, with the random numbers of this purpose."""
         lend = self._checked.draws_itself
         with untouched(self.model), seeded(self.seed_for(purpose), self.inputs.device, lend=lend):
             yield
 
     @cached_property
     def num_classes(self) -> int:
-        """How many classes the network tells apart."""
+        """The number of classes of the network."""
         return self._log_probs(self.inputs[:1], 1, "classes").shape[-1]
 
     @cached_property
     def ordinary_twin(self) -> nn.Module | None:
-        """A network of this kind without noise or defence; None where none can be made."""
+        """A network of the same architecture without noise or defence; None where none can be made."""
         self.step("an ordinary network to try the attack on")
         return ordinary_twin(self.model, self.inputs, self.targets, self.seed_for("twin"))
 
     @cached_property
     def other_classes(self) -> Int[Tensor, "rank image"]:
-        """The classes that each image is not of, the likeliest first."""
+        """The wrong classes of each image, the most probable first."""
         draws, pieces = self.budget.num_samples, self.pieces(self.inputs)
         log_probs = torch.cat([self._log_probs(part, draws, "goals").logsumexp(dim=0) for _, part, _ in pieces])
         ranked = log_probs.scatter(1, self.targets[:, None], -torch.inf).argsort(dim=1, descending=True)
         return ranked[:, :-1].T
 
     def attempt(self, name: str, attack: Attack, goals: Int[Tensor, " image"] | None = None) -> AttackRun | None:
-        """Run an attack at the full distance, once; None where it cannot be run.
+        """Run an attack at the full distance, once; None where it cannot run.
 
-        One that is the same as another in all its fields is not run again, and goes by the first one's name. One that
-        is targeted goes towards ``goals``.
+        An attack equal to an earlier one in all fields does not run again and keeps the first name. A targeted attack
+        goes towards ``goals``.
         """
         return self._once(name, attack, self.attempts, goals)
 
-    def look(self, name: str, attack: Attack) -> AttackRun | None:
+    def attempt_aside(self, name: str, attack: Attack) -> AttackRun | None:
         """Run an attack that does not count for the headline, such as one at another distance."""
-        same = next((known for known in self.attempts.values() if known.attack == attack), None)
+        same = next((run for run in self.attempts.values() if run.attack == attack), None)
         return same or self._once(name, attack, self.others)
 
-    def add(self, name: str, kept: Kept, attack: Attack | None = None) -> AttackRun:
-        """Let images count that are made already."""
-        self.attempts[name] = self._judged(name, kept, attack)
+    def attempt_all(self, attacks: Mapping[str, Attack], aside: bool = False) -> list[AttackRun]:
+        """Run attacks by name; raises ``NoGradientError`` after the last where one of them cannot run."""
+        attempt = self.attempt_aside if aside else self.attempt
+        runs = [attempt(name, attack) for name, attack in attacks.items()]
+        if None in runs:
+            raise NoGradientError
+        return [run for run in runs if run is not None]
+
+    def add(self, name: str, images: Tensor, cost: Cost) -> AttackRun:
+        """Add images that exist already to those that count."""
+        images = images.to(self.inputs.device)
+        self.attempts[name] = AttackRun(name, None, images, *self.evaluate(images), cost)
         return self.attempts[name]
 
     @torch.no_grad()
-    def judge(self, images: Float[Tensor, "image ..."]) -> tuple[Float[Tensor, " image"], Bool[Tensor, " image"]]:
-        """What selection draws say of images: the margin by which they are wrong, and whether they are right."""
-        victim = self.victim("predictive", "margin", self.budget.select_draws)
+    def evaluate(self, images: Float[Tensor, "image ..."]) -> tuple[Float[Tensor, " image"], Bool[Tensor, " image"]]:
+        """Evaluate images on the selection draws: the margin by which each is wrong, and whether it is right."""
+        target = self.target(self.budget.select_draws)
         with self.seeded("selection"):
-            found = [victim.judge(part, labels) for _, part, labels in self.pieces(images)]
-        return torch.cat([values.cpu() for values, _ in found]), ~torch.cat([fooled.cpu() for _, fooled in found])
+            results = [target.evaluate(part, labels) for _, part, labels in self.pieces(images)]
+        return torch.cat([values.cpu() for values, _ in results]), ~torch.cat([fooled.cpu() for _, fooled in results])
 
     @torch.no_grad()
-    def fooled_by_known_draws(self, images: Float[Tensor, "image ..."], rows: int) -> Bool[Tensor, " image"]:
-        """Which images fool the draws that an attacker who knows them has attacked, so many rows at a time."""
-        victim = self.victim("predictive", "margin", self.budget.num_samples, frozen=True)
-        found = []
+    def fooled_when_frozen(self, images: Float[Tensor, "image ..."], rows: int) -> Bool[Tensor, " image"]:
+        """Which images fool the frozen draws that an attacker has used, so many rows at a time."""
+        target = self.target(self.budget.num_samples, frozen=True)
         with untouched(self.model):
-            for first, part, labels in self.pieces(images, rows):
-                found.append(dataclasses.replace(victim, first_row=first).judge(part, labels)[1].cpu())
-        return torch.cat(found)
+            fooled = [
+                dataclasses.replace(target, first_row=first).evaluate(part, labels)[1].cpu()
+                for first, part, labels in self.pieces(images, rows)
+            ]
+        return torch.cat(fooled)
 
-    def victim(
-        self, objective: AttackObjective, loss: AttackLoss, num_samples: int, frozen: bool = False
-    ) -> AttackTarget:
-        """The network as an attacker sees it."""
+    def target(self, num_samples: int, frozen: bool = False) -> AttackTarget:
+        """The network as an attacker evaluates it, with the margin of the mean probability as objective."""
         noise, seed = ("frozen", self.seed_for("frozen")) if frozen else ("fresh", 0)
         draws = 1 if self.kind == "fixed" else num_samples
         checked = {"executor": self._checked.executor, "draws_itself": self._checked.draws_itself}
-        return AttackTarget(self.model, draws, objective, loss, noise, seed, **checked)  # type: ignore[arg-type]
+        return AttackTarget(self.model, draws, "predictive", "margin", noise, seed, **checked)  # type: ignore[arg-type]
 
     def pieces(self, images: Tensor, rows: int = ROWS) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Images and their labels, some at a time, with the number of the first."""
+        """Images and their labels, some at a time, after the number of the first."""
         for first in range(0, len(images), rows):
             yield first, images[first : first + rows], self.targets[first : first + rows]
 
-    def rows_with_gradient(self, victim: AttackTarget) -> int:
+    def rows_with_gradient(self, target: AttackTarget) -> int:
         """How many images at a time fit into memory with a gradient."""
         with self.seeded("rows"):
-            return min(ROWS, victim.rows_at_a_time(self.inputs, self.targets))
+            return min(ROWS, target.rows_at_a_time(self.inputs, self.targets))
 
-    def left_by(self, chosen: Iterable[AttackRun]) -> Bool[Tensor, " image"]:
+    def left_by(self, runs: Iterable[AttackRun]) -> Bool[Tensor, " image"]:
         """Which images are still right when for each the worst of several attacks counts."""
-        every = list(chosen)
-        values = torch.stack([attempt.values for attempt in every])
-        right = torch.stack([attempt.right for attempt in every])
-        return right.gather(0, values.argmax(dim=0, keepdim=True)).squeeze(0)
+        values, right = zip(*((run.values, run.right) for run in runs), strict=True)
+        return torch.stack(right).gather(0, torch.stack(values).argmax(dim=0, keepdim=True)).squeeze(0)
 
     def direct(self) -> list[AttackRun]:
         """Attacks by the network's own gradients, over fresh draws."""
-        return [attempt for attempt in self.attempts.values() if attempt.is_direct]
+        return [run for run in self.attempts.values() if run.is_direct]
 
     def worst(self) -> tuple[Float[Tensor, "image ..."], dict[str, float]]:
-        """The worst version of each image, and of which share of the images each attack's counts."""
-        names = list(self.attempts)
-        values = torch.stack([attempt.values for attempt in self.attempts.values()])
-        chosen = values.argmax(dim=0)
-        images = torch.stack([self.attempts[names[number]].images[row] for row, number in enumerate(chosen.tolist())])
+        """The worst version of each image, and for which share of the images each attack's version counts."""
+        names, runs = list(self.attempts), list(self.attempts.values())
+        chosen = torch.stack([run.values for run in runs]).argmax(dim=0)
+        images = torch.stack([runs[number].images[row] for row, number in enumerate(chosen.tolist())])
         shares = torch.bincount(chosen, minlength=len(names)).double() / len(chosen)
         return images, {name: share for name, share in zip(names, shares.tolist(), strict=True) if share > 0.0}
 
     @cached_property
     def clean(self) -> Bool[Tensor, " image"]:
-        """Which images are right as they are, by the selection draws."""
-        return self.judge(self.inputs)[1]
+        """Which images are right without an attack, on the selection draws."""
+        return self.evaluate(self.inputs)[1]
 
     def score(self, images: Float[Tensor, "image ..."], num_draws: int, purpose: str = "scoring") -> attacks.Score:
-        """Score images on draws of their own."""
+        """Score images on the draws of this purpose."""
         return attacks.score(
             self.model,
             images,
@@ -324,103 +323,35 @@ class AuditSession:
             seed=self.seed_for(purpose),
         )
 
-    def at(self, epsilon: float) -> PGD:
-        """The main attack at another distance."""
-        return dataclasses.replace(self.main(), epsilon=epsilon)
-
     def _once(
         self, name: str, attack: Attack, among: dict[str, AttackRun], goals: Tensor | None = None
     ) -> AttackRun | None:
-        same = next((known for known in among.values() if known.attack == attack), None)
+        same = next((run for run in among.values() if run.attack == attack), None)
         if same is not None or name in self.failures:
             return same
         self.step(name)
-        kept = self.keeper.find(name)
-        if kept is None:
+        stored = self.keeper.find(name)
+        if stored is None:
             try:
                 result = attack(self.model, self.inputs, self.targets if goals is None else goals, progress=False)
             except ValueError as error:
                 self.failures[name] = str(error)
                 return None
-            kept = self.keeper.keep(name, Kept(result.inputs, result.forwards, result.backwards, result.seconds))
-        among[name] = self._judged(name, kept, attack)
+            stored = result.inputs, Cost(result.forwards, result.backwards, result.seconds)
+            self.keeper.keep(name, *stored)
+        images, cost = stored[0].to(self.inputs.device), stored[1]
+        among[name] = AttackRun(name, attack, images, *self.evaluate(images), cost)
         return among[name]
-
-    def _judged(self, name: str, kept: Kept, attack: Attack | None) -> AttackRun:
-        images = kept.inputs.to(self.inputs.device)
-        return AttackRun(name, attack, images, *self.judge(images), kept.forwards, kept.backwards, kept.seconds)
 
     @torch.no_grad()
     def _log_probs(self, images: Tensor, num_samples: int, purpose: str) -> Float[Tensor, "sample batch class"]:
         with self.seeded(purpose):
-            return self.victim("predictive", "margin", num_samples).log_probs(images)
-
-
-FOLDER = "audit-parts"
+            return self.target(num_samples).log_probs(images)
 
 
 @dataclass(frozen=True)
-class _CostMeter:
-    """What the file of an attack says beside its images."""
-
-    forwards: int
-    backwards: int
-    seconds: float
-
-
-EPOCHS, BATCH, RATE = 40, 32, 1e-3
-
-
-LEARNED = 0.9
-
-
-def ordinary_twin(model: Model, inputs: Tensor, targets: Tensor, seed: int) -> nn.Module | None:
-    """A network of the same architecture, from new weights, trained in the ordinary way on these very images.
-
-    None where there is none: for a bare function, noise that cannot be taken out, or what does not learn them.
-    """
-    if not isinstance(model, nn.Module):
-        return None
-    try:
-        with redirected(Stream(seed)):  # modules draw their weights from torch's global generator
-            twin = Deterministic().convert(_without_noise(model))
-            for module in twin.modules():
-                if callable(reset := getattr(module, "reset_parameters", None)):
-                    reset()
-        fit(twin, (inputs, targets), epochs=EPOCHS, lr=RATE, batch_size=BATCH, seed=seed, progress=False)
-    except (ValueError, TypeError, RuntimeError):  # it cannot be copied, converted back or trained
-        return None
-    return twin.eval() if _is_good(twin, inputs, targets, seed) else None
-
-
-def _without_noise(model: nn.Module) -> nn.Module:
-    members = next((module.members for module in model.modules() if isinstance(module, Members)), None)
-    if members is not None:
-        return copy.deepcopy(members[0])
-    return to_mean(model) if hasattr(model, "dubio_spec") else copy.deepcopy(model)
-
-
-def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor, seed: int) -> bool:
-    """Whether it has no noise of its own and knows the images."""
-    victim = AttackTarget(twin, 1, "predictive", "margin", "fresh", 0)
-    with untouched(twin):
-        seeded_run(seed, inputs.device, lambda: victim.check(inputs, targets))
-    if victim.is_random:
-        return False
-    return score(twin, inputs, targets, num_samples=1, num_tries=1).predictive.value >= LEARNED
-
-
-NO_GRADIENT = "The network has no gradient to follow: it hides how its output depends on its input."
-
-
-def curve(xs: Sequence[float], attempts: Sequence[AttackRun]) -> tuple[CurvePoint, ...]:
-    """What attempts left, at each setting of what a check varies."""
-    return tuple(CurvePoint(float(x), attempt.accuracy) for x, attempt in zip(xs, attempts, strict=True))
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check found."""
+class CheckResult:
+    """The result of a check."""
 
     status: Verdict
     summary: str
@@ -436,26 +367,83 @@ class Check:
     id: str
     name: str
     question: str
-    """What it asks and why, for a reader who has never heard of it."""
+    """What it asks and why, for a reader who is new to attacks."""
     passes_when: str
-    run: Callable[[AuditSession], Finding]
+    function: Callable[[AuditSession], CheckResult]
     required: bool = False
     may_be_skipped: bool = False
-    """Whether it is required only where it can be made."""
+    """Whether it is required only where it can run."""
+
+    def run(self, session: AuditSession) -> CheckResult:
+        """Run the check; it fails where attacks by gradients cannot run."""
+        try:
+            return self.function(session)
+        except NoGradientError:
+            return CheckResult("fail", NO_GRADIENT)
+
+
+def verdict(passes: bool, summary: str, value: float, limit: float, reason: str = "") -> CheckResult:
+    """A result that passes or fails; the reason ends the summary of a failure."""
+    return CheckResult("pass" if passes else "fail", summary if passes else f"{summary} {reason}".strip(), value, limit)
 
 
 def fall_within(
     fall: PairedDifference, limit: float, summary: str, more: str, shown: tuple[CurvePoint, ...] = ()
-) -> Finding:
-    """Whether a fall of the accuracy is surely within a limit; if not, whether the fall or the doubt is too large."""
-    way = "rises" if fall.value < 0.0 else "falls"
-    told = f"{summary} {way} by {points(abs(fall.value))} (a fall of at most {points(max(fall.high, 0.0))})."
-    if fall.high <= limit:
-        return Finding("pass", told, fall.high, limit, shown)
+) -> CheckResult:
+    """Whether a fall of the accuracy is surely within a limit; if not, whether fall or interval is too large."""
+    verb = "rises" if fall.value < 0.0 else "falls"
+    summary = f"{summary} {verb} by {points(abs(fall.value))} (a fall of at most {points(max(fall.high, 0.0))})."
     reason = more if fall.value > limit else f"More than {points(limit)} cannot be excluded: more images would tell."
-    return Finding("fail", f"{told} {reason}", fall.high, limit, shown)
+    return dataclasses.replace(verdict(fall.high <= limit, summary, fall.high, limit, reason), curve=shown)
 
 
-def points(share: float) -> str:
+def curve(xs: Sequence[float], runs: Sequence[AttackRun]) -> tuple[CurvePoint, ...]:
+    """The accuracy that attacks leave, at each setting of the field that a check varies."""
+    return tuple(CurvePoint(float(x), run.accuracy) for x, run in zip(xs, runs, strict=True))
+
+
+def share(right: Tensor) -> float:
+    """The share of true values."""
+    return right.double().mean().item()
+
+
+def points(part: float) -> str:
     """A share in points of a percent."""
-    return f"{100.0 * share:.1f} points"
+    return f"{100.0 * part:.1f} points"
+
+
+def ordinary_twin(model: Model, inputs: Tensor, targets: Tensor, seed: int) -> nn.Module | None:
+    """A network of the same architecture with new weights, trained in the ordinary way on the same images.
+
+    None where there is none: for a bare function, for noise that cannot be removed, and for a network that does not
+    learn the images.
+    """
+    if not isinstance(model, nn.Module):
+        return None
+    try:
+        with redirected(Stream(seed)):  # modules draw their weights from torch's global generator
+            twin = Deterministic().convert(_without_noise(model))
+            for module in twin.modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+        fit(twin, (inputs, targets), epochs=EPOCHS, lr=RATE, batch_size=BATCH, seed=seed, progress=False)
+    except (ValueError, TypeError, RuntimeError):  # the network cannot be copied, converted back or trained
+        return None
+    return twin.eval() if _is_good(twin, inputs, targets, seed) else None
+
+
+def _without_noise(model: nn.Module) -> nn.Module:
+    members = next((module.members for module in model.modules() if isinstance(module, Members)), None)
+    if members is not None:
+        return copy.deepcopy(members[0])
+    return to_mean(model) if hasattr(model, "dubio_spec") else copy.deepcopy(model)
+
+
+def _is_good(twin: nn.Module, inputs: Tensor, targets: Tensor, seed: int) -> bool:
+    """Whether it has no noise and has learned the images."""
+    target = AttackTarget(twin, 1, "predictive", "margin", "fresh", 0)
+    with untouched(twin):
+        seeded_run(seed, inputs.device, lambda: target.check(inputs, targets))
+    if target.is_random:
+        return False
+    return score(twin, inputs, targets, num_samples=1, num_tries=1).predictive.value >= TWIN_ACCURACY

@@ -1,4 +1,4 @@
-"""Decide what to make of a trained network's predictions, from data that it neither learned from nor is judged on."""
+"""Decisions from validation data: calibrate probabilities, choose a threshold, and form prediction sets."""
 
 from dubio.calibration.abstain import abstain
 from dubio.calibration.calibrate import calibrate, check_unjudged as check_unjudged

@@ -1,4 +1,7 @@
-"""``abstain``: the threshold above which predictions are accepted, for a wanted error or a wanted coverage."""
+"""``abstain``: the threshold above which predictions are accepted, for a given error or a given coverage.
+
+The bound of the error holds for any network (``tests/calibration/test_abstaining.py``).
+"""
 
 import warnings
 from typing import Any
@@ -29,56 +32,57 @@ def abstain(
     batch_size: int = 256,
     seed: int = 0,
 ) -> Threshold:
-    """Find when a prediction is sure enough, and keep it with the network: ``predict`` tells ``accepted``.
+    """Choose a threshold of confidence, and keep it with the network: predictions of ``predict`` have ``accepted``.
 
-    With ``error``, as much is accepted as can be while the error among accepted predictions is at most ``error``, with
-    probability ``level`` over the choice of the validation data: not an estimate, but a bound that holds for any
-    network, where new data are drawn as these were. With ``coverage``, the surest predictions are accepted, that share
-    of them at least, and nothing is promised of their error.
+    With ``error``, as many predictions as possible are accepted while the error among them is at most ``error``, with
+    probability ``level`` over the choice of the validation data. This is a bound for any network, if new data come from
+    the same distribution. With ``coverage``, at least that share of the predictions is accepted, the most confident
+    ones, without a bound of their error.
 
     Args:
-        model: a converted network that tells classes apart; its record is changed.
-        validation: data that it neither learned from nor is judged on, in any form that ``fit`` takes.
+        model: a converted classifier; its record is changed.
+        validation: data for neither training nor evaluation, in any form that ``fit`` takes.
         error: the largest error among accepted predictions, in (0, 1).
         coverage: the share of predictions to accept, in (0, 1]. Give one of the two.
-        score: what sureness is measured by: ``"confidence"``, ``"entropy"`` or ``"mutual_information"``.
-        level: the probability with which the error holds.
-        num_samples: how many draws; predict with as many.
+        score: the score that is compared: ``"confidence"``, ``"entropy"`` or ``"mutual_information"``.
+        level: the probability with which the bound of the error holds.
+        num_samples: number of draws; predict with as many.
         batch_size: rows at a time.
-        seed: which draws.
+        seed: seed of the draws.
 
     Returns:
         The ``Threshold``, also found as ``dubio.spec(model).threshold``.
 
     Raises:
-        ValueError: no threshold reaches the error on so few data, or the network was judged on them.
+        ValueError: no threshold reaches the error on these data, or the network was evaluated on them.
     """
     _check(error, coverage, score, level)
     held_out = predict_held_out(
-        model, validation, asked_by="abstain", num_samples=num_samples, batch_size=batch_size, seed=seed, decisions=True
+        model, validation, caller="abstain", num_samples=num_samples, batch_size=batch_size, seed=seed, decisions=True
     )
     check_one_label_each(held_out, "abstain")
+    surety = _surety(held_out, score)
     if error is not None:
-        found = _for_error(_surety(held_out, score), held_out, error, level)
+        acceptance = _for_error(surety, held_out, error, level)
     else:
         assert coverage is not None
-        found = functional.calibration.acceptance_at_coverage(_surety(held_out, score), held_out.correct, coverage)
+        acceptance = functional.calibration.acceptance_at_coverage(surety, held_out.correct, coverage)
     sign = 1.0 if score == "confidence" else -1.0
     threshold = Threshold(
         score,
-        None if found.threshold is None else sign * found.threshold,
+        None if acceptance.threshold is None else sign * acceptance.threshold,
         error=error,
         coverage=coverage,
         level=None if error is None else level,
-        accepted_share=found.num_accepted / len(held_out.targets),
-        accepted_error=found.error,
+        accepted_share=acceptance.num_accepted / len(held_out.targets),
+        accepted_error=acceptance.error,
         fingerprint=held_out.fingerprint,
         calibrated_score=True,
     )
     change_spec(model, threshold=threshold)
     if coverage is not None:
         _warn_of_few(len(held_out.targets))
-        _warn_of_ties(_surety(held_out, score), found, coverage, score)
+        _warn_of_ties(surety, acceptance, coverage, score)
     return threshold
 
 
@@ -96,13 +100,13 @@ def _check(error: float | None, coverage: float | None, score: str, level: float
 
 
 def _surety(held_out: HeldOut, score: Surety) -> Float[Tensor, " example"]:
-    """The score, turned so that more is surer."""
+    """The score, negated where a small one is surer."""
     values: Tensor = getattr(held_out.predictive, score)
     return values if score == "confidence" else -values
 
 
 def _warn_of_few(count: int) -> None:
-    """Warn where so few examples were seen that neither coverage nor error says much of new data."""
+    """Warn of few examples, whose coverage and error say little about new data."""
     if count < FEWEST:
         noun = "example is" if count == 1 else "examples are"
         warnings.warn(
@@ -114,19 +118,19 @@ def _warn_of_few(count: int) -> None:
 
 
 def _warn_of_ties(
-    surety: Float[Tensor, " example"], found: functional.calibration.Acceptance, coverage: float, score: Surety
+    surety: Float[Tensor, " example"], acceptance: functional.calibration.Acceptance, coverage: float, score: Surety
 ) -> None:
     """Warn where equal scores make a threshold accept far more than was requested: it cannot separate them."""
     count = len(surety)
-    accepted = surety if found.threshold is None else surety[surety > found.threshold]
+    accepted = surety if acceptance.threshold is None else surety[surety > acceptance.threshold]
     tied = int((accepted == accepted.min()).sum())
-    if found.num_accepted / count - coverage <= SURPLUS or tied == 1:
+    if acceptance.num_accepted / count - coverage <= SURPLUS or tied == 1:
         return
     name = score.replace("_", " ")
     warnings.warn(
         f"{tied} of {count} validation examples have the same {name}, which no threshold separates: "
-        f"{found.num_accepted / count:.1%} are accepted for a coverage of {coverage:g}, {found.error:.1%} of them wrong"
-        "; the network does not tell these examples apart, so use another score or a better network",
+        f"{acceptance.num_accepted / count:.1%} are accepted for a coverage of {coverage:g}, {acceptance.error:.1%} of "
+        "them wrong; the network does not tell these examples apart, so use another score or a better network",
         DecisionWarning,
         stacklevel=3,
     )
@@ -135,11 +139,11 @@ def _warn_of_ties(
 def _for_error(
     surety: Float[Tensor, " example"], held_out: HeldOut, error: float, level: float
 ) -> functional.calibration.Acceptance:
-    """The threshold that accepts most of those whose bound reaches the error."""
+    """Of the thresholds whose bound is at most the error, the one that accepts most."""
     tried = functional.calibration.acceptances(surety, held_out.correct, error, level)
-    for found in tried:
-        if found.bound is not None and found.bound <= error:
-            return found
+    for acceptance in tried:
+        if acceptance.bound is not None and acceptance.bound <= error:
+            return acceptance
     count = len(held_out.targets)
     needed = functional.calibration.num_for_error(error, level)
     if not tried:
@@ -147,7 +151,7 @@ def _for_error(
             f"error {error:g} with probability {level:g} needs at least {needed} validation examples, all accepted "
             f"right, got {count}; allow a larger error, give more data, or ask for a coverage"
         )
-    best = min(tried, key=lambda found: 1.0 if found.bound is None else found.bound)
+    best = min(tried, key=lambda acceptance: 1.0 if acceptance.bound is None else acceptance.bound)
     verb = "is" if best.num_wrong == 1 else "are"
     raise ValueError(
         f"error {error:g} with probability {level:g} is reached by no threshold on these {count} validation examples: "

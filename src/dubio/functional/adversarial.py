@@ -1,16 +1,16 @@
-"""What an attacker raises, and how far one may go: losses over many draws, norms, projections.
+"""Formulas of attacks: losses over many draws, norms and projections, and the rules by which attacks step.
 
-Losses are per example and larger is worse for the network. Each can be taken of the log of the mean probability over
-draws (``predictive``), of each draw and then averaged (``expected``), of the mean logits (``mean_logit``), or of the
-shares of draws that vote for each class (``votes``), which is all that an attacker without gradients may see.
-Log-probabilities serve as logits throughout: they differ by a constant per draw and example, to which none of the
-losses is sensitive.
+Losses are per example; a larger loss is worse for the network. Each can be taken of the log of the mean probability
+over draws (``predictive``), of each draw and then averaged (``expected``), of the mean logits (``mean_logit``), or of
+the shares of draws that vote for each class (``votes``), the only one that a black-box attacker observes.
+Log-probabilities serve as logits throughout: they differ by a constant per draw and example, which changes none of the
+losses.
 
-Rules by which attacks step: sizes that adapt, radii that close in on a boundary, windows that shrink.
+Rules of steps, such as adaptive sizes, radii and windows, are per example, so that a batch moves in lockstep without
+reading any value from the device.
 
-Each is per example, so that a batch moves in lockstep without asking any tensor for its value. References: Croce and
-Hein 2020 (Auto-PGD), Andriushchenko et al. 2020 (square attack), Rony et al. 2019 (DDN), Pintor et al. 2021 (FMN), and
-for the weighted distance E-64 (Szegedy et al. 2014).
+References: Croce and Hein 2020 (Auto-PGD), Andriushchenko et al. 2020 (square attack), Rony et al. 2019 (DDN), Pintor
+et al. 2021 (FMN), and for the weighted distance E-64 Szegedy et al. 2014.
 """
 
 import functools
@@ -24,19 +24,17 @@ from torch import Tensor
 from dubio.functional.uncertainty import predictive_log_probs, vote_counts
 
 AttackObjective = Literal["predictive", "expected", "mean_logit", "votes"]
-
-
 AttackLoss = Literal["cross_entropy", "margin", "dlr"]
-
-
 Norm = Literal["linf", "l2"]
-
-
 TINY = 1e-12
-
-
 INSIDE = 1.0 - 1e-6
-"""What a scaled perturbation keeps of its radius, so that rounding cannot carry it out of the ball."""
+"""Share of the radius of a scaled perturbation, so that rounding cannot carry it out of the ball."""
+RISING_SHARE = 0.75
+"""Share of steps that must raise the loss, lest the next ones be shorter (rho of Auto-PGD)."""
+HALVED_AT = (10, 50, 200, 1000, 2000, 4000, 6000, 8000)
+"""Steps of 10,000 at which the share of pixels in a square is halved."""
+SMOOTH = 1e-12
+"""Keeps the norm differentiable at zero (E-64)."""
 
 
 def averaged_attack_loss(
@@ -69,8 +67,8 @@ def attack_loss(
     index = targets.unsqueeze(-1)
     if loss == "cross_entropy":
         return -logits.log_softmax(dim=-1).gather(-1, index).squeeze(-1)
-    own = logits.gather(-1, index).squeeze(-1)
-    margin = logits.scatter(-1, index, -torch.inf).amax(dim=-1) - own
+    label_logit = logits.gather(-1, index).squeeze(-1)
+    margin = logits.scatter(-1, index, -torch.inf).amax(dim=-1) - label_logit
     if loss == "margin":
         return margin
     top = logits.topk(min(3, logits.shape[-1]), dim=-1).values
@@ -89,9 +87,9 @@ def distortion(perturbation: Float[Tensor, "batch *shape"]) -> Float[Tensor, ""]
 
 
 def steepest_direction(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, "batch *shape"]:
-    """The step of norm one along which a loss with this gradient grows fastest; none where the gradient vanishes.
+    """The step of norm one along which a loss with this gradient grows fastest; zero where the gradient vanishes.
 
-    Tiny is not vanished: the gradient of a very sure network, 1e-30 say, is scaled before its squares are summed.
+    A tiny gradient does not vanish: that of a very sure network, 1e-30 for example, is scaled before it is squared.
     """
     if norm == "linf":
         return gradient.sign()
@@ -114,7 +112,7 @@ def project_perturbation(
 def project_inputs(
     candidate: Float[Tensor, "batch *shape"], inputs: Float[Tensor, "batch *shape"], norm: Norm, epsilon: float
 ) -> Float[Tensor, "batch *shape"]:
-    """The nearest point at most ``epsilon`` from the inputs: not by rounding either (E-63).
+    """The nearest point at most ``epsilon`` from the inputs, after rounding too (E-63).
 
     The sum of an input and an allowed perturbation is rounded, perhaps out of the ball. The next number towards the
     input is not.
@@ -150,25 +148,15 @@ def _rounded_down(value: float, dtype: torch.dtype) -> float:
     return (rounded if rounded.item() <= value else torch.nextafter(rounded, torch.zeros_like(rounded))).item()
 
 
-RISING_SHARE = 0.75
-"""Share of steps that must raise the loss, lest the next ones be shorter (rho of Auto-PGD)."""
-
-
-HALVED_AT = (10, 50, 200, 1000, 2000, 4000, 6000, 8000)
-"""Steps of 10,000 at which the share of pixels in a square is halved."""
-
-
-SMOOTH = 1e-12
-"""Keeps the norm differentiable at zero (E-64)."""
-
-
 def halving_checkpoints(steps: int) -> tuple[int, ...]:
-    """Steps at which Auto-PGD asks whether to halve: ``ceil(p_j * steps)``, ever closer to each other."""
+    """Steps at which Auto-PGD may halve its step: ``ceil(p_j * steps)``, ever closer to each other."""
     percent = [0, 22]
     while percent[-1] < 100:
         percent.append(percent[-1] + max(percent[-1] - percent[-2] - 3, 6))
-    found = {-(-share * steps // 100) for share in percent[1:]}  # in whole numbers: 0.57 * 100 would round up to 58
-    return tuple(sorted(step for step in found if step < steps))
+    checkpoints = {
+        -(-share * steps // 100) for share in percent[1:]
+    }  # in whole numbers: 0.57 * 100 would round up to 58
+    return tuple(sorted(step for step in checkpoints if step < steps))
 
 
 def should_halve(
@@ -178,7 +166,7 @@ def should_halve(
     best: Float[Tensor, " batch"],
     best_before: Float[Tensor, " batch"],
 ) -> Bool[Tensor, " batch"]:
-    """Whether Auto-PGD halves its step: too few of the last steps rose, or step and best loss have both stood still."""
+    """Whether Auto-PGD halves its step: too few of the last steps rose, or neither step nor best loss has changed."""
     few = num_rises < RISING_SHARE * num_steps
     stuck = ~halved_before & (best <= best_before)
     return few | stuck
@@ -213,12 +201,12 @@ def next_boundary_radius(
     linear: Float[Tensor, " batch"],
     gamma: float,
 ) -> Float[Tensor, " batch"]:
-    """FMN: less after success, and never more than the best found; more after failure.
+    """FMN: less after success, and never more than the best so far; more after failure.
 
-    Where nothing was found yet, it is a little more than before, or than the boundary seems away if that is further:
-    left to that guess alone, which knows nothing of the box, a walk can end just short of the boundary for good.
-    ``best`` is the smallest norm found, infinite where none was, as is the first ``radius``; ``linear`` is the norm at
-    which a linear network would give in.
+    Before the first success it is a little more than before, or than the estimated distance to the boundary if that is
+    larger. With that estimate alone, which ignores the box, a walk can stay just short of the boundary. ``best`` is the
+    smallest norm with success, infinite where there is none, as is the first ``radius``; ``linear`` is the norm at
+    which a linear network would be fooled.
     """
     shrunk = torch.minimum(radius * (1.0 - gamma), best)
     guess = torch.where(radius.isinf(), linear, torch.maximum(radius, linear))
@@ -229,7 +217,7 @@ def next_boundary_radius(
 def boundary_distance(
     margin: Float[Tensor, " batch"], gradient: Float[Tensor, "batch *shape"], norm: Norm
 ) -> Float[Tensor, " batch"]:
-    """How far the boundary is, where the margin vanishes, were the network linear: ``|margin|`` over the dual norm."""
+    """Distance to the boundary, where the margin vanishes, of a linear network: ``|margin|`` over the dual norm."""
     dual: Tensor = torch.linalg.vector_norm(gradient.flatten(1), 1 if norm == "linf" else 2, dim=1)
     return margin.abs() / dual.clamp_min(TINY)
 
@@ -240,9 +228,9 @@ def minimum_norm_objective(
     c: Float[Tensor, " batch"],
     hinged: bool,
 ) -> Float[Tensor, " batch"]:
-    """What a minimum-norm attack lowers: ``c ||r||_2 - values`` (E-64), values being what an attacker raises.
+    """Objective of a minimum-norm attack: ``c ||r||_2 - values`` (E-64), with the values that an attacker raises.
 
-    ``hinged`` stops counting them above zero, so that a margin, once won, is not driven on without end.
+    ``hinged`` cuts values off at zero, so that a margin does not grow without end after success.
     """
     squared = perturbation.flatten(1).square().sum(dim=1)
     return c * (squared + SMOOTH).sqrt() - (values.clamp_max(0.0) if hinged else values)
@@ -292,9 +280,9 @@ def free_distance(
 
     What a channel has given up is its own; what the ball had left is shared by all (square attack, L2).
     """
-    own = perturbation.square().sum(dim=(2, 3), keepdim=True) - kept.square().sum(dim=(2, 3), keepdim=True)
+    freed = perturbation.square().sum(dim=(2, 3), keepdim=True) - kept.square().sum(dim=(2, 3), keepdim=True)
     left = epsilon**2 - perturbation.square().sum(dim=(1, 2, 3), keepdim=True)
-    return (own + left / perturbation.shape[1]).clamp_min(0.0).sqrt()
+    return (freed + left / perturbation.shape[1]).clamp_min(0.0).sqrt()
 
 
 def _pyramid(height: int, width: int) -> Float[Tensor, "height width"]:
@@ -303,5 +291,4 @@ def _pyramid(height: int, width: int) -> Float[Tensor, "height width"]:
     columns = (torch.arange(width) - width // 2).abs().unsqueeze(0)
     ranks = torch.arange(1.0, max(height, width) // 2 + 2)
     tails = ranks.pow(-2.0).flip(0).cumsum(0).flip(0)
-    found: Tensor = tails[torch.maximum(rows, columns)]
-    return steepest_direction(found.unsqueeze(0), "l2").squeeze(0)
+    return steepest_direction(tails[torch.maximum(rows, columns)].unsqueeze(0), "l2").squeeze(0)

@@ -1,45 +1,30 @@
-"""Calibration: whether predictions made with confidence c are right with probability c.
+"""Formulas of calibration, prediction sets and abstention, for classification.
 
-Confidences are counted in equal bins. Counts and sums are added up over batches and divided at the end, so that cutting
-the data changes nothing (T-66); the mean of batches' errors would be too large. A bin's weight is its share of the
-examples (a document prints one over it, T-65).
+Calibration errors. Confidences are counted in equal bins. Counts and sums are added up over batches and divided at the
+end, so that cutting the data changes nothing (T-66); the mean of batches' errors would be too large. A bin's weight is
+its share of the examples (a document prints one over it, T-65). References: Naeini, Cooper and Hauskrecht 2015; Guo et
+al. 2017; Nixon et al. 2019 for the adaptive and class-wise forms; Brier 1950.
 
-References: Naeini, Cooper and Hauskrecht 2015; Guo et al. 2017; Nixon et al. 2019 for the adaptive and class-wise
-forms; Brier 1950.
+Scaling. ``p = softmax(z / T)`` with ``z = log p`` of the mean prediction, or of each draw before averaging (E-66), or a
+scale and a bias for each class. The result is the same as with logits, since a constant for all classes changes
+nothing. A temperature never changes which class is most probable; ``T = 1``, or scale 1 and bias 0, changes nothing
+(T-67, ``tests/functional/test_scaling.py``). Reference: Guo et al. 2017.
 
-Probabilities made milder or sharper after training: one temperature, or a scale and a bias for each class.
-
-``p = softmax(z / T)`` with ``z = log p`` of the mean prediction, or of each draw before averaging (E-66); the same
-numbers as with logits, since a constant for all classes changes nothing.
-
-Invariants: a temperature never changes which class is most probable; at ``T = 1``, and at scale 1 and bias 0, nothing
-changes (T-67, ``tests/functional/test_scaling.py``).
-
-References: Guo et al. 2017.
-
-Sets of classes that hold the target with a wanted probability, from scores of held-out examples.
-
-A score says how strange a class is beside a prediction. The sets hold the classes that are no stranger than the
-``ceil((n + 1) coverage)``-th of ``n`` held-out targets. Where held-out and new examples are exchangeable, a new
-target is in its set with probability ``coverage`` at least, and ``coverage + 1 / (n + 1)`` at most where no scores
-are equal (Vovk et al. 2005; Lei et al. 2018).
+Prediction sets. A score is large where a class does not conform with a prediction. A set holds the classes whose score
+is at most the ``ceil((n + 1) coverage)``-th of ``n`` held-out targets. Where held-out and new examples are
+exchangeable, the set of a new example contains its target with probability ``coverage`` at least, and ``coverage + 1 /
+(n + 1)`` at most where no scores are equal (Vovk et al. 2005; Lei et al. 2018; ``tests/functional/test_conformal.py``).
 
 - ``lac``: ``1 - p_k`` (Sadinle et al. 2019), the smallest sets on average; some may be empty.
-- ``aps``: the probability of all classes that are held more probable (Romano et al. 2020, without their random part:
-  the most probable class scores 0, so no set is empty); larger sets, more even over easy and hard examples.
+- ``aps``: the probability of all classes that are more probable (Romano et al. 2020, without their random part: the
+  most probable class scores 0, so no set is empty); larger sets, more even over easy and hard examples.
 
-Invariants: ``tests/functional/test_conformal.py`` compares with plain NumPy.
-
-Where to set the threshold above which predictions are accepted.
-
-A surety is larger where a prediction is surer; what lies above the threshold is accepted. The threshold is itself one
-of the held-out sureties, and the examples above it are then drawn independently from all that would be accepted: of
-``k`` of them, the number wrong is binomial with the true error among accepted, so Clopper and Pearson's upper bound
-holds. Several thresholds are looked at; each gets an equal part of the allowed chance of a bound that fails, so all
-bounds hold together, whatever is chosen by them (the idea of Geifman and El-Yaniv 2017).
-
-Invariants: the error among accepted of new data stays within the bound in as many repetitions as ``level`` says, and
-equal sureties are accepted together (``tests/functional/test_abstention.py``).
+Abstention. Predictions whose surety lies above a threshold are accepted. The threshold is itself one of the held-out
+sureties, and the examples above it are then independent draws from all that would be accepted. Of ``k`` of them, the
+number wrong is binomial with the true error, so that Clopper and Pearson's upper bound holds. Each of several
+thresholds gets an equal part of the allowed chance of failure, so that all bounds hold together (the idea of Geifman
+and El-Yaniv 2017). The error on new data stays within the bound in as many repetitions as ``level`` says, and equal
+sureties are accepted together (``tests/functional/test_abstention.py``).
 """
 
 import math
@@ -53,10 +38,15 @@ from dubio.functional.statistics import share_upper_bound
 from dubio.functional.uncertainty import predictive_log_probs
 
 NUM_BINS = 15
+SMALLEST_LOG_PROB = -1e4
+"""A class that is impossible stays so, and no infinity meets a zero."""
+ConformalScore = Literal["lac", "aps"]
+TRIED = 20
+"""Number of thresholds tried, each accepting one more equal part of the examples; more would weaken every bound."""
 
 
 class BinSums(NamedTuple):
-    """What is added up over batches, by bin."""
+    """Sums over batches, by bin."""
 
     size: Float[Tensor, "*resample bin"]
     confidence: Float[Tensor, "*resample bin"]
@@ -68,7 +58,7 @@ class BinSums(NamedTuple):
 
 
 class Reliability(NamedTuple):
-    """What a reliability plot shows, by bin; accuracy and confidence are NaN where a bin is empty."""
+    """Values of a reliability plot, by bin; accuracy and confidence are NaN where a bin is empty."""
 
     share: Float[Tensor, " bin"]
     confidence: Float[Tensor, " bin"]
@@ -92,9 +82,11 @@ def bin_sums(
     exact = confidence.double()
     place = (torch.ceil(exact * num_bins).long() - 1).clamp(0, num_bins - 1)
 
-    own = torch.ones_like(exact) if weight is None else weight.double()
+    weights = torch.ones_like(exact) if weight is None else weight.double()
     members = torch.nn.functional.one_hot(place, num_bins).double()  # summing by a matrix takes all resamples at once
-    return BinSums(own @ members, own @ (members * exact[:, None]), own @ (members * correct.double()[:, None]))
+    return BinSums(
+        weights @ members, weights @ (members * exact[:, None]), weights @ (members * correct.double()[:, None])
+    )
 
 
 def calibration_error(sums: BinSums) -> Float[Tensor, "*resample"]:
@@ -128,8 +120,8 @@ def adaptive_calibration_error(
     """
     _check_bins(num_bins)
     ordered, order = confidence.double().sort(stable=True)
-    own = torch.ones_like(ordered) if weight is None else weight.double()[..., order]
-    ends = own.cumsum(dim=-1)
+    weights = torch.ones_like(ordered) if weight is None else weight.double()[..., order]
+    ends = weights.cumsum(dim=-1)
     total = ends[..., -1:]
     bins = torch.arange(num_bins + 1, dtype=torch.float64, device=ordered.device)
     size = (total / num_bins).floor()
@@ -138,7 +130,7 @@ def adaptive_calibration_error(
 
     # The sum of the gaps up to an edge: of whole examples before it, and of a part of the one that it cuts.
     cut = torch.searchsorted(ends, edges.contiguous()).clamp_max(len(ordered) - 1)
-    sums = (own * gaps).cumsum(dim=-1)
+    sums = (weights * gaps).cumsum(dim=-1)
     up_to = sums.gather(-1, cut) - (ends.gather(-1, cut) - edges) * gaps[cut]
     return up_to.diff(dim=-1).abs().sum(dim=-1) / total.squeeze(-1)
 
@@ -159,17 +151,13 @@ def classwise_calibration_error(
 
 def brier_score(probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """``sum_k (p_k - [k = y])^2`` for each example: 0 is certain and right, 2 certain and wrong."""
-    wanted = torch.nn.functional.one_hot(targets.long(), probs.shape[-1]).to(probs.dtype)
-    return (probs - wanted).square().sum(dim=-1)
+    one_hot = torch.nn.functional.one_hot(targets.long(), probs.shape[-1]).to(probs.dtype)
+    return (probs - one_hot).square().sum(dim=-1)
 
 
 def _check_bins(num_bins: int) -> None:
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, got {num_bins}")
-
-
-SMALLEST_LOG_PROB = -1e4
-"""A class that is impossible stays so, and no infinity meets a zero."""
 
 
 def scaled_log_probs(
@@ -209,11 +197,8 @@ def departure_from_identity(scale: Float[Tensor, " class"], bias: Float[Tensor, 
     return ((scale - 1.0).square() + bias.square()).mean()
 
 
-ConformalScore = Literal["lac", "aps"]
-
-
 def conformal_scores(log_probs: Float[Tensor, "*batch class"], kind: ConformalScore) -> Float[Tensor, "*batch class"]:
-    """How strange each class would be as the target, in double precision."""
+    """The score of each class, large where it does not conform with the prediction, in double precision."""
     if kind == "lac":
         return -torch.expm1(log_probs.double())
     probs = log_probs.double().exp()
@@ -248,19 +233,15 @@ def prediction_sets(
     return sets.scatter(-1, log_probs.argmax(dim=-1, keepdim=True), True)
 
 
-TRIED = 20
-"""Thresholds that accept so many equal parts of the held-out examples are tried; more would weaken every bound."""
-
-
 class Acceptance(NamedTuple):
-    """What a threshold does with held-out examples."""
+    """Counts of a threshold on held-out examples."""
 
     threshold: float | None
     """Accepted is what lies above; everything is where it is None."""
     num_accepted: int
     num_wrong: int
     bound: float | None
-    """The error among accepted is at most this, with the chance asked for; None where none was."""
+    """Upper bound of the error among accepted, at the requested level; None where there was none."""
 
     @property
     def error(self) -> float:
@@ -290,9 +271,9 @@ def acceptance_at_coverage(
 
     Of new examples it accepts as many at least on average, where they are exchangeable with these.
     """
-    wanted = math.ceil(coverage * len(surety) - 1e-9)
+    num_accepted = math.ceil(coverage * len(surety) - 1e-9)
     ordered = surety.sort().values
-    last = ordered[len(surety) - wanted]
+    last = ordered[len(surety) - num_accepted]
     lower = int(torch.searchsorted(ordered, last, right=False))
     return _acceptance(surety, correct, _below(ordered, lower))
 

@@ -1,14 +1,13 @@
-"""Wrong labels: how often a true class (row) is recorded as another (column), and labels drawn from that.
+"""Formulas of corrupted data: wrong labels, corrupted images, and images of another size.
 
-Every transition matrix has rows that sum to 1 and, at p = 0, is the identity (T-71).
+Labels. A transition matrix holds how often a true class (row) is recorded as another (column). Its rows sum to 1, and
+at p = 0 it is the identity (T-71).
 
-Corrupted images: noise, blur, contrast, rotation and inversion of images in [0, 1], which stay in [0, 1].
+Images in [0, 1] stay in [0, 1]: noise, blur, contrast, rotation and inversion. At its neutral value (0, or a contrast
+of 1) each leaves the images as they are.
 
-At its neutral value (0, or a contrast of 1) each leaves the images as they are.
-
-Images made smaller by area averaging: a new pixel is the mean of all it covers, fractions of old pixels included.
-
-The mean of an image is kept exactly, whatever the two sizes; where one divides the other it is an average pool.
+Area resizing. A new pixel is the mean of all it covers, fractions of old pixels included. The mean of an image is
+exactly the same for all sizes; where one size divides the other, the result is an average pool.
 """
 
 import math
@@ -17,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
+
+Images = Float[Tensor, "batch channel height width"]
 
 
 def patterned_transition(destinations: Int[Tensor, " class"], p: float) -> Float[Tensor, "class class"]:
@@ -38,8 +39,8 @@ def uniform_transition(num_classes: int, p: float) -> Float[Tensor, "class class
 
 def flip_destinations(offsets: Int[Tensor, " class"]) -> Int[Tensor, " class"]:
     """For every class another one, from numbers 0 to C - 2 that count through the others (f(i) != i of E-67)."""
-    own = torch.arange(len(offsets), device=offsets.device)
-    return offsets + (offsets >= own)
+    classes = torch.arange(len(offsets), device=offsets.device)
+    return offsets + (offsets >= classes)
 
 
 def redrawn_labels(
@@ -53,9 +54,6 @@ def redrawn_labels(
         rows = labels == label
         redrawn[rows] = torch.searchsorted(cumulative[label], uniforms[rows], right=True).to(labels.dtype)
     return redrawn
-
-
-Images = Float[Tensor, "batch channel height width"]
 
 
 def with_noise(images: Images, noise: Images, std: float) -> Images:

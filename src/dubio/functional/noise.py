@@ -1,29 +1,21 @@
-"""Gaussian noise on activations (SE-SNN, deep VIB) and on deterministic weights (PNI), and what keeps it alive.
+"""Formulas of noise: Gaussian activations, noise on deterministic weights, mixtures of Gaussians, and dropout.
 
-An activation is ``z = mean + std * noise`` with a scale that depends on the input. SE-SNN rewards the entropy of the
-scale up to a margin (E-56), VIB pays for the divergence from a standard normal (E-57), PNI learns how much of a
-weight's own spread to add to it (E-58).
+Activations. ``z = mean + std * noise`` with a scale that depends on the input. SE-SNN rewards the entropy of the scale
+up to a margin (E-56), VIB penalises the divergence from a standard normal (E-57), PNI learns how much of a weight's own
+spread is added to it (E-58). Entropies are those of ``torch.distributions`` (T-57); the divergence is summed over
+dimensions and left per example (T-58); the spread of a weight carries no gradient (T-56); all pairs of Gaussians equal
+the formulas pair by pair. References: Yu et al. 2021 (SE-SNN); Alemi et al. 2017 (deep VIB); He et al. 2019 (PNI).
 
-Invariants: entropies are those of the specification and of ``torch.distributions`` (T-57); the divergence is summed
-over dimensions and left per example (T-58); the spread of a weight carries no gradient (T-56); all pairs of Gaussians
-equal the formulas pair by pair.
+Mixtures of factorised Gaussians with equal weights are the posterior of input noise. Their divergence from a Gaussian
+has no closed form. ``mixture_log_prob`` estimates it from draws; it is at most the mean of the components' divergences,
+since a divergence is convex. The reference code uses the divergence of the single Gaussian that ``averaged_gaussian``
+gives, which is not that of the mixture. Reference: Trinh, Kaski and Heinonen 2020, Scalable Bayesian neural networks by
+layer-wise input augmentation.
 
-References: Yu et al. 2021 (SE-SNN); Alemi et al. 2017 (deep VIB); He et al. 2019 (PNI).
-
-Mixtures of factorised Gaussians with equal weights, the posterior of input noise.
-
-The divergence of a mixture from a Gaussian has no closed form. ``mixture_log_prob`` estimates it from draws; it is at
-most the mean of the components' divergences, since a divergence is convex; and the divergence of the one Gaussian that
-``averaged_gaussian`` gives is what the reference code computes, though it is not that of the mixture.
-
-Reference: Trinh, Kaski and Heinonen 2020, Scalable Bayesian neural networks by layer-wise input augmentation.
-
-Dropout as a function of uniform noise: what falls below the rate is dropped, the rest scaled so that means stay.
-
-With noise off the layer is the identity, so no factor is left over for evaluation: the reference code of Li and Gal
-2017 has one, which would scale twice.
-
-References: Srivastava et al. 2014; Klambauer et al. 2017 for the alpha form, which keeps the variance too.
+Dropout is a function of uniform noise: values below the rate are dropped, the others scaled so that means stay. With
+noise off the layer is the identity, so that no factor is left for evaluation (the reference code of Li and Gal 2017 has
+one, which would scale twice). References: Srivastava et al. 2014; Klambauer et al. 2017 for the alpha form, which keeps
+the variance too.
 """
 
 import math
@@ -36,9 +28,9 @@ from dubio.functional.variational import gaussian_kl, normal_entropy, normal_log
 from dubio.functional.wasserstein import at_least_float32, not_negative, squared_distances
 
 SMALLEST_STD = 1e-6
-
-
 BOTTLENECK_SHIFT = 5.0
+SELU_FLOOR = -1.7580993408473766
+"""What a SELU gives far below zero: minus its scale times its alpha."""
 
 
 def gaussian_activation(
@@ -114,8 +106,8 @@ def gaussian_kl_matrix(
         mean, class_mean = mean - centre, class_mean - centre
         precision = class_std.square().reciprocal()
         squares = (std.square() + mean.square()) @ precision.mT - 2.0 * (mean @ (class_mean * precision).mT)
-        own = (class_mean.square() * precision + 2.0 * class_std.log() - 1.0).sum(dim=-1)
-        return not_negative(0.5 * (squares + own) - std.log().sum(dim=-1, keepdim=True))
+        class_terms = (class_mean.square() * precision + 2.0 * class_std.log() - 1.0).sum(dim=-1)
+        return not_negative(0.5 * (squares + class_terms) - std.log().sum(dim=-1, keepdim=True))
 
 
 def component_of(uniform: Float[Tensor, "*rows"], num_components: int) -> Int[Tensor, "*rows"]:
@@ -138,10 +130,6 @@ def averaged_gaussian(
 ) -> tuple[Float[Tensor, " channel"], Float[Tensor, " channel"]]:
     """Mean and standard deviation of the mean of one draw from each component, ``sqrt(sum s_k^2) / K``."""
     return means.mean(dim=0), stds.square().sum(dim=0).sqrt() / len(means)
-
-
-SELU_FLOOR = -1.7580993408473766
-"""What a SELU gives far below zero: minus its scale times its alpha."""
 
 
 def dropout(input: Float[Tensor, "*shape"], uniform: Float[Tensor, "*mask"], rate: float) -> Float[Tensor, "*shape"]:

@@ -1,19 +1,15 @@
-"""Whether two networks differ on the same examples: paired tests and their correction for several comparisons.
+"""Statistics of evaluations: paired tests, intervals of shares and means, and resampling.
 
-Each test takes what two networks did with the same examples, and gives the probability of a difference at least as
-large where there is none. Two networks agree on most examples, so a paired test finds differences that the intervals of
-the single numbers, which ignore this, cannot.
-
-Invariants: exact binomial and Student probabilities equal SciPy's; DeLong's areas are those of ``detection``
+Paired tests compare two networks on the same examples and give the probability of a difference at least as large where
+there is none. Two networks agree on most examples, so that a paired test detects differences that the intervals of the
+single numbers do not. Exact binomial and Student probabilities equal SciPy's; DeLong's areas are those of ``detection``
 (``tests/functional/test_significance.py``).
 
-References: McNemar 1947; DeLong, DeLong and Clarke-Pearson 1988; Holm 1979.
+Intervals are those of counted successes and of means. The bootstrap estimates how far a number would move over other
+examples, the jackknife over other draws.
 
-How sure a share is: intervals for counted successes, and chances over repeated tries.
-
-How far a number would move: over other examples by the bootstrap, over other draws by the jackknife.
-
-References: Efron 1979; Quenouille 1956, Tukey 1958 for the jackknife.
+References: McNemar 1947; DeLong, DeLong and Clarke-Pearson 1988; Holm 1979; Clopper and Pearson 1934; Efron 1979 for
+the bootstrap; Quenouille 1956 and Tukey 1958 for the jackknife.
 """
 
 import math
@@ -164,23 +160,21 @@ def paired_difference(
     size, larger, smaller = count + 2.0, lost + 0.5, won + 0.5
     middle = (larger - smaller) / size
     error = math.sqrt(max(larger + smaller - (larger - smaller) ** 2 / size, 0.0)) / size
-    width = math.sqrt(2.0) * torch.erfinv(torch.tensor(level, dtype=torch.float64, device="cpu")).item() * error
+    width = _normal_quantile(level) * error
     return PairedDifference((lost - won) / count, middle - width, middle + width)
 
 
 def normal_interval(mean: float, standard_error: float, level: float = 0.95) -> tuple[float, float]:
     """Mean and a number of standard errors to either side, within [0, 1]."""
-    width = (
-        math.sqrt(2.0) * torch.erfinv(torch.tensor(level, dtype=torch.float64, device="cpu")).item() * standard_error
-    )
+    width = _normal_quantile(level) * standard_error
     return max(mean - width, 0.0), min(mean + width, 1.0)
 
 
 def mean_interval(values: Float[Tensor, " trial"], level: float = 0.95) -> tuple[float, float]:
-    """The interval of Student for the mean of a few numbers, each found on its own."""
+    """The interval of Student for the mean of a few independent numbers."""
     count = len(values)
     if count < 2:
-        raise ValueError(f"values must be two or more, to tell how far they scatter, got {count}")
+        raise ValueError(f"values must be two or more, to estimate their spread, got {count}")
     exact = values.double()
     width = _student_quantile(level, count - 1) * exact.std().item() / math.sqrt(count)
     return exact.mean().item() - width, exact.mean().item() + width
@@ -205,7 +199,7 @@ def retry_probability(right: Int[Tensor, "*batch"], draws: int, tries: int) -> F
 
 
 def retry_influence(right: Bool[Tensor, "sample batch"], tries: int) -> Float[Tensor, " sample"]:
-    """What each draw adds to the mean of ``retry_probability`` over examples, to first order.
+    """The influence of each draw on the mean of ``retry_probability`` over examples, to first order.
 
     The variance of a mean over sets of ``tries`` draws is that of these numbers over how many there are (Hoeffding
     1948): ``tries`` times the chance, given that this draw is right, that so are all others of its set.
@@ -240,8 +234,13 @@ def _solve(rising: Callable[[float], float], low: float = 0.0, high: float = 1.0
     return (low + high) / 2.0
 
 
+def _normal_quantile(level: float) -> float:
+    """The size that a standard normal number stays below with probability ``level``."""
+    return math.sqrt(2.0) * torch.erfinv(torch.tensor(level, dtype=torch.float64, device="cpu")).item()
+
+
 def _student_quantile(level: float, freedom: int) -> float:
-    """What the size of Student's t stays below with probability ``level``.
+    """The size that Student's t stays below with probability ``level``.
 
     With ``t = sqrt(freedom) tan(angle)`` its density is ``cos(angle)^(freedom - 1)`` over the angle, up to a factor.
     """

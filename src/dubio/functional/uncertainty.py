@@ -1,38 +1,25 @@
-"""Summaries of doubt from the class probabilities of many draws, `(sample, batch, class)`.
+"""Uncertainty from many draws, scores of predictive distributions, and detection by a score.
 
-Predictive entropy splits into the expected entropy of single draws (noise in the data) and the mutual information
-between prediction and draw (the network's own doubt): E-9 to E-14. Entropies are in nats.
+Classification. Class probabilities are `(sample, batch, class)`. Predictive entropy splits into the expected entropy of
+single draws (noise in the data) and the mutual information between prediction and draw (uncertainty of the network):
+E-9 to E-14. Entropies are in nats. Calibration of the mean prediction changes its entropy; the share of it that is
+mutual information stays (``calibrated_expected_entropy``). Mutual information is never negative and is zero for equal
+draws (T-68); the log of averaged probabilities is at least the average of their logs (T-22).
 
-Calibrating the mean prediction changes its entropy; the share of it that is mutual information stays
-(``calibrated_expected_entropy``).
+Regression. The predictive distribution is a mixture of one Gaussian per draw. Its quantiles have no closed form;
+bisection of the distribution function is exact to the resolution of the number format (tested against SciPy). The
+regression curve is that of Blundell et al. 2015, section 5.2. The continuous ranked probability score is that of Grimit
+et al. 2006 and Gneiting and Raftery 2007.
 
-Invariants: mutual information is never negative and is zero for equal draws (T-68); the log of averaged probabilities
-is at least the average of their logs (T-22).
+Ensembles cut from many draws. Probabilities are averaged, never logits or votes (E-28). From 100 draws come 100
+ensembles of one, 20 of five and one of all; reports hold their mean accuracy (T-22, T-23).
 
-Regression: its predictive distribution, a mixture of one Gaussian per draw, and the curve it is tried on.
-
-The mixture's quantiles have no closed form; they are found by bisection of its distribution function, which is exact to
-the resolution of the number format (tested against SciPy). The curve is that of Blundell et al. 2015, section 5.2.
-
-Scores of predictive distributions for real targets: the continuous ranked probability score.
-
-Reference: Grimit et al. 2006 for mixtures of Gaussians; Gneiting and Raftery 2007.
-
-Ensembles cut from many draws: how many there are, and how often each is right.
-
-Probabilities are averaged, never logits or votes (E-28). From 100 draws come 100 ensembles of one, 20 of five and one
-of all; their mean accuracy is what is reported.
-
-Invariants: the number of ensembles (T-23); one draw is the draw itself, and the order of draws within an ensemble does
-not matter (T-22).
-
-How well a score tells two sets apart: known from never seen, untouched from attacked, right from wrong.
-
-All are functions of the order of the scores alone; equal scores count half. Larger scores should belong to the positive
-set. Examples may have weights, and several sets of weights at once, `(resample, example)`: an example of weight 2
-counts as two of it (``test_weights_are_repetitions``), which is how a bootstrap asks for all its resamples together.
-
-References: Hanley and McNeil 1982; Davis and Goadrich 2006; Geifman and El-Yaniv 2017 for risk and coverage.
+Detection. A score separates two sets, such as in-distribution from out-of-distribution data, clean from attacked
+images, right from wrong predictions. All measures depend on the order of the scores alone; equal scores count half.
+Larger scores belong to the positive set. Examples may have weights, and several sets of weights at once,
+`(resample, example)`: an example of weight 2 counts as two of it (``test_weights_are_repetitions``), so that a
+bootstrap evaluates all its resamples together. References: Hanley and McNeil 1982; Davis and Goadrich 2006; Geifman and
+El-Yaniv 2017 for risk and coverage.
 """
 
 import math
@@ -63,16 +50,16 @@ def energy(logits: Float[Tensor, "sample *batch class"]) -> Float[Tensor, "*batc
 
 
 def expected_entropy(log_probs: Float[Tensor, "sample *batch class"]) -> Float[Tensor, "*batch"]:
-    """Mean over draws of each draw's entropy: the doubt that the data itself carries (E-11)."""
+    """Mean over draws of each draw's entropy: the uncertainty of the data itself (E-11)."""
     return entropy(log_probs.exp()).mean(dim=0)
 
 
 def mutual_information(
     predictive_entropy: Float[Tensor, "*batch"], mean_entropy: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch"]:
-    """What the draws disagree about: predictive minus expected entropy, at least zero (E-12).
+    """Disagreement of the draws: predictive minus expected entropy, at least zero (E-12).
 
-    What rounding alone can make is zero: else the order of nothing but rounding errors would tell equal draws apart.
+    Values within rounding error are zero: otherwise rounding alone would order equal draws.
     """
     difference = predictive_entropy - mean_entropy
     rounding = 4.0 * torch.finfo(difference.dtype).eps * (1.0 + predictive_entropy)
@@ -155,9 +142,9 @@ def mixture_quantile(
     means, stds = means.double(), stds.double()
 
     # Every component's own quantile brackets the mixture's.
-    own = means + stds * torch.special.ndtri(torch.tensor(level, dtype=torch.float64, device=means.device))
-    low: Tensor = own.amin(dim=0)
-    high: Tensor = own.amax(dim=0)
+    quantiles = means + stds * torch.special.ndtri(torch.tensor(level, dtype=torch.float64, device=means.device))
+    low: Tensor = quantiles.amin(dim=0)
+    high: Tensor = quantiles.amax(dim=0)
     for _ in range(60):
         middle = 0.5 * (low + high)
         below = mixture_cdf(middle, means, stds) < level
@@ -238,7 +225,7 @@ def false_positive_rate(
 
 
 class Detection(NamedTuple):
-    """How well a score tells two sets apart."""
+    """How well a score separates two sets."""
 
     auroc: Float[Tensor, "*resample"]
     average_precision: Float[Tensor, "*resample"]
@@ -265,18 +252,19 @@ def detection(
 
     thresholds = torch.cat([negative, positive]).double().unique(sorted=True)
     raised = _weight_at_least(negative, thresholds, negative_weight)
-    found = _weight_at_least(positive, thresholds, positive_weight)
+    detected = _weight_at_least(positive, thresholds, positive_weight)
     hits, alarms = (
-        amount - torch.cat([amount[..., 1:], torch.zeros_like(amount[..., :1])], dim=-1) for amount in (found, raised)
+        amount - torch.cat([amount[..., 1:], torch.zeros_like(amount[..., :1])], dim=-1)
+        for amount in (detected, raised)
     )
     below = raised[..., :1] - raised + 0.5 * alarms
-    area = (hits * below).sum(dim=-1) / (found[..., 0] * raised[..., 0])
+    area = (hits * below).sum(dim=-1) / (detected[..., 0] * raised[..., 0])
 
-    precision = found / (found + raised).clamp_min(torch.finfo(found.dtype).tiny)
-    needed = recall * found[..., :1] * (1.0 - 1e-12)  # 95 % of 20 is 19, whatever rounding makes of it
-    largest = (found >= needed).sum(dim=-1, keepdim=True) - 1
+    precision = detected / (detected + raised).clamp_min(torch.finfo(detected.dtype).tiny)
+    needed = recall * detected[..., :1] * (1.0 - 1e-12)  # 95 % of 20 is 19, whatever rounding makes of it
+    largest = (detected >= needed).sum(dim=-1, keepdim=True) - 1
     alarmed = (raised.gather(-1, largest) / raised[..., :1]).squeeze(-1)
-    return Detection(area, (hits * precision).sum(dim=-1) / found[..., 0], alarmed)
+    return Detection(area, (hits * precision).sum(dim=-1) / detected[..., 0], alarmed)
 
 
 def risk_coverage(
@@ -295,9 +283,9 @@ def risk_coverage(
         )
 
     thresholds = confidence.double().unique(sorted=True).flip(0)
-    own = torch.ones_like(confidence, dtype=torch.float64) if weight is None else weight.double()
-    covered = _weight_at_least(confidence, thresholds, own)
-    wrong = _weight_at_least(confidence, thresholds, own * ~correct)
+    weights = torch.ones_like(confidence, dtype=torch.float64) if weight is None else weight.double()
+    covered = _weight_at_least(confidence, thresholds, weights)
+    wrong = _weight_at_least(confidence, thresholds, weights * ~correct)
     return covered / covered[..., -1:], wrong / covered.clamp_min(torch.finfo(covered.dtype).tiny)
 
 

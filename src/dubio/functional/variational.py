@@ -1,54 +1,35 @@
-"""Gaussian posteriors over weights, their priors, and the three ways to draw through a layer.
+"""Formulas of variational inference: posteriors over weights, objectives, penalties, and the scores of pruning.
 
-A weight has mean ``mu`` and standard deviation ``sigma = softplus(rho)`` (E-6, E-15). The complexity cost is the
-divergence from a prior, in closed form where one exists (E-7), else by Monte Carlo from the noise itself (E-20).
+Posteriors. A weight has mean ``mu`` and standard deviation ``sigma = softplus(rho)`` (E-6, E-15). The complexity cost
+is the divergence from a prior, in closed form where one exists (E-7), else by Monte Carlo from the noise itself (E-20).
+The scale survives ``rho = -30`` in float32 (T-1, T-7); the closed form equals ``torch.distributions`` (T-2); a mixture
+with equal widths is the Gaussian (T-5); a zero variance gives exact values and finite gradients (T-15). References:
+Blundell et al. 2015 (Bayes by Backprop); Kingma, Salimans and Welling 2015 (local reparameterisation); Wen et al. 2018
+(flipout).
 
-Invariants and the tests that hold them: the scale survives ``rho = -30`` in float32 (T-1, T-7); the closed form equals
-``torch.distributions`` (T-2); a mixture with equal widths is the Gaussian (T-5); a zero variance gives exact values and
-finite gradients (T-15).
+Minibatches. The optimised scalar is the free energy of the batch divided by its number of examples (E-5), so that the
+sum over an epoch, each batch weighted by its size, is the free energy of the whole data (E-1; T-8 and T-20). Reference:
+Blundell et al. 2015, section 3.4.
 
-References: Blundell et al. 2015 (Bayes by Backprop); Kingma, Salimans and Welling 2015 (local reparameterisation);
-Wen et al. 2018 (flipout).
-
-The variational objective on minibatches: how much of the divergence each batch carries.
-
-The optimised scalar is the free energy of the batch divided by its number of examples (E-5), so that the sum over an
-epoch, each batch weighted by its size, is the free energy of the whole data (E-1). Held by T-8 and T-20.
-
-Reference: Blundell et al. 2015, section 3.4.
-
-Alpha-divergences: how the losses of several draws become one number per example.
-
-``alpha = 0`` is the mean of the losses (variational inference), ``alpha = 1`` the loss of the mean likelihood
-(expectation propagation), ``alpha = 0.5`` lies between (Hellinger). Likelihoods are averaged over draws, never summed:
-a sum would make the value depend on the number of draws and diverge as alpha goes to zero.
-
-Invariants: with one draw it is that draw's loss for every alpha (T-28); it does not rise with alpha and lies between
-the least and the mean loss (T-31).
-
+Alpha-divergences. ``alpha = 0`` is the mean of the losses (variational inference), ``alpha = 1`` the loss of the mean
+likelihood (expectation propagation), ``alpha = 0.5`` lies between (Hellinger). Likelihoods are averaged over draws,
+never summed: a sum would depend on the number of draws and diverge as alpha goes to zero. With one draw it is that
+draw's loss for every alpha (T-28); it does not rise with alpha and lies between the smallest and the mean loss (T-31).
 Reference: Li and Gal 2017, Dropout Inference in Bayesian Neural Networks with Alpha-divergences.
 
-Penalties on weights: sums of squares without a factor of one half, which ``weight_decay`` of an optimiser has.
+Penalties are sums of squared weights without a factor of one half, which ``weight_decay`` of an optimiser has. The
+caller chooses the weights; the specification leaves out biases. Squares are added up in float32 at least. A toy
+network's value is computed by hand, with the units of each layer (T-21); the gradient is ``2 W`` (T-34).
 
-Which tensors are weights is the caller's choice; biases are left out of both penalties by the specification. Squares
-are added up in float32 at least.
+Bootstrapped cross-entropy. A label counts for ``beta``, the network's own prediction for the rest. Both forms take
+log-probabilities, so that nothing overflows for extreme logits, and give one loss per example (T-69); with ``beta = 1``
+both are the cross-entropy (T-70). Reference: Reed et al. 2015, Training Deep Neural Networks on Noisy Labels with
+Bootstrapping.
 
-Invariants: a toy network's value by hand, with the units of each layer (T-21); the gradient is ``2 W`` (T-34).
-
-Bootstrapped cross-entropy: a label counts for ``beta``, the network's own opinion for the rest.
-
-Both forms take log-probabilities, so that nothing overflows for extreme logits, and leave one loss per example.
-
-Invariants: the numbers of the specification (T-69); with ``beta = 1`` both are the cross-entropy (T-70).
-
-Reference: Reed et al. 2015, Training Deep Neural Networks on Noisy Labels with Bootstrapping.
-
-Which weights matter least: signal-to-noise ratios, magnitudes, and the lowest of them (2.8).
-
-Invariants: exactly ``floor(r n)`` of ``n`` are removed, equal scores by index, and what a smaller share removes a
-larger one removes too; scaling means and scales by one constant changes no ranking (T-11).
-
-References: Graves 2011, Practical Variational Inference for Neural Networks; Blundell et al. 2015, section 5.1.
+Pruning scores are signal-to-noise ratios or magnitudes (2.8). Exactly ``floor(r n)`` of ``n`` weights are removed,
+equal scores by index, and a larger share removes all that a smaller share removes; scaling means and scales by one
+constant changes no ranking (T-11). References: Graves 2011, Practical Variational Inference for Neural Networks;
+Blundell et al. 2015, section 5.1.
 """
 
 import math
@@ -61,6 +42,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+KlWeighting = Literal["uniform", "geometric", "none"]
+SMALLEST_ALPHA = 1e-6
+"""Below it, the expansion in alpha is exact to the last digit and the logarithm is not."""
 
 
 def softplus(rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -144,9 +128,6 @@ def monte_carlo_kl(
     return posterior_log_prob(std, noise) - prior_log_prob
 
 
-KlWeighting = Literal["uniform", "geometric", "none"]
-
-
 @overload
 def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_share: float | None = None) -> float: ...
 
@@ -206,10 +187,6 @@ def weighted_divergence(
     return beta * divergence if entropy is None else beta * divergence - gamma * entropy
 
 
-SMALLEST_ALPHA = 1e-6
-"""Below it, the expansion in alpha is exact to the last digit and the logarithm is not."""
-
-
 def alpha_energy(losses: Float[Tensor, "sample *batch"], alpha: float) -> Float[Tensor, "*batch"]:
     """``-(1/alpha) log mean_k exp(-alpha l_k)`` (E-30); for alpha near 0, its expansion (E-31, E-32)."""
     if abs(alpha) < SMALLEST_ALPHA:
@@ -255,8 +232,8 @@ def soft_bootstrap(
 
     probs = log_probs.exp()
     finite = log_probs.clamp_min(torch.finfo(log_probs.dtype).min)  # a class ruled out has p log p = 0, not 0 * inf
-    own = -((probs.detach() if detach else probs) * finite).sum(dim=-1)
-    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * own
+    entropy = -((probs.detach() if detach else probs) * finite).sum(dim=-1)
+    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * entropy
 
 
 def hard_bootstrap(
@@ -265,8 +242,8 @@ def hard_bootstrap(
     """``-sum_k (beta t_k + (1 - beta) [k = argmax q]) log q_k``, the most probable class a constant (E-69)."""
     _check_share(beta)
 
-    own = -log_probs.max(dim=-1).values
-    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * own
+    hard_loss = -log_probs.max(dim=-1).values
+    return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * hard_loss
 
 
 def _cross_entropy(log_probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

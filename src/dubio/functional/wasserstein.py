@@ -1,24 +1,21 @@
-"""Wasserstein distances between clouds of points, and what keeps a cloud from collapsing.
+"""Wasserstein distances between clouds of points, and distances of all pairs of rows.
 
-On a line the distance is a matter of sorting (E-51). A sliced distance is the mean over directions of that of the
-projections (E-50, E-52); directions are given, so that all pairs of one forward pass share them. An entropic distance
-(Sinkhorn) is there to compare with. Every distance is between uniform weights on the points of two clouds.
+In one dimension the distance is a matter of sorting (E-51). A sliced distance is the mean over directions of that of
+the projections (E-50, E-52); directions are arguments, so that all pairs of one forward pass share them. An entropic
+distance (Sinkhorn) serves for comparison. Every distance is between uniform weights on the points of two clouds.
 
-Invariants and the tests that hold them: in one dimension the sliced distance is the exact one (T-47); a translation by
-m costs ``mean_l (v_l . m)^2`` (T-48); values are those of Python Optimal Transport (T-49); it is a metric in its root
-form (T-50); all pairs equal the double loop, and gradients are finite where clouds coincide (T-51).
+Invariants: in one dimension the sliced distance is the exact one (T-47); a translation by m costs
+``mean_l (v_l . m)^2`` (T-48); values are those of Python Optimal Transport (T-49); it is a metric in its root form
+(T-50); all pairs equal the double loop, and gradients are finite where clouds coincide (T-51).
+
+Distances of rows need no array of differences. The squared distance is expanded, ``|a|^2 + |b|^2 - 2 a.b``, so that all
+pairs are one matrix product. Both sets are first measured from the mean of the second, since a common offset of all
+rows would cost digits of the difference. The remaining error is the rounding of the rows' own size about that mean;
+``pairwise_norms`` takes the differences themselves, where small distances must keep their digits. A squared distance is
+never negative, and its gradient is right even where rounding would have made it so; results are in float32 at least,
+also under autocast (``tests/functional/test_distances.py``).
 
 References: Bonneel et al. 2015 (sliced distances); Cuturi 2013 (entropic distances).
-
-Distances between every row of one set and every row of another, without the array of their differences.
-
-The squared distance is expanded, ``|a|^2 + |b|^2 - 2 a.b``, so that all pairs are one matrix product. Both sets are
-first measured from the mean of the second: what is common to all rows would otherwise eat the digits of the difference.
-The error that stays is the rounding of the rows' own size about that mean; where small distances must keep their
-digits, ``pairwise_norms`` takes the differences themselves, pair by pair and still without keeping them.
-
-Invariants: both equal the plain differences; a squared distance is never negative, and its gradient is right even where
-rounding would have made it so; results are in float32 at least, also under autocast.
 """
 
 import math
@@ -159,10 +156,10 @@ def spread_ratio(points: Float[Tensor, "point dim"], labels: Int[Tensor, " point
     ``sum_k n_k ||m_k - m||^2 / sum_i ||x_i - m_(y_i)||^2``, m_k the mean of the n_k points of class k, m that of all
     points.
     """
-    _, own, counts = labels.unique(return_inverse=True, return_counts=True)
-    means = points.new_zeros(len(counts), points.shape[-1]).index_add_(0, own, points) / counts[:, None]
+    _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
+    means = points.new_zeros(len(counts), points.shape[-1]).index_add_(0, classes, points) / counts[:, None]
     between = (counts * (means - points.mean(dim=0)).square().sum(dim=-1)).sum()
-    ratio: Tensor = between / (points - means[own]).square().sum()
+    ratio: Tensor = between / (points - means[classes]).square().sum()
     return ratio
 
 

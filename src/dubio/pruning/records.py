@@ -1,4 +1,4 @@
-"""What pruning did, as plain values: they go to JSON and back, and tables are made from them alone.
+"""Records of pruning, as plain values that go to JSON and back; tables are made from them alone.
 
 Invariant: ``Pruning.from_json(pruning.to_json())`` equals the record (``tests/pruning/test_measuring.py``).
 """
@@ -14,19 +14,19 @@ What = Literal["weights", "units"]
 
 @dataclass(frozen=True)
 class Removal:
-    """What one cut left behind."""
+    """The result of one removal."""
 
     share: float
-    """Of all weights or units that there ever were and could be removed, those that are gone now."""
+    """The removed share of all original weights or units that can be removed."""
     shrunk: tuple[str, ...] = ()
-    """Layers and batch norms that were cut down."""
+    """Layers and batch norms that became smaller."""
     units: dict[str, int] = field(default_factory=dict)
-    """Units that layers had before anything was removed."""
+    """Units that layers had before any pruning."""
 
 
 @dataclass(frozen=True)
 class LayerPruning:
-    """What became of one parameter (``what="weights"``) or of one layer (``what="units"``)."""
+    """Counts of one parameter (``what="weights"``) or of one layer (``what="units"``)."""
 
     num_weights: int
     num_removed: int
@@ -46,26 +46,26 @@ class SnrDensity:
     counts: tuple[int, ...]
     """One fewer than edges."""
     threshold_db: float | None = None
-    """The highest ratio that was removed; None where nothing was, or not by this."""
+    """The highest ratio that was removed; None where none was, or weights were ranked by another score."""
 
 
 @dataclass(frozen=True)
 class PruningPoint:
-    """How a network does with a share of its weights or units removed."""
+    """Accuracy and loss of a network with a share of its weights or units removed."""
 
     by: By
     fraction: float
-    """The share that was asked for."""
+    """The requested share."""
     accuracy: float | None
     """None where targets are numbers."""
     nll: float
     removed: float | None = None
-    """The share that was really gone: every layer keeps a unit, and what went before stays gone."""
+    """The share actually removed: every layer keeps a unit, and earlier pruning stays."""
 
 
 @dataclass(frozen=True)
 class Pruning(Record):
-    """What was removed from a network, and what it cost."""
+    """The weights or units removed from a network, and the loss of accuracy."""
 
     format: ClassVar = "dubio-pruning-1"
     called: ClassVar = "a pruning"
@@ -73,30 +73,30 @@ class Pruning(Record):
     by: By
     what: What
     fraction: float
-    """The share that was asked for, or that was found to keep the budget."""
+    """The requested share, or the one that keeps the budget."""
     num_weights: int
     num_removed: int
-    """Weights that are gone now, those of an earlier pruning included; with units, those that went with them now."""
+    """Weights removed, those of an earlier pruning included; for units, the weights removed with them this time."""
     per_layer: dict[str, LayerPruning]
     bytes_before: int
     """What ``dubio.save`` would have written."""
     bytes_after: int
     step_seconds_before: float | None = None
-    """Median time of a forward with one draw on the example, where there was one."""
+    """Median time of a forward pass with one draw on the example, if there is one."""
     step_seconds_after: float | None = None
     density: SnrDensity | None = None
     """None for a network without Gaussian posteriors."""
     curve: tuple[PruningPoint, ...] = ()
-    """All that was tried, in order of the share removed."""
+    """All shares tried, in increasing order."""
     max_loss: float | None = None
     accuracy_before: float | None = None
     accuracy_after: float | None = None
     nll_before: float | None = None
     nll_after: float | None = None
     removed: float | None = None
-    """The share that is really gone: every layer keeps a unit, and what went before stays gone."""
+    """The share actually removed: every layer keeps a unit, and earlier pruning stays."""
     made_by: dict[str, str] = field(default_factory=dict)
-    """The command, the run that it began with and the network that it is about, where there was a command."""
+    """The command, the run and the network, if a command made the record."""
 
     def __str__(self) -> str:
         lines = [

@@ -1,8 +1,10 @@
-"""Single weights: which there are to remove, how they rank, and removing the lowest.
+"""Single weights: which can be removed, their scores, and the removal of the lowest.
 
-Weights are those of all distributions of weights, whatever the layer, and the plain weights of linear layers and
-convolutions; neither those of normalisation layers nor, unless asked for, biases. By signal-to-noise ratio only weights
-with a Gaussian posterior are ranked and counted: others have no noise to compare with.
+Prunable are the weights of all posteriors, whatever the layer, and the plain weights of linear layers and convolutions;
+not those of normalisation layers and, by default, no biases. By signal-to-noise ratio only weights with a Gaussian
+posterior are ranked and counted: others have no noise.
+
+Invariants: ``tests/pruning/test_weights.py`` (T-11).
 """
 
 from collections import Counter
@@ -40,15 +42,15 @@ class Prunable:
     def weight(self) -> Float[Tensor, "*shape"]:
         """Its weights, or their means; zero where removed."""
         posterior = posterior_of(self.layer, self.parameter)
-        found = getattr(self.layer, self.parameter) if posterior is None else posterior.location
-        assert isinstance(found, Tensor)
-        return found.detach()
+        weight = getattr(self.layer, self.parameter) if posterior is None else posterior.location
+        assert isinstance(weight, Tensor)
+        return weight.detach()
 
     @property
     def removed(self) -> Bool[Tensor, "*shape"]:
         """Which of them were removed before."""
-        found = removed_of(self.layer, self.parameter)
-        return torch.zeros_like(self.weight, dtype=torch.bool) if found is None else found
+        mask = removed_of(self.layer, self.parameter)
+        return torch.zeros_like(self.weight, dtype=torch.bool) if mask is None else mask
 
     @property
     def counted(self) -> Bool[Tensor, "*shape"]:
@@ -59,8 +61,8 @@ class Prunable:
 
 
 def prunable(model: nn.Module, by: By, where: Where, biases: bool) -> list[Prunable]:
-    """All parameters whose weights can be removed, each once however many layers share it."""
-    found: dict[int, Prunable] = {}
+    """All parameters whose weights can be removed, each once also where several layers share it."""
+    parts: dict[int, Prunable] = {}
     for place, layer in _layers(model):
         if is_norm(layer) or not chooses(where, place, layer):
             continue
@@ -69,14 +71,14 @@ def prunable(model: nn.Module, by: By, where: Where, biases: bool) -> list[Pruna
             if by == "snr" and not isinstance(posterior, GaussianPosterior):
                 continue
             name = f"{place}.{parameter}".lstrip(".")
-            own = posterior.mean if posterior is not None else layer._parameters[parameter]
-            assert own is not None
-            found.setdefault(id(own), Prunable(name, layer, parameter))
-    if not found:
+            tensor = posterior.mean if posterior is not None else layer._parameters[parameter]
+            assert tensor is not None
+            parts.setdefault(id(tensor), Prunable(name, layer, parameter))
+    if not parts:
         what = "weights with a Gaussian posterior" if by == "snr" else "weights of linear layers or convolutions"
         raise ValueError(f"nothing to prune: where={where!r} chooses no layer that has {what}")
-    _refuse_ties(model, list(found.values()))
-    return list(found.values())
+    _refuse_ties(model, list(parts.values()))
+    return list(parts.values())
 
 
 def default_by(model: nn.Module) -> By:
@@ -99,9 +101,9 @@ def prune_weights(model: nn.Module, fraction: float, by: By, where: Where, biase
     """Remove the share of all weights with the lowest scores, ranked together over all layers, in place."""
     parts = prunable(model, by, where, biases)
     counted = [part.counted.flatten().cpu() for part in parts]
-    # What was removed before goes first, so that a share counts all weights and removed sets are nested.
+    # Weights removed earlier come first, so that a share counts all weights and removed sets are nested.
     scores = [scores_of(part, by).masked_fill(part.removed, -1.0).flatten().cpu() for part in parts]
-    joined = torch.cat([own[some] for own, some in zip(scores, counted, strict=True)])
+    joined = torch.cat([score[some] for score, some in zip(scores, counted, strict=True)])
     gone = functional.variational.lowest_scores(joined, functional.variational.num_removed(len(joined), fraction))
     for part, some, lowest in zip(parts, counted, gone.split([int(some.sum()) for some in counted]), strict=True):
         mask = torch.zeros_like(some)
@@ -131,17 +133,17 @@ def _parameters(layer: nn.Module, biases: bool) -> Iterator[str]:
     """Names of the parameters of a layer whose weights can be removed."""
     plain = ("weight", "bias") if takes_noise(layer) else ()
     for name in dict.fromkeys((*drawn_names(layer), *plain)):
-        held = posterior_of(layer, name) is not None or layer._parameters.get(name) is not None
-        if held and (biases or "bias" not in name):
+        exists = posterior_of(layer, name) is not None or layer._parameters.get(name) is not None
+        if exists and (biases or "bias" not in name):
             yield name
 
 
 def _refuse_ties(model: nn.Module, parts: list[Prunable]) -> None:
-    """Refuse plain weights that another module reads too, past any mask."""
-    users = Counter(id(own) for module in model.modules() for own in module.parameters(recurse=False))
+    """Refuse plain weights that another module also reads, without the mask."""
+    users = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
     for part in parts:
-        own = part.layer._parameters.get(part.parameter)
-        if own is not None and users[id(own)] > 1:
+        tensor = part.layer._parameters.get(part.parameter)
+        if tensor is not None and users[id(tensor)] > 1:
             raise ValueError(
                 f"cannot prune {part.name}: it shares its weights with another layer, which would not see that they "
                 "are gone; leave it out with where=..., or convert with dubio.Bayes, whose tied weights are one"
@@ -149,7 +151,7 @@ def _refuse_ties(model: nn.Module, parts: list[Prunable]) -> None:
 
 
 def _mask_alike(model: nn.Module) -> None:
-    """Where one member of an ensemble has a mask, all have: they run as one network whose tensors are stacked."""
+    """Give all members of an ensemble a mask where one has it: their tensors are stacked and run as one network."""
     if not isinstance(model, Members):
         return
     masked = {

@@ -1,14 +1,14 @@
-"""The questions of an audit, in the order in which they are asked.
+"""The checks of an audit, in the order in which they run.
 
-Attacks come first; then what looks at all that they left. ``docs/audit.md`` explains each check in the words of this
-table (``tests/auditing/test_table.py``).
+Attacks come first, then checks of all that they left. ``docs/audit.md`` explains each check in the words of this
+table (``tests/auditing/test_auditing.py``).
 """
 
-from dubio.auditing.checks import attacks as outside, attacks as sanity, attacks as strength, randomness
-from dubio.auditing.checks.randomness import known_draws_accuracy as known_draws_accuracy
-from dubio.auditing.session import Check, Finding
+from dubio.auditing.checks import attacks, randomness
+from dubio.auditing.checks.randomness import frozen_draws_accuracy as frozen_draws_accuracy
+from dubio.auditing.session import Check, CheckResult
 
-__all__ = ["CHECKS", "Check", "Finding"]
+__all__ = ["CHECKS", "Check", "CheckResult"]
 
 CHECKS: tuple[Check, ...] = (
     Check(
@@ -25,7 +25,7 @@ CHECKS: tuple[Check, ...] = (
         "Enough steps?",
         "An attack climbs a hill in steps. If more steps still leave less, it was stopped on the way up.",
         "The last doubling of the steps surely moves the accuracy by less than the resolution.",
-        strength.steps_converged,
+        attacks.steps_converged,
         required=True,
     ),
     Check(
@@ -50,7 +50,7 @@ CHECKS: tuple[Check, ...] = (
         "Does iterating help?",
         "Many small steps must do at least as well as a single one, unless gradients are masked.",
         "Iterating is not worse, within noise.",
-        strength.iterating_helps,
+        attacks.iterating_helps,
         required=True,
     ),
     Check(
@@ -58,7 +58,7 @@ CHECKS: tuple[Check, ...] = (
         "Do other starts agree?",
         "Other step sizes, momenta and starting points should find about the same.",
         "The best variant leaves less than 3 points less than their mean.",
-        strength.restarts_agree,
+        attacks.restarts_agree,
     ),
     Check(
         "C8",
@@ -66,7 +66,7 @@ CHECKS: tuple[Check, ...] = (
         "One can average probabilities, losses or logits over draws, raise several losses, and aim at any other "
         "class. A defence often holds against one of them only.",
         "All together surely leave at most the resolution less than the best alone.",
-        strength.objectives_agree,
+        attacks.objectives_agree,
         required=True,
     ),
     Check(
@@ -75,7 +75,7 @@ CHECKS: tuple[Check, ...] = (
         "Images made on the network with its noise off should do no better than direct attacks. If they do, the "
         "noise hid the gradient and the network behind it is as weak as ever.",
         "They are not stronger than all direct attacks together, within noise.",
-        strength.no_better_without_noise,
+        attacks.no_better_without_noise,
         required=True,
     ),
     Check(
@@ -84,14 +84,14 @@ CHECKS: tuple[Check, ...] = (
         "A search without gradients, or images made on another network, should do no better than attacks by the "
         "network's own gradients.",
         "They are not stronger than all attacks by gradients together, within noise.",
-        strength.no_better_without_gradients,
+        attacks.no_better_without_gradients,
     ),
     Check(
         "C15",
         "Better than chance?",
         "An attack must leave clearly less than random noise of the same size.",
         "Noise leaves at least 5 points more than the attack.",
-        strength.beats_noise,
+        attacks.beats_noise,
         required=True,
     ),
     Check(
@@ -99,7 +99,7 @@ CHECKS: tuple[Check, ...] = (
         "What does AutoAttack say?",
         "A well known set of attacks by others, run on the mean over fixed draws and scored on fresh ones.",
         "It leaves at most 1 point less than our own attacks together, within noise.",
-        outside.autoattack_agrees,
+        attacks.autoattack_agrees,
     ),
     Check(
         "C11",
@@ -113,14 +113,14 @@ CHECKS: tuple[Check, ...] = (
         "Stronger than without noise?",
         "The noise must not pay for a weaker network: its mean is compared with one trained without noise.",
         "It is not more than 1 point behind, within noise.",
-        outside.beats_twin,
+        attacks.beats_twin,
     ),
     Check(
         "C16",
         "Nothing left at any distance?",
         "Where the attacker may turn an image into any other, no accuracy can be left.",
         "At most 1 % is left.",
-        sanity.nothing_left_at_one,
+        attacks.nothing_left_at_one,
         required=True,
     ),
     Check(
@@ -128,14 +128,14 @@ CHECKS: tuple[Check, ...] = (
         "Less left the further it may go?",
         "Accuracy must fall with the distance; a rise or a plateau is a sign of a broken attack.",
         "It never rises within noise, and once it falls does not stop above chance.",
-        sanity.grows_with_distance,
+        attacks.grows_with_distance,
     ),
     Check(
         "C18",
         "Are the rules kept?",
         "At distance zero nothing may change, and no image may leave the distance or the bounds.",
         "Exactly.",
-        sanity.nothing_moves_at_zero,
+        attacks.nothing_moves_at_zero,
         required=True,
     ),
     Check(
@@ -143,7 +143,7 @@ CHECKS: tuple[Check, ...] = (
         "Are gradients alive?",
         "Gradients that are exactly zero show nothing, and the loss should rise all the way that an attack goes.",
         "None is zero, and on 90 % of the images the loss is largest at the end.",
-        sanity.gradients_live,
+        attacks.gradients_live,
         required=True,
     ),
     Check(
@@ -151,14 +151,14 @@ CHECKS: tuple[Check, ...] = (
         "Do gradients tell the truth?",
         "Small changes of single pixels must move the loss as the gradient says.",
         "The signs agree in 80 % of the cases or more.",
-        sanity.differences_agree,
+        attacks.differences_agree,
     ),
     Check(
         "C24",
         "Does the attack work at all?",
         "The same code must break an ordinary network, trained in the ordinary way.",
         "At most 2 % is left.",
-        outside.twin_falls,
+        attacks.twin_falls,
         required=True,
         may_be_skipped=True,
     ),
@@ -174,7 +174,7 @@ CHECKS: tuple[Check, ...] = (
         "Is it more than luck?",
         "Other seeds of the attack and other draws must give about the same headline.",
         "The standard error over draws is below 0.2 points (1 point in quick).",
-        sanity.seeds_agree,
+        attacks.seeds_agree,
         required=True,
     ),
     Check(
@@ -182,6 +182,6 @@ CHECKS: tuple[Check, ...] = (
         "Too good to be true?",
         "A figure beyond the best that is published needs more than an audit.",
         "It is not beyond what is published.",
-        outside.plausible,
+        attacks.plausible,
     ),
 )

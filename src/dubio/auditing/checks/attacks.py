@@ -1,8 +1,7 @@
-"""Does a stronger, longer or different attack leave less? C5 to C9, C14, C15.
+"""Checks of the attacks: does another attack leave less (C5 to C9, C14, C15), does the attack itself work (C16 to C20,
+C23), and how does the network compare with others (C10, C12, C24, C25)?
 
-Does the attack itself work? C16 to C20, and C23.
-
-Compared with others: another network, another library, what is known. C10, C12, C24, C25.
+Every check can pass and can fail (``tests/auditing/test_checks.py``).
 """
 
 import dataclasses
@@ -17,420 +16,45 @@ from torch import Tensor
 
 from dubio import functional
 from dubio._engine import seeded
-from dubio.attacks import FGSM, PGD, Attack, AttackTarget, Model, RandomNoise, Square, Transfer, score, untouched
+from dubio.attacks import FGSM, Attack, AttackTarget, Model, RandomNoise, Square, Transfer, score, untouched
 from dubio.auditing.checks.randomness import gradients
-from dubio.auditing.records import CurvePoint
-from dubio.auditing.session import MAIN, NO_GRADIENT, AttackRun, AuditSession, Finding, Kept, curve, fall_within, points
+from dubio.auditing.records import Cost, CurvePoint
+from dubio.auditing.session import (
+    MAIN,
+    NO_GRADIENT,
+    AttackRun,
+    AuditSession,
+    CheckResult,
+    NoGradientError,
+    curve,
+    fall_within,
+    points,
+    share,
+    verdict,
+)
+from dubio.functional.statistics import clopper_pearson, paired_difference
 
 RESTART_GAIN = 0.03
-
-
 NOISE_MARGIN = 0.05
-
-
 OFF = "transfer from noise off"
-
-
-def steps_converged(bench: AuditSession) -> Finding:
-    """C5: what is left as the attack takes more steps."""
-    bench.attempt(MAIN, bench.main())
-    counts = bench.budget.step_counts
-    found = [bench.attempt(f"pgd, {count} steps", dataclasses.replace(bench.main(), steps=count)) for count in counts]
-    known = [attempt for attempt in found if attempt is not None]
-    if len(known) < len(counts):
-        return Finding("fail", NO_GRADIENT)
-    fall = functional.statistics.paired_difference(known[-2].right, known[-1].right)
-    summary = f"From {counts[-2]} to {counts[-1]} steps the accuracy"
-    more = "More steps might still leave less."
-    return fall_within(fall, bench.budget.resolution, summary, more, curve(counts, known))
-
-
-def iterating_helps(bench: AuditSession) -> Finding:
-    """C6: many small steps against one large one."""
-    main = bench.main()
-    one = bench.attempt(
-        "fgsm",
-        FGSM(
-            epsilon=main.epsilon,
-            norm=main.norm,
-            bounds=main.bounds,
-            num_samples=main.num_samples,
-            objective=main.objective,
-            loss=main.loss,
-            seed=main.seed,
-        ),
-    )
-    many = bench.attempt(MAIN, main)
-    if one is None or many is None:
-        return Finding("fail", NO_GRADIENT)
-    gain = functional.statistics.paired_difference(one.right, many.right)
-    summary = f"One step leaves {one.accuracy:.1%}, {bench.budget.steps} steps leave {many.accuracy:.1%}."
-    if gain.high < 0.0:
-        return Finding(
-            "fail", f"{summary} Iterating hurts the attack, which only masked gradients do.", gain.value, 0.0
-        )
-    return Finding("pass", summary, gain.value, 0.0)
-
-
-def restarts_agree(bench: AuditSession) -> Finding:
-    """C7: other steps, momenta and starting points; the best of them against their mean."""
-    size = 2.5 * bench.epsilon / bench.budget.steps
-    variants: dict[str, Attack] = {MAIN: bench.main()}
-    for factor in bench.budget.step_factors:
-        variants[f"pgd, step x {factor:g}"] = dataclasses.replace(bench.main(), step_size=size * factor)
-    for momentum in bench.budget.momenta:
-        variants[f"pgd, momentum {momentum:g}"] = dataclasses.replace(bench.main(), momentum=momentum)
-    found = [bench.attempt(name, attack) for name, attack in variants.items()] + starts(bench)[1:]
-    known = [attempt for attempt in found if attempt is not None]
-    if len(known) < len(found):
-        return Finding("fail", NO_GRADIENT)
-    mean = sum(attempt.accuracy for attempt in known) / len(known)
-    best, together = min(known, key=lambda attempt: attempt.accuracy), bench.left_by(known).double().mean().item()
-    gain = mean - best.accuracy
-    summary = f"{len(known)} variants of steps, momenta and starts leave {mean:.1%} on average; the best of them, "
-    summary += f"{best.name}, {best.accuracy:.1%}, and all together {together:.1%}."
-    if gain >= RESTART_GAIN:
-        return Finding(
-            "fail", f"{summary} How the attack is set matters much: others may do better.", gain, RESTART_GAIN
-        )
-    return Finding("pass", summary, gain, RESTART_GAIN)
-
-
-def starts(bench: AuditSession) -> list[AttackRun | None]:
-    """The main attack from several starting points."""
-    found = [bench.attempt(MAIN, bench.main())]
-    for number in range(2, bench.budget.num_seeds + 1):
-        attack = dataclasses.replace(bench.main(), seed=bench.seed_for(f"start {number}"))
-        found.append(bench.attempt(f"pgd, start {number}", attack))
-    return found
-
-
-def objectives_agree(bench: AuditSession) -> Finding:
-    """C8: what is averaged over draws, which loss is raised, and which class is aimed at."""
-    tried = _objectives(bench)
-    if not tried:
-        return Finding("fail", NO_GRADIENT)
-    left = {name: bench.left_by(attempts) for name, attempts in tried.items()}
-    best = min(left, key=lambda name: int(left[name].sum()))
-    union = bench.left_by(attempt for attempts in tried.values() for attempt in attempts)
-    gain = functional.statistics.paired_difference(left[best], union)
-    summary = (
-        f"{best} leaves {left[best].double().mean().item():.1%}. When all {len(left)} objectives count, as in the "
-    )
-    summary += f"headline, it is {union.double().mean().item():.1%}: the accuracy"
-    return fall_within(gain, bench.budget.resolution, summary, "They differ so much that others might leave less.")
-
-
-def _objectives(bench: AuditSession) -> dict[str, list[AttackRun]]:
-    """Attacks by objective; aiming at one class after another is one more. None where there is no gradient."""
-    tried: dict[str, list[AttackRun]] = {}
-    for objective, loss in bench.budget.objectives:
-        if loss == "dlr" and bench.num_classes < 3:  # constant for two classes
-            continue
-        name = f"pgd, {objective} {loss}".replace("_", " ")
-        attack = dataclasses.replace(
-            bench.main(), objective=objective, loss=loss, restarts=bench.budget.restarts, seed=bench.seed_for("union")
-        )
-        found = bench.attempt(name, attack)
-        if found is None:
-            return {}
-        tried[name] = [found]
-    aimed = []
-    for rank, goals in enumerate(bench.other_classes[: bench.budget.num_goals], 1):
-        attack = dataclasses.replace(bench.main(), targeted=True, seed=bench.seed_for(f"goal {rank}"))
-        aimed.append(bench.attempt(f"pgd, aimed at class {rank}", attack, goals))
-    return tried | {"pgd, aimed at other classes": [attempt for attempt in aimed if attempt is not None]}
-
-
-def no_better_without_noise(bench: AuditSession) -> Finding:
-    """C9: images made on the network with its noise off."""
-    if bench.kind != "random":
-        return Finding("pass", "The network has no noise that could hide anything.")
-    source = dataclasses.replace(bench.main(), restarts=bench.budget.restarts)
-    found = bench.attempt(OFF, Transfer(attack=source, norm=bench.norm, bounds=bench.bounds, seed=source.seed))
-    if found is None and "noise='off' needs" in bench.failures[OFF]:
-        return Finding("skipped", "The noise is the model's own and cannot be turned off, so it may be a veil.")
-    if found is None:
-        return Finding("fail", NO_GRADIENT)
-    reason = "The network with its noise off shows the way better than its own gradients do."
-    return _not_stronger(bench, [found], reason)
-
-
-def no_better_without_gradients(bench: AuditSession) -> Finding:
-    """C14: random search, which needs no gradient, and images made on other networks."""
-    square = Square(
-        epsilon=bench.epsilon,
-        norm=bench.norm,
-        bounds=bench.bounds,
-        steps=bench.budget.square_steps,
-        num_samples=bench.budget.num_samples,
-        seed=bench.seed_for("square"),
-    )
-    found = [bench.attempt("square", square)] if bench.inputs.dim() in (2, 4) else []
-    others: dict[str, Model | None] = {
-        "an ordinary network": bench.ordinary_twin,
-        "the network given to compare with": bench.twin,
-    }
-    attack = dataclasses.replace(bench.main(), num_samples=1, restarts=bench.budget.restarts)
-    for name, source in others.items():
-        if source is not None:
-            transfer = Transfer(attack=attack, source=source, norm=bench.norm, bounds=bench.bounds, seed=attack.seed)
-            found.append(bench.attempt(f"transfer from {name}", transfer))
-    known = [attempt for attempt in found if attempt is not None]
-    if not known:
-        return Finding("skipped", f"No attack without gradients fits inputs of shape {tuple(bench.inputs.shape[1:])}.")
-    return _not_stronger(bench, known, "Attacks that need no gradient do better than those that do: it is masked.")
-
-
-def beats_noise(bench: AuditSession) -> Finding:
-    """C15: random perturbations of the same size."""
-    noise = RandomNoise(
-        epsilon=bench.epsilon,
-        norm=bench.norm,
-        bounds=bench.bounds,
-        tries=bench.budget.noise_tries,
-        num_samples=bench.budget.num_samples,
-        seed=bench.seed_for("noise"),
-    )
-    found, main = bench.attempt("random noise", noise), bench.attempt(MAIN, bench.main())
-    if found is None or main is None:
-        return Finding("fail", NO_GRADIENT)
-    margin = found.accuracy - main.accuracy
-    summary = f"Random noise leaves {found.accuracy:.1%}, the attack {main.accuracy:.1%}."
-    if margin < NOISE_MARGIN:
-        reason = f"That is less than {points(NOISE_MARGIN)} apart: the attack fails, or epsilon is too small to tell."
-        return Finding("fail", f"{summary} {reason}", margin, NOISE_MARGIN)
-    return Finding("pass", summary, margin, NOISE_MARGIN)
-
-
-def _not_stronger(bench: AuditSession, found: list[AttackRun], reason: str) -> Finding:
-    """Whether attacks of another kind leave no less than all that follow the network's own gradients."""
-    best = min(found, key=lambda attempt: attempt.accuracy)
-    direct = bench.direct()
-    if not direct:
-        return Finding("fail", f"{best.name} leaves {best.accuracy:.1%}. {NO_GRADIENT}")
-    own = bench.left_by(direct)
-    gain = functional.statistics.paired_difference(own, best.right)
-    summary = f"{best.name} leaves {best.accuracy:.1%}, attacks by the network's own gradients together "
-    summary += f"{own.double().mean().item():.1%}."
-    if gain.low > 0.0:
-        return Finding("fail", f"{summary} {reason}", gain.value, 0.0)
-    return Finding("pass", summary, gain.value, 0.0)
-
-
 LEFT_AT_ONE = 0.01
-
-
 FALLING = 0.1
-
-
 AT_BOUNDARY = 0.9
-
-
 SIGN_AGREEMENT = 0.8
-
-
 NUM_DIFFERENCES, TOP, DIFFERENCE = 16, 0.01, 1e-2
-
-
 NUM_REPEATS = 8
-
-
 ALONG = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-def nothing_left_at_one(bench: AuditSession) -> Finding:
-    """C16: with any image in reach, nothing may be left."""
-    reach = _widest(bench)
-    found = bench.look(f"pgd at {reach:g}", bench.at(reach))
-    if found is None:
-        return Finding("fail", NO_GRADIENT)
-    summary = f"With epsilon {reach:g}, which allows any image, the attack leaves {found.accuracy:.1%}."
-    if found.accuracy > LEFT_AT_ONE:
-        return Finding("fail", f"{summary} An attack that works leaves nothing.", found.accuracy, LEFT_AT_ONE)
-    return Finding("pass", summary, found.accuracy, LEFT_AT_ONE)
-
-
-def grows_with_distance(bench: AuditSession) -> Finding:
-    """C17: accuracy falls as the distance grows, and once it falls does not stop above chance."""
-    reach = _widest(bench)
-    distances = [factor * bench.epsilon for factor in bench.budget.epsilon_factors if factor * bench.epsilon < reach]
-    distances.append(reach)
-    found = [bench.look(f"pgd at {distance:g}", bench.at(distance)) for distance in distances]
-    known = [attempt for attempt in found if attempt is not None]
-    if len(known) < len(found):
-        return Finding("fail", NO_GRADIENT)
-    rights = [bench.clean, *(attempt.right for attempt in known)]
-    shown = tuple(
-        CurvePoint(x, right.double().mean().item()) for x, right in zip([0.0, *distances], rights, strict=True)
-    )
-    risen = max(
-        functional.statistics.paired_difference(later, earlier).low for earlier, later in itertools.pairwise(rights)
-    )
-    if risen > 0.0:
-        summary = "The accuracy rises as the attacker may go further: the attack is broken."
-        return Finding("fail", summary, risen, 0.0, shown)
-    stuck = _plateau(bench, distances, known)
-    if stuck is not None:
-        summary = f"From epsilon {stuck[0]:g} to {stuck[1]:g} the accuracy stays above chance and falls no further."
-        return Finding("fail", summary, 0.0, 0.0, shown)
-    return Finding("pass", "The accuracy falls as the attacker may go further.", max(risen, 0.0), 0.0, shown)
-
-
-def nothing_moves_at_zero(bench: AuditSession) -> Finding:
-    """C18: no distance, no change; every image stays in the ball and in the box; no network gives NaN."""
-    seed = bench.seed_for("zero")
-    noise = RandomNoise(epsilon=0.0, norm=bench.norm, bounds=bench.bounds, tries=1, num_samples=1, seed=seed)
-    climb = dataclasses.replace(bench.at(0.0), steps=2, num_samples=1)
-    for name, attack in {"pgd at 0": climb, "random noise at 0": noise}.items():
-        still = bench.look(name, attack)
-        if still is not None and not torch.equal(still.images, bench.inputs):
-            return Finding("fail", f"{name} moves images.")
-    for name, reason in bench.failures.items():
-        if "finite" in reason:
-            return Finding("fail", f"{name} could not be run: {reason}.")
-    for attempt in bench.attempts.values():
-        moved = attempt.images.double() - bench.inputs.double()
-        size = functional.adversarial.perturbation_norm(moved, bench.norm).max().item()
-        inside = bool(((attempt.images >= bench.bounds[0]) & (attempt.images <= bench.bounds[1])).all())
-        if not size <= bench.epsilon or not inside:
-            summary = f"{attempt.name} went out of bounds: it moved an image by {size:g}."
-            return Finding("fail", summary, size, bench.epsilon)
-    count = len(bench.attempts)
-    summary = f"All images of {count} attacks lie within the distance and the bounds, and none moves at distance 0."
-    return Finding("pass", summary, 0.0)
-
-
-def gradients_live(bench: AuditSession) -> Finding:
-    """C19: no gradient is zero, and the loss is largest where the attack ended."""
-    try:
-        found = gradients(bench, bench.budget.num_samples, "zero")
-    except ValueError:
-        return Finding("fail", NO_GRADIENT)
-    dead = (found.flatten(1).abs().amax(dim=1) == 0.0).double().mean().item()
-    if dead > 0.0:
-        return Finding("fail", f"On {dead:.1%} of the images the gradient is exactly zero: it is masked.", dead, 0.0)
-    main = bench.attempt(MAIN, bench.main())
-    if main is None:
-        return Finding("fail", f"The attack could not be run: {bench.failures[MAIN]}.")
-    last = _largest_at_the_end(bench, main.images)
-    summary = (
-        f"No gradient is zero; along the way of the attack the loss is largest at its end on {last:.1%} of images."
-    )
-    return Finding("pass" if last >= AT_BOUNDARY else "fail", summary, last, AT_BOUNDARY)
-
-
-def differences_agree(bench: AuditSession) -> Finding:
-    """C20: small differences of the loss, with the same draws, against its gradient."""
-    few, labels = bench.inputs[:NUM_DIFFERENCES], bench.targets[:NUM_DIFFERENCES]
-    victim = bench.victim("predictive", "margin", bench.budget.num_samples, frozen=True)
-    size = DIFFERENCE * (bench.bounds[1] - bench.bounds[0])
-    with untouched(bench.model):
-        try:
-            gradient = victim.look(few, labels).gradient.flatten(1)
-        except ValueError:
-            return Finding("fail", NO_GRADIENT)
-        count = min(max(int(TOP * gradient.shape[1]), 5), gradient.shape[1])
-        chosen = gradient.abs().topk(count, dim=1).indices
-        agreeing = [_same_sign(victim, few, labels, gradient, column, size) for column in chosen.unbind(dim=1)]
-    share = torch.stack(agreeing).double().mean().item()
-    summary = f"Where the gradient is largest, small changes move the loss as it says in {share:.1%} of the cases."
-    return Finding("pass" if share >= SIGN_AGREEMENT else "fail", summary, share, SIGN_AGREEMENT)
-
-
-def seeds_agree(bench: AuditSession) -> Finding:
-    """C23: other seeds of the attack, and how far other draws would move the headline."""
-    found = starts(bench)
-    known = [attempt for attempt in found if attempt is not None]
-    error, limit = _error_over_draws(bench, bench.worst()[0]), bench.budget.draws_error
-    summary = f"Over other draws the headline has a standard error of {100.0 * error:.2f} points"
-    if len(known) < len(found):
-        return Finding("fail", f"{summary}; the attack could not be run with {len(found)} seeds.", error, limit)
-    summary += f"; {len(known)} seeds of the attack leave {', '.join(f'{attempt.accuracy:.1%}' for attempt in known)}."
-    if error >= limit:
-        return Finding("fail", f"{summary} That is not below {points(limit)}: more draws would tell.", error, limit)
-    return Finding("pass", summary, error, limit)
-
-
-def _widest(bench: AuditSession) -> float:
-    """The distance that allows any image."""
-    widest = bench.bounds[1] - bench.bounds[0]
-    return widest if bench.norm == "linf" else widest * math.sqrt(bench.inputs[0].numel())
-
-
-def _plateau(bench: AuditSession, distances: list[float], known: list[AttackRun]) -> tuple[float, float] | None:
-    """Two distances, one twice the other or more, between which accuracy that was falling stays above chance."""
-    for place, attempt in enumerate(known):
-        begun = functional.statistics.paired_difference(bench.clean, attempt.right).low > FALLING
-        later = next((j for j, distance in enumerate(distances) if distance >= 2.0 * distances[place]), None)
-        if not begun or later is None:
-            continue
-        right = known[later].right
-        low, _ = functional.statistics.clopper_pearson(int(right.sum()), len(right))
-        falls = functional.statistics.paired_difference(attempt.right, right)
-        if low > 1.0 / bench.num_classes and falls.high <= bench.budget.resolution:
-            return distances[place], distances[later]
-    return None
-
-
-@torch.no_grad()
-def _largest_at_the_end(bench: AuditSession, images: Tensor) -> float:
-    """Share of the images on which no point on the straight way has a larger loss than its end, by the same draws."""
-    victim = bench.victim("predictive", "margin", bench.budget.num_samples, frozen=True)
-    values = []
-    with untouched(bench.model):
-        for share in ALONG:
-            between = bench.inputs + share * (images - bench.inputs)
-            found = [
-                dataclasses.replace(victim, first_row=first).values(part, labels)
-                for first, part, labels in bench.pieces(between)
-            ]
-            values.append(torch.cat(found))
-    stacked = torch.stack(values)
-    tolerance = 1e-4 * (stacked.amax(dim=0) - stacked.amin(dim=0))
-    return (stacked[-1] >= stacked.amax(dim=0) - tolerance).double().mean().item()
-
-
-@torch.no_grad()
-def _same_sign(
-    victim: AttackTarget, few: Tensor, labels: Tensor, gradient: Tensor, column: Tensor, size: float
-) -> Tensor:
-    step = torch.zeros_like(gradient).scatter_(1, column[:, None], size).view_as(few)
-    rise = victim.values(few + step, labels) - victim.values(few - step, labels)
-    said = gradient.gather(1, column[:, None]).squeeze(1).sign()
-    return (said != 0.0) & (rise.sign() == said)  # a gradient that says nothing agrees with nothing
-
-
-def _error_over_draws(bench: AuditSession, images: Tensor) -> float:
-    """Standard error over draws of the accuracy of their mean, from as many draws again and again.
-
-    Leaving groups of draws out would be cheaper, but tells too much where few images lie at the border of two classes.
-    """
-    if bench.kind != "random":
-        return 0.0
-    scores = [bench.score(images, bench.budget.score_draws, f"repeat {number}") for number in range(NUM_REPEATS)]
-    return torch.tensor([score.predictive.value for score in scores], dtype=torch.float64).std().item()
-
-
 AUTOATTACK = "AutoAttack"
-
-
 TWIN_LIMIT = 0.01
-
-
 FALLEN = 0.02
-
-
 FAR = 0.3
-
-
 FEWEST_CLASSES = 4
 """AutoAttack's losses need a third class, and a fourth where they are targeted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """The best that is published for one threat model."""
+    """The best published accuracy for one threat model."""
 
     data: str
     norm: str
@@ -444,91 +68,382 @@ REFERENCES = (
 )
 
 
-def beats_twin(bench: AuditSession) -> Finding:
+def steps_converged(session: AuditSession) -> CheckResult:
+    """C5: the accuracy left as the attack takes more steps."""
+    session.attempt(MAIN, session.main())
+    counts = session.budget.step_counts
+    runs = session.attempt_all({f"pgd, {count} steps": session.main(steps=count) for count in counts})
+    fall = paired_difference(runs[-2].right, runs[-1].right)
+    summary = f"From {counts[-2]} to {counts[-1]} steps the accuracy"
+    more = "More steps might still leave less."
+    return fall_within(fall, session.budget.resolution, summary, more, curve(counts, runs))
+
+
+def iterating_helps(session: AuditSession) -> CheckResult:
+    """C6: many small steps against one large one."""
+    main = session.main()
+    same = {name: getattr(main, name) for name in ("num_samples", "objective", "loss", "seed")}
+    single, many = session.attempt_all({"fgsm": FGSM(**(session.threat | same)), MAIN: main})
+    gain = paired_difference(single.right, many.right)
+    summary = f"One step leaves {single.accuracy:.1%}, {session.budget.steps} steps leave {many.accuracy:.1%}."
+    reason = "Iterating hurts the attack, which only masked gradients do."
+    return verdict(gain.high >= 0.0, summary, gain.value, 0.0, reason)
+
+
+def restarts_agree(session: AuditSession) -> CheckResult:
+    """C7: other steps, momenta and starting points; the best of them against their mean."""
+    size = 2.5 * session.epsilon / session.budget.steps
+    variants: dict[str, Attack] = {MAIN: session.main()}
+    for factor in session.budget.step_factors:
+        variants[f"pgd, step x {factor:g}"] = session.main(step_size=size * factor)
+    for momentum in session.budget.momenta:
+        variants[f"pgd, momentum {momentum:g}"] = session.main(momentum=momentum)
+    runs = session.attempt_all(variants | _starts(session))
+    mean = sum(run.accuracy for run in runs) / len(runs)
+    best, together = min(runs, key=lambda run: run.accuracy), share(session.left_by(runs))
+    gain = mean - best.accuracy
+    summary = f"{len(runs)} variants of steps, momenta and starts leave {mean:.1%} on average; the best of them, "
+    summary += f"{best.name}, {best.accuracy:.1%}, and all together {together:.1%}."
+    reason = "How the attack is set matters much: others may do better."
+    return verdict(gain < RESTART_GAIN, summary, gain, RESTART_GAIN, reason)
+
+
+def objectives_agree(session: AuditSession) -> CheckResult:
+    """C8: objectives over draws, losses, and the class that is aimed at."""
+    runs_by_objective = _objectives(session)
+    left = {name: session.left_by(runs) for name, runs in runs_by_objective.items()}
+    best = min(left, key=lambda name: int(left[name].sum()))
+    union = session.left_by(itertools.chain.from_iterable(runs_by_objective.values()))
+    summary = f"{best} leaves {share(left[best]):.1%}. When all {len(left)} objectives count, as in the "
+    summary += f"headline, it is {share(union):.1%}: the accuracy"
+    more = "They differ so much that others might leave less."
+    return fall_within(paired_difference(left[best], union), session.budget.resolution, summary, more)
+
+
+def _objectives(session: AuditSession) -> dict[str, list[AttackRun]]:
+    """Attacks by objective; attacks aimed at one class after another are one more."""
+    runs: dict[str, list[AttackRun]] = {}
+    for objective, loss in session.budget.objectives:
+        if loss == "dlr" and session.num_classes < 3:  # constant for two classes
+            continue
+        name = f"pgd, {objective} {loss}".replace("_", " ")
+        fields = {"restarts": session.budget.restarts, "seed": session.seed_for("union")}
+        runs[name] = session.attempt_all({name: session.main(objective=objective, loss=loss, **fields)})
+    aimed = []
+    for rank, goals in enumerate(session.other_classes[: session.budget.num_goals], 1):
+        attack = session.main(targeted=True, seed=session.seed_for(f"goal {rank}"))
+        aimed.append(session.attempt(f"pgd, aimed at class {rank}", attack, goals))
+    return runs | {"pgd, aimed at other classes": [run for run in aimed if run is not None]}
+
+
+def no_better_without_noise(session: AuditSession) -> CheckResult:
+    """C9: images made on the network with its noise off."""
+    if session.kind != "random":
+        return CheckResult("pass", "The network has no noise that could hide anything.")
+    source = session.main(restarts=session.budget.restarts)
+    run = session.attempt(OFF, Transfer(attack=source, norm=session.norm, bounds=session.bounds, seed=source.seed))
+    if run is None and "noise='off' needs" in session.failures[OFF]:
+        return CheckResult("skipped", "The noise is the model's own and cannot be turned off, so it may be a veil.")
+    if run is None:
+        raise NoGradientError
+    reason = "The network with its noise off shows the way better than its own gradients do."
+    return _not_stronger(session, [run], reason)
+
+
+def no_better_without_gradients(session: AuditSession) -> CheckResult:
+    """C14: random search, which needs no gradient, and images made on other networks."""
+    sizes = session.threat | {"steps": session.budget.square_steps, "num_samples": session.budget.num_samples}
+    square = Square(**sizes, seed=session.seed_for("square"))
+    runs = [session.attempt("square", square)] if session.inputs.dim() in (2, 4) else []
+    others: dict[str, Model | None] = {
+        "an ordinary network": session.ordinary_twin,
+        "the network given to compare with": session.twin,
+    }
+    attack = session.main(num_samples=1, restarts=session.budget.restarts)
+    for name, source in others.items():
+        if source is not None:
+            transfer = Transfer(
+                attack=attack, source=source, norm=session.norm, bounds=session.bounds, seed=attack.seed
+            )
+            runs.append(session.attempt(f"transfer from {name}", transfer))
+    completed = [run for run in runs if run is not None]
+    if not completed:
+        shape = tuple(session.inputs.shape[1:])
+        return CheckResult("skipped", f"No attack without gradients fits inputs of shape {shape}.")
+    reason = "Attacks that need no gradient do better than those that do: it is masked."
+    return _not_stronger(session, completed, reason)
+
+
+def beats_noise(session: AuditSession) -> CheckResult:
+    """C15: random perturbations of the same size."""
+    sizes = session.threat | {"tries": session.budget.noise_tries, "num_samples": session.budget.num_samples}
+    random = RandomNoise(**sizes, seed=session.seed_for("noise"))
+    noise, main = session.attempt_all({"random noise": random, MAIN: session.main()})
+    margin = noise.accuracy - main.accuracy
+    summary = f"Random noise leaves {noise.accuracy:.1%}, the attack {main.accuracy:.1%}."
+    reason = f"That is less than {points(NOISE_MARGIN)} apart: the attack fails, or epsilon is too small to tell."
+    return verdict(margin >= NOISE_MARGIN, summary, margin, NOISE_MARGIN, reason)
+
+
+def nothing_left_at_one(session: AuditSession) -> CheckResult:
+    """C16: where the attacker may reach any image, no accuracy may be left."""
+    reach = _widest(session)
+    (run,) = session.attempt_all({f"pgd at {reach:g}": session.main(epsilon=reach)}, aside=True)
+    summary = f"With epsilon {reach:g}, which allows any image, the attack leaves {run.accuracy:.1%}."
+    reason = "An attack that works leaves nothing."
+    return verdict(run.accuracy <= LEFT_AT_ONE, summary, run.accuracy, LEFT_AT_ONE, reason)
+
+
+def grows_with_distance(session: AuditSession) -> CheckResult:
+    """C17: accuracy falls as the distance grows, and does not stop falling above chance."""
+    reach = _widest(session)
+    distances = [factor * session.epsilon for factor in session.budget.epsilon_factors]
+    distances = [*(distance for distance in distances if distance < reach), reach]
+    attacks = {f"pgd at {distance:g}": session.main(epsilon=distance) for distance in distances}
+    runs = session.attempt_all(attacks, aside=True)
+    rights = [session.clean, *(run.right for run in runs)]
+    shown = tuple(CurvePoint(x, share(right)) for x, right in zip([0.0, *distances], rights, strict=True))
+    risen = max(paired_difference(later, earlier).low for earlier, later in itertools.pairwise(rights))
+    if risen > 0.0:
+        summary = "The accuracy rises as the attacker may go further: the attack is broken."
+        return CheckResult("fail", summary, risen, 0.0, shown)
+    plateau = _plateau(session, distances, runs)
+    if plateau is not None:
+        summary = f"From epsilon {plateau[0]:g} to {plateau[1]:g} the accuracy stays above chance and falls no further."
+        return CheckResult("fail", summary, 0.0, 0.0, shown)
+    return CheckResult("pass", "The accuracy falls as the attacker may go further.", max(risen, 0.0), 0.0, shown)
+
+
+def nothing_moves_at_zero(session: AuditSession) -> CheckResult:
+    """C18: no distance, no change; every image stays in the ball and in the box; no network gives NaN."""
+    still = session.threat | {"epsilon": 0.0, "num_samples": 1}
+    attacks = {
+        "pgd at 0": session.main(epsilon=0.0, steps=2, num_samples=1),
+        "random noise at 0": RandomNoise(**still, tries=1, seed=session.seed_for("zero")),
+    }
+    for name, attack in attacks.items():
+        run = session.attempt_aside(name, attack)
+        if run is not None and not torch.equal(run.images, session.inputs):
+            return CheckResult("fail", f"{name} moves images.")
+    for name, reason in session.failures.items():
+        if "finite" in reason:
+            return CheckResult("fail", f"{name} could not be run: {reason}.")
+    for run in session.attempts.values():
+        moved = run.images.double() - session.inputs.double()
+        size = functional.adversarial.perturbation_norm(moved, session.norm).max().item()
+        inside = bool(((run.images >= session.bounds[0]) & (run.images <= session.bounds[1])).all())
+        if not size <= session.epsilon or not inside:
+            summary = f"{run.name} went out of bounds: it moved an image by {size:g}."
+            return CheckResult("fail", summary, size, session.epsilon)
+    count = len(session.attempts)
+    summary = f"All images of {count} attacks lie within the distance and the bounds, and none moves at distance 0."
+    return CheckResult("pass", summary, 0.0)
+
+
+def gradients_live(session: AuditSession) -> CheckResult:
+    """C19: no gradient is zero, and the loss is largest where the attack ended."""
+    gradient = gradients(session, session.budget.num_samples, "zero")
+    dead = share(gradient.flatten(1).abs().amax(dim=1) == 0.0)
+    if dead > 0.0:
+        return CheckResult(
+            "fail", f"On {dead:.1%} of the images the gradient is exactly zero: it is masked.", dead, 0.0
+        )
+    main = session.attempt(MAIN, session.main())
+    if main is None:
+        return CheckResult("fail", f"The attack could not be run: {session.failures[MAIN]}.")
+    last = _largest_at_the_end(session, main.images)
+    summary = (
+        f"No gradient is zero; along the way of the attack the loss is largest at its end on {last:.1%} of images."
+    )
+    return verdict(last >= AT_BOUNDARY, summary, last, AT_BOUNDARY)
+
+
+def differences_agree(session: AuditSession) -> CheckResult:
+    """C20: small differences of the loss, with the same draws, against its gradient."""
+    few, labels = session.inputs[:NUM_DIFFERENCES], session.targets[:NUM_DIFFERENCES]
+    target = session.target(session.budget.num_samples, frozen=True)
+    size = DIFFERENCE * (session.bounds[1] - session.bounds[0])
+    with untouched(session.model):
+        try:
+            gradient = target.loss_and_grad(few, labels).gradient.flatten(1)
+        except ValueError as error:
+            raise NoGradientError from error
+        count = min(max(int(TOP * gradient.shape[1]), 5), gradient.shape[1])
+        chosen = gradient.abs().topk(count, dim=1).indices
+        agreeing = [_same_sign(target, few, labels, gradient, column, size) for column in chosen.unbind(dim=1)]
+    agreement = share(torch.stack(agreeing))
+    summary = f"Where the gradient is largest, small changes move the loss as it says in {agreement:.1%} of the cases."
+    return verdict(agreement >= SIGN_AGREEMENT, summary, agreement, SIGN_AGREEMENT)
+
+
+def seeds_agree(session: AuditSession) -> CheckResult:
+    """C23: other seeds of the attack, and how far other draws would move the headline."""
+    runs = [session.attempt(name, attack) for name, attack in _starts(session).items()]
+    completed = [f"{run.accuracy:.1%}" for run in runs if run is not None]
+    error, limit = _error_over_draws(session, session.worst()[0]), session.budget.draws_error
+    summary = f"Over other draws the headline has a standard error of {100.0 * error:.2f} points"
+    if len(completed) < len(runs):
+        return CheckResult("fail", f"{summary}; the attack could not be run with {len(runs)} seeds.", error, limit)
+    summary += f"; {len(completed)} seeds of the attack leave {', '.join(completed)}."
+    return verdict(error < limit, summary, error, limit, f"That is not below {points(limit)}: more draws would tell.")
+
+
+def beats_twin(session: AuditSession) -> CheckResult:
     """C10: the network with its noise off, against an adversarially trained network without noise."""
-    if bench.twin is None:
-        return Finding("skipped", "No adversarially trained network without noise was given to compare with.")
-    if bench.kind == "members":
-        return Finding("skipped", "An ensemble has no mean network to compare.")
-    attack = dataclasses.replace(bench.main(), restarts=bench.budget.restarts)
+    if session.twin is None:
+        return CheckResult("skipped", "No adversarially trained network without noise was given to compare with.")
+    if session.kind == "members":
+        return CheckResult("skipped", "An ensemble has no mean network to compare.")
+    attack = session.main(restarts=session.budget.restarts)
     try:
-        own = dataclasses.replace(attack, noise="off")(bench.model, bench.inputs, bench.targets, progress=False)
+        mean = dataclasses.replace(attack, noise="off")(session.model, session.inputs, session.targets, progress=False)
     except ValueError as error:
-        return Finding("skipped", f"The noise cannot be turned off: {error}.")
-    other = attack(bench.twin, bench.inputs, bench.targets, progress=False)
-    left, its = ~own.fooled.cpu(), ~other.fooled.cpu()
-    behind = functional.statistics.paired_difference(its, left)
-    summary = f"With its noise off the network keeps {left.double().mean():.1%}, the other {its.double().mean():.1%}."
-    return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", summary, behind.value, TWIN_LIMIT)
+        return CheckResult("skipped", f"The noise cannot be turned off: {error}.")
+    other = attack(session.twin, session.inputs, session.targets, progress=False)
+    left, left_of_twin = ~mean.fooled.cpu(), ~other.fooled.cpu()
+    behind = paired_difference(left_of_twin, left)
+    summary = f"With its noise off the network keeps {share(left):.1%}, the other {share(left_of_twin):.1%}."
+    return CheckResult("pass" if behind.low <= TWIN_LIMIT else "fail", summary, behind.value, TWIN_LIMIT)
 
 
-def autoattack_agrees(bench: AuditSession) -> Finding:
+def autoattack_agrees(session: AuditSession) -> CheckResult:
     """C12: AutoAttack on the mean over frozen draws, scored like every other attack; its images count."""
     try:
         from pyautoattack import AutoAttack  # type: ignore[import-not-found]
     except ImportError:
-        return Finding("skipped", "AutoAttack is not installed (pip install pyautoattack).")
-    if bench.inputs.dim() != 4 or bench.bounds != (0.0, 1.0) or bench.num_classes < FEWEST_CLASSES:
-        return Finding("skipped", f"AutoAttack takes images in [0, 1] of {FEWEST_CLASSES} classes or more.")
-    own = bench.left_by(bench.attempts.values())
-    found = _autoattack(bench, AutoAttack)
-    behind = functional.statistics.paired_difference(own, found.right)
-    summary = f"AutoAttack leaves {found.accuracy:.1%}, our own attacks together {own.double().mean():.1%}."
-    return Finding("pass" if behind.low <= TWIN_LIMIT else "fail", summary, behind.value, TWIN_LIMIT)
+        return CheckResult("skipped", "AutoAttack is not installed (pip install pyautoattack).")
+    if session.inputs.dim() != 4 or session.bounds != (0.0, 1.0) or session.num_classes < FEWEST_CLASSES:
+        return CheckResult("skipped", f"AutoAttack takes images in [0, 1] of {FEWEST_CLASSES} classes or more.")
+    left = session.left_by(session.attempts.values())
+    run = _autoattack(session, AutoAttack)
+    behind = paired_difference(left, run.right)
+    summary = f"AutoAttack leaves {run.accuracy:.1%}, our own attacks together {share(left):.1%}."
+    return verdict(behind.low <= TWIN_LIMIT, summary, behind.value, TWIN_LIMIT)
 
 
-def twin_falls(bench: AuditSession) -> Finding:
+def twin_falls(session: AuditSession) -> CheckResult:
     """C24: the same attack on a network of this kind without noise or defence, trained on these very images."""
-    twin = bench.ordinary_twin
+    twin = session.ordinary_twin
     if twin is None:
-        return Finding("skipped", "No ordinary network of this kind could be made to try the attack on.")
-    reach = FAR * (bench.bounds[1] - bench.bounds[0])
-    distance = reach if bench.norm == "linf" else reach * math.sqrt(bench.inputs[0].numel()) / 2.0
-    attack = dataclasses.replace(
-        bench.main(), epsilon=max(bench.epsilon, distance), num_samples=1, seed=bench.seed_for("on the twin")
-    )
-    left = _left_of(twin, attack, bench)
-    summary = f"On an ordinary network of this kind the attack leaves {left:.1%} at epsilon {attack.epsilon:g}."
-    if left > FALLEN:
-        return Finding("fail", f"{summary} The attack itself does not work here.", left, FALLEN)
-    return Finding("pass", summary, left, FALLEN)
+        return CheckResult("skipped", "No ordinary network of this kind could be made to try the attack on.")
+    reach = FAR * (session.bounds[1] - session.bounds[0])
+    distance = reach if session.norm == "linf" else reach * math.sqrt(session.inputs[0].numel()) / 2.0
+    epsilon = max(session.epsilon, distance)
+    attack = session.main(epsilon=epsilon, num_samples=1, seed=session.seed_for("on the twin"))
+    images = attack(twin, session.inputs, session.targets, progress=False).inputs
+    left = score(twin, images, session.targets, num_samples=1, num_tries=1).predictive.value
+    summary = f"On an ordinary network of this kind the attack leaves {left:.1%} at epsilon {epsilon:g}."
+    return verdict(left <= FALLEN, summary, left, FALLEN, "The attack itself does not work here.")
 
 
-def plausible(bench: AuditSession) -> Finding:
+def plausible(session: AuditSession) -> CheckResult:
     """C25: against the best that is published for this distance, or for a smaller one."""
-    for known in REFERENCES:
-        as_hard = bench.epsilon >= known.epsilon * (1.0 - 1e-6)
-        if known.data == bench.data and known.norm == bench.norm and as_hard:
-            found = bench.score(bench.worst()[0], bench.budget.score_draws).predictive
-            summary = f"{found.value:.1%} is left; {known.source} keeps {known.accuracy:.1%}."
-            return Finding("pass" if found.low <= known.accuracy else "fail", summary, found.value, known.accuracy)
-    return Finding("skipped", "No published figure is known for these data and this distance.")
+    for best in REFERENCES:
+        as_hard = session.epsilon >= best.epsilon * (1.0 - 1e-6)
+        if best.data == session.data and best.norm == session.norm and as_hard:
+            left = session.score(session.worst()[0], session.budget.score_draws).predictive
+            summary = f"{left.value:.1%} is left; {best.source} keeps {best.accuracy:.1%}."
+            return verdict(left.low <= best.accuracy, summary, left.value, best.accuracy)
+    return CheckResult("skipped", "No published figure is known for these data and this distance.")
 
 
-def _left_of(twin: torch.nn.Module, attack: PGD, bench: AuditSession) -> float:
-    images = attack(twin, bench.inputs, bench.targets, progress=False).inputs
-    return score(twin, images, bench.targets, num_samples=1, num_tries=1).predictive.value
+def _starts(session: AuditSession) -> dict[str, Attack]:
+    """The main attack from several starting points."""
+    numbers = range(2, session.budget.num_seeds + 1)
+    others = {f"pgd, start {number}": session.main(seed=session.seed_for(f"start {number}")) for number in numbers}
+    return {MAIN: session.main(), **others}
 
 
-def _autoattack(bench: AuditSession, attacker: Callable[..., Any]) -> AttackRun:
-    """Its images, put exactly into the ball, as one more attack of the audit."""
-    kept = bench.keeper.find(AUTOATTACK)
-    if kept is None:
-        victim = bench.victim("predictive", "margin", bench.budget.num_samples, frozen=True)
+def _not_stronger(session: AuditSession, runs: list[AttackRun], reason: str) -> CheckResult:
+    """Whether attacks of another kind leave no less than all that follow the network's own gradients."""
+    best = min(runs, key=lambda run: run.accuracy)
+    direct = session.direct()
+    if not direct:
+        return CheckResult("fail", f"{best.name} leaves {best.accuracy:.1%}. {NO_GRADIENT}")
+    left = session.left_by(direct)
+    gain = paired_difference(left, best.right)
+    summary = f"{best.name} leaves {best.accuracy:.1%}, attacks by the network's own gradients together "
+    return verdict(gain.low <= 0.0, f"{summary}{share(left):.1%}.", gain.value, 0.0, reason)
+
+
+def _widest(session: AuditSession) -> float:
+    """The distance that allows any image."""
+    widest = session.bounds[1] - session.bounds[0]
+    return widest if session.norm == "linf" else widest * math.sqrt(session.inputs[0].numel())
+
+
+def _plateau(session: AuditSession, distances: list[float], runs: list[AttackRun]) -> tuple[float, float] | None:
+    """Two distances, one twice the other or more, between which accuracy that was falling stays above chance."""
+    for place, run in enumerate(runs):
+        is_falling = paired_difference(session.clean, run.right).low > FALLING
+        later = next((j for j, distance in enumerate(distances) if distance >= 2.0 * distances[place]), None)
+        if not is_falling or later is None:
+            continue
+        right = runs[later].right
+        low, _ = clopper_pearson(int(right.sum()), len(right))
+        falls = paired_difference(run.right, right)
+        if low > 1.0 / session.num_classes and falls.high <= session.budget.resolution:
+            return distances[place], distances[later]
+    return None
+
+
+@torch.no_grad()
+def _largest_at_the_end(session: AuditSession, images: Tensor) -> float:
+    """Share of the images on which no point on the straight way has a larger loss than its end, by the same draws."""
+    target = session.target(session.budget.num_samples, frozen=True)
+    values = []
+    with untouched(session.model):
+        for part in ALONG:
+            between = session.inputs + part * (images - session.inputs)
+            losses = [
+                dataclasses.replace(target, first_row=first).values(rows, labels)
+                for first, rows, labels in session.pieces(between)
+            ]
+            values.append(torch.cat(losses))
+    stacked = torch.stack(values)
+    tolerance = 1e-4 * (stacked.amax(dim=0) - stacked.amin(dim=0))
+    return share(stacked[-1] >= stacked.amax(dim=0) - tolerance)
+
+
+@torch.no_grad()
+def _same_sign(
+    target: AttackTarget, few: Tensor, labels: Tensor, gradient: Tensor, column: Tensor, size: float
+) -> Tensor:
+    step = torch.zeros_like(gradient).scatter_(1, column[:, None], size).view_as(few)
+    rise = target.values(few + step, labels) - target.values(few - step, labels)
+    sign = gradient.gather(1, column[:, None]).squeeze(1).sign()
+    return (sign != 0.0) & (rise.sign() == sign)  # a gradient of zero agrees with nothing
+
+
+def _error_over_draws(session: AuditSession, images: Tensor) -> float:
+    """Standard error over draws of the accuracy of their mean, from repeated sets of as many draws.
+
+    Leaving groups of draws out would be cheaper, but is too large where few images lie at the border of two classes.
+    """
+    if session.kind != "random":
+        return 0.0
+    scores = [session.score(images, session.budget.score_draws, f"repeat {number}") for number in range(NUM_REPEATS)]
+    return torch.tensor([score.predictive.value for score in scores], dtype=torch.float64).std().item()
+
+
+def _autoattack(session: AuditSession, attacker: Callable[..., Any]) -> AttackRun:
+    """Its images, projected exactly into the ball, as one more attack of the audit."""
+    stored = session.keeper.find(AUTOATTACK)
+    if stored is None:
+        target = session.target(session.budget.num_samples, frozen=True)
         began = time.perf_counter()
 
         def mean_log_probs(images: Tensor) -> Tensor:
-            return functional.uncertainty.predictive_log_probs(victim.log_probs(images))
+            return functional.uncertainty.predictive_log_probs(target.log_probs(images))
 
-        norm = {"linf": "Linf", "l2": "L2"}[bench.norm]
-        seed = bench.seed_for(AUTOATTACK)
-        made = attacker(mean_log_probs, norm=norm, eps=bench.epsilon, seed=seed, device=bench.inputs.device)
-        bench.step(AUTOATTACK)
+        norm = {"linf": "Linf", "l2": "L2"}[session.norm]
+        seed = session.seed_for(AUTOATTACK)
+        attack = attacker(mean_log_probs, norm=norm, eps=session.epsilon, seed=seed, device=session.inputs.device)
+        session.step(AUTOATTACK)
         # It seeds torch's global generators itself.
-        with untouched(bench.model), seeded(seed, bench.inputs.device, lend=True):
-            images, _ = made.run_standard_evaluation(bench.inputs, bench.targets)
-        images = functional.adversarial.project_inputs(images, bench.inputs, bench.norm, bench.epsilon)
-        images = images.clamp(*bench.bounds)
-        kept = Kept(images, victim.forwards, 0, time.perf_counter() - began)
-        bench.keeper.keep(AUTOATTACK, kept)
-    return bench.add(AUTOATTACK, kept)
+        with untouched(session.model), seeded(seed, session.inputs.device, lend=True):
+            images, _ = attack.run_standard_evaluation(session.inputs, session.targets)
+        images = functional.adversarial.project_inputs(images, session.inputs, session.norm, session.epsilon)
+        stored = images.clamp(*session.bounds), Cost(target.forwards, 0, time.perf_counter() - began)
+        session.keeper.keep(AUTOATTACK, *stored)
+    return session.add(AUTOATTACK, *stored)
