@@ -212,5 +212,5 @@ def test_steps_in_bf16_compile(method: str, monkeypatch: pytest.MonkeyPatch) -> 
         torch.manual_seed(1)
         step = dubio.Step(model, dubio.ELBO(4), optimizer, num_samples=3, precision="bf16", fast=fast)
         losses.append(step(images, targets).total)
-        assert step.how == ("compiled" if fast else "eager")
+        assert step.mode == ("compiled" if fast else "eager")
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)

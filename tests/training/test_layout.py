@@ -101,7 +101,7 @@ def test_a_network_that_does_not_run_channels_last_is_left_as_it_was(
         step = dubio.Step(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()))
         step._compile = True  # as on a GPU
         found.append([step(images, LABELS).total for _ in range(2)])
-        assert step.how == "compiled"
+        assert step.mode == "compiled"
         assert strides(model) == before
     torch.testing.assert_close(*found)
 
@@ -114,7 +114,7 @@ def test_compiled_steps_are_the_same_in_either_layout(gpu: None, monkeypatch: py
         step = dubio.Step(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()), fast=True)
         found.append([step(images, LABELS).total for _ in range(3)])
         assert model.convolution.weight_posterior.mean.is_contiguous() is not bool(devices)
-        assert step.how == "compiled"
+        assert step.mode == "compiled"
     torch.testing.assert_close(*found)
 
 
@@ -128,7 +128,7 @@ def test_members_of_an_ensemble_are_laid_out(gpu: None, monkeypatch: pytest.Monk
         step = dubio.Step(model, dubio.ELBO(6), torch.optim.Adam(model.parameters()), num_samples=2, fast=True)
         found.append([step(images, LABELS).total for _ in range(3)])
         assert [member[0].weight.is_contiguous() for member in model.members] == [not devices, not devices]
-        assert step.how == "compiled"
+        assert step.mode == "compiled"
     torch.testing.assert_close(*found)
 
 
@@ -185,14 +185,15 @@ def test_an_eager_step_leaves_filters_alone_and_one_that_falls_back_puts_them_ba
             filters = model.convolution.weight_posterior.mean
             return dataclasses.replace(loss, total=loss.total + filters.view(len(filters), -1).square().sum())
 
-    for fast, how in ((False, "eager"), ("auto", "eager, since the compiler gave up")):
+    for fast, reason in ((False, ""), ("auto", "the compiler gave up")):
         model, images = network(2, 3, flattened)
         before = strides(model)
         step = dubio.Step(model, Penalised(num_data=6), torch.optim.Adam(model.parameters()), fast=fast)
         step._compile = fast == "auto"  # as on a GPU
         for _ in range(2):
             step(images, LABELS)
-        assert step.how.startswith(how)
+        assert step.mode == "eager"
+        assert step.reason.startswith(reason)
         assert strides(model) == before
 
 

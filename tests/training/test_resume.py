@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -47,8 +48,6 @@ def outcome(folder: Path) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(1, len(lines) + 1))  # every epoch once
     assert not list(folder.rglob(".*"))  # nothing half-written
-    from safetensors.torch import load_file
-
     return load_file(folder / "model.safetensors"), [{**line, "seconds": 0} for line in lines]
 
 
@@ -236,6 +235,10 @@ def sign(checkpoint: Path) -> None:
     (checkpoint / "SHA256SUMS").write_text("".join(lines))
 
 
+def groups(state: dict[str, Any]) -> list[dict[str, Any]]:
+    return state["optimizer"]["param_groups"]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -247,6 +250,26 @@ def sign(checkpoint: Path) -> None:
         (lambda state: state["standing"].update(epoch=-(2**62)), "epoch must be at least 0, got -"),
         (lambda state: state.update(tied={"0.bias": "nowhere"}), "lacks 'nowhere'"),
         (lambda state: state["optimizer"].update(param_groups=[]), "different number of parameter groups"),
+        (lambda state: groups(state)[0].pop("lr"), "a parameter group of the optimizer must have lr, got "),
+        (
+            lambda state: groups(state)[1].update(lr="fast"),
+            "lr of the optimizer must be a value such as .*, got 'fast'",
+        ),
+        (
+            lambda state: groups(state)[0].update(initial_lr=None),
+            "initial_lr of the optimizer must be a value .*, got None",
+        ),
+        (lambda state: groups(state)[0].update(betas=[0.9]), r"betas of the optimizer must be .*, got \[0\.9\]"),
+        (
+            lambda state: groups(state)[0].update(amsgrad=True),
+            "the optimizer's state must have max_exp_avg_sq, got exp_avg",
+        ),
+        (lambda state: state["standing"].update(best_epoch=7), "best_epoch must be at most epoch, 1, got 7"),
+        (lambda state: state["standing"].update(batch=6), "batch must be at most 5, got 6"),
+        (
+            lambda state: state["standing"].update(sums={"loss": 1.0}),
+            "sums must hold examples, at least 1, loss and nll",
+        ),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_in_words(tmp_path: Path, change: Any, reason: str) -> None:
@@ -255,6 +278,34 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_words(tmp_path: Path, chan
     state = json.loads(file.read_text())
     change(state)
     file.write_text(json.dumps(state))
+    sign(file.parent)
+    with pytest.raises(checkpoints.CheckpointError, match=rf"step-0000000005 does not fit the run: .*{reason}"):
+        train(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("optimizer/0/exp_avg_sq", None, "the optimizer's state must have exp_avg_sq, got exp_avg, step"),
+        ("optimizer/0/step", None, "lacks 'step'"),
+        ("optimizer/0/exp_avg", lambda tensor: tensor[:1], "exp_avg of the optimizer must have shape .*, got "),
+        ("random/cpu", None, "lacks 'cpu'"),
+        ("random/cpu", lambda tensor: tensor[:100], "state of a cpu generator must have shape .*, got .100,. and"),
+        ("random/cpu", lambda tensor: tensor.float(), "a cpu generator must have .* type torch.uint8, got .*float32"),
+        ("best/0.bias", lambda tensor: tensor[:1], "best weights: 0.bias must have shape .*, got .1,"),
+        ("best/0.bias", None, "best weights: 0.bias must have shape .*, got None"),
+    ],
+)
+def test_tensors_of_a_checkpoint_that_do_not_fit_are_refused_in_words(
+    tmp_path: Path, name: str, change: Any, reason: str
+) -> None:
+    train(tmp_path, epochs=1)
+    file = newest(tmp_path) / "tensors.safetensors"
+    tensors = load_file(file)
+    tensor = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(tensor).contiguous()
+    save_file(tensors, file)
     sign(file.parent)
     with pytest.raises(checkpoints.CheckpointError, match=rf"step-0000000005 does not fit the run: .*{reason}"):
         train(tmp_path, resume=True)
