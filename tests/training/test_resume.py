@@ -289,11 +289,15 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_words(tmp_path: Path, chan
         ("optimizer/0/exp_avg_sq", None, "the optimizer's state must have exp_avg_sq, got exp_avg, step"),
         ("optimizer/0/step", None, "lacks 'step'"),
         ("optimizer/0/exp_avg", lambda tensor: tensor[:1], "exp_avg of the optimizer must have shape .*, got "),
-        ("random/cpu", None, "lacks 'cpu'"),
+        ("random/cpu", None, "lacks 'random'"),
         ("random/cpu", lambda tensor: tensor[:100], "state of a cpu generator must have shape .*, got .100,. and"),
         ("random/cpu", lambda tensor: tensor.float(), "a cpu generator must have .* type torch.uint8, got .*float32"),
-        ("best/0.bias", lambda tensor: tensor[:1], "best weights: 0.bias must have shape .*, got .1,"),
-        ("best/0.bias", None, "best weights: 0.bias must have shape .*, got None"),
+        (
+            "best/0.weight_posterior.mean",
+            lambda tensor: tensor[:1],
+            "best weights: 0.weight_posterior.mean must have .*, got .1,",
+        ),
+        ("best/0.weight_posterior.mean", None, "best weights: 0.weight_posterior.mean must have shape .*, got None"),
     ],
 )
 def test_tensors_of_a_checkpoint_that_do_not_fit_are_refused_in_words(
