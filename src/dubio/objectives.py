@@ -93,24 +93,11 @@ class BatchContext:
 
     def loss_of(self, objective: Callable[..., Loss]) -> Loss:
         """Call an objective with this batch; options that not every objective takes are passed where they are set."""
-        options: dict[str, Any] = {} if self.num_parts == 1 else {"num_parts": self.num_parts}
-        if self.seed is not None:
-            options["seed"] = self.seed
-        if self.executor != "auto":
-            options["executor"] = self.executor
-        if self.attacked is not None:
-            options["attacked"] = self.attacked
-        return objective(
-            self.model,
-            self.inputs,
-            self.targets,
-            self.num_samples,
-            sample_weight=self.sample_weight,
-            batch_index=self.batch_index,
-            num_batches=self.num_batches,
-            epoch=self.epoch,
-            **options,
-        )
+        options = {name: getattr(self, name) for name in ("sample_weight", "batch_index", "num_batches", "epoch")}
+        for name, default in (("num_parts", 1), ("seed", None), ("executor", "auto"), ("attacked", None)):
+            if getattr(self, name) is not default:
+                options[name] = getattr(self, name)
+        return objective(self.model, self.inputs, self.targets, self.num_samples, **options)
 
 
 @runtime_checkable
@@ -183,22 +170,9 @@ class BatchObjective(ABC):
             executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
             attacked: for ``Adversarial``, the inputs that ``attack_inputs`` returned; None attacks them here.
         """
-        return self.compute(
-            BatchContext(
-                model,
-                inputs,
-                targets,
-                num_samples,
-                sample_weight,
-                batch_index,
-                num_batches,
-                epoch,
-                num_parts,
-                seed,
-                executor,
-                attacked,
-            )
-        )
+        where = (batch_index, num_batches, epoch, num_parts)
+        options = (seed, executor, attacked)
+        return self.compute(BatchContext(model, inputs, targets, num_samples, sample_weight, *where, *options))
 
 
 @dataclass(frozen=True, repr=False)

@@ -205,7 +205,7 @@ class Layout:
         self._is_tried = False
         self._before: list[tuple[nn.Parameter, Tensor]] = []
         self._channels: set[int] = set()
-        self._places = _places(model)
+        self._identity = TensorIdentity(model, optimizer)
 
     @property
     def is_last(self) -> bool:
@@ -215,7 +215,7 @@ class Layout:
     @property
     def is_in_place(self) -> bool:
         """Whether parameters and buffers are where this object left them: a recording uses no others."""
-        return self._places == _places(self._model)
+        return not self._identity.moved
 
     def lay_out(self, inputs: Inputs) -> None:
         """Lay out filters after a trial with a batch; later calls change nothing."""
@@ -224,7 +224,7 @@ class Layout:
         leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
         if leaves and is_faster_channels_last(leaves[0].device):
             self._try_out(inputs)
-        self._update_places()
+        self._update_identity()
         self._is_tried = True
 
     def of(self, values: Any) -> Any:
@@ -237,7 +237,7 @@ class Layout:
             for filters, values in self._before:
                 filters.data = values.copy_(filters.data)
             self._before = []
-            self._update_places()
+            self._update_identity()
 
     def _try_out(self, inputs: Inputs) -> None:
         convolutions = [module for module in self._model.modules() if isinstance(module, nn.Conv2d)]
@@ -253,21 +253,9 @@ class Layout:
             if not runs:
                 self.undo()
 
-    def _update_places(self) -> None:
+    def _update_identity(self) -> None:
         match_layouts(self._optimizer)
-        self._places = _places(self._model)
-
-
-def _places(model: nn.Module) -> tuple[tuple[Any, ...], ...]:
-    """Address, strides and dtype of parameters and buffers, and which of them are trained."""
-    return tuple((*_place(tensor), tensor.requires_grad) for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    try:
-        return tensor.data_ptr(), tensor.stride(), tensor.dtype
-    except RuntimeError:  # a sparse tensor has no address
-        return (id(tensor),)
+        self._identity = TensorIdentity(self._model, self._optimizer)
 
 
 def _runs(model: nn.Module, inputs: Inputs) -> bool:
@@ -390,7 +378,7 @@ class TensorIdentity:
             for holder in (module._parameters, module._buffers, module._modules):
                 self._entries += [(holder, name, value, f"{path}.{name}".lstrip(".")) for name, value in holder.items()]
         self._tensors = [
-            (value, value.data_ptr(), value.requires_grad, label)
+            (value, value.data_ptr(), value.stride(), value.requires_grad, label)
             for _, _, value, label in self._entries
             if isinstance(value, Tensor) and not is_lazy(value) and value.layout == torch.strided
         ]
@@ -413,8 +401,8 @@ class TensorIdentity:
         for holder, name, value, label in self._entries:
             if holder.get(name) is not value:
                 return label
-        for tensor, place, is_trained, label in self._tensors:
-            if tensor.data_ptr() != place or tensor.requires_grad is not is_trained:
+        for tensor, address, strides, is_trained, label in self._tensors:
+            if tensor.data_ptr() != address or tensor.stride() != strides or tensor.requires_grad is not is_trained:
                 return label
         return ""
 

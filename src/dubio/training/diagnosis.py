@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from dubio._engine import Using, run
 from dubio.nn import GaussianPosterior, posteriors, sources
-from dubio.objectives import Loss
 from dubio.training.optimizers import is_fused
 
 ON_PRIOR = 0.02
@@ -66,12 +65,12 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
         )
 
 
-def culprit_of(model: nn.Module, inputs: Any, loss: Loss) -> str:
+def culprit_of(model: nn.Module, inputs: Any, nll: Tensor) -> str:
     """The source of a loss that is not finite: the first layer whose output is not finite."""
     broken = _broken_parameter(model)
     if broken:
         return broken
-    if bool(torch.isfinite(loss.nll)):
+    if bool(torch.isfinite(nll)):
         return "the loss itself"
     layers = (_first_broken_layer(model, inputs, mode) for mode in ("off", "fresh"))
     return next(filter(None, layers), "the outputs")

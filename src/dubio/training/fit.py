@@ -240,8 +240,10 @@ def _start_observation_noise(model: nn.Module, train: Any) -> None:
 
     A step changes it by about the learning rate, so a noise that starts far off would stay there, as would intervals.
     """
-    likelihood, targets = likelihood_of(model), _targets_in_memory(train)
-    if not isinstance(likelihood, Gaussian) or targets is None or targets.is_complex() or len(targets) < 2:
+    likelihood, targets = likelihood_of(model), _in_memory(train)[1]
+    if not isinstance(likelihood, Gaussian) or not isinstance(targets, Tensor):
+        return
+    if targets.is_complex() or len(targets) < 2:
         return
     targets = targets.double()
     values = likelihood.standardise(targets)
@@ -261,16 +263,18 @@ def _start_observation_noise(model: nn.Module, train: Any) -> None:
         rho.fill_(functional.variational.inverse_softplus(spread))
 
 
-def _targets_in_memory(train: Any) -> Tensor | None:
-    """All targets of the training data, where they are in memory."""
+def _in_memory(train: Any) -> tuple[Any, Any]:
+    """All inputs and targets of the training data, where they are in memory."""
     data = train.examples if isinstance(train, Loader) else train
     if isinstance(data, Examples):
-        return data.targets
-    if isinstance(data, tuple | list) and len(data) in (2, 3):
-        if isinstance(data[1], np.ndarray) and data[1].dtype.kind in "fiu":
-            return torch.from_numpy(data[1])
-        return data[1] if isinstance(data[1], Tensor) else None
-    return None
+        return data.inputs, data.targets
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        return None, None
+    inputs, targets = (
+        torch.from_numpy(part) if isinstance(part, np.ndarray) and part.dtype.kind in "fiu" else part
+        for part in data[:2]
+    )
+    return inputs, targets
 
 
 def _warn_of_parts(objective: Objective) -> None:
@@ -284,12 +288,8 @@ def _warn_of_parts(objective: Objective) -> None:
 
 def _check_bounds(train: Any, bounds: tuple[float, float]) -> None:
     """Refuse inputs in memory that lie outside of the bounds of the attack; a recorded step cannot check them."""
-    data = train.examples if isinstance(train, Loader) else train
-    if isinstance(data, Examples):
-        inputs = data.inputs
-    elif isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[0], Tensor | np.ndarray):
-        inputs = torch.as_tensor(data[0], device="cpu")
-    else:
+    inputs = _in_memory(train)[0]
+    if not isinstance(inputs, Tensor):
         return
     low, high = scaled(torch.stack(inputs.aminmax())).tolist()
     if not bounds[0] <= low <= high <= bounds[1]:

@@ -112,9 +112,9 @@ def _is_alike(value: object, expected: object) -> bool:
         case Tensor():
             return isinstance(value, int | float | Tensor) and torch.as_tensor(value).numel() == expected.numel()
         case tuple() | list():
-            if not isinstance(value, tuple | list) or len(value) != len(expected):
+            if not isinstance(value, tuple | list):
                 return False
-            return all(map(_is_alike, value, expected))
+            return len(value) == len(expected) and all(map(_is_alike, value, expected))
     return True
 
 
@@ -127,11 +127,9 @@ def _check_slots(optimizer: torch.optim.Optimizer) -> None:
         for name, value in expected.items():
             if name not in values:
                 raise ValueError(f"the optimizer's state must have {name}, got {', '.join(values)}")
-            if isinstance(value, Tensor) and torch.as_tensor(values[name]).shape != value.shape:
-                raise ValueError(
-                    f"{name} of the optimizer must have shape {tuple(value.shape)}, got "
-                    f"{tuple(torch.as_tensor(values[name]).shape)}"
-                )
+            shape = tuple(torch.as_tensor(values[name]).shape)
+            if isinstance(value, Tensor) and shape != value.shape:
+                raise ValueError(f"{name} of the optimizer must have shape {tuple(value.shape)}, got {shape}")
 
 
 def _first_state(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, dict[str, Any]]:
@@ -144,13 +142,9 @@ def _first_state(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, dict[st
             twin = twins[parameter] = nn.Parameter(torch.empty_like(parameter, device="meta"))
             twin.grad = torch.empty_like(twin)
         groups = [
-            {
-                **group,
-                **{name: False for name in DEVICE_OPTIONS if name in group},
-                "lr": float(group["lr"]),
-                "params": [twins[parameter] for parameter in group["params"]],
-            }
+            {**group, **dict.fromkeys(DEVICE_OPTIONS, False), "lr": float(group["lr"]), "params": params}
             for group in optimizer.param_groups
+            for params in [[twins[parameter] for parameter in group["params"]]]
         ]
         stepped = copy.copy(optimizer)
         stepped.__setstate__({"state": defaultdict(dict), "param_groups": groups})

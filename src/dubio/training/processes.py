@@ -116,7 +116,8 @@ class Processes:
         for place, parameter in enumerate(trained, start=1):
             if parameter.grad is None:
                 counts[place].fill_(0)
-        flats = [(same, _flat(same)) for same in _by_dtype(trained)]  # memory is allocated before anything is sent
+        by_dtype = [[p for p in trained if p.dtype == dtype] for dtype in dict.fromkeys(p.dtype for p in trained)]
+        flats = [(same, _flat(same)) for same in by_dtype]  # memory is allocated before anything is sent
         self._sum(counts)
         with_gradient = {id(parameter) for parameter in trained if parameter.grad is not None}
         if len(with_gradient) < len(trained):  # read only then, since it waits for the GPU
@@ -347,11 +348,6 @@ def _sendable(error: Exception | None) -> Exception | None:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-def _by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    kinds = {parameter.dtype: None for parameter in parameters}
-    return [[parameter for parameter in parameters if parameter.dtype == kind] for kind in kinds]
 
 
 def _flat(parameters: list[nn.Parameter]) -> Tensor:

@@ -143,14 +143,15 @@ class Step:
         self._shapes = Shapes()
         self._statistics = TensorSnapshot(model, ())
         self._last = Batch(None, torch.empty(0, device="cpu"))
-        self._checked_at = time.perf_counter()
+        self._checked_at = 0.0
         self._recording: Recording | None = None
         self._capture = on_gpu and self._compile and not self._why_not_captured()
         if self._capture:
             make_capturable(optimizer, self.device)
         self._layout = Layout(model, optimizer)
         self._monitor = LossMonitor(self.device, optimizer)
-        self._gradients = Gradients(model, optimizer, clip_norm, processes, self._monitor)
+        self._is_updating = False
+        """Whether the update has begun: a step cannot be repeated then."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -160,9 +161,9 @@ class Step:
     @property
     def mode(self) -> str:
         """How most steps run: ``captured``, ``compiled`` or ``eager``."""
-        if self._compile and self._shapes.differ:
-            return "eager"
-        return "captured" if self._is_recorded else "compiled" if self._compile else "eager"
+        if self._is_recorded and not (self._compile and self._shapes.differ):
+            return "captured"
+        return "compiled" if self._compile and not self._shapes.differ else "eager"
 
     @property
     def reason(self) -> str:
@@ -205,8 +206,7 @@ class Step:
         """Learn from one batch. On a GPU a loss that is not finite raises up to ``CHECK_EVERY`` seconds later."""
         batch = Batch(inputs, targets, weight)
         loss = self.learn(batch, Place(batch_index, num_batches, epoch)).loss
-        if time.perf_counter() - self._checked_at > CHECK_EVERY:
-            self._checked_at = time.perf_counter()
+        if self.is_check_due():
             self.check()
         return loss
 
@@ -244,7 +244,7 @@ class Step:
             if self._compile:
                 self._layout.lay_out(batch.inputs)
         while True:
-            waiting, self._gradients.is_under_way = self.num_rows, False
+            waiting, self._is_updating = self.num_rows, False
             if not self._is_recorded:
                 self._statistics = TensorSnapshot(self.model, statistics_of(self.model))
             try:
@@ -253,7 +253,7 @@ class Step:
                 self._completed.add(self._variant)
                 return result
             except Exception as error:
-                if waiting or self._gradients.is_under_way or not self._can_repeat(error):
+                if waiting or self._is_updating or not self._can_repeat(error):
                     raise
                 message = "" if is_out_of_memory(error) else first_line(error)
             # Outside of the handler, whose traceback keeps the tensors of the failed step alive.
@@ -296,16 +296,47 @@ class Step:
             if result is not None:
                 return result
         with rounding_products(self.precision):
-            if self._trial is not None and complete and self.num_rows == 0:
-                return self._learn_on_trial(self._trial, batch, place)
+            trial = self._trial if complete and self.num_rows == 0 else None
+            if trial is not None:
+                self._compile = trial.compiled_next
+            began = time.perf_counter()
             result = self._add_gradients(batch, place)
             if complete:
                 self._update()
+            if trial is not None:
+                trial.note(time.perf_counter() - began)
+                self.settle(trial.choice)
         return result
 
+    def _trained(self) -> list[nn.Parameter]:
+        """All parameters that get gradients, each once: an objective may have some of its own."""
+        return list(dict.fromkeys((*self.model.parameters(), *self._updated())))
+
+    def _updated(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _drop_gradients(self) -> None:
+        """Drop all gradients; those of parameters that are not updated would accumulate."""
+        for parameter in self._trained():
+            parameter.grad = None
+
     def _update(self) -> None:
-        self._gradients.divide_and_apply(self.num_rows)
+        """Divide the sum of gradients over the rows of all processes by their number, and update."""
+        trained = self._trained()
+        rows = self.processes.sum_gradients(trained, self.num_rows)
+        for parameter in trained:
+            if parameter.grad is not None:
+                parameter.grad /= rows
+        self._apply_gradients()
         self.num_rows = 0
+
+    def _apply_gradients(self) -> None:
+        """Clip the gradients, and update."""
+        self._is_updating = True
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._updated(), self.clip_norm)
+        self._monitor.attach(self.optimizer)
+        self.optimizer.step()
 
     @property
     def _variant(self) -> tuple[Any, ...]:
@@ -332,7 +363,7 @@ class Step:
 
     def _prepare_repeat(self, message: str) -> None:
         self.num_rows = 0
-        self._gradients.drop()
+        self._drop_gradients()
         self._statistics.put_back(self.model)
         if self._compile:
             reason = f"the compiler gave up: {message}" if message else "all draws at once ran out of memory"
@@ -344,18 +375,26 @@ class Step:
                 "accumulate"
             )
 
+    def is_check_due(self) -> bool:
+        """Whether to call ``check``: always on a CPU, which has no queue to wait for."""
+        now = time.perf_counter()
+        if self.device.type == "cuda" and now - self._checked_at < CHECK_EVERY:
+            return False
+        self._checked_at = now
+        return True
+
     def check(self) -> None:
         """Raise where a step since the last check had a loss that is not finite; waits for the device."""
         broken = self._monitor.first_broken()
         if broken is not None:
             value, num_steps = broken
-            loss, inputs = Loss(torch.tensor(value), torch.tensor(value), {}, None), self._last.to(self.device).inputs
-            raise BrokenLossError(value, culprit_of(self.model, inputs, loss), num_steps)
+            culprit = culprit_of(self.model, self._last.to(self.device).inputs, torch.tensor(value))
+            raise BrokenLossError(value, culprit, num_steps)
 
     def _add_gradients(self, batch: Batch, place: Place) -> StepResult:
         """Backward pass of the loss times its rows: batches of a step count by them, and the sum is divided once."""
         if self.num_rows == 0:
-            self._gradients.drop()
+            self._drop_gradients()
         rows = len(batch.targets)
         if rows == 0:  # other processes have all rows of this batch
             zero = torch.zeros((), device=self.device)
@@ -363,9 +402,8 @@ class Step:
             return StepResult(Loss(zero, zero, {}, None), zero.double().expand(1 + len(self.names)))
         loss, sums = self._loss(batch, place)
         if self.device.type != "cuda" and not bool(torch.isfinite(loss.total)):
-            raise BrokenLossError(
-                loss.total.item(), culprit_of(self.model, batch.inputs, loss), self._monitor.num_steps
-            )
+            culprit = culprit_of(self.model, batch.inputs, loss.nll)
+            raise BrokenLossError(loss.total.item(), culprit, self._monitor.num_steps)
         (loss.total * rows).backward()
         self.num_rows += rows
         self._monitor.watch(loss.total, as_it_is)
@@ -430,22 +468,12 @@ class Step:
         return (*noise, self.clip_norm, self.num_samples)
 
     def _whole_step(self, inputs: Any, targets: Tensor, weight: Tensor | None, place: Place) -> StepResult:
-        self._gradients.drop()
+        self._drop_gradients()
         loss, sums = self._loss(Batch(inputs, targets, weight), place)
         loss.total.backward()
         self._monitor.watch(loss.total, self._batch_loss.through if self._compile else as_it_is)
-        self._gradients.apply()
+        self._apply_gradients()
         return StepResult(without_graph(loss), sums)
-
-    def _learn_on_trial(self, trial: "CompileTrial", batch: Batch, place: Place) -> StepResult:
-        """Take a step and time it; after enough of them, the faster mode is kept."""
-        self._compile = trial.compiled_next
-        began = time.perf_counter()
-        result = self._add_gradients(batch, place)
-        self._update()
-        trial.note(time.perf_counter() - began)
-        self.settle(trial.choice)
-        return result
 
     def _why_not_captured(self) -> str:
         self._reason = why_not_capturable(self.optimizer)
@@ -535,60 +563,6 @@ class CompileTrial:
             self.choice = None if self._is_long else False
         elif len(self._times[True]) == TRIALS + 1:
             self.choice = statistics.median(self._times[True][1:]) < statistics.median(eager[1:])
-
-
-class Gradients:
-    """The gradients of a step: dropped, summed over batches and processes, clipped, and applied.
-
-    Args:
-        model: the network that is trained.
-        optimizer: updates the network, and parameters that an objective may have besides.
-        clip_norm: largest norm of the gradient of the updated parameters.
-        processes: the processes that share every step.
-        monitor: tells the optimizer that a loss was not finite.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        clip_norm: float | None,
-        processes: Processes,
-        monitor: LossMonitor,
-    ) -> None:
-        self._model, self._optimizer, self._clip_norm = model, optimizer, clip_norm
-        self._processes, self._monitor = processes, monitor
-        self.is_under_way = False
-        """Whether the update has begun: a step cannot be repeated then."""
-
-    def drop(self) -> None:
-        """Drop all gradients; those of parameters that are not updated would accumulate."""
-        for parameter in self._trained():
-            parameter.grad = None
-
-    def divide_and_apply(self, num_rows: int) -> None:
-        """Divide the sum over the rows of all processes by their number, and update."""
-        trained = self._trained()
-        rows = self._processes.sum_gradients(trained, num_rows)
-        for parameter in trained:
-            if parameter.grad is not None:
-                parameter.grad /= rows
-        self.apply()
-
-    def apply(self) -> None:
-        """Clip the gradients, and update."""
-        self.is_under_way = True
-        if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._updated(), self._clip_norm)
-        self._monitor.attach(self._optimizer)
-        self._optimizer.step()
-
-    def _trained(self) -> list[nn.Parameter]:
-        """All parameters that get gradients, each once."""
-        return list(dict.fromkeys((*self._model.parameters(), *self._updated())))
-
-    def _updated(self) -> list[nn.Parameter]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
 
 def _are_equal(one: object, other: object) -> bool:

@@ -55,7 +55,7 @@ from dubio.training.checkpoints import (
     unpack,
     write_checkpoint,
 )
-from dubio.training.diagnosis import CHECK_EVERY, BrokenLossError, warn_of_collapse, what_is_not_finite
+from dubio.training.diagnosis import BrokenLossError, warn_of_collapse, what_is_not_finite
 from dubio.training.optimizers import MakeOptimizer, set_learning_rates
 from dubio.training.processes import ALONE, LostProcessError, Processes
 from dubio.training.steps import Fast, Step
@@ -139,8 +139,6 @@ class Trainer:
     _num_classes: int | None = None
     _sums: Tensor | None = None
     """Sums over the examples since they were last gathered, on the device."""
-    _checked_at: float = 0.0
-    """Time of the last check of the loss on the device."""
     _first_step: int = 0
     """The step at which this run started or was resumed."""
     _previous: Path | None = None
@@ -287,12 +285,12 @@ class Trainer:
 
     def _warn_of_nothing_left(self) -> None:
         done, epochs = self._state.epoch, self.config.epochs
-        if done < epochs:
-            reason = f"training stopped at epoch {done}, after {self.config.patience} epochs without improvement"
-            warnings.warn(f"{reason}; nothing to train", stacklevel=2)
-        else:
-            more = f"add epochs, such as epochs={done + 10} (--epochs {done + 10})"
-            warnings.warn(f"{done} of {epochs} epochs are done already; nothing to train; {more}", stacklevel=2)
+        reason = f"training stopped at epoch {done}, after {self.config.patience} epochs without improvement"
+        more = ""
+        if done >= epochs:
+            reason = f"{done} of {epochs} epochs are done already"
+            more = f"; add epochs, such as epochs={done + 10} (--epochs {done + 10})"
+        warnings.warn(f"{reason}; nothing to train{more}", stacklevel=2)
 
     def _remaining_batches(self) -> Iterator[tuple[Batch, bool]]:
         """The remaining batches of the epoch, and whether each is the last.
@@ -328,7 +326,7 @@ class Trainer:
             state.step += complete
             if len(batch.targets):
                 self._sums = sums.clone() if self._sums is None else self._sums.add_(sums)
-            if last or self._is_time_to_check():
+            if last or self.step.is_check_due():
                 self.step.check()
                 display.batch(state.epoch, state.batch, loss.total.item())
         except BrokenLossError as error:
@@ -359,14 +357,6 @@ class Trainer:
             "optimizer": [{name: str(value) for name, value in group.items() if name != "params"} for group in groups],
         }
         self.processes.check_alike({**self._config(), **others})
-
-    def _is_time_to_check(self) -> bool:
-        """Whether to check the loss: always on a CPU, which has no queue to wait for."""
-        now = time.perf_counter()
-        if self.config.device.type == "cuda" and now - self._checked_at < CHECK_EVERY:
-            return False
-        self._checked_at = now
-        return True
 
     def _is_interrupted(self, interrupted: threading.Event) -> bool:
         """Whether this process or another one was interrupted; all stop at the same step."""
@@ -403,7 +393,7 @@ class Trainer:
     def _check_finite(self, metrics: dict[str, float]) -> None:
         broken = what_is_not_finite(self.model, metrics)
         if broken:
-            raise FloatingPointError(f"{broken} after epoch {int(metrics['epoch'])}{self._kept()}")
+            raise FloatingPointError(f"{broken} after epoch {self._state.epoch}{self._kept()}")
 
     def _improved(self, metrics: dict[str, float]) -> bool:
         state, value = self._state, metrics[self.config.monitor]
@@ -520,17 +510,22 @@ def _description(value: object) -> str:
 
 def _check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
     saved = {"num_processes": 1, **saved}  # older configurations lack it
-    differing = [name for name in {**saved, **now} if saved.get(name) != now.get(name) and name not in FREE]
-    if differing:
-        listed = "; ".join(_difference(name, saved.get(name), now.get(name)) for name in sorted(differing))
-        raise ValueError(f"cannot resume with another configuration: {listed}")
+    changes = []
+    for name in sorted(_differing(saved, now) - set(FREE)):
+        before, after = saved.get(name), now.get(name)
+        if name == "parameters" and isinstance(before, dict) and isinstance(after, dict):
+            first = min(_differing(before, after))
+            changes.append(
+                f"parameter {first} was {before.get(first, 'not there')}, is {after.get(first, 'not there')}"
+            )
+        else:
+            changes.append(f"{name} was {before!r}, is {after!r}")
+    if changes:
+        raise ValueError(f"cannot resume with another configuration: {'; '.join(changes)}")
 
 
-def _difference(name: str, saved: Any, now: Any) -> str:
-    if name != "parameters" or not isinstance(saved, dict):
-        return f"{name} was {saved!r}, is {now!r}"
-    other = sorted(key for key in {**saved, **now} if saved.get(key) != now.get(key))
-    return f"parameter {other[0]} was {saved.get(other[0], 'not there')}, is {now.get(other[0], 'not there')}"
+def _differing(saved: dict[str, Any], now: dict[str, Any]) -> set[str]:
+    return {name for name in {**saved, **now} if saved.get(name) != now.get(name)}
 
 
 def _checked_data(file: Path, saved: Any, now: dict[str, DataFingerprint | None]) -> dict[str, DataFingerprint | None]:
@@ -578,7 +573,7 @@ def _warn_of_versions(saved: Any) -> None:
     now = versions()
     other = [name for name in VERSIONS if saved.get(name) != now[name]]
     if other:
-        before, after = (" and ".join(f"{name} {versions.get(name)}" for name in other) for versions in (saved, now))
+        before, after = (" and ".join(f"{name} {each.get(name)}" for name in other) for each in (saved, now))
         warnings.warn(
             f"the run was trained with {before} and goes on with {after}; its numbers may differ from those of a run "
             "that was not interrupted",
