@@ -382,7 +382,7 @@ REFUSALS = {
     ),
     "callback": ((INPUTS, TARGETS), {"callbacks": [print]}, TypeError, "callbacks must have on_step"),
     "no examples": ((INPUTS, TARGETS), {"num_data": 0}, ValueError, "num_data must be at least 1, got 0"),
-    "count": ([(INPUTS, TARGETS)], {}, ValueError, "num_data must be given where"),
+    "count": ([(INPUTS, TARGETS)], {}, ValueError, "num_data must be given for training data without"),
 }
 
 

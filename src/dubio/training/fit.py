@@ -172,7 +172,7 @@ def fit(
         held_out = batches_from(validation, rows, name="validation", device=config.device)
     count = next((n for n in (num_data, objective.num_data, batches.num_data) if n is not None), None)
     if count is None:
-        raise ValueError("num_data must be given where the training data cannot tell their number of examples")
+        raise ValueError("num_data must be given for training data without a length")
     config = replace(config, objective=objective.with_num_data(count))
     if processes.count > 1 and processes.is_writer:
         _warn_of_parts(config.objective)

@@ -406,14 +406,7 @@ class Trainer:
     def _append_metrics(self) -> None:
         """Write the metrics of the last epoch."""
         self._restore_metrics(self._history[:-1])
-        metrics = self.folder / "metrics.jsonl"
-        try:
-            with metrics.open("a") as lines:
-                lines.write(f"{dump_json(self._history[-1])}\n")
-                lines.flush()
-                os.fsync(lines.fileno())  # a checkpoint without its metrics could not be resumed
-        except OSError as error:
-            raise OSError(f"cannot write to {metrics}: {error}{self._kept()}") from error
+        self._write_metrics(self._history[-1:], append=True)
 
     def _restore_metrics(self, history: list[dict[str, float]]) -> None:
         """Write the metrics of all epochs again where their file was removed: a run cannot be resumed without it."""
@@ -422,10 +415,16 @@ class Trainer:
             self._write_metrics(history)
             warnings.warn(f"{metrics} was removed during training; it is written again", stacklevel=2)
 
-    def _write_metrics(self, history: list[dict[str, float]]) -> None:
-        metrics = self.folder / "metrics.jsonl"
+    def _write_metrics(self, history: list[dict[str, float]], append: bool = False) -> None:
+        metrics, text = self.folder / "metrics.jsonl", "".join(f"{dump_json(line)}\n" for line in history)
         try:
-            write_atomically(metrics, "".join(f"{dump_json(line)}\n" for line in history).encode())
+            if append:
+                with metrics.open("a") as lines:
+                    lines.write(text)
+                    lines.flush()
+                    os.fsync(lines.fileno())  # a checkpoint without its metrics could not be resumed
+            else:
+                write_atomically(metrics, text.encode())
         except OSError as error:
             raise OSError(f"cannot write to {metrics}: {error}{self._kept()}") from error
 
