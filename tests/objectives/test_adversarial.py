@@ -44,6 +44,16 @@ def test_without_clean_loss_it_is_min_max_training() -> None:
     assert torch.equal(found.log_probs, hot.log_probs)
 
 
+def test_inputs_that_were_attacked_before_are_not_attacked_again() -> None:
+    model, objective = make(), dubio.Adversarial(dubio.ELBO(40), ATTACK)
+    attacked = objective.attack_inputs(model, INPUTS, TARGETS)
+    loss = objective(model, INPUTS, TARGETS, 2, seed=3, attacked=attacked)
+    torch.testing.assert_close(loss.total, objective(model, INPUTS, TARGETS, 2, seed=3).total)
+    for other in (dubio.ELBO(40), dubio.Alpha(num_data=40), dubio.BootstrapHard(inner=dubio.ELBO(40))):
+        with pytest.raises(ValueError, match="attacked must be None for every objective but Adversarial, got a tensor"):
+            other(model, INPUTS, TARGETS, 2, attacked=attacked)
+
+
 def test_the_number_of_examples_is_that_of_the_inner_objective() -> None:
     objective = dubio.Adversarial(dubio.ELBO(40))
     assert objective.num_data == 40

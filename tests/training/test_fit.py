@@ -46,6 +46,7 @@ def test_every_kind_of_data_is_learned_from(data: object) -> None:
     model = make()
     run = quick(model, data(), (INPUTS, TARGETS), epochs=15, num_data=240)
     assert run.metrics["val_accuracy"] > 0.85
+    assert (run.mode, run.reason) == ("eager", "")
     assert (dubio.predict(model, INPUTS, 20, seed=0).label == TARGETS).float().mean() > 0.85
     assert [metrics["epoch"] for metrics in run.history] == list(range(1, 16))
     assert not model.training
