@@ -80,12 +80,12 @@ def check_equals_eager(name: str) -> None:
     torch._dynamo.reset()
     torch.backends.cudnn.allow_tf32 = False
     with torch._inductor.config.patch(fallback_random=True):
-        slow, eager, known = train(name, fast=False)
-        quick, captured, found = train(name, fast=True)
+        slow, eager, expected = train(name, fast=False)
+        quick, captured, result = train(name, fast=True)
     assert (eager.mode, captured.mode) == ("eager", "captured"), captured.reason
     assert captured.capture_seconds > 0.0
-    worst = max(abs(a - b) / (abs(a) + 1e-6) for a, b in zip(known, found, strict=True))
-    assert worst < 2e-3, (known, found)
+    worst = max(abs(a - b) / (abs(a) + 1e-6) for a, b in zip(expected, result, strict=True))
+    assert worst < 2e-3, (expected, result)
     torch.testing.assert_close(dict(quick.named_buffers()), dict(slow.named_buffers()), rtol=5e-3, atol=5e-3)
 
 

@@ -70,11 +70,11 @@ def test_networks_of_two_inputs_are_used_with_datasets_and_loaders(data: object)
     model = dubio.Bayes().convert(TwoInputs())
     run = quick(model, data, data)
     assert run.history[-1]["val_nll"] < run.history[0]["val_nll"]
-    found, expected = (dubio.predict(model, inputs, 5, seed=0).log_probs for inputs in (data, together[0]))
-    torch.testing.assert_close(found, expected)
-    found, expected = (dubio.evaluate(model, given, num_samples=5, num_resamples=0) for given in (data, together))
-    assert found.data.fingerprint == expected.data.fingerprint
-    assert found.metrics["nll"] == expected.metrics["nll"]
+    result, expected = (dubio.predict(model, inputs, 5, seed=0).log_probs for inputs in (data, together[0]))
+    torch.testing.assert_close(result, expected)
+    result, expected = (dubio.evaluate(model, given, num_samples=5, num_resamples=0) for given in (data, together))
+    assert result.data.fingerprint == expected.data.fingerprint
+    assert result.metrics["nll"] == expected.metrics["nll"]
 
 
 def test_processes_share_batches_of_two_inputs() -> None:

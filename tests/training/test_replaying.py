@@ -206,13 +206,13 @@ def test_gradients_of_what_is_not_updated_have_no_part_in_clipping() -> None:
 
 
 def test_gradients_are_those_of_the_last_step_also_after_a_short_batch() -> None:
-    found = []
+    result = []
     for records in (False, True):
         model, step, _ = trained(records)
         step(INPUTS[:5], TARGETS[:5])
         step(INPUTS, TARGETS)
-        found.append([parameter.grad for parameter in model.parameters()])
-    torch.testing.assert_close(found[1], found[0])
+        result.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(result[1], result[0])
 
 
 def test_what_a_recording_cannot_see_is_seen_by_the_next_one() -> None:
@@ -230,15 +230,15 @@ def test_what_a_recording_cannot_see_is_seen_by_the_next_one() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return self.layer(inputs) / self.temperature
 
-    _, _, known = trained(False, Tempered, cool)
-    model, step, found = trained(True, Tempered)
-    assert found != pytest.approx(known)
+    _, _, cooled = trained(False, Tempered, cool)
+    model, step, result = trained(True, Tempered)
+    assert result != pytest.approx(cooled)
     model.temperature = 0.5
-    assert float(step(INPUTS, TARGETS).nll) == pytest.approx(found[-1], rel=0.1)
+    assert float(step(INPUTS, TARGETS).nll) == pytest.approx(result[-1], rel=0.1)
     step.record_again()
     with torch.no_grad():
-        wanted = nn.functional.cross_entropy(model(INPUTS), TARGETS)
-    assert float(step(INPUTS, TARGETS).nll) == pytest.approx(float(wanted), rel=1e-5)
+        eager_loss = nn.functional.cross_entropy(model(INPUTS), TARGETS)
+    assert float(step(INPUTS, TARGETS).nll) == pytest.approx(float(eager_loss), rel=1e-5)
 
 
 @pytest.fixture

@@ -128,9 +128,9 @@ def test_a_half_written_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:
     tensors, state = {"a": torch.arange(3)}, {"b": 1}
     checkpoints.write_checkpoint(tmp_path, 3, tensors, state)
     (tmp_path / ".unfinished-99").mkdir()
-    found = checkpoints.latest_checkpoint(tmp_path)
-    assert found is not None
-    assert found.name == "step-0000000003"
+    checkpoint = checkpoints.latest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.name == "step-0000000003"
     checkpoints.write_checkpoint(tmp_path, 5, tensors, state)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-0000000005"]
 
@@ -320,9 +320,9 @@ def test_checkpoints_of_older_versions_are_read(tmp_path: Path, whole: Path, sto
     for path in (tmp_path / "old" / "checkpoint").iterdir():
         (path / "SHA256SUMS").unlink()
     config = tmp_path / "old" / "config.json"
-    known = json.loads(config.read_text())
-    del known["data"], known["versions"]
-    config.write_text(json.dumps(known))
+    saved = json.loads(config.read_text())
+    del saved["data"], saved["versions"]
+    config.write_text(json.dumps(saved))
     with pytest.warns(UserWarning, match=r"config.json has no fingerprints of the data, as in older versions"):
         train(tmp_path / "old", resume=True)
     assert_same(tmp_path / "old", whole)
@@ -402,9 +402,9 @@ def test_without_its_configuration_a_run_is_resumed_with_a_warning(tmp_path: Pat
 def test_another_torch_is_told_and_taken(tmp_path: Path) -> None:
     train(tmp_path, epochs=1)
     config = tmp_path / "config.json"
-    known = json.loads(config.read_text())
-    assert known["versions"] == {"dubio": dubio.__version__, "torch": torch.__version__}
-    config.write_text(json.dumps({**known, "versions": {**known["versions"], "torch": "2.0.0"}}))
+    saved = json.loads(config.read_text())
+    assert saved["versions"] == {"dubio": dubio.__version__, "torch": torch.__version__}
+    config.write_text(json.dumps({**saved, "versions": {**saved["versions"], "torch": "2.0.0"}}))
     with pytest.warns(UserWarning, match=r"was trained with torch 2\.0\.0 and goes on with torch 2.*may differ"):
         train(tmp_path, resume=True, epochs=2)
     assert json.loads(config.read_text())["versions"]["torch"] == torch.__version__
