@@ -379,7 +379,7 @@ REFUSALS = {
         (INPUTS, TARGETS),
         {"optimizer": lambda groups: torch.optim.SGD(make().parameters(), lr=0.1)},
         ValueError,
-        r"optimizer must make its optimiser from the parameter groups .* such as lambda groups: torch\.optim\.SGD",
+        r"optimizer must make its optimizer from the parameter groups .* such as lambda groups: torch\.optim\.SGD",
     ),
     "callback": ((INPUTS, TARGETS), {"callbacks": [print]}, TypeError, "callbacks must have on_step"),
     "no examples": ((INPUTS, TARGETS), {"num_data": 0}, ValueError, "num_data must be at least 1, got 0"),

@@ -114,7 +114,7 @@ def fit(
             warn_of_plain(model, "it is trained as an ordinary network")
     if optimizer is not None and not callable(optimizer):
         raise TypeError(
-            f"optimizer must make an optimiser from parameter groups, such as torch.optim.SGD, got {optimizer!r}"
+            f"optimizer must make an optimizer from parameter groups, such as torch.optim.SGD, got {optimizer!r}"
         )
     for callback in callbacks:
         if not isinstance(callback, Callback):
@@ -122,7 +122,7 @@ def fit(
     if monitor == "val_accuracy" and isinstance(likelihood_of(model), Gaussian):
         raise ValueError("monitor must not be 'val_accuracy' for numbers, which are never exactly right; use 'val_nll'")
     if steps is not None and resume:
-        raise ValueError("steps must be None for a run that is resumed: its optimiser is read from the checkpoint")
+        raise ValueError("steps must be None for a run that is resumed: its optimizer is read from the checkpoint")
     schedule_factor(schedule, 0.0)
     method = getattr(getattr(model, "dubio_spec", None), "method", None)
     recipe = method.recipe if isinstance(method, Method) else Recipe()

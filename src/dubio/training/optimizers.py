@@ -55,7 +55,7 @@ def build_optimizer(make: MakeOptimizer, groups: list[dict[str, Any]]) -> torch.
         )
     if any("initial_lr" not in group for group in optimizer.param_groups):
         raise ValueError(
-            "optimizer must make its optimiser from the parameter groups it is given, which hold their learning rates "
+            "optimizer must make its optimizer from the parameter groups it is given, which hold their learning rates "
             f"(lr and noise_lr of fit), such as lambda groups: torch.optim.{type(optimizer).__name__}(groups), got "
             f"{type(optimizer).__name__} with groups of its own"
         )
@@ -167,9 +167,9 @@ def why_not_capturable(optimizer: torch.optim.Optimizer) -> str:
     if type(optimizer) not in FUSED:
         return f"a {type(optimizer).__name__} has no fused form: Adam, AdamW and SGD have"
     if any(group.get("differentiable") for group in optimizer.param_groups):
-        return "a differentiable optimiser cannot be recorded"
+        return "a differentiable optimizer cannot be recorded"
     if not all(p.dtype.is_floating_point for group in optimizer.param_groups for p in group["params"]):
-        return "fused optimisers take real parameters alone"
+        return "fused optimizers take floating-point parameters only"
     return ""
 
 
