@@ -84,16 +84,17 @@ def data_in_words(name: str, source: str) -> str:
 def record(what: str, source: str, examples: Examples, run: dubio.FitResult) -> dict[str, Any]:
     ends = [0.0, *(epoch["seconds"] for epoch in run.history)]
     seconds = [after - before for before, after in pairwise(ends)]
+    how = f"{run.mode}, since {run.reason}" if run.reason else run.mode
     found = {
         "what": what,
         "data": source,
         "num_examples": len(examples),
-        "how": run.how,
+        "how": how,
         "seconds": statistics.median(seconds[2:]),
         "every_epoch": seconds,
         "capture_seconds": run.capture_seconds,
         "metrics": dict(run.history[-1]),
     }
     shown = f"{found['seconds']:.3f} s an epoch (median of 3 to {len(seconds)})"
-    print(f"{what}: {shown}, {run.how}, {run.capture_seconds:.1f} s to compile and record", flush=True)
+    print(f"{what}: {shown}, {how}, {run.capture_seconds:.1f} s to compile and record", flush=True)
     return found

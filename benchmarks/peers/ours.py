@@ -30,8 +30,9 @@ class OurStep:
 
     @property
     def how(self) -> str:
-        """What became of it: captured, compiled or eager, and why."""
-        return self.step.how
+        """The mode of the step, and why it is not a faster one."""
+        step = self.step
+        return f"{step.mode}, since {step.reason}" if step.reason else step.mode
 
 
 @dataclass(frozen=True)

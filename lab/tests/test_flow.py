@@ -105,7 +105,7 @@ def test_one_rule_says_when_a_network_of_the_plane_has_converged(
 
     def fit(model: nn.Module, train: Any, **options: Any) -> Any:
         asked.append(options)
-        return SimpleNamespace(history=({"loss": float(len(asked))},), how="eager", seconds=0.0)
+        return SimpleNamespace(history=({"loss": float(len(asked))},), mode="eager", reason="", seconds=0.0)
 
     monkeypatch.setattr(flow_on_plane, "fit", fit)
     rule = {"max_epochs": 30, "early_epochs": 20, "patience": 5, "settle_epochs": 3, "early": early}
@@ -211,7 +211,7 @@ def test_networks_with_noise_begin_as_the_pretrained_one_and_test_images_decide_
         assert "validation" not in options
         begun.append(model)
         options["callbacks"][0].on_epoch({"epoch": 1})
-        return SimpleNamespace(history=({"nll": 1.0, "divergence": 128.0},), how="eager", seconds=0.0)
+        return SimpleNamespace(history=({"nll": 1.0, "divergence": 128.0},), mode="eager", reason="", seconds=0.0)
 
     monkeypatch.setattr(flow_on_images, "fit", fit)
     found = flow_on_images._learn(trial, splits)

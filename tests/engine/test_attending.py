@@ -293,5 +293,5 @@ def test_attention_on_a_gpu_is_mapped_and_its_steps_are_recorded(kind: str, prec
     )
     targets = torch.randint(3, (16,), device="cuda")
     losses = [step(inputs, targets).total.item() for _ in range(8)]
-    assert step.how == "captured"
+    assert step.mode == "captured"
     assert all(torch.isfinite(torch.tensor(losses)))

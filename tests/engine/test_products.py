@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 
 import dubio
 from dubio._engine.planner import plans
-from dubio.training import batch_loss as computing
+from dubio.training import batch_loss
 
 KINDS = {
     "1d": (nn.Conv1d, nn.ConvTranspose1d, (4, 2, 7)),
@@ -203,7 +203,7 @@ def test_double_precision_is_left_alone() -> None:
 @pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize("method", ["bayes, local", "dropout"])
 def test_steps_in_bf16_compile(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computing, "BACKEND", "aot_eager")
+    monkeypatch.setattr(batch_loss, "BACKEND", "aot_eager")
     targets, losses = torch.tensor([0, 1, 1, 0]), []
     for fast in (True, False):
         net, images = autoencoder("2d")
@@ -212,5 +212,5 @@ def test_steps_in_bf16_compile(method: str, monkeypatch: pytest.MonkeyPatch) -> 
         torch.manual_seed(1)
         step = dubio.Step(model, dubio.ELBO(4), optimizer, num_samples=3, precision="bf16", fast=fast)
         losses.append(step(images, targets).total)
-        assert step.how == ("compiled" if fast else "eager")
+        assert step.mode == ("compiled" if fast else "eager")
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)

@@ -27,21 +27,31 @@ def test_the_loss_is_the_weighted_mean_of_clean_and_attacked() -> None:
     model, inner = make(), dubio.ELBO(40)
     attacked = ATTACK(model, INPUTS, TARGETS).inputs
     clean, hot = (inner(model, batch, TARGETS, 2, seed=3) for batch in (INPUTS, attacked))
-    found = dubio.Adversarial(inner, ATTACK, weight=0.3, label="true")(model, INPUTS, TARGETS, 2, seed=3)
-    torch.testing.assert_close(found.total, 0.3 * clean.total + 0.7 * hot.total)
-    torch.testing.assert_close(found.nll, 0.3 * clean.nll + 0.7 * hot.nll)
-    torch.testing.assert_close(found.terms["adversarial_nll"], hot.nll)
-    torch.testing.assert_close(found.terms["divergence"], clean.terms["divergence"])
-    assert torch.equal(found.log_probs, clean.log_probs)
+    result = dubio.Adversarial(inner, ATTACK, weight=0.3, label="true")(model, INPUTS, TARGETS, 2, seed=3)
+    torch.testing.assert_close(result.total, 0.3 * clean.total + 0.7 * hot.total)
+    torch.testing.assert_close(result.nll, 0.3 * clean.nll + 0.7 * hot.nll)
+    torch.testing.assert_close(result.terms["adversarial_nll"], hot.nll)
+    torch.testing.assert_close(result.terms["divergence"], clean.terms["divergence"])
+    assert torch.equal(result.log_probs, clean.log_probs)
     assert hot.nll > clean.nll
 
 
 def test_without_clean_loss_it_is_min_max_training() -> None:
     model, inner = make(), dubio.ELBO(40)
     hot = inner(model, ATTACK(model, INPUTS, TARGETS).inputs, TARGETS, 2, seed=3)
-    found = dubio.Adversarial(inner, ATTACK, weight=0.0, label="true")(model, INPUTS, TARGETS, 2, seed=3)
-    assert torch.equal(found.total, hot.total)
-    assert torch.equal(found.log_probs, hot.log_probs)
+    result = dubio.Adversarial(inner, ATTACK, weight=0.0, label="true")(model, INPUTS, TARGETS, 2, seed=3)
+    assert torch.equal(result.total, hot.total)
+    assert torch.equal(result.log_probs, hot.log_probs)
+
+
+def test_inputs_that_were_attacked_before_are_not_attacked_again() -> None:
+    model, objective = make(), dubio.Adversarial(dubio.ELBO(40), ATTACK)
+    attacked = objective.attack_inputs(model, INPUTS, TARGETS)
+    loss = objective(model, INPUTS, TARGETS, 2, seed=3, attacked=attacked)
+    torch.testing.assert_close(loss.total, objective(model, INPUTS, TARGETS, 2, seed=3).total)
+    for other in (dubio.ELBO(40), dubio.Alpha(num_data=40), dubio.BootstrapHard(inner=dubio.ELBO(40))):
+        with pytest.raises(ValueError, match="attacked must be None for every objective but Adversarial, got a tensor"):
+            other(model, INPUTS, TARGETS, 2, attacked=attacked)
 
 
 def test_the_number_of_examples_is_that_of_the_inner_objective() -> None:

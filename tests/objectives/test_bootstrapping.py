@@ -41,12 +41,12 @@ def test_t70_with_beta_one_it_is_the_inner_objective(kind: Any, weighted: bool) 
     model = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 3))
     inner = dubio.ELBO(20, beta=0.5, l2=0.1, warmup=4)
     options: Any = {"seed": 3, "epoch": 2.0, "sample_weight": torch.rand(20) if weighted else None}
-    found = kind(beta=1.0, inner=inner)(model, INPUTS, TARGETS, 3, **options)
+    result = kind(beta=1.0, inner=inner)(model, INPUTS, TARGETS, 3, **options)
     expected = inner(model, INPUTS, TARGETS, 3, **options)
-    torch.testing.assert_close(found.total, expected.total)
-    torch.testing.assert_close(found.nll, expected.nll)
-    assert found.terms == expected.terms
-    assert torch.equal(found.log_probs, expected.log_probs)
+    torch.testing.assert_close(result.total, expected.total)
+    torch.testing.assert_close(result.nll, expected.nll)
+    assert result.terms == expected.terms
+    assert torch.equal(result.log_probs, expected.log_probs)
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -61,11 +61,11 @@ def test_t70_members_of_an_ensemble_still_add_up(kind: Any) -> None:
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_share_of_the_own_opinion_changes_the_loss_and_nothing_else(kind: Any) -> None:
     model = dubio.Bayes(init_std=0.3).convert(mlp(5, 8, 3))
-    found = kind(beta=0.5, inner=dubio.ELBO(20))(model, INPUTS, TARGETS, 3, seed=1)
+    result = kind(beta=0.5, inner=dubio.ELBO(20))(model, INPUTS, TARGETS, 3, seed=1)
     expected = dubio.ELBO(20)(model, INPUTS, TARGETS, 3, seed=1)
-    assert found.terms == expected.terms
-    assert found.nll < expected.nll  # the own opinion agrees more than the labels do
-    torch.testing.assert_close(found.total - found.nll, expected.total - expected.nll)
+    assert result.terms == expected.terms
+    assert result.nll < expected.nll  # the own opinion agrees more than the labels do
+    torch.testing.assert_close(result.total - result.nll, expected.total - expected.nll)
 
 
 def test_a_detached_opinion_is_no_penalty_on_entropy() -> None:

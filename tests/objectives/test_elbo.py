@@ -44,8 +44,8 @@ def epoch_sum(model: nn.Module, objective: dubio.ELBO, batch_size: int, num_samp
 @pytest.mark.parametrize("batch_size", [1, 7, 128, NUM_DATA])
 def test_t08_an_epoch_of_elbos_is_the_free_energy(prior: object, estimator: str, scheme: str, batch_size: int) -> None:
     model = make(prior, estimator)
-    found = epoch_sum(model, dubio.ELBO(NUM_DATA, kl_weighting=scheme), batch_size, 3)
-    torch.testing.assert_close(found, free_energy(model, 3), rtol=1e-9, atol=1e-9)
+    result = epoch_sum(model, dubio.ELBO(NUM_DATA, kl_weighting=scheme), batch_size, 3)
+    torch.testing.assert_close(result, free_energy(model, 3), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)

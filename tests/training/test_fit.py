@@ -46,6 +46,7 @@ def test_every_kind_of_data_is_learned_from(data: object) -> None:
     model = make()
     run = quick(model, data(), (INPUTS, TARGETS), epochs=15, num_data=240)
     assert run.metrics["val_accuracy"] > 0.85
+    assert (run.mode, run.reason) == ("eager", "")
     assert (dubio.predict(model, INPUTS, 20, seed=0).label == TARGETS).float().mean() > 0.85
     assert [metrics["epoch"] for metrics in run.history] == list(range(1, 16))
     assert not model.training
@@ -69,11 +70,11 @@ def test_networks_of_two_inputs_are_used_with_datasets_and_loaders(data: object)
     model = dubio.Bayes().convert(TwoInputs())
     run = quick(model, data, data)
     assert run.history[-1]["val_nll"] < run.history[0]["val_nll"]
-    found, expected = (dubio.predict(model, inputs, 5, seed=0).log_probs for inputs in (data, together[0]))
-    torch.testing.assert_close(found, expected)
-    found, expected = (dubio.evaluate(model, given, num_samples=5, num_resamples=0) for given in (data, together))
-    assert found.data.fingerprint == expected.data.fingerprint
-    assert found.metrics["nll"] == expected.metrics["nll"]
+    result, expected = (dubio.predict(model, inputs, 5, seed=0).log_probs for inputs in (data, together[0]))
+    torch.testing.assert_close(result, expected)
+    result, expected = (dubio.evaluate(model, given, num_samples=5, num_resamples=0) for given in (data, together))
+    assert result.data.fingerprint == expected.data.fingerprint
+    assert result.metrics["nll"] == expected.metrics["nll"]
 
 
 def test_processes_share_batches_of_two_inputs() -> None:
@@ -378,11 +379,11 @@ REFUSALS = {
         (INPUTS, TARGETS),
         {"optimizer": lambda groups: torch.optim.SGD(make().parameters(), lr=0.1)},
         ValueError,
-        r"optimizer must make its optimiser from the parameter groups .* such as lambda groups: torch\.optim\.SGD",
+        r"optimizer must make its optimizer from the parameter groups .* such as lambda groups: torch\.optim\.SGD",
     ),
     "callback": ((INPUTS, TARGETS), {"callbacks": [print]}, TypeError, "callbacks must have on_step"),
     "no examples": ((INPUTS, TARGETS), {"num_data": 0}, ValueError, "num_data must be at least 1, got 0"),
-    "count": ([(INPUTS, TARGETS)], {}, ValueError, "num_data must be given where"),
+    "count": ([(INPUTS, TARGETS)], {}, ValueError, "num_data must be given for training data without"),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.training import batch_loss as computing
+from dubio.training import batch_loss
 from networks import mlp
 
 INPUTS = torch.rand(40, 6, generator=torch.Generator().manual_seed(1))
@@ -54,12 +54,12 @@ def test_runs_with_a_kept_step_are_those_with_new_ones(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_kept_step_is_compiled_once(quick_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computing, "BACKEND", "aot_eager")
-    asked: list[Any] = []
-    compiled = computing.compiled
-    monkeypatch.setattr(computing, "compiled", lambda *args: asked.append(args[0]) or compiled(*args))
+    monkeypatch.setattr(batch_loss, "BACKEND", "aot_eager")
+    calls: list[Any] = []
+    compiled = batch_loss.compiled
+    monkeypatch.setattr(batch_loss, "compiled", lambda *args: calls.append(args[0]) or compiled(*args))
     runs(dubio.StepCache(), fast=True)
-    assert asked == [computing.compute]
+    assert calls == [batch_loss.compute]
 
 
 def halved(likelihood: Any, outputs: Tensor, targets: Tensor, scale: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import dubio
 from dubio._engine import memory as layout
 from dubio._engine.passes import joined_pass
 from dubio.nn.sources import Source
-from dubio.training import batch_loss as computing
+from dubio.training import batch_loss
 from dubio.training.batch_loss import Layout
 
 LABELS = torch.randint(3, (6,))
@@ -53,16 +53,16 @@ def strides(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def laid_out(model: nn.Module, images: Tensor) -> Layout:
-    found = Layout(model, torch.optim.SGD(model.parameters()))
-    found.lay_out(images)
-    return found
+    result = Layout(model, torch.optim.SGD(model.parameters()))
+    result.lay_out(images)
+    return result
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU on which images are laid out as on a GPU."""
     monkeypatch.setattr(layout, "DEVICES", ("cpu",))
-    monkeypatch.setattr(computing, "BACKEND", "aot_eager")
+    monkeypatch.setattr(batch_loss, "BACKEND", "aot_eager")
 
 
 SHAPES = pytest.mark.parametrize(("channels", "size"), [(2, 3), (1, 3), (2, 1), (1, 1)])
@@ -72,18 +72,18 @@ SHAPES = pytest.mark.parametrize(("channels", "size"), [(2, 3), (1, 3), (2, 1), 
 def test_filters_and_images_are_laid_out_and_nothing_else(gpu: None, channels: int, size: int) -> None:
     model, images = network(channels, size, flattened)
     before, values = strides(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = laid_out(model, images)
-    assert found.is_last
+    result = laid_out(model, images)
+    assert result.is_last
     changed = {name for name, stride in strides(model).items() if stride != before[name]}
     expected = {"convolution.weight_posterior.mean", "convolution.weight_posterior.rho"}
     assert changed == (expected if channels > 1 or size > 1 else set())
     mask, rows = torch.ones(6, 5, 3, 3), torch.ones(6, 2)
-    values_last = found.of((images, mask, rows))
+    values_last = result.of((images, mask, rows))
     assert values_last[0].is_contiguous(memory_format=torch.channels_last)
     assert (values_last[1] is mask, values_last[2] is rows) == (True, True)
     with torch.no_grad():
         model.convolution.weight_posterior.mean.add_(1.0)
-    found.undo()
+    result.undo()
     assert strides(model) == before
     values["convolution.weight_posterior.mean"] += 1.0
     assert all(torch.equal(tensor, values[name]) for name, tensor in model.state_dict().items())
@@ -93,43 +93,43 @@ def test_filters_and_images_are_laid_out_and_nothing_else(gpu: None, channels: i
 def test_a_network_that_does_not_run_channels_last_is_left_as_it_was(
     gpu: None, channels: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    result = []
     for devices in (("cpu",), ()):
         monkeypatch.setattr(layout, "DEVICES", devices)
         model, images = network(channels, size, viewed)
         before = strides(model)
         step = dubio.Step(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()))
         step._compile = True  # as on a GPU
-        found.append([step(images, LABELS).total for _ in range(2)])
-        assert step.how == "compiled"
+        result.append([step(images, LABELS).total for _ in range(2)])
+        assert step.mode == "compiled"
         assert strides(model) == before
-    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*result)
 
 
 def test_compiled_steps_are_the_same_in_either_layout(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    result = []
     for devices in (("cpu",), ()):
         monkeypatch.setattr(layout, "DEVICES", devices)
         model, images = network(2, 3, flattened)
         step = dubio.Step(model, dubio.ELBO(num_data=6), torch.optim.Adam(model.parameters()), fast=True)
-        found.append([step(images, LABELS).total for _ in range(3)])
+        result.append([step(images, LABELS).total for _ in range(3)])
         assert model.convolution.weight_posterior.mean.is_contiguous() is not bool(devices)
-        assert step.how == "compiled"
-    torch.testing.assert_close(*found)
+        assert step.mode == "compiled"
+    torch.testing.assert_close(*result)
 
 
 def test_members_of_an_ensemble_are_laid_out(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    result = []
     for devices in (("cpu",), ()):
         monkeypatch.setattr(layout, "DEVICES", devices)
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
         model, images = dubio.Ensemble(2).convert(net), torch.randn(6, 2, 8, 8)
         step = dubio.Step(model, dubio.ELBO(6), torch.optim.Adam(model.parameters()), num_samples=2, fast=True)
-        found.append([step(images, LABELS).total for _ in range(3)])
+        result.append([step(images, LABELS).total for _ in range(3)])
         assert [member[0].weight.is_contiguous() for member in model.members] == [not devices, not devices]
-        assert step.how == "compiled"
-    torch.testing.assert_close(*found)
+        assert step.mode == "compiled"
+    torch.testing.assert_close(*result)
 
 
 def test_a_network_that_cannot_be_frozen_is_laid_out(gpu: None) -> None:
@@ -185,14 +185,15 @@ def test_an_eager_step_leaves_filters_alone_and_one_that_falls_back_puts_them_ba
             filters = model.convolution.weight_posterior.mean
             return dataclasses.replace(loss, total=loss.total + filters.view(len(filters), -1).square().sum())
 
-    for fast, how in ((False, "eager"), ("auto", "eager, since the compiler gave up")):
+    for fast, reason in ((False, ""), ("auto", "the compiler gave up")):
         model, images = network(2, 3, flattened)
         before = strides(model)
         step = dubio.Step(model, Penalised(num_data=6), torch.optim.Adam(model.parameters()), fast=fast)
         step._compile = fast == "auto"  # as on a GPU
         for _ in range(2):
             step(images, LABELS)
-        assert step.how.startswith(how)
+        assert step.mode == "eager"
+        assert step.reason.startswith(reason)
         assert strides(model) == before
 
 

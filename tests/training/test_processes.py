@@ -58,20 +58,20 @@ def train(model: nn.Module, data: Any = None, held_out: Any = None, **options: A
     return {"state": model.state_dict(), "history": history, "best": run.best_epoch, "early": run.stopped_early}
 
 
-def assert_close(found: dict[str, Any], wanted: dict[str, Any], case: str = "") -> None:
-    for name, tensor in wanted["state"].items():
+def assert_close(result: dict[str, Any], expected: dict[str, Any], case: str = "") -> None:
+    for name, tensor in expected["state"].items():
         torch.testing.assert_close(
-            found["state"][name], tensor, atol=1e-6, rtol=0.0, msg=lambda told: f"{case}: {told}"
+            result["state"][name], tensor, atol=1e-6, rtol=0.0, msg=lambda message: f"{case}: {message}"
         )
-    assert [line.keys() for line in found["history"]] == [line.keys() for line in wanted["history"]]
-    for line, other in zip(found["history"], wanted["history"], strict=True):
+    assert [line.keys() for line in result["history"]] == [line.keys() for line in expected["history"]]
+    for line, other in zip(result["history"], expected["history"], strict=True):
         assert all(math.isclose(line[name], other[name], rel_tol=1e-5, abs_tol=1e-6) for name in line), case
-    assert (found["best"], found["early"]) == (wanted["best"], wanted["early"])
+    assert (result["best"], result["early"]) == (expected["best"], expected["early"])
 
 
-def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found["history"] == wanted["history"]
-    assert all(torch.equal(found["state"][name], tensor) for name, tensor in wanted["state"].items())
+def assert_same(result: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert result["history"] == expected["history"]
+    assert all(torch.equal(result["state"][name], tensor) for name, tensor in expected["state"].items())
 
 
 HELD_OUT = (INPUTS[:25], TARGETS[:25])
@@ -113,8 +113,8 @@ def test_noise_off_two_processes_train_as_one(tmp_path: Path) -> None:
 
 def test_noise_off_three_processes_train_as_one(tmp_path: Path) -> None:
     with dubio.noise_off():
-        for found in values(tmp_path, lambda rank: CASES["geometric weights"](), count=3):
-            assert_close(found, CASES["geometric weights"]())
+        for result in values(tmp_path, lambda rank: CASES["geometric weights"](), count=3):
+            assert_close(result, CASES["geometric weights"]())
 
 
 def test_held_out_data_are_judged_by_all_processes_together(tmp_path: Path) -> None:
@@ -128,15 +128,15 @@ def test_held_out_data_are_judged_by_all_processes_together(tmp_path: Path) -> N
 
     alone = judge(ALONE)
     for count in (2, 5):  # four batches: the fifth process has none
-        for found in values(tmp_path, task, count):
-            assert found == pytest.approx(alone, rel=1e-12)
+        for result in values(tmp_path, task, count):
+            assert result == pytest.approx(alone, rel=1e-12)
 
 
 class Recording:
     """An objective of one's own, which takes no notice of processes and remembers what it found."""
 
     def __init__(self, inner: dubio.ELBO) -> None:
-        self.inner, self.found = inner, []
+        self.inner, self.result = inner, []
 
     @property
     def num_data(self) -> int | None:
@@ -160,7 +160,7 @@ class Recording:
         num_parts: int = 1,
     ) -> dubio.Loss:
         loss = self.inner(model, inputs, targets, num_samples, sample_weight=sample_weight)
-        self.found.append(loss.nll.item())
+        self.result.append(loss.nll.item())
         return loss
 
 
@@ -170,8 +170,8 @@ def test_processes_draw_differently_and_keep_the_same_parameters(tmp_path: Path)
 
     def task(rank: int) -> tuple[float, dict[str, Any]]:
         objective = Recording(dubio.ELBO())
-        found = train(make(), same_rows, objective=objective)
-        return objective.found[0], found
+        result = train(make(), same_rows, objective=objective)
+        return objective.result[0], result
 
     (nll, first), (other_nll, second) = values(tmp_path, task)
     assert_same(second, first)
@@ -201,8 +201,8 @@ def test_the_divergence_counts_once(tmp_path: Path, weighting: Any, num_rows: in
     share = num_rows / 20 if weighting == "uniform" else 2.0**-2 / (1.0 - 2.0**-5)
     (dubio.divergence(model) * share / num_rows).backward()
     for moved in values(tmp_path, task):
-        for found, parameter in zip(moved, model.parameters(), strict=True):
-            torch.testing.assert_close(found, parameter.grad, atol=1e-6, rtol=1e-5)
+        for result, parameter in zip(moved, model.parameters(), strict=True):
+            torch.testing.assert_close(result, parameter.grad, atol=1e-6, rtol=1e-5)
 
 
 def kept(folder: Path) -> dict[str, Any]:
@@ -226,10 +226,12 @@ def test_an_interrupted_run_of_two_processes_resumes_exactly(tmp_path: Path, ste
 
     whole = values(tmp_path, go("whole"))
     cut = in_processes(tmp_path, go("cut", callbacks=[StopAfter(step)]))
-    told = f"Interrupted: training was interrupted at step {step}; go on with resume=True, folder={tmp_path / 'cut'}"
-    assert [ended.error for ended in cut] == [told, told]
-    for found, wanted in zip(values(tmp_path, go("cut", resume=True)), whole, strict=True):
-        assert_same(found, wanted)
+    message = (
+        f"Interrupted: training was interrupted at step {step}; go on with resume=True, folder={tmp_path / 'cut'}"
+    )
+    assert [ended.error for ended in cut] == [message, message]
+    for result, expected in zip(values(tmp_path, go("cut", resume=True)), whole, strict=True):
+        assert_same(result, expected)
     assert_same(kept(tmp_path / "cut"), kept(tmp_path / "whole"))
 
 
@@ -259,11 +261,11 @@ def test_a_process_that_dies_ends_the_run_and_loses_nothing(tmp_path: Path, dies
     values(tmp_path, go("whole"))
     ended = in_processes(tmp_path, go("cut", dies))  # in the second epoch
     assert ended[dies].signal == signal.SIGKILL
-    told = ended[1 - dies].error
-    assert re.match(r"LostProcessError: training ended at step [78] ", told)
-    assert " of epoch 2: another process ended, or cannot be reached (" in told
+    message = ended[1 - dies].error
+    assert re.match(r"LostProcessError: training ended at step [78] ", message)
+    assert " of epoch 2: another process ended, or cannot be reached (" in message
     checkpoint = tmp_path / "cut" / "checkpoint" / "step-0000000005"
-    assert told.endswith(f"; the last good checkpoint is kept in {checkpoint}")
+    assert message.endswith(f"; the last good checkpoint is kept in {checkpoint}")
     assert [path.name for path in checkpoint.parent.iterdir()] == [checkpoint.name]
     values(tmp_path, go("cut", resume=True))
     assert_same(kept(tmp_path / "cut"), kept(tmp_path / "whole"))
@@ -328,10 +330,10 @@ def test_networks_that_differ_are_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     models = [mlp(5, 7, 4), mlp(5, 8, 4)]
     first, second = in_processes(tmp_path, lambda rank: dubio.fit(models[rank], (INPUTS, TARGETS), progress=False))
-    told = "ValueError: every process must train the same network: 0.weight is "
+    message = "ValueError: every process must train the same network: 0.weight is "
     narrow, wide = ("(7, 5) of torch.float32 in process 0", "(8, 5) of torch.float32 in process 1")
-    assert first.error == f"{told}{narrow} and {wide}"
-    assert second.error == f"{told}{wide} and {narrow}"
+    assert first.error == f"{message}{narrow} and {wide}"
+    assert second.error == f"{message}{wide} and {narrow}"
 
 
 def test_processes_that_would_train_in_different_ways_are_refused(tmp_path: Path) -> None:
@@ -340,9 +342,9 @@ def test_processes_that_would_train_in_different_ways_are_refused(tmp_path: Path
         dubio.fit(mlp(5, 7, 4), (INPUTS, TARGETS), batch_size=10 + rank, progress=False)
 
     first, second = in_processes(tmp_path, task)
-    told = "ValueError: every process must train alike: batch_size is"
-    assert first.error == f"{told} 10 in process 0 and 11 in process 1"
-    assert second.error == f"{told} 11 in process 1 and 10 in process 0"
+    message = "ValueError: every process must train alike: batch_size is"
+    assert first.error == f"{message} 10 in process 0 and 11 in process 1"
+    assert second.error == f"{message} 11 in process 1 and 10 in process 0"
 
 
 @pytest.mark.parametrize("what", ["folder", "validation", "schedule", "optimizer", "dtype"])
@@ -365,9 +367,11 @@ def test_processes_that_would_wait_in_vain_are_refused(tmp_path: Path, what: str
             model, inputs = model.double(), inputs.double()
         dubio.fit(model, (inputs, TARGETS), progress=False, epochs=1, **(others if rank else options))
 
-    told = "ValueError: every process must train " + ("the same network: " if what == "dtype" else f"alike: {what} is ")
+    message = "ValueError: every process must train " + (
+        "the same network: " if what == "dtype" else f"alike: {what} is "
+    )
     for ended in in_processes(tmp_path, task):
-        assert ended.error.startswith(told), ended.error
+        assert ended.error.startswith(message), ended.error
 
 
 def test_a_gradient_lies_as_its_parameter_also_where_a_process_had_none(tmp_path: Path) -> None:
@@ -394,9 +398,9 @@ def test_sparse_gradients_are_summed(tmp_path: Path) -> None:
         assert rows.weight.grad is not None
         return rows.weight.grad
 
-    wanted = torch.tensor([1.0, 1.0, 2.0, 0.0]).unsqueeze(1).expand(4, 2)
-    for found in values(tmp_path, task):
-        torch.testing.assert_close(found, wanted)
+    expected = torch.tensor([1.0, 1.0, 2.0, 0.0]).unsqueeze(1).expand(4, 2)
+    for result in values(tmp_path, task):
+        torch.testing.assert_close(result, expected)
 
 
 def test_networks_begin_as_that_of_the_first_process(tmp_path: Path) -> None:
@@ -424,8 +428,8 @@ def test_a_distributed_sampler_is_used_as_it_is(tmp_path: Path) -> None:
 
     whole = values(tmp_path, lambda rank: go(rank, "whole"))
     in_processes(tmp_path, lambda rank: go(rank, "cut", callbacks=[StopAfter(4)]))
-    for found, wanted in zip(values(tmp_path, lambda rank: go(rank, "cut", resume=True)), whole, strict=True):
-        assert_same(found, wanted)
+    for result, expected in zip(values(tmp_path, lambda rank: go(rank, "cut", resume=True)), whole, strict=True):
+        assert_same(result, expected)
     assert json.loads((tmp_path / "cut" / "config.json").read_text())["num_data"] == 41
     orders = values(tmp_path, lambda rank: [_first_row(loader(rank), rank, epoch) for epoch in range(2)])
     assert len({tuple(row.tolist()) for rows in orders for row in rows}) == 4  # other rows in each process and epoch
@@ -439,7 +443,7 @@ def _first_row(loader: DataLoader[Any], rank: int, epoch: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("data", "batch_size", "told"),
+    ("data", "batch_size", "message"),
     [
         (
             DataLoader(TensorDataset(INPUTS, TARGETS)),
@@ -460,8 +464,8 @@ def _first_row(loader: DataLoader[Any], rank: int, epoch: int) -> Tensor:
         ),
     ],
 )
-def test_data_that_cannot_be_shared_are_refused(data: Any, batch_size: int, told: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=told):
+def test_data_that_cannot_be_shared_are_refused(data: Any, batch_size: int, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         shared_batches(data, batch_size, name="train", rank=1, num_ranks=2)
 
 
@@ -545,9 +549,9 @@ def test_statistics_are_averaged_and_what_is_equal_stays_as_it_is(tmp_path: Path
             joined.average_buffers(module)
         return dict(module.named_buffers()), own
 
-    found = values(tmp_path, task, count=3)
-    assert [own for _, own in found] == [[], ["count", "mean"], ["count", "mean"]]
-    for buffers, _ in found:
+    result = values(tmp_path, task, count=3)
+    assert [own for _, own in result] == [[], ["count", "mean"], ["count", "mean"]]
+    for buffers, _ in result:
         assert torch.equal(buffers["constant"], constant)
         torch.testing.assert_close(buffers["mean"], torch.tensor([1.0, 2.0]))
         assert buffers["count"] == 7
@@ -601,7 +605,7 @@ import dubio
 dist.init_process_group("cpu:gloo,cuda:gloo")  # nccl wants a GPU for each process
 torch.manual_seed(0)
 inputs, targets = torch.randn(41, 5), torch.randint(4, (41,))
-found = {}
+results = {}
 for name, noise in (("noise off", dubio.noise_off), ("noise on", dubio.fresh)):
     torch.manual_seed(1)
     layers = (torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 4))
@@ -611,9 +615,9 @@ for name, noise in (("noise off", dubio.noise_off), ("noise on", dubio.fresh)):
             model, (inputs, targets), (inputs, targets), epochs=3, batch_size=10, num_samples=2, accumulate=2,
             clip_norm=0.5, seed=3, device=DEVICE, precision="fp32", progress=False,
         )
-    found[name] = {key: tensor.cpu() for key, tensor in model.state_dict().items()}
-    found[name]["nll"] = torch.tensor([line["val_nll"] for line in run.history])
-torch.save(found, f"{FOLDER}/{dist.get_world_size()}-{dist.get_rank()}.pt")
+    results[name] = {key: tensor.cpu() for key, tensor in model.state_dict().items()}
+    results[name]["nll"] = torch.tensor([line["val_nll"] for line in run.history])
+torch.save(results, f"{FOLDER}/{dist.get_world_size()}-{dist.get_rank()}.pt")
 dist.destroy_process_group()
 """
 GPU = pytest.param("cuda:0", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
@@ -755,9 +759,9 @@ def test_a_script_that_torchrun_starts_may_train_again_and_again(tmp_path: Path)
     assert ended.returncode == 0, ended.stderr[-2000:]
 
 
-@pytest.mark.parametrize(("local_rank", "wanted"), [("0", "cuda:0"), ("1", "cuda"), ("5", "cuda:0")])
+@pytest.mark.parametrize(("local_rank", "expected"), [("0", "cuda:0"), ("1", "cuda"), ("5", "cuda:0")])
 def test_the_first_gpu_stands_for_that_of_the_process(
-    monkeypatch: pytest.MonkeyPatch, local_rank: str, wanted: str
+    monkeypatch: pytest.MonkeyPatch, local_rank: str, expected: str
 ) -> None:
     class OnGpu(nn.Module):
         def parameters(self, recurse: bool = True) -> Any:
@@ -765,7 +769,7 @@ def test_the_first_gpu_stands_for_that_of_the_process(
 
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert chosen_device(OnGpu()) == torch.device(wanted)
+    assert chosen_device(OnGpu()) == torch.device(expected)
 
 
 class Unaware(dubio.ELBO):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import dubio
 from dubio.data.batches import Batch
 from dubio.objectives import Loss
-from dubio.training import batch_loss as recording
-from dubio.training.batch_loss import Place, Recording
+from dubio.training import batch_loss
+from dubio.training.batch_loss import Place, Recording, StepResult
 from dubio.training.steps import Step
 
 
@@ -35,10 +35,10 @@ class Called:
 
 @pytest.fixture(autouse=True)
 def called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "Captured", Called)
+    monkeypatch.setattr(batch_loss, "Captured", Called)
 
 
-def learned_from(recorded: Recording, *values: Any) -> tuple[Loss, Tensor]:
+def learned_from(recorded: Recording, *values: Any) -> StepResult:
     recorded.read(values)
     return recorded()
 
@@ -49,10 +49,10 @@ def optimizer_at(*rates: float) -> torch.optim.Optimizer:
 
 
 def made(optimizer: torch.optim.Optimizer, seen: list[tuple[Any, ...]]) -> Recording:
-    def work(*values: Any) -> tuple[Loss, Tensor]:
+    def work(*values: Any) -> StepResult:
         seen.append(values)
         total = values[0].sum()
-        return Loss(total, total, {}, None), total.double()
+        return StepResult(Loss(total, total, {}, None), total.double())
 
     first = (torch.ones(2, 3), torch.zeros(2), None, Place(torch.tensor(0.0), 5, None))
     return Recording(work, first, ("fresh", True), nn.Linear(3, 2), optimizer, torch.device("cpu"))
@@ -96,7 +96,7 @@ def test_seconds_are_those_of_the_recording_until_they_are_forgotten() -> None:
     recorded = made(optimizer_at(0.1), [])
     assert (recorded.seconds, recorded.is_ready) == (1.5, False)
     learned_from(recorded, torch.ones(2, 3), torch.ones(2), None, Place(torch.tensor(1.0), 5, None))
-    recorded.forget_seconds()
+    recorded.reset_seconds()
     assert (recorded.seconds, recorded.is_ready) == (0.0, True)
 
 
@@ -113,12 +113,12 @@ def test_recorded_steps_learn_what_eager_ones_learn_with_short_batches_and_other
             batch = Batch(torch.randn(rows, 3), torch.arange(rows) % 2, None)
             with noise.get(number, nullcontext()):
                 step.learn(batch, Place(number, 8, 0.0))
-        return model.state_dict(), step.how
+        return model.state_dict(), step.mode
 
-    eager, how = learned(records=False)
-    assert how == "eager"
-    recorded, how = learned(records=True)
-    assert how == "captured"
+    eager, mode = learned(records=False)
+    assert mode == "eager"
+    recorded, mode = learned(records=True)
+    assert mode == "captured"
     for name, value in eager.items():
         torch.testing.assert_close(recorded[name], value)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.training import batch_loss as recording
+from dubio.training import batch_loss
 from dubio.training.steps import Step
 from replayed_on_a_cpu import Replayed
 
@@ -25,7 +25,7 @@ Act = Callable[[int, nn.Module, torch.optim.Optimizer], None]
 
 @pytest.fixture(autouse=True)
 def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "Captured", Replayed)
+    monkeypatch.setattr(batch_loss, "Captured", Replayed)
 
 
 def plain() -> nn.Module:
@@ -62,11 +62,11 @@ def trained(
     return model, step, losses
 
 
-def check_same(*args: Any, how: str = "captured", **options: Any) -> tuple[nn.Module, nn.Module]:
-    eager, _, known = trained(False, *args, **options)
-    model, step, found = trained(True, *args, **options)
-    assert step.how.startswith(how), step.how
-    assert found == pytest.approx(known, rel=1e-5)
+def check_same(*args: Any, mode: str = "captured", reason: str = "", **options: Any) -> tuple[nn.Module, nn.Module]:
+    eager, _, expected = trained(False, *args, **options)
+    model, step, losses = trained(True, *args, **options)
+    assert (step.mode, step.reason) == (mode, reason)
+    assert losses == pytest.approx(expected, rel=1e-5)
     for name, value in eager.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-6)
     return eager, model
@@ -166,7 +166,7 @@ def test_other_modes_that_last_are_recorded_again() -> None:
     step = trained(True, normed, freeze, num_steps=16)[1]
     assert step._recording is not None
     assert step._recording._num_misfits == 0
-    assert step.how == "captured"
+    assert step.mode == "captured"
 
 
 class Averaging(nn.Module):
@@ -185,8 +185,8 @@ class Averaging(nn.Module):
 
 
 def test_a_network_that_replaces_its_buffers_is_not_replayed() -> None:
-    why = "compiled, since every step puts another tensor in place of mean"
-    check_same(Averaging, how=why, num_steps=30)
+    reason = "every step puts another tensor in place of mean"
+    check_same(Averaging, mode="compiled", reason=reason, num_steps=30)
 
 
 def test_a_network_that_replaces_its_buffers_is_refused_where_replays_are_asked_for() -> None:
@@ -206,13 +206,13 @@ def test_gradients_of_what_is_not_updated_have_no_part_in_clipping() -> None:
 
 
 def test_gradients_are_those_of_the_last_step_also_after_a_short_batch() -> None:
-    found = []
+    result = []
     for records in (False, True):
         model, step, _ = trained(records)
         step(INPUTS[:5], TARGETS[:5])
         step(INPUTS, TARGETS)
-        found.append([parameter.grad for parameter in model.parameters()])
-    torch.testing.assert_close(found[1], found[0])
+        result.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(result[1], result[0])
 
 
 def test_what_a_recording_cannot_see_is_seen_by_the_next_one() -> None:
@@ -230,15 +230,15 @@ def test_what_a_recording_cannot_see_is_seen_by_the_next_one() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return self.layer(inputs) / self.temperature
 
-    _, _, known = trained(False, Tempered, cool)
-    model, step, found = trained(True, Tempered)
-    assert found != pytest.approx(known)
+    _, _, cooled = trained(False, Tempered, cool)
+    model, step, result = trained(True, Tempered)
+    assert result != pytest.approx(cooled)
     model.temperature = 0.5
-    assert float(step(INPUTS, TARGETS).nll) == pytest.approx(found[-1], rel=0.1)
+    assert float(step(INPUTS, TARGETS).nll) == pytest.approx(result[-1], rel=0.1)
     step.record_again()
     with torch.no_grad():
-        wanted = nn.functional.cross_entropy(model(INPUTS), TARGETS)
-    assert float(step(INPUTS, TARGETS).nll) == pytest.approx(float(wanted), rel=1e-5)
+        eager_loss = nn.functional.cross_entropy(model(INPUTS), TARGETS)
+    assert float(step(INPUTS, TARGETS).nll) == pytest.approx(float(eager_loss), rel=1e-5)
 
 
 @pytest.fixture

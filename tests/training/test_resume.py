@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -47,8 +48,6 @@ def outcome(folder: Path) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(1, len(lines) + 1))  # every epoch once
     assert not list(folder.rglob(".*"))  # nothing half-written
-    from safetensors.torch import load_file
-
     return load_file(folder / "model.safetensors"), [{**line, "seconds": 0} for line in lines]
 
 
@@ -129,9 +128,9 @@ def test_a_half_written_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:
     tensors, state = {"a": torch.arange(3)}, {"b": 1}
     checkpoints.write_checkpoint(tmp_path, 3, tensors, state)
     (tmp_path / ".unfinished-99").mkdir()
-    found = checkpoints.latest_checkpoint(tmp_path)
-    assert found is not None
-    assert found.name == "step-0000000003"
+    checkpoint = checkpoints.latest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.name == "step-0000000003"
     checkpoints.write_checkpoint(tmp_path, 5, tensors, state)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-0000000005"]
 
@@ -236,6 +235,10 @@ def sign(checkpoint: Path) -> None:
     (checkpoint / "SHA256SUMS").write_text("".join(lines))
 
 
+def groups(state: dict[str, Any]) -> list[dict[str, Any]]:
+    return state["optimizer"]["param_groups"]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -247,6 +250,26 @@ def sign(checkpoint: Path) -> None:
         (lambda state: state["standing"].update(epoch=-(2**62)), "epoch must be at least 0, got -"),
         (lambda state: state.update(tied={"0.bias": "nowhere"}), "lacks 'nowhere'"),
         (lambda state: state["optimizer"].update(param_groups=[]), "different number of parameter groups"),
+        (lambda state: groups(state)[0].pop("lr"), "a parameter group of the optimizer must have lr, got "),
+        (
+            lambda state: groups(state)[1].update(lr="fast"),
+            "lr of the optimizer must be a value such as .*, got 'fast'",
+        ),
+        (
+            lambda state: groups(state)[0].update(initial_lr=None),
+            "initial_lr of the optimizer must be a value .*, got None",
+        ),
+        (lambda state: groups(state)[0].update(betas=[0.9]), r"betas of the optimizer must be .*, got \[0\.9\]"),
+        (
+            lambda state: groups(state)[0].update(amsgrad=True),
+            "the optimizer's state must have max_exp_avg_sq, got exp_avg",
+        ),
+        (lambda state: state["standing"].update(best_epoch=7), "best_epoch must be at most epoch, 1, got 7"),
+        (lambda state: state["standing"].update(batch=6), "batch must be at most 5, got 6"),
+        (
+            lambda state: state["standing"].update(sums={"loss": 1.0}),
+            "sums must hold examples, at least 1, loss and nll",
+        ),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_in_words(tmp_path: Path, change: Any, reason: str) -> None:
@@ -260,14 +283,46 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_words(tmp_path: Path, chan
         train(tmp_path, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("optimizer/0/exp_avg_sq", None, "the optimizer's state must have exp_avg_sq, got exp_avg, step"),
+        ("optimizer/0/step", None, "lacks 'step'"),
+        ("optimizer/0/exp_avg", lambda tensor: tensor[:1], "exp_avg of the optimizer must have shape .*, got "),
+        ("random/cpu", None, "lacks 'random'"),
+        ("random/cpu", lambda tensor: tensor[:100], "state of a cpu generator must have shape .*, got .100,. and"),
+        ("random/cpu", lambda tensor: tensor.float(), "a cpu generator must have .* type torch.uint8, got .*float32"),
+        (
+            "best/0.weight_posterior.mean",
+            lambda tensor: tensor[:1],
+            "best weights: 0.weight_posterior.mean must have .*, got .1,",
+        ),
+        ("best/0.weight_posterior.mean", None, "best weights: 0.weight_posterior.mean must have shape .*, got None"),
+    ],
+)
+def test_tensors_of_a_checkpoint_that_do_not_fit_are_refused_in_words(
+    tmp_path: Path, name: str, change: Any, reason: str
+) -> None:
+    train(tmp_path, epochs=1)
+    file = newest(tmp_path) / "tensors.safetensors"
+    tensors = load_file(file)
+    tensor = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(tensor).contiguous()
+    save_file(tensors, file)
+    sign(file.parent)
+    with pytest.raises(checkpoints.CheckpointError, match=rf"step-0000000005 does not fit the run: .*{reason}"):
+        train(tmp_path, resume=True)
+
+
 def test_checkpoints_of_older_versions_are_read(tmp_path: Path, whole: Path, stopped: Path) -> None:
     shutil.copytree(stopped, tmp_path / "old")
     for path in (tmp_path / "old" / "checkpoint").iterdir():
         (path / "SHA256SUMS").unlink()
     config = tmp_path / "old" / "config.json"
-    known = json.loads(config.read_text())
-    del known["data"], known["versions"]
-    config.write_text(json.dumps(known))
+    saved = json.loads(config.read_text())
+    del saved["data"], saved["versions"]
+    config.write_text(json.dumps(saved))
     with pytest.warns(UserWarning, match=r"config.json has no fingerprints of the data, as in older versions"):
         train(tmp_path / "old", resume=True)
     assert_same(tmp_path / "old", whole)
@@ -347,9 +402,9 @@ def test_without_its_configuration_a_run_is_resumed_with_a_warning(tmp_path: Pat
 def test_another_torch_is_told_and_taken(tmp_path: Path) -> None:
     train(tmp_path, epochs=1)
     config = tmp_path / "config.json"
-    known = json.loads(config.read_text())
-    assert known["versions"] == {"dubio": dubio.__version__, "torch": torch.__version__}
-    config.write_text(json.dumps({**known, "versions": {**known["versions"], "torch": "2.0.0"}}))
+    saved = json.loads(config.read_text())
+    assert saved["versions"] == {"dubio": dubio.__version__, "torch": torch.__version__}
+    config.write_text(json.dumps({**saved, "versions": {**saved["versions"], "torch": "2.0.0"}}))
     with pytest.warns(UserWarning, match=r"was trained with torch 2\.0\.0 and goes on with torch 2.*may differ"):
         train(tmp_path, resume=True, epochs=2)
     assert json.loads(config.read_text())["versions"]["torch"] == torch.__version__

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dubio
 from dubio.attacks.gradient import APGD, PGD
 from dubio.data.batches import Batch
-from dubio.training import batch_loss as computing, steps as stepping
+from dubio.training import batch_loss
 from dubio.training.batch_loss import MOST_CHANGES, OTHERS_TO_CHANGE, Place, Shapes
 from dubio.training.diagnosis import BrokenLossError
 from dubio.training.optimizers import load_optimizer_state, make_capturable, match_layouts, set_learning_rates
@@ -39,7 +39,7 @@ QUICK = ("bayes", "bayes, adversarial", "bayes, warm-up and geometric")
 @pytest.fixture
 def traced(quick_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile without writing code: what is traced is what inductor would get."""
-    monkeypatch.setattr(computing, "BACKEND", "aot_eager")
+    monkeypatch.setattr(batch_loss, "BACKEND", "aot_eager")
 
 
 def make(method: Any = None) -> nn.Module:
@@ -68,11 +68,11 @@ def train(model: nn.Module, objective: Any, fast: Any, num_steps: int = 3) -> tu
 def test_compiled_steps_equal_eager_ones(name: str, traced: None) -> None:
     method, objective = OBJECTIVES[name]
     models = [make(method) for _ in range(2)]
-    (eager, known), (compiled, found) = (
+    (eager, expected), (compiled, losses) = (
         train(model, objective, fast) for model, fast in zip(models, (False, True), strict=True)
     )
-    assert (eager.how, compiled.how) == ("eager", "compiled")
-    assert found == pytest.approx(known, rel=1e-5)
+    assert (eager.mode, compiled.mode) == ("eager", "compiled")
+    assert losses == pytest.approx(expected, rel=1e-5)
     for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -83,11 +83,11 @@ def test_steps_compiled_by_inductor_equal_eager_ones(compiler: None) -> None:
     # With torch 2.11, compiled code may draw the noise of two layers' activations in the other order.
     estimator: Any = "weight" if torch.__version__.startswith("2.11.") else "local"
     models = [make(dubio.Bayes(estimator=estimator)) for _ in range(2)]
-    (_, known), (step, found) = (
+    (_, expected), (step, losses) = (
         train(model, dubio.ELBO(40), fast) for model, fast in zip(models, (False, True), strict=True)
     )
-    assert step.how == "compiled"
-    assert found == pytest.approx(known, rel=1e-4)
+    assert step.mode == "compiled"
+    assert losses == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_step_is_the_objective_its_gradient_and_the_update() -> None:
@@ -118,7 +118,7 @@ def test_batches_of_another_shape_are_not_compiled_anew(traced: None) -> None:
     with torch._dynamo.config.patch(error_on_recompile=True):
         step(INPUTS[:5], TARGETS[:5])
         step(INPUTS, TARGETS)
-    assert step.how == "compiled"
+    assert step.mode == "compiled"
 
 
 class Asking(nn.Module):
@@ -136,11 +136,12 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_why_once(traced: None) ->
     model = dubio.Bayes().convert(Asking()).train()
     step = steps_of(model, dubio.ELBO(40))
     step._compile = True  # as on a GPU
-    assert step.how == "compiled"
+    assert step.mode == "compiled"
     step(INPUTS, TARGETS)
-    assert step.how.startswith("eager, since the compiler gave up: ")
-    assert step.news() == f"steps run {step.how}"
-    assert step.news() == ""
+    assert step.mode == "eager"
+    assert step.reason.startswith("the compiler gave up: ")
+    assert step.message() == f"steps run eager, since {step.reason}"
+    assert step.message() == ""
     step(INPUTS, TARGETS)
 
 
@@ -169,7 +170,7 @@ def test_a_loss_that_is_not_finite_is_refused_before_it_does_harm() -> None:
 def test_sums_count_examples_and_metrics() -> None:
     model = make()
     step = steps_of(model, dubio.ELBO(40))
-    loss, sums = step.learn(stepping.Batch(INPUTS, TARGETS), Place())
+    loss, sums = step.learn(Batch(INPUTS, TARGETS), Place())
     assert step.names == ("loss", "nll", "divergence", "accuracy")
     labels = loss.log_probs.exp().mean(dim=0).argmax(dim=1)
     right = float((labels == TARGETS).float().mean())
@@ -196,7 +197,7 @@ def test_many_networks_are_compiled_in_one_process(traced: None) -> None:
             step = steps_of(make(), dubio.ELBO(40), fast=True)
             step(INPUTS, TARGETS)
             kept.append(step)
-    assert {step.how for step in kept} == {"compiled"}
+    assert {(step.mode, step.reason) for step in kept} == {("compiled", "")}
 
 
 class Failing(torch.optim.SGD):
@@ -223,11 +224,11 @@ def test_members_with_batch_norm_learn_the_same_compiled_and_eagerly(traced: Non
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     fast, eager = (dubio.Ensemble(2).convert(net).train() for _ in range(2))
     eager.load_state_dict(fast.state_dict())
-    for model, way in ((fast, "compiled"), (eager, "eager")):
-        step = steps_of(model, dubio.Ensemble(2).objective(40), fast=way == "compiled")
+    for model, mode in ((fast, "compiled"), (eager, "eager")):
+        step = steps_of(model, dubio.Ensemble(2).objective(40), fast=mode == "compiled")
         for _ in range(3):
             step(INPUTS, TARGETS)
-        assert step.how == way
+        assert step.mode == mode
     assert int(fast.members[1][1].num_batches_tracked) == 3
     torch.testing.assert_close(dict(fast.state_dict()), dict(eager.state_dict()), rtol=1e-4, atol=1e-5)
 
@@ -322,7 +323,8 @@ def test_a_compiled_step_that_fails_is_taken_eagerly_and_moves_statistics_once(t
     step(INPUTS, TARGETS)
     step._compile = True  # other code than what has just worked
     step(INPUTS, TARGETS)
-    assert step.how.startswith("eager, since the compiler gave up")
+    assert step.mode == "eager"
+    assert step.reason.startswith("the compiler gave up")
     assert int(model.norm.num_batches_tracked) == 2
 
 
@@ -333,7 +335,8 @@ def test_a_trial_whose_compiled_steps_fail_ends_with_eager_ones(traced: None, mo
     for _ in range(3 * TRIALS):
         step(INPUTS, TARGETS)
     assert step.settled is False
-    assert step.how.startswith("eager, since the compiler gave up")
+    assert step.mode == "eager"
+    assert step.reason.startswith("the compiler gave up")
     assert int(model.norm.num_batches_tracked) == 3 * TRIALS
 
 
@@ -353,8 +356,8 @@ def test_batches_of_ever_other_shapes_are_told(traced: None) -> None:
     for number in range(12):
         rows = 3 + number % 7
         step(INPUTS[:rows], TARGETS[:rows])
-    assert step.how == "mostly eager, since most batches have other shapes"
-    assert step.news() == f"steps run {step.how}"
+    assert (step.mode, step.reason) == ("eager", "most batches have other shapes")
+    assert step.message() == "steps run eager, since most batches have other shapes"
 
 
 def test_what_would_train_nothing_is_refused() -> None:
@@ -426,25 +429,25 @@ def test_a_memory_limit_leaves_the_compiler_out_where_all_draws_do_not_fit(trace
         small = Step(models[0], dubio.ELBO(40), torch.optim.SGD(models[0].parameters(), lr=0.1), num_samples=20)
         small._compile = True
         small(INPUTS, TARGETS)
-    assert small.how == "eager, since the memory limit leaves no room for all draws at once"
+    assert (small.mode, small.reason) == ("eager", "the memory limit leaves no room for all draws at once")
     with dubio.memory_limit("1 GiB"):
         trying = Step(models[0], dubio.ELBO(40), torch.optim.SGD(models[0].parameters(), lr=0.1), num_steps=10**9)
         assert trying._trial is None  # what a trial would choose might not fit
         large = Step(models[1], dubio.ELBO(40), torch.optim.SGD(models[1].parameters(), lr=0.1), fast=True)
         large(INPUTS, TARGETS)
-    assert large.how == "compiled"
+    assert large.mode == "compiled"
 
 
 def test_a_step_that_falls_back_lets_go_of_its_recording(traced: None) -> None:
     step = steps_of(make(), dubio.ELBO(40), fast=True)
     step(INPUTS, TARGETS)
     step._capture, step._recording = True, SimpleNamespace(is_ready=True, seconds=1.0)  # as on a GPU
-    assert step.how == "captured"
+    assert step.mode == "captured"
     with pytest.raises(ValueError, match="cannot be recorded, since several batches make up a step"):
         step.learn(Batch(INPUTS, TARGETS, None), Place(0, 4, 0.0), complete=False)
     step.fast = "auto"
     step.learn(Batch(INPUTS, TARGETS, None), Place(0, 4, 0.0), complete=False)
-    assert step.how == "compiled, since several batches make up a step"
+    assert (step.mode, step.reason) == ("compiled", "several batches make up a step")
     assert step.capture_seconds == 0.0
 
 
@@ -484,24 +487,24 @@ def test_the_trial_takes_turns_and_leaves_out_what_warms_up() -> None:
 def test_a_step_on_trial_learns_from_every_batch_and_settles(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dubio.training.steps.LONG", 0.0)
     models = [make() for _ in range(2)]
-    _, known = train(models[0], dubio.ELBO(40), False, num_steps=20)
+    _, expected = train(models[0], dubio.ELBO(40), False, num_steps=20)
     step = Step(
         models[1], dubio.ELBO(40), torch.optim.Adam(models[1].parameters(), lr=0.05), num_samples=2, num_steps=99
     )
     torch.manual_seed(5)
-    found = [float(step(INPUTS, TARGETS, batch_index=i, num_batches=4, epoch=i / 4).total) for i in range(20)]
-    assert found == pytest.approx(known, rel=1e-4)
+    losses = [float(step(INPUTS, TARGETS, batch_index=i, num_batches=4, epoch=i / 4).total) for i in range(20)]
+    assert losses == pytest.approx(expected, rel=1e-4)
     assert step.settled in (True, False)
-    assert step.how == ("compiled" if step.settled else "eager")
+    assert step.mode == ("compiled" if step.settled else "eager")
 
 
 def test_what_an_earlier_trial_has_settled_is_kept() -> None:
     step = steps_of(make(), dubio.ELBO(40), num_steps=10)
     step.settle(True)
-    assert (step.how, step.settled) == ("compiled", True)
+    assert (step.mode, step.settled) == ("compiled", True)
     without = steps_of(make(), dubio.ELBO(40), fast=False)
     without.settle(True)
-    assert (without.how, without.settled) == ("eager", None)
+    assert (without.mode, without.settled) == ("eager", None)
 
 
 # Optimisers
@@ -576,7 +579,7 @@ def test_fit_gives_the_same_numbers_fast_and_slow(traced: None) -> None:
         model = make()
         options: Any = {"epochs": 3, "batch_size": 16, "progress": False, "schedule": "cosine", "num_samples": 2}
         runs[fast] = dubio.fit(model, data, data, fast=fast, **options)
-    assert (runs[False].how, runs[True].how) == ("eager", "compiled")
+    assert (runs[False].mode, runs[True].mode) == ("eager", "compiled")
     for one, other in zip(runs[False].history, runs[True].history, strict=True):
         for name in ("loss", "nll", "accuracy", "val_nll"):
             assert other[name] == pytest.approx(one[name], rel=1e-4), name

@@ -40,12 +40,12 @@ def train(board: Path, folder: Path | None = None, **options: object) -> dubio.F
 def curves(board: Path) -> Curves:
     """Every curve as TensorBoard shows it: step -> value. A step that it would show twice is an error."""
     events = accumulators.EventAccumulator(str(board), size_guidance={accumulators.SCALARS: 0}).Reload()
-    found: Curves = {}
+    result: Curves = {}
     for tag in events.Tags()[accumulators.SCALARS]:
         points = [(event.step, event.value) for event in events.Scalars(tag)]
         assert len(dict(points)) == len(points), f"{tag} has a step twice"
-        found[tag] = dict(points)
-    return found
+        result[tag] = dict(points)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -55,31 +55,31 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dubio.FitResult, Cu
     return train(board), curves(board)
 
 
-def assert_same_but_for_time(found: Curves, expected: Curves) -> None:
-    assert found.keys() == expected.keys()
+def assert_same_but_for_time(result: Curves, expected: Curves) -> None:
+    assert result.keys() == expected.keys()
     for tag in set(expected) - {"epoch/seconds"}:
-        assert found[tag] == expected[tag], tag
+        assert result[tag] == expected[tag], tag
 
 
 @pytest.mark.feature("dubio.TensorBoard writes every step and every epoch, and goes on where a resumed run does")
 def test_the_curves_are_the_history(whole: tuple[dubio.FitResult, Curves]) -> None:
-    run, found = whole
+    run, result = whole
 
     names = set(run.history[0]) - {"epoch", "step"}
     assert {"loss", "nll", "divergence", "accuracy", "val_nll", "val_accuracy", "seconds"} == names
-    assert found.keys() == {f"epoch/{name}" for name in names} | {"step/loss", "step/nll", "step/divergence"}
+    assert result.keys() == {f"epoch/{name}" for name in names} | {"step/loss", "step/nll", "step/divergence"}
     for name in names:
         expected = {int(metrics["step"]): metrics[name] for metrics in run.history}
-        assert found[f"epoch/{name}"] == pytest.approx(expected, rel=1e-6)
+        assert result[f"epoch/{name}"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_steps_of_an_epoch_have_the_mean_of_the_epoch(whole: tuple[dubio.FitResult, Curves]) -> None:
-    run, found = whole
+    run, result = whole
 
     rows = [16, 16, 16, 16, 6]
     for name in ("loss", "nll", "divergence"):
-        assert list(found[f"step/{name}"]) == list(range(1, 3 * STEPS_PER_EPOCH + 1))
-        values = torch.tensor(list(found[f"step/{name}"].values()), dtype=torch.float64).view(3, STEPS_PER_EPOCH)
+        assert list(result[f"step/{name}"]) == list(range(1, 3 * STEPS_PER_EPOCH + 1))
+        values = torch.tensor(list(result[f"step/{name}"].values()), dtype=torch.float64).view(3, STEPS_PER_EPOCH)
         means = (values * torch.tensor(rows)).sum(dim=1) / sum(rows)
         assert means.tolist() == pytest.approx([metrics[name] for metrics in run.history], rel=1e-6)
 

@@ -99,7 +99,7 @@ def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[C
         device=trial.device,
         progress=False,
     )
-    trial.tell(f"trained in {run.seconds:.0f} s, {run.how}")
+    trial.tell(f"trained in {run.seconds:.0f} s, {run.mode}{run.reason and f', since {run.reason}'}")
     return run
 
 

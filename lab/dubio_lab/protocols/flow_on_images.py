@@ -137,7 +137,7 @@ def _train(
         device=trial.device,
         progress=False,
     )
-    trial.tell(f"{len(run.history)} epochs, {run.how}, {run.seconds:.0f} s")
+    trial.tell(f"{len(run.history)} epochs, {run.mode}{run.reason and f', since {run.reason}'}, {run.seconds:.0f} s")
     likelihood = torch.tensor([-metrics["nll"] for metrics in run.history])
     divergence = torch.tensor([metrics.get("divergence", 0.0) for metrics in run.history])
     return {

@@ -153,7 +153,9 @@ def _train(trial: Trial, model: nn.Module) -> dict[str, Tensor]:
             device=trial.device,
             progress=False,
         )
-        trial.tell(f"{len(run.history)} epochs, {run.how}, {run.seconds:.0f} s")
+        trial.tell(
+            f"{len(run.history)} epochs, {run.mode}{run.reason and f', since {run.reason}'}, {run.seconds:.0f} s"
+        )
         return [metrics["loss"] for metrics in run.history]
 
     most = settings["early_epochs"] if settings["early"] else settings["max_epochs"]

@@ -1,31 +1,24 @@
-"""What is computed in a step of training: the loss of a batch, as it is or compiled, its metrics, layouts of images.
+"""The loss of a batch: computed eagerly or by compiled code, its metrics, and what a recorded step depends on.
 
-How images and filters lie in memory: GPUs convolve them fastest channels last.
+- ``BatchLoss`` computes the loss of a batch and the sums of its metrics, and keeps compiled code for the next batch.
+- ``Layout`` stores convolution filters channels last, which GPUs convolve fastest. A network may not support it
+  (``x.view(len(x), -1)`` needs contiguous rows), so it is tried first and undone where the trial fails
+  (``test_a_network_that_does_not_run_channels_last_is_left_as_it_was``). Filters stay so after training; their values
+  are the same, and ``dubio.save`` writes them as usual.
+- ``Recording`` is a whole step recorded as a CUDA graph. It reads its batch from buffers and its learning rates from
+  the tensors that the optimizer had when it was recorded; both are filled before every replay. It fits while its
+  ``circumstances`` (such as the noise mode), the mode of every module and the shapes of the batch are unchanged. It is
+  outdated where they differ for several batches, and where ``TensorIdentity`` reports a change.
+- ``TensorIdentity`` tells whether parameters, buffers and the state of the optimizer are the tensors that a recording
+  reads and writes. A recording addresses memory, so it does not see tensors that were replaced
+  (``optimizer.load_state_dict``, ``load_state_dict(assign=True)``, ``parameter.data = ...``), and their former memory
+  may be in use elsewhere. The check compares objects and addresses; it takes about ten microseconds for an MLP and
+  fifty for a ResNet.
+- ``Shapes`` chooses the shape of batches that is compiled and recorded: the first one, until another one comes several
+  times in a row. A short last batch runs eagerly; data whose shape keeps changing are not compiled for each shape.
 
-A network may not take it: ``x.view(len(x), -1)`` wants its rows in one piece. So it is tried, and everything is put
-back where it was if that fails (``test_a_network_that_does_not_run_channels_last_is_left_as_it_was``). After training,
-filters stay so: their values are the same, and ``dubio.save`` writes them as ever.
-
-A whole step of training, recorded as a CUDA graph: the tensors that it reads, and what it holds for.
-
-A recording reads its batch from buffers and its learning rates from the tensors that the optimiser had then; both are
-filled anew before every replay. What else it depends on, such as the mode of noise, is told as ``circumstances``: while
-these are others, some module is in another mode, or the batch has another shape, it does not fit. It is outdated where
-that lasts, and where parameters, buffers or the optimiser's state are no longer those that it reads and writes.
-
-Invariants: ``tests/training/test_recording.py`` and ``test_replaying.py``, and ``test_captured.py`` on a GPU.
-
-Whether the tensors that a recording reads and writes are where they were.
-
-A recording knows parameters, buffers and what the optimiser keeps by their addresses. Whoever puts another tensor in
-such a place (``optimizer.load_state_dict``, ``load_state_dict(assign=True)``, ``parameter.data = ...``) is not seen by
-it, and what it goes on writing to may be somebody else's by then. So a ``Holding`` is asked before every replay; it
-compares objects and addresses alone, some ten microseconds for an MLP, and fifty for a ResNet.
-
-Which shape of batches is compiled and recorded: the first, unless another one comes again and again.
-
-A short last batch runs as it is. A run that is taken up just before one must not take it for the rule, and data of ever
-other shapes must not be compiled for each of them.
+Invariants: ``tests/training/test_layout.py``, ``test_recording.py`` and ``test_replaying.py``, and ``test_captured.py``
+on a GPU.
 """
 
 import inspect
@@ -57,34 +50,37 @@ from dubio._engine import (
 )
 from dubio.data import Batch
 from dubio.likelihoods import match_shape
-from dubio.objectives import Loss, Objective
+from dubio.objectives import BatchContext, Loss, Objective
 from dubio.training.optimizers import match_layouts
 
 if TYPE_CHECKING:
     from dubio.attacks import Attack
 
-
 F = TypeVar("F", bound=Callable[..., Any])
-
-
 BACKEND = "inductor"
-"""What compiles."""
+"""Backend of ``torch.compile``."""
+OTHERS_TO_CHANGE = 4
+"""Consecutive batches of another shape after which that shape is chosen."""
+MOST_CHANGES = 2
+"""How many times the chosen shape may change."""
+MIN_BATCHES = 8
+"""Batches after which ``Shapes.differ`` may be true."""
 
 
 @runtime_checkable
-class Attacking(Protocol):
+class AttackingObjective(Protocol):
     """An objective that attacks the inputs first: a part of the step that a compiler cannot follow as a whole."""
 
     @property
     def attack(self) -> "Attack":
-        """How it does."""
+        """The attack."""
 
     def attack_inputs(self, model: nn.Module, inputs: Any, targets: Tensor, through: Any) -> Tensor:
-        """The inputs, attacked."""
+        """Attack the inputs."""
 
 
 class Place(NamedTuple):
-    """Where in a run a batch stands; what an objective may ask for."""
+    """The place of a batch in a run, which an objective may need."""
 
     batch_index: int | Tensor | None = None
     num_batches: int | None = None
@@ -92,8 +88,8 @@ class Place(NamedTuple):
     num_parts: int = 1
 
 
-class Learned(NamedTuple):
-    """What came of a batch. Replays overwrite the tensors: read them before the next step, or copy them."""
+class StepResult(NamedTuple):
+    """The loss and metrics of a batch. Replays overwrite the tensors: read or copy them before the next step."""
 
     loss: Loss
     sums: Tensor
@@ -101,12 +97,12 @@ class Learned(NamedTuple):
 
 
 class BatchLoss:
-    """The loss of a batch and the sums of its metrics; what was compiled is kept for the next batch.
+    """The loss of a batch and the sums of its metrics; compiled code is kept for the next batch.
 
     Args:
         model: a network, on its device.
-        objective: what is minimised; one that attacks the inputs does so first.
-        precision: of the network alone.
+        objective: the objective; one that attacks the inputs does so first.
+        precision: precision of the forward pass.
     """
 
     def __init__(self, model: nn.Module, objective: Objective, precision: Precision) -> None:
@@ -117,117 +113,91 @@ class BatchLoss:
         self._takes_parts = "num_parts" in inspect.signature(objective).parameters
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def eager(self, batch: Batch, place: Place, num_samples: int) -> tuple[Loss, Tensor]:
-        """Computed as it is."""
-        return self._computed(as_it_is, batch, place, num_samples)
+    def eager(self, batch: Batch, place: Place, num_samples: int) -> StepResult:
+        """Compute the loss eagerly."""
+        return self._compute(as_it_is, batch, place, num_samples)
 
-    def compiled(self, batch: Batch, place: Place, num_samples: int) -> tuple[Loss, Tensor]:
-        """Computed by compiled code; raises what the compiler says where it gives up."""
-        with warnings.catch_warnings():  # what the compiler says of itself is nothing that a user could act on
+    def compiled(self, batch: Batch, place: Place, num_samples: int) -> StepResult:
+        """Compute the loss by compiled code; raises the errors of the compiler."""
+        with warnings.catch_warnings():  # a user cannot act on the warnings of the compiler
             warnings.filterwarnings("ignore", module=r"torch\._(inductor|dynamo|functorch)")
-            return self._computed(self.through, batch, self.in_tensors(place), num_samples)
+            return self._compute(self.through, batch, self.in_tensors(place), num_samples)
 
     def through(self, function: F) -> F:
-        """A function compiled, the first time it is asked for."""
+        """Return the compiled function; it is compiled at the first call."""
         if function not in self._compiled:
             self._compiled[function] = compiled(function, BACKEND, self.device)
         return cast(F, self._compiled[function])
 
-    def forget(self) -> None:
-        """Let go of what was compiled."""
+    def reset(self) -> None:
+        """Drop compiled code."""
         self._compiled.clear()
 
     def in_tensors(self, place: Place) -> Place:
-        """Numbers that change from batch to batch, as tensors: a compiler would take plain ones for constants."""
-        changing = (place.batch_index, place.epoch)
+        """Convert numbers that change from batch to batch to tensors: a compiler treats plain numbers as constants."""
         index, epoch = (
-            # Filled there: a number that is copied to a GPU would wait for it.
+            # ``full`` fills on the device: copying a number to a GPU would wait for it.
             value if value is None or isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
-            for value in changing
+            for value in (place.batch_index, place.epoch)
         )
-        return Place(index, place.num_batches, epoch, place.num_parts)
+        return place._replace(batch_index=index, epoch=epoch)
 
-    def _computed(
-        self, through: Callable[[Any], Any], batch: Batch, place: Place, num_samples: int
-    ) -> tuple[Loss, Tensor]:
+    def _compute(self, through: Callable[[Any], Any], batch: Batch, place: Place, num_samples: int) -> StepResult:
         with computing_in(self.precision, self.device):
             attacked = None
-            if isinstance(self.objective, Attacking):
+            if isinstance(self.objective, AttackingObjective):
                 attacked = self.objective.attack_inputs(self.model, batch.inputs, batch.targets, through)
             place = place if self._takes_parts else place._replace(num_parts=1)
-            given = (batch.inputs, batch.targets, batch.weight)
-            found = through(compute)(self.objective, self.model, *given, num_samples, *place, attacked)
-        total, nll, terms, log_probs, sums = found
+            context = BatchContext(
+                self.model, batch.inputs, batch.targets, num_samples, batch.weight, *place, attacked=attacked
+            )
+            total, nll, terms, log_probs, sums = through(compute)(self.objective, context)
         self.names = ("loss", "nll", *terms, *(() if log_probs is None else ("accuracy",)))
-        return Loss(total, nll, terms, log_probs), sums
+        return StepResult(Loss(total, nll, terms, log_probs), sums)
 
 
 def without_graph(loss: Loss) -> Loss:
-    """A loss that keeps nothing alive."""
+    """Detach a loss, so that it keeps no graph alive."""
     terms = {name: term.detach() for name, term in loss.terms.items()}
     return Loss(loss.total.detach(), loss.nll.detach(), terms, loss.log_probs)
 
 
 def compute(
-    objective: Any,
-    model: nn.Module,
-    inputs: Any,
-    targets: Tensor,
-    weight: Tensor | None,
-    num_samples: int,
-    batch_index: Tensor | int | None,
-    num_batches: int | None,
-    epoch: Tensor | float | None,
-    num_parts: int,
-    attacked: Tensor | None,
+    objective: Objective, batch: BatchContext
 ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None, Tensor]:
     """Loss and metrics of a batch, as plain tensors."""
-    more: dict[str, Any] = {} if attacked is None else {"attacked": attacked}
-    if num_parts > 1:
-        more["num_parts"] = num_parts
-    loss = objective(
-        model,
-        inputs,
-        targets,
-        num_samples,
-        sample_weight=weight,
-        batch_index=batch_index,
-        num_batches=num_batches,
-        epoch=epoch,
-        **more,
-    )
+    loss, targets = batch.loss_of(objective), batch.targets
     values = [loss.total, loss.nll, *loss.terms.values()]
     if loss.log_probs is not None:
         labels = functional.uncertainty.predictive_log_probs(loss.log_probs).argmax(dim=-1)
         values.append((labels == match_shape(targets, labels.shape)).float().mean())
-    ones = torch.ones_like(values[0])
-    metrics = torch.stack([ones, *values]).detach().double()
+    metrics = torch.stack([torch.ones_like(values[0]), *values]).detach().double()
     return loss.total, loss.nll, loss.terms, loss.log_probs, metrics * len(targets)
 
 
 def compiled(function: Any, backend: str, device: torch.device) -> Any:
-    """A function compiled for the shapes it is first called with."""
-    # On a CPU, compiled random numbers are slower than torch's own, and other ones.
-    own_numbers = backend == "inductor" and device.type == "cpu"
-    options: Any = {"fallback_random": True} if own_numbers else None
-    # Of a copy: torch compiles a function for few networks only, and counts them over the whole process.
+    """Compile a function for the shapes of its first call."""
+    # On a CPU, compiled random numbers are slower than those of torch, and different.
+    draws_slowly = backend == "inductor" and device.type == "cpu"
+    options: Any = {"fallback_random": True} if draws_slowly else None
+    # A copy, since torch limits how often one function is compiled in a process.
     copy = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
     copy.__kwdefaults__, copy.__defaults__ = function.__kwdefaults__, function.__defaults__
     return torch.compile(copy, dynamic=False, fullgraph=True, backend=backend, options=options)
 
 
 def first_line(error: Exception) -> str:
-    """Kind of an error, and the first line of what it says."""
+    """The class of an error and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
 class Layout:
-    """Where the parameters of a network lie, and how: filters channels last, where that is faster and it runs so.
+    """The memory layout of a network's parameters: filters channels last where that is faster and supported.
 
     Args:
         model: the network.
-        optimizer: whose state lies as the parameters do.
+        optimizer: its optimizer, whose state has the layout of the parameters.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -235,7 +205,7 @@ class Layout:
         self._is_tried = False
         self._before: list[tuple[nn.Parameter, Tensor]] = []
         self._channels: set[int] = set()
-        self._places = _places(model)
+        self._identity = TensorIdentity(model, optimizer)
 
     @property
     def is_last(self) -> bool:
@@ -244,88 +214,75 @@ class Layout:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether parameters and buffers are where they were left: a recording knows no others."""
-        return self._places == _places(self._model)
+        """Whether parameters and buffers are where this object left them: a recording uses no others."""
+        return not self._identity.moved
 
     def lay_out(self, inputs: Inputs) -> None:
-        """Lay out filters, tried with a batch; from the second time on, leave all as it is."""
+        """Lay out filters after a trial with a batch; later calls change nothing."""
         if self._is_tried:
             return
         leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
         if leaves and is_faster_channels_last(leaves[0].device):
             self._try_out(inputs)
-        self._take_places()
+        self._update_identity()
         self._is_tried = True
 
     def of(self, values: Any) -> Any:
-        """Values laid out likewise, where they are images: have as many channels as some convolution takes."""
+        """Lay out those values that are images: their number of channels is that of some convolution."""
         return channels_last(values, self._channels) if self.is_last else values
 
     def undo(self) -> None:
-        """Lay filters out as they were."""
+        """Restore the former layout of the filters."""
         if self.is_last:
             for filters, values in self._before:
                 filters.data = values.copy_(filters.data)
             self._before = []
-            self._take_places()
+            self._update_identity()
 
     def _try_out(self, inputs: Inputs) -> None:
         convolutions = [module for module in self._model.modules() if isinstance(module, nn.Conv2d)]
         self._channels = image_channels(self._model)
         runs = False
         try:
-            for filters in {id(each): each for module in convolutions for each in module.parameters()}.values():
+            for filters in dict.fromkeys(each for module in convolutions for each in module.parameters()):
                 if not is_lazy(filters) and filters.dim() == 4:
                     self._before.append((filters, filters.data))
                     filters.data = filters.data.to(memory_format=torch.channels_last)
-            runs = bool(self._before) and _runs(self._model, self.of(inputs))
+            runs = self.is_last and _runs(self._model, self.of(inputs))
         finally:
             if not runs:
                 self.undo()
 
-    def _take_places(self) -> None:
-        """Go by where parameters are now."""
+    def _update_identity(self) -> None:
         match_layouts(self._optimizer)
-        self._places = _places(self._model)
-
-
-def _places(model: nn.Module) -> tuple[tuple[Any, ...], ...]:
-    """Where parameters and buffers are and how they lie, and which are trained."""
-    return tuple((*_place(tensor), tensor.requires_grad) for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    try:
-        return tensor.data_ptr(), tensor.stride(), tensor.dtype
-    except RuntimeError:  # a sparse one, for which the object must do
-        return (id(tensor),)
+        self._identity = TensorIdentity(self._model, self._optimizer)
 
 
 def _runs(model: nn.Module, inputs: Inputs) -> bool:
     args, kwargs = arguments(inputs)
     try:
-        with torch.no_grad(), unchanged(model):  # a fresh draw: not all have a mean network, or can be frozen
+        with torch.no_grad(), unchanged(model):  # a fresh draw: not every network has a mean or can be frozen
             model(*args, **kwargs)
-    except Exception:  # its own fault, or that of the layout
+    except Exception:  # an error of the network, or of the layout
         return False
     return True
 
 
 class Recording:
-    """A step for batches of one shape, under circumstances that stay.
+    """A step for batches of one shape, under fixed circumstances.
 
     Args:
-        work: the whole step, from the tensors of a batch to what came of it.
-        values: the tensors of a first batch; those of all further ones are copied to where copies of these are.
-        circumstances: what the step depends on beside its tensors.
-        model: the network that learns.
-        optimizer: what updates it, whose learning rates are tensors on the device.
+        work: the whole step, a function of the tensors of a batch.
+        values: the tensors of the first batch; later batches are copied into copies of them.
+        circumstances: what the step depends on besides its tensors.
+        model: the network that is trained.
+        optimizer: its optimizer, whose learning rates are tensors on the device.
         device: the GPU.
     """
 
     def __init__(
         self,
-        work: Callable[..., tuple[Loss, Tensor]],
+        work: Callable[..., StepResult],
         values: tuple[Any, ...],
         circumstances: tuple[Any, ...],
         model: nn.Module,
@@ -333,14 +290,14 @@ class Recording:
         device: torch.device,
     ) -> None:
         self._buffers = buffers = Buffers(values)
-        self._captured = Captured(lambda: work(*buffers.values), device)  # not of self: a circle would outlive us
+        self._captured = Captured(lambda: work(*buffers.values), device)  # without self: a cycle would delay its end
         self._circumstances, self._model, self._optimizer = circumstances, model, optimizer
         self._rates = [group["lr"] for group in optimizer.param_groups]
-        self._holding = Holding(model, optimizer)
+        self._identity = TensorIdentity(model, optimizer)
         self._num_misfits = 0
         self._gradients: list[tuple[nn.Parameter, Tensor | None]] = []
         self.replaced = ""
-        """What the step puts another tensor in place of every time, as a replay does not: then it must not be used."""
+        """Name of a tensor that the eager step replaces each time. A replay does not, so it must not be used."""
 
     @property
     def is_ready(self) -> bool:
@@ -349,55 +306,51 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """How long warming up and recording took, since it was last forgotten."""
+        """Duration of warm-up and recording since the last reset."""
         return self._captured.seconds
 
-    def forget_seconds(self) -> None:
-        """Count them from here on."""
+    def reset_seconds(self) -> None:
+        """Set ``seconds`` to zero."""
         self._captured.seconds = 0.0
 
     @property
     def is_outdated(self) -> bool:
         """Whether another recording should take its place."""
-        return self.is_ready and (self._num_misfits >= OTHERS_TO_CHANGE or bool(self._holding.moved))
+        return self.is_ready and (self._num_misfits >= OTHERS_TO_CHANGE or bool(self._identity.moved))
 
     def fits(self, values: tuple[Any, ...], circumstances: tuple[Any, ...]) -> bool:
-        """Whether a batch can be learned from by it."""
+        """Whether the recording can process a batch."""
         is_alike = signature(values) == self._buffers.signature and circumstances == self._circumstances
-        fits = is_alike and self._holding.has_same_modes
+        fits = is_alike and self._identity.has_same_modes
         self._num_misfits = 0 if fits else self._num_misfits + 1
         return fits
 
     def read(self, values: tuple[Any, ...]) -> None:
-        """Take over a batch that fits, and the present learning rates."""
+        """Copy a batch that fits, and the present learning rates."""
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            if group["lr"] is not rate:  # somebody has set another: the recording reads the one it knows
+            if group["lr"] is not rate:  # the recording reads the tensor that it was recorded with
                 group["lr"] = rate.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else rate.fill_(group["lr"])
         self._buffers.copy(values)
 
-    def __call__(self) -> tuple[Loss, Tensor]:
-        """Learn from the batch that was read; the next call overwrites what is given."""
+    def __call__(self) -> StepResult:
+        """Take a step with the batch that was read; the next call overwrites the result."""
         if self.is_ready:
-            self._put_gradients_back()
+            for parameter, gradient in self._gradients:  # an eager step in between may have replaced them
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
             return self._captured()
-        before = Holding(self._model, self._optimizer)
-        found = self._captured()
+        before = TensorIdentity(self._model, self._optimizer)
+        result = self._captured()
         if self.is_ready:
             self.replaced = before.moved
-            self._holding = Holding(self._model, self._optimizer)
+            self._identity = TensorIdentity(self._model, self._optimizer)
             trained = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
             self._gradients = [(parameter, parameter.grad) for parameter in trained]
-        return found
-
-    def _put_gradients_back(self) -> None:
-        """Let parameters have the gradients that replays write, also after a batch that was learned from otherwise."""
-        for parameter, gradient in self._gradients:
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
+        return result
 
 
-def unheld(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that does not keep its object alive, as a recording of it would that the object holds itself."""
+def weak_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method so that it does not keep its object alive: a recording of it is held by that object."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -408,12 +361,12 @@ def unheld(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Holding:
-    """The tensors of a network and its optimiser as they are when this is made.
+class TensorIdentity:
+    """The tensors of a network and its optimizer at the time of construction.
 
     Args:
         model: the network.
-        optimizer: what updates it, with all that it keeps.
+        optimizer: its optimizer, with its state.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -425,77 +378,58 @@ class Holding:
             for holder in (module._parameters, module._buffers, module._modules):
                 self._entries += [(holder, name, value, f"{path}.{name}".lstrip(".")) for name, value in holder.items()]
         self._tensors = [
-            (value, value.data_ptr(), value.requires_grad, label)
+            (value, value.data_ptr(), value.stride(), value.requires_grad, label)
             for _, _, value, label in self._entries
             if isinstance(value, Tensor) and not is_lazy(value) and value.layout == torch.strided
         ]
         for values in optimizer.state.values():
-            self._entries += [(values, name, value, f"the optimiser's {name}") for name, value in values.items()]
+            self._entries += [(values, name, value, f"the optimizer's {name}") for name, value in values.items()]
 
     @property
     def has_same_modes(self) -> bool:
-        """Whether every module is in training or in eval mode, as it was."""
+        """Whether every module is in the mode, training or eval, that it was in."""
         return all(module.training is mode for module, mode in self._modes)
 
     @property
     def moved(self) -> str:
-        """The name of something that is not where it was, or is not trained as it was; nothing where all is."""
-        optimizer = self._optimizer
-        groups = optimizer.param_groups
-        if optimizer.state is not self._state or len(groups) != len(self._groups):
-            return "what the optimiser keeps"
-        if any(group is not known for group, known in zip(groups, self._groups, strict=True)):
-            return "a group of the optimiser"
+        """Name of a tensor that was moved, replaced, frozen or unfrozen; empty where there is none."""
+        groups = self._optimizer.param_groups
+        if self._optimizer.state is not self._state or len(groups) != len(self._groups):
+            return "the optimizer's state"
+        if any(group is not former for group, former in zip(groups, self._groups, strict=True)):
+            return "a group of the optimizer"
         for holder, name, value, label in self._entries:
             if holder.get(name) is not value:
                 return label
-        for tensor, place, is_trained, label in self._tensors:
-            if tensor.data_ptr() != place or tensor.requires_grad is not is_trained:
+        for tensor, address, strides, is_trained, label in self._tensors:
+            if tensor.data_ptr() != address or tensor.stride() != strides or tensor.requires_grad is not is_trained:
                 return label
         return ""
 
 
-OTHERS_TO_CHANGE = 4
-"""Batches of another shape in a row after which that one is chosen."""
-
-
-MOST_CHANGES = 2
-"""How often that may happen."""
-
-
-ENOUGH = 8
-"""Batches after which it can be said whether they have one shape."""
-
-
 class Shapes:
-    """The shape that was chosen, and how batches compare with it."""
+    """The chosen shape of batches, and how many batches have it."""
 
     def __init__(self) -> None:
         self.chosen: tuple[Any, ...] | None = None
-        self._num_others = 0
-        self._num_changes = 0
-        self._num_fitting = 0
-        self._num_noticed = 0
+        self._num_others = self._num_changes = self._num_fitting = self._num_seen = 0
 
     @property
     def differ(self) -> bool:
         """Whether most batches have another shape than the chosen one."""
-        return self._num_noticed >= ENOUGH and 2 * self._num_fitting < self._num_noticed
+        return self._num_seen >= MIN_BATCHES and 2 * self._num_fitting < self._num_seen
 
     def notice(self, shape: tuple[Any, ...]) -> bool:
-        """Take note of a batch; whether another shape is chosen from now on."""
-        self._num_noticed += 1
+        """Count a batch; return whether its shape becomes the chosen one."""
+        self._num_seen += 1
         if shape == self.chosen:
             self._num_fitting += 1
             self._num_others = 0
             return False
         self._num_others += 1
-        if self.chosen is None:
-            self.chosen = shape
-            self._num_others = 0
-            return True
-        if self._num_others < OTHERS_TO_CHANGE or self._num_changes == MOST_CHANGES:
-            return False
+        if self.chosen is not None:
+            if self._num_others < OTHERS_TO_CHANGE or self._num_changes == MOST_CHANGES:
+                return False
+            self._num_changes += 1
         self.chosen, self._num_others = shape, 0
-        self._num_changes += 1
         return True

@@ -1,12 +1,11 @@
-"""The plain values of a run: what was asked for, what came of it, and what is called as it goes.
+"""Callbacks of a run, its result, and its progress display.
 
-How training goes: a bar on a terminal, else lines, about twenty for a run.
+The display is a bar on a terminal, and otherwise about twenty lines for a run.
 
-A callback that writes a run for TensorBoard.
-
-Curves ``step/...`` have a point for every optimiser step, ``epoch/...`` one for every epoch; both are drawn over the
-number of optimiser steps. Every step is on disk before the next one begins. A run that is resumed goes on with its step
-numbers, and steps that are taken a second time replace those of the first (``tests/training/test_tensorboard.py``).
+``TensorBoard`` is a callback that writes curves: ``step/...`` have a point for every optimizer step, ``epoch/...`` one
+for every epoch; both are plotted over the number of optimizer steps. Every step is on disk before the next one begins.
+A run that is resumed continues its step numbers, and steps that are taken a second time replace those of the first time
+(``tests/training/test_tensorboard.py``).
 """
 
 import math
@@ -18,43 +17,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from dubio._engine import check_precision
 from dubio.objectives import Loss
+
+COUNTERS = ("epoch", "step")
+SHORT = {"accuracy": "acc", "divergence": "kl", "val_accuracy": "val_acc"}
+"""Short names with which a line of metrics, a bar and the remaining time fit into 80 columns."""
+LINES = 20
+"""About how many epochs of a run print a line."""
+FIRST_SIGN, NEXT_SIGN = 10.0, 30.0
+"""Seconds until a long first epoch prints its progress, and between such lines."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was interrupted; where it had a folder, its state is saved there."""
+    """Training was interrupted; with a folder, its state is saved there."""
 
 
 @runtime_checkable
 class Callback(Protocol):
-    """What ``fit`` calls as it goes; each returns nothing."""
+    """The protocol of a callback of ``fit``; its methods return nothing."""
 
     def on_step(self, step: int, loss: Loss) -> None:
-        """After every optimiser step, whose tensors the next one may overwrite: copy what is kept."""
+        """Called after every optimizer step. The next one may overwrite the tensors: copy those that are kept."""
 
     def on_epoch(self, metrics: dict[str, float]) -> None:
-        """After every epoch."""
+        """Called after every epoch."""
 
     def on_end(self, run: "FitResult") -> None:
-        """When training is over."""
+        """Called at the end of training."""
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What training did."""
+    """The result of training."""
 
     history: tuple[dict[str, float], ...]
     """Metrics of every epoch."""
     best_epoch: int
-    """The epoch whose weights the network now has (the last one where nothing was validated)."""
+    """The epoch whose weights the network has now (the last one without validation)."""
     stopped_early: bool
     seconds: float
     folder: Path | None
-    how: str = "eager"
-    """How steps ran: ``captured``, ``compiled`` or ``eager``, and why where something stood in the way."""
+    mode: str = "eager"
+    """How most steps ran: ``captured``, ``compiled`` or ``eager``."""
+    reason: str = ""
+    """Why steps did not run in a faster mode; empty where nothing prevented it."""
     capture_seconds: float = 0.0
-    """What compiling and recording the step took of the time."""
+    """Part of ``seconds`` that compiling and recording the step took."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -62,72 +70,24 @@ class FitResult:
         return self.history[self.best_epoch - 1]
 
 
-@dataclass(frozen=True)
-class FitConfig:
-    """The plain values of a run, on which a resumed one must agree."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-    noise_lr: float
-    num_samples: int
-    weight_decay: float
-    clip_norm: float | None
-    accumulate: int
-    patience: int | None
-    monitor: str
-    seed: int
-    precision: str
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "num_samples", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not (math.isfinite(self.lr) and self.lr > 0.0):
-            raise ValueError(f"lr must be positive and finite, got {self.lr}")
-        if not (math.isfinite(self.noise_lr) and self.noise_lr > 0.0):
-            raise ValueError(f"noise_lr must be positive and finite, got {self.noise_lr}")
-        if self.weight_decay < 0.0:
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
-        if self.clip_norm is not None and not self.clip_norm > 0.0:
-            raise ValueError(f"clip_norm must be positive, got {self.clip_norm}")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1 epoch, got {self.patience}")
-        if self.monitor not in ("val_nll", "val_accuracy", "loss", "nll"):
-            raise ValueError(f"monitor must be 'val_nll', 'val_accuracy', 'loss' or 'nll', got {self.monitor!r}")
-        check_precision(self.precision)
-
-
-SHORT = {"accuracy": "acc", "divergence": "kl", "val_accuracy": "val_acc"}
-"""Names that let a line of metrics, a bar and the time left fit into 80 columns."""
-
-
-LINES = 20
-"""About how many epochs of a run have a line."""
-
-
-FIRST_SIGN, NEXT_SIGN = 10.0, 30.0
-"""Seconds before a first epoch that takes long shows how far it is, and between such lines."""
-
-
 class Display:
-    """Shows nothing."""
+    """A display that shows nothing, the base class of the others."""
 
     def batch(self, epoch: int, batch: int, loss: float) -> None:
-        """After a batch."""
+        """Called after a batch."""
 
     def epoch(self, metrics: dict[str, float]) -> None:
-        """After an epoch."""
+        """Called after an epoch."""
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """Show a message."""
 
 
 class ProgressLines(Display):
-    """A line after the first epoch, the last, and about twenty between, with the time left: for a file or a pipe.
+    """Prints a line after the first epoch, the last one and about twenty between, with the remaining time.
 
-    While the first epoch takes long, a line after ten seconds and then every half minute says how far it is. What the
-    first epoch takes, which may compile, counts for the time left only while it is alone.
+    During a long first epoch, a line after ten seconds and then every half minute shows its progress. The first epoch,
+    which may compile, counts for the remaining time only until the second one ends.
     """
 
     def __init__(self, epochs: int, num_batches: int | None = None) -> None:
@@ -137,7 +97,7 @@ class ProgressLines(Display):
         self._next_sign = self._since + FIRST_SIGN
 
     def batch(self, epoch: int, batch: int, loss: float) -> None:
-        """After a batch."""
+        """Called after a batch."""
         now = time.perf_counter()
         if self._first or now < self._next_sign:
             return
@@ -148,7 +108,7 @@ class ProgressLines(Display):
         )
 
     def epoch(self, metrics: dict[str, float]) -> None:
-        """After an epoch."""
+        """Called after an epoch."""
         number, now = int(metrics["epoch"]), time.perf_counter()
         is_first = not self._first
         pace = (now - self._since) / (number - self._first if self._first else 1)
@@ -160,36 +120,36 @@ class ProgressLines(Display):
         self.note(f"epoch {number}/{self._epochs}  {summary(metrics)}  {left:.0f} s left")
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """Show a message."""
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class ProgressBar(Display):
-    """A bar over all batches, with the latest metrics."""
+    """A progress bar over all batches, with the latest metrics."""
 
     def __init__(self, bar: Any, task: Any, epochs: int, num_batches: int | None) -> None:
         self._bar, self._task, self._epochs, self._num_batches = bar, task, epochs, num_batches
         self._metrics = ""
 
     def batch(self, epoch: int, batch: int, loss: float) -> None:
-        """After a batch."""
+        """Called after a batch."""
         share = batch / self._num_batches if self._num_batches else 0.0
         text = f"{epoch + 1}/{self._epochs} {self._metrics or f'loss {loss:.3g}'}"
         self._bar.update(self._task, completed=epoch + share, description=text)
 
     def epoch(self, metrics: dict[str, float]) -> None:
-        """After an epoch."""
+        """Called after an epoch."""
         self._metrics = summary(metrics, SHORT)
         text = f"{int(metrics['epoch'])}/{self._epochs} {self._metrics}"
         self._bar.update(self._task, completed=metrics["epoch"], description=text)
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """Show a message."""
         self._bar.console.print(text, markup=False, highlight=False)
 
 
 def summary(metrics: dict[str, float], names: dict[str, str] | None = None) -> str:
-    """Metrics in one line, some of them under shorter names; terms that are nothing are left out."""
+    """Metrics in one line, optionally with shorter names; a divergence of zero is left out."""
     hidden = ("epoch", "step", "seconds", *(["nll"] if names else []))
     shown = {name: value for name, value in metrics.items() if name not in hidden and (value or name != "divergence")}
     digits, gap = (3, " ") if names else (4, "  ")
@@ -198,39 +158,37 @@ def summary(metrics: dict[str, float], names: dict[str, str] | None = None) -> s
 
 @contextmanager
 def display_for(progress: bool, epochs: int, num_batches: int | None) -> Iterator[Display]:
-    """What to show a run with."""
+    """The display for this terminal."""
     if not progress:
         yield Display()
         return
     try:
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
+        has_bar = False
+    else:
+        has_bar = sys.stderr.isatty()
+    if not has_bar:
         yield ProgressLines(epochs, num_batches)
         return
-    if not sys.stderr.isatty():
-        yield ProgressLines(epochs, num_batches)
-        return
-    from rich.console import Console
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         yield ProgressBar(bar, bar.add_task("starting", total=epochs), epochs, num_batches)
 
 
-COUNTERS = ("epoch", "step")
-
-
 class TensorBoard:
     """Writes the loss and its parts at every step, and all metrics at every epoch: ``callbacks=[TensorBoard(folder)]``.
 
-    Where batches are accumulated, a step shows the last of them. Look at it with ``tensorboard --logdir folder``.
+    With accumulated batches, a step shows the last of them. View the curves with ``tensorboard --logdir folder``.
 
     Args:
-        folder: where the events go; a resumed run belongs into the folder it began in, another run into its own.
+        folder: folder of the events; a resumed run must use the same folder again, and each other run its own.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        _summary_writer()  # what is missing is said before training begins, and so is a folder that cannot be made
+        _summary_writer()  # fails before training begins where the package is missing, as mkdir does for the folder
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._writer: Any = None
@@ -244,7 +202,7 @@ class TensorBoard:
         """Write the metrics of an epoch."""
         step = int(metrics["step"])
         values = {name: value for name, value in metrics.items() if name not in COUNTERS}
-        # A run that was interrupted at the end of an epoch begins with this: the step itself is written already.
+        # A run that was interrupted at the end of an epoch starts here; its step has been written before.
         self._write("epoch", values, step, first=step + 1)
 
     def on_end(self, run: FitResult) -> None:
@@ -254,7 +212,7 @@ class TensorBoard:
             self._writer = None
 
     def _write(self, group: str, values: dict[str, float], step: int, first: int) -> None:
-        """Write values of a step; what the folder holds from step ``first`` on belongs to an attempt that is void."""
+        """Write values of a step; events in the folder from step ``first`` on are discarded at the first call."""
         if self._writer is None:
             self._writer = _summary_writer()(str(self.folder), purge_step=first)
         for name, value in values.items():

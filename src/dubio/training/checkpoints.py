@@ -1,12 +1,14 @@
-"""Checkpoints that are whole or not there: tensors in safetensors, the rest in JSON, never pickle.
+"""Checkpoints: the state of a run, written atomically; tensors in safetensors, the rest in JSON, never pickle.
 
-A checkpoint is a folder, written under another name, flushed to disk and then renamed - which the file system does
-all at once. Whatever ends the process, the newest complete checkpoint is found again. ``SHA256SUMS``, which
-``sha256sum -c`` can check too, holds the hashes of its files, so that a file that was cut or changed later is noticed.
-The checkpoint before the newest one is kept, to go on from when the newest is damaged. Checkpoints of older versions
-have no hashes and are read without.
+A checkpoint is a folder, written under a temporary name, flushed to disk and then renamed, which the file system does
+atomically: whenever the process ends, the newest complete checkpoint can be read. ``SHA256SUMS``, which
+``sha256sum -c`` can check too, holds the hashes of its files, so that a truncated or changed file is noticed. The
+checkpoint before the newest one is kept, in case the newest is damaged. Checkpoints of older versions have no hashes
+and are read without.
 
-Where a run stands: everything that, put back, makes it go on as if it had never stopped.
+``pack`` collects everything that a run needs to go on as if it had never stopped, and ``unpack`` restores it. A
+checkpoint that is complete but does not fit the run, such as one without a slot of the optimizer, is refused when it is
+read (``tests/training/test_resume.py``).
 """
 
 import hashlib
@@ -30,20 +32,48 @@ from dubio.io import with_ties, without_ties
 from dubio.training.optimizers import load_optimizer_state
 from dubio.training.processes import Processes
 
+CPU = torch.device("cpu")
 PREFIX = "step-"
-
-
 TENSORS, STATE, SUMS = "tensors.safetensors", "state.json", "SHA256SUMS"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged, or does not fit the run; the message names it."""
+    """A checkpoint is damaged or does not fit the run; the message names it."""
+
+
+@dataclass
+class TrainState:
+    """Counters and sums of a run."""
+
+    epoch: int = 0
+    """Completed epochs."""
+    batch: int = 0
+    """Completed batches of the present epoch."""
+    step: int = 0
+    """Optimizer steps taken."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Sums over the examples of the present epoch."""
+    best: float | None = None
+    best_epoch: int = 0
+    seconds: float = 0.0
+    compiled: bool | None = None
+    """Whether steps are compiled, once a trial on a CPU has decided it."""
+
+    def __post_init__(self) -> None:
+        for name in ("epoch", "batch", "step", "best_epoch"):
+            if getattr(self, name) < 0:  # from a forged file: training would not end
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.best_epoch > self.epoch:
+            raise ValueError(f"best_epoch must be at most epoch, {self.epoch}, got {self.best_epoch}")
+        missing = [name for name in ("examples", "loss", "nll") if name not in self.sums]
+        if self.sums and (missing or not self.sums["examples"] > 0.0):
+            raise ValueError(f"sums must hold examples, at least 1, loss and nll, got {self.sums}")
 
 
 def write_checkpoint(
     folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], previous: Path | None = None
 ) -> None:
-    """Write the checkpoint of a step, then remove all others but the ``previous`` one."""
+    """Write the checkpoint of a step, then remove all others except the ``previous`` one."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{UNFINISHED}{os.getpid()}"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -63,7 +93,7 @@ def write_checkpoint(
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints under ``folder``, the newest first; whether they are whole is known when they are read."""
+    """The checkpoints under ``folder``, the newest first; they are checked when they are read."""
     return sorted((path for path in folder.glob(f"{PREFIX}*") if path.is_dir() and not path.is_symlink()), reverse=True)
 
 
@@ -73,7 +103,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state of a checkpoint; refuses one that lacks a file, or whose files do not match their hashes."""
+    """Read tensors and state; refuses a checkpoint that lacks a file, or whose files do not match their hashes."""
     missing = [name for name in (TENSORS, STATE) if not (path / name).is_file()]
     if missing:
         raise CheckpointError(f"{path} is damaged: it has no {' and no '.join(missing)}")
@@ -88,7 +118,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def remove_checkpoints(paths: Iterable[Path]) -> None:
-    """Remove checkpoints that are not needed any more."""
+    """Remove checkpoints."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
 
@@ -96,7 +126,7 @@ def remove_checkpoints(paths: Iterable[Path]) -> None:
 def _write_parts(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     (folder / STATE).write_text(json.dumps(state, indent=1) + "\n")
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
-    os.chmod(folder / TENSORS, (folder / STATE).stat().st_mode)  # safetensors lets nobody else read it
+    os.chmod(folder / TENSORS, (folder / STATE).stat().st_mode)  # safetensors makes it readable by its owner alone
     (folder / SUMS).write_text("".join(f"{_sha256(folder / name)}  {name}\n" for name in (STATE, TENSORS)))
     for part in (*folder.iterdir(), folder):
         flush(part)
@@ -117,45 +147,17 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-CPU = torch.device("cpu")
-
-
-@dataclass
-class TrainState:
-    """Counters and sums of a run."""
-
-    epoch: int = 0
-    """Epochs that are over."""
-    batch: int = 0
-    """Batches of the present epoch that are over."""
-    step: int = 0
-    """Optimiser steps that were taken."""
-    sums: dict[str, float] = field(default_factory=dict)
-    """Sums over the examples of the present epoch."""
-    best: float | None = None
-    best_epoch: int = 0
-    seconds: float = 0.0
-    compiled: bool | None = None
-    """Whether steps are compiled, once a trial on a CPU has decided it."""
-
-    def __post_init__(self) -> None:
-        for name in ("epoch", "batch", "step", "best_epoch"):
-            if getattr(self, name) < 0:  # from a forged file: training would go on without end
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-
-
 def own_state(model: nn.Module, processes: Processes) -> dict[str, Tensor]:
-    """What only this process knows: the generators of its run, and buffers that are not those of the first process."""
-    own = {"random/cpu": generator_state(CPU)}
-    if processes.device.type == "cuda":  # the GPU of this process alone
-        own["random/cuda"] = generator_state(processes.device)
-    return own | {f"buffers/{name}": buffer.cpu() for name, buffer in processes.own_buffers(model).items()}
+    """State of this process alone: its generators, and buffers that differ from those of the first process."""
+    devices = [CPU, processes.device] if processes.device.type == "cuda" else [CPU]  # the GPU of this process alone
+    random = {f"random/{device.type}": generator_state(device) for device in devices}
+    return random | {f"buffers/{name}": buffer.cpu() for name, buffer in processes.own_buffers(model).items()}
 
 
 def pack(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    standing: TrainState,
+    state: TrainState,
     best: dict[str, Tensor] | None,
     own_states: list[dict[str, Tensor]],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -180,7 +182,7 @@ def pack(
         for group in packed["param_groups"]
     ]
     slots = {"state": plain, "param_groups": groups}
-    return tensors, {"standing": asdict(standing), "tied": tied, "optimizer": slots}
+    return tensors, {"standing": asdict(state), "tied": tied, "optimizer": slots}
 
 
 def unpack(
@@ -190,11 +192,18 @@ def unpack(
     state: dict[str, Any],
     processes: Processes,
 ) -> tuple[TrainState, dict[str, Tensor] | None]:
-    """Put a run's tensors and values back, and of those that belong to one process its own."""
+    """Restore the tensors and values of a run and the state of this process; return its counters and best weights.
+
+    Raises a KeyError, TypeError, ValueError or RuntimeError where a part does not fit the run.
+    """
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
         parts.setdefault(kind, {})[rest] = tensor
+    train_state = read_value(TrainState, state["standing"], "state.json: standing")
+    best = parts.get("best")
+    if best is not None:
+        _check_best(best, model)
     model.load_state_dict(with_ties(parts["model"], state["tied"]))
     slots: dict[int, dict[str, Any]] = {
         int(place): dict(values) for place, values in state["optimizer"]["state"].items()
@@ -206,23 +215,40 @@ def unpack(
     _restore_generators(_of_rank(parts["random"], processes), processes.device)
     for name, value in _of_rank(parts.get("buffers", {}), processes).items():
         model.get_buffer(name).copy_(value)
-    return read_value(TrainState, state["standing"], "state.json: standing"), parts.get("best")
+    return train_state, best
 
 
 def _of_rank(tensors: dict[str, Tensor], processes: Processes) -> dict[str, Tensor]:
-    """The tensors of this process; those of the first have no rank before their names."""
+    """The tensors of this process; names of the first process have no rank as their prefix."""
     if processes.rank == 0:
         return {name: tensor for name, tensor in tensors.items() if not re.match(r"rank\d+/", name)}
     prefix = f"rank{processes.rank}/"
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
+def _check_best(best: dict[str, Tensor], model: nn.Module) -> None:
+    """Refuse weights that the network could not load at the end of the run."""
+    shapes, expected = ({name: tuple(t.shape) for name, t in each.items()} for each in (best, model.state_dict()))
+    for name in {**shapes, **expected}:
+        if shapes.get(name) != expected.get(name):
+            raise ValueError(f"best weights: {name} must have shape {expected.get(name)}, got {shapes.get(name)}")
+
+
 def _restore_generators(random: dict[str, Tensor], device: torch.device) -> None:
-    set_generator_state(CPU, random["cpu"])
-    if device.type != "cuda":
-        return
-    # Older checkpoints hold the generators of all GPUs by their numbers: that of this one, else of the first.
-    number = torch.cuda.current_device() if device.index is None else device.index
-    found = next((random[name] for name in ("cuda", f"cuda{number}", "cuda0") if name in random), None)
-    if found is not None:
-        set_generator_state(device, found)
+    _restore_generator(CPU, random["cpu"])
+    if device.type == "cuda":
+        # Older checkpoints hold the generators of all GPUs by their numbers: that of this one, else of the first.
+        number = torch.cuda.current_device() if device.index is None else device.index
+        saved = next((random[name] for name in ("cuda", f"cuda{number}", "cuda0") if name in random), None)
+        if saved is not None:
+            _restore_generator(device, saved)
+
+
+def _restore_generator(device: torch.device, saved: Tensor) -> None:
+    present = generator_state(device)
+    if saved.shape != present.shape or saved.dtype != present.dtype:
+        raise ValueError(
+            f"the state of a {device.type} generator must have shape {tuple(present.shape)} and type {present.dtype}, "
+            f"got {tuple(saved.shape)} and {saved.dtype}"
+        )
+    set_generator_state(device, saved)

@@ -1,6 +1,6 @@
-"""What went wrong, in plain words: a posterior that fell back on its prior, a loss that is no number.
+"""Diagnosis of runs that go wrong: posteriors that collapse to the prior, and losses that are not finite.
 
-Whether every loss so far was finite: kept on the device, so that no step has to wait for an answer.
+``LossMonitor`` records on the device whether every loss so far was finite, so that no step waits for the device.
 """
 
 import math
@@ -14,23 +14,36 @@ from torch.utils import _pytree as pytree
 
 from dubio._engine import Using, run
 from dubio.nn import GaussianPosterior, posteriors, sources
-from dubio.objectives import Loss
 from dubio.training.optimizers import is_fused
 
 ON_PRIOR = 0.02
-"""Divergence, in nats, below which a weight says nothing that its prior does not."""
-
-
+"""Divergence, in nats, below which the posterior of a weight counts as its prior."""
 LEARNED = 0.1
-"""Share of the way from chance to certainty below which a network has learned nothing."""
+"""Accuracy, from 0 at chance to 1 at certainty, below which a network counts as untrained."""
+CHECK_EVERY = 0.25
+"""Seconds between two checks of a loss on a GPU: each waits for the device."""
 
 
 class CollapseWarning(UserWarning):
-    """Most posteriors sit on the prior and the network has learned nothing."""
+    """Most posteriors equal the prior, and the network has learned nothing."""
+
+
+class BrokenLossError(FloatingPointError):
+    """The loss is not a finite number."""
+
+    def __init__(self, value: float, culprit: str, num_steps: int) -> None:
+        super().__init__(f"loss is {value}, from {culprit}")
+        self.value, self.culprit = value, culprit
+        self.num_steps = num_steps
+        """Steps with a finite loss before it."""
+
+    def __reduce__(self) -> tuple[type["BrokenLossError"], tuple[float, str, int]]:
+        """Pickle the arguments: by default an exception is rebuilt from its message."""
+        return type(self), (self.value, self.culprit, self.num_steps)
 
 
 def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: int | None) -> None:
-    """Warn where most weights have gone back to the prior while accuracy is at chance."""
+    """Warn where most posteriors equal the prior while accuracy is at chance."""
     accuracy = metrics.get("val_accuracy", metrics.get("accuracy"))
     if accuracy is None or num_classes is None or accuracy > (1.0 - LEARNED) / num_classes + LEARNED:
         return
@@ -38,7 +51,9 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
     for posterior in posteriors(model):
         if isinstance(posterior, GaussianPosterior) and posterior.has_closed_divergence:
             cost = posterior.divergence_per_weight()
-            on_prior += int((cost < ON_PRIOR).sum()) - (cost.numel() - posterior.num_random)  # others cost nothing
+            on_prior += int((cost < ON_PRIOR).sum()) - (
+                cost.numel() - posterior.num_random
+            )  # the divergence of weights that are not random is 0
             total += posterior.num_random
     if total and on_prior > 0.5 * total:
         warnings.warn(
@@ -50,22 +65,19 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
         )
 
 
-def culprit_of(model: nn.Module, inputs: Any, loss: Loss) -> str:
-    """Where a loss that is not finite comes from: the first layer that gives something not finite."""
+def culprit_of(model: nn.Module, inputs: Any, nll: Tensor) -> str:
+    """The source of a loss that is not finite: the first layer whose output is not finite."""
     broken = _broken_parameter(model)
     if broken:
         return broken
-    if bool(torch.isfinite(loss.nll)):
+    if bool(torch.isfinite(nll)):
         return "the loss itself"
-    for mode in ("off", "fresh"):
-        layer = _first_broken_layer(model, inputs, mode)
-        if layer:
-            return layer
-    return "the outputs"
+    layers = (_first_broken_layer(model, inputs, mode) for mode in ("off", "fresh"))
+    return next(filter(None, layers), "the outputs")
 
 
 def what_is_not_finite(model: nn.Module, metrics: dict[str, float]) -> str:
-    """Which parameter or metric is no longer a finite number; nothing where all are."""
+    """The first parameter or metric that is not finite; empty where all are."""
     broken = _broken_parameter(model)
     if broken:
         return f"{broken} is not finite"
@@ -74,21 +86,19 @@ def what_is_not_finite(model: nn.Module, metrics: dict[str, float]) -> str:
 
 
 def _broken_parameter(model: nn.Module) -> str:
-    for name, parameter in model.named_parameters():
-        if not bool(parameter.isfinite().all()):
-            return f"parameter {name}"
-    return ""
+    broken = (name for name, parameter in model.named_parameters() if not bool(parameter.isfinite().all()))
+    return next((f"parameter {name}" for name in broken), "")
 
 
 def _first_broken_layer(model: nn.Module, inputs: Any, mode: str) -> str:
-    """The first layer that gives something not finite."""
-    found: list[str] = []
+    """The first layer whose output is not finite."""
+    layers: list[str] = []
     names = {module: name for name, module in model.named_modules()}
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
         numbers = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if any(not bool(leaf.isfinite().all()) for leaf in numbers):
-            found.append(f"{names[module] or 'the network'} ({type(module).__name__})")
+            layers.append(f"{names[module] or 'the network'} ({type(module).__name__})")
 
     leaves = [module for module in model.modules() if not any(True for _ in module.children()) or sources(module)]
     handles = [module.register_forward_hook(note) for module in leaves if module is not model]
@@ -98,39 +108,21 @@ def _first_broken_layer(model: nn.Module, inputs: Any, mode: str) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else ""
+    return layers[0] if layers else ""
 
 
-LOOK_EVERY = 0.25
-"""Seconds between two looks at a GPU: each waits until it has caught up."""
-
-
-class BrokenLossError(FloatingPointError):
-    """The loss is not a finite number."""
-
-    def __init__(self, value: float, culprit: str, num_steps: int) -> None:
-        super().__init__(f"loss is {value}, from {culprit}")
-        self.value, self.culprit = value, culprit
-        self.num_steps = num_steps
-        """Steps that went well before."""
-
-    def __reduce__(self) -> tuple[type["BrokenLossError"], tuple[float, str, int]]:
-        """As it was made: an exception is by default made again from its message."""
-        return type(self), (self.value, self.culprit, self.num_steps)
-
-
-class Health:
-    """Watches losses. A fused optimiser leaves the parameters alone from the first one on that is not finite."""
+class LossMonitor:
+    """Counts finite losses. A fused optimizer skips updates from the first loss on that is not finite."""
 
     def __init__(self, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
         self._on_gpu = device.type == "cuda"
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._value = torch.zeros((), device=device)
         self._broken = torch.zeros((), device=device)
-        self.tell(optimizer)
+        self.attach(optimizer)
 
-    def tell(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimiser know of broken losses, where it is fused; others would not take it."""
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set ``found_inf`` of an optimizer where it is fused, and remove it elsewhere."""
         if self._on_gpu and is_fused(optimizer):
             optimizer.found_inf = self._broken  # type: ignore[attr-defined]
         elif getattr(optimizer, "found_inf", None) is self._broken:
@@ -142,25 +134,25 @@ class Health:
         return int(self._steps)
 
     def watch(self, total: Tensor, through: Callable[[Any], Any]) -> None:
-        """Take note of a loss; ``through`` says how that is run, such as compiled."""
+        """Record a loss; ``through`` wraps the function that does it, such as to compile it."""
         if self._on_gpu:
-            through(_take_note)(total.detach(), self._value, self._broken, self._steps)
+            through(_record)(total.detach(), self._value, self._broken, self._steps)
         else:
             self._steps += 1
 
     def restart(self) -> None:
-        """Forget all losses."""
-        for kept in (self._steps, self._value, self._broken):
-            kept.zero_()
+        """Reset all counts."""
+        for tensor in (self._steps, self._value, self._broken):
+            tensor.zero_()
 
     def first_broken(self) -> tuple[float, int] | None:
-        """The first loss that is not finite, and how many were before it."""
+        """The first loss that is not finite, and the number of losses before it; None where all are finite."""
         if not self._on_gpu or not bool(self._broken):
             return None
         return self._value.item(), self.num_steps
 
 
-def _take_note(total: Tensor, value: Tensor, broken: Tensor, steps: Tensor) -> None:
+def _record(total: Tensor, value: Tensor, broken: Tensor, steps: Tensor) -> None:
     """Keep the first loss that is not finite, and count those before it."""
     value.copy_(torch.where(broken > 0, value, total.float()))
     broken.copy_(torch.where(torch.isfinite(value), 0.0, 1.0))

@@ -1,4 +1,7 @@
-"""``fit``: train a stochastic network, show how it goes, and never lose work."""
+"""``fit``: train a stochastic network, with progress, checkpoints and resuming.
+
+It resolves the defaults of the method into a ``FitConfig``, checks arguments and data, and starts a ``Trainer``.
+"""
 
 import inspect
 import signal
@@ -6,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,17 +26,17 @@ from dubio.data import DataFingerprint, Examples, Loader, batches_from, scaled, 
 from dubio.likelihoods import Gaussian, likelihood_of, observation_scale
 from dubio.methods import Ensemble, Method, Recipe
 from dubio.objectives import ELBO, Objective
-from dubio.training.batch_loss import Attacking
-from dubio.training.callbacks import Callback, FitConfig, FitResult, display_for
+from dubio.training.batch_loss import AttackingObjective
+from dubio.training.callbacks import Callback, FitResult, display_for
 from dubio.training.optimizers import MakeOptimizer, build_optimizer, parameter_groups
 from dubio.training.processes import Processes, chosen_device
 from dubio.training.steps import Fast, Step, StepCache
-from dubio.training.trainer import Schedule, Trainer, schedule_factor
+from dubio.training.trainer import FitConfig, Schedule, Trainer, schedule_factor
 
 ROWS_ON_A_GPU = 4096
-"""Rows that are validated at a time there, where small batches leave it idle."""
+"""Rows of a validation batch on a GPU, which small batches leave idle."""
 FAR_OFF = 1000.0
-"""Standard deviations from what a network starts at, beyond which targets are worth a warning."""
+"""Standard deviations between targets and initial outputs beyond which a warning is given."""
 
 
 def fit(
@@ -72,34 +76,34 @@ def fit(
         train: ``dubio.data.Examples`` (or its ``Loader``, to augment), ``(inputs, targets)``, a ``Dataset``, a
             ``DataLoader``, or an iterable of batches.
         validation: the same, or None; with it the best epoch's weights are kept.
-        objective: what is minimised; by default the method's. Its ``num_data`` is filled in.
-        epochs: how often the data are run through; None, here and below, means the method's default.
+        objective: the objective to minimize; by default that of the method. Its ``num_data`` is filled in.
+        epochs: number of passes over the data; None, here and below, means the default of the method.
         batch_size: examples in a batch, where the data do not come in batches; several processes share each batch.
         lr: learning rate.
-        noise_lr: that of the noise's own parameters; by default it moves with ``lr``.
-        optimizer: makes an optimiser from parameter groups, each with its learning rate; Adam by default.
-        schedule: ``"constant"``, ``"cosine"``, ``"linear"``, or a function of the share of training done.
-        num_samples: draws for each step.
-        weight_decay: for all parameters but those of the noise.
+        noise_lr: learning rate of the noise's own parameters; by default a multiple of ``lr`` that the method sets.
+        optimizer: builds an optimizer from parameter groups, each with its learning rate; Adam by default.
+        schedule: ``"constant"``, ``"cosine"``, ``"linear"``, or a function of the completed share of training.
+        num_samples: number of draws in each step.
+        weight_decay: weight decay of all parameters except those of the noise.
         clip_norm: largest norm of the gradient.
-        accumulate: batches that make up one step.
+        accumulate: number of batches in one step.
         patience: epochs without improvement after which training stops.
-        monitor: the metric that improves: ``"val_nll"``, ``"val_accuracy"``, ``"loss"`` or ``"nll"``.
-        num_data: number of training examples, where the data cannot tell.
+        monitor: the metric that must improve: ``"val_nll"``, ``"val_accuracy"``, ``"loss"`` or ``"nll"``.
+        num_data: number of training examples; needed where the data do not have a length.
         sample_weight: one weight per training example, or one for each example and draw.
         callbacks: objects with ``on_step``, ``on_epoch`` and ``on_end``, such as ``dubio.TensorBoard(folder)``; called
-            in the first process alone.
-        folder: where the run is kept: configuration, fingerprints of the data, metrics, checkpoints, best weights. It
-            is locked until ``fit`` returns.
-        resume: go on from the folder's newest checkpoint that is whole. Other data, or another configuration, are
+            in the first process only.
+        folder: folder of the run, with its configuration, fingerprints of the data, metrics, checkpoints and best
+            weights. It is locked until ``fit`` returns.
+        resume: continue from the newest complete checkpoint in the folder. Other data or another configuration are
             refused; ``epochs`` may change.
-        seed: order of the data, and noise.
-        device: where to train; by default where the network is.
+        seed: seed of the order of the data and of the noise.
+        device: device to train on; by default that of the network.
         precision: ``"fp32"``; ``"tf32"`` rounds factors of products on a GPU; ``"bf16"`` runs under autocast.
-        fast: ``"auto"`` compiles the step and records it as a CUDA graph where there is a GPU, and on a CPU compiles it
-            in long runs where a trial shows that to be faster; ``True`` insists on it, ``False`` runs eagerly.
-        steps: what keeps the compiled and recorded step for the next run of the same network; see ``dubio.StepCache``.
-        progress: show how it goes.
+        fast: ``"auto"`` compiles the step and records it as a CUDA graph on a GPU, and compiles it on a CPU in long
+            runs where a trial shows that to be faster; ``True`` requires it, ``False`` runs eagerly.
+        steps: a cache of the compiled and recorded step for the next run of the same network; see ``dubio.StepCache``.
+        progress: whether to show progress.
     """
     check_module(model)
     if not any(True for _ in model.parameters()):
@@ -110,7 +114,7 @@ def fit(
             warn_of_plain(model, "it is trained as an ordinary network")
     if optimizer is not None and not callable(optimizer):
         raise TypeError(
-            f"optimizer must make an optimiser from parameter groups, such as torch.optim.SGD, got {optimizer!r}"
+            f"optimizer must make an optimizer from parameter groups, such as torch.optim.SGD, got {optimizer!r}"
         )
     for callback in callbacks:
         if not isinstance(callback, Callback):
@@ -118,39 +122,39 @@ def fit(
     if monitor == "val_accuracy" and isinstance(likelihood_of(model), Gaussian):
         raise ValueError("monitor must not be 'val_accuracy' for numbers, which are never exactly right; use 'val_nll'")
     if steps is not None and resume:
-        raise ValueError("steps must be None for a run that is resumed: its optimiser is read from the checkpoint")
+        raise ValueError("steps must be None for a run that is resumed: its optimizer is read from the checkpoint")
     schedule_factor(schedule, 0.0)
     method = getattr(getattr(model, "dubio_spec", None), "method", None)
     recipe = method.recipe if isinstance(method, Method) else Recipe()
     lr = recipe.lr if lr is None else lr
-    plan = FitConfig(
+    if objective is None:
+        objective = method.objective() if isinstance(method, Method) else ELBO()
+    processes = Processes.here(torch.device(device) if device is not None else chosen_device(model))
+    config = FitConfig(
+        objective=objective,
         epochs=recipe.epochs if epochs is None else epochs,
         batch_size=batch_size,
         lr=lr,
         noise_lr=lr * recipe.noise_ratio if noise_lr is None else noise_lr,
+        optimizer=optimizer or torch.optim.Adam,
+        schedule=schedule,
         num_samples=recipe.num_samples if num_samples is None else num_samples,
         weight_decay=weight_decay,
         clip_norm=clip_norm,
         accumulate=accumulate,
         patience=patience,
         monitor=monitor if validation is not None or not monitor.startswith("val_") else "loss",
+        callbacks=tuple(callbacks) if processes.is_writer else (),
+        folder=Path(folder) if folder else None,
+        resume=resume,
         seed=seed,
+        device=processes.device,
         precision=precision,
+        fast=fast,
     )
-    where = torch.device(device) if device is not None else chosen_device(model)
-    processes = Processes.here(where)
-    where = processes.device
-    model.to(where)
+    model.to(config.device)
     if isinstance(method, Ensemble):
-        if plan.num_samples % method.members:
-            raise ValueError(
-                f"num_samples must be a multiple of the {method.members} members, of which each is trained, "
-                f"got {plan.num_samples}"
-            )
-        counts = method.example_weights(_count(train), seed) if method.bootstrap else None
-        if counts is not None:
-            counts = counts.repeat(1, plan.num_samples // method.members)
-            sample_weight = counts if sample_weight is None else counts * sample_weight.cpu().unsqueeze(1)
+        sample_weight = _member_weights(method, train, config, sample_weight)
     _start_observation_noise(model, train)
     batches = shared_batches(
         train,
@@ -160,32 +164,29 @@ def fit(
         num_ranks=processes.count,
         seed=seed,
         sample_weight=sample_weight,
-        device=where,
+        device=config.device,
     )
     held_out = None
     if validation is not None:
-        at_once = max(batch_size, ROWS_ON_A_GPU) if where.type == "cuda" else batch_size
-        held_out = batches_from(validation, at_once, name="validation", device=where)
-    if objective is None:
-        objective = method.objective() if isinstance(method, Method) else ELBO()
+        rows = max(batch_size, ROWS_ON_A_GPU) if config.device.type == "cuda" else batch_size
+        held_out = batches_from(validation, rows, name="validation", device=config.device)
     count = next((n for n in (num_data, objective.num_data, batches.num_data) if n is not None), None)
     if count is None:
-        raise ValueError("num_data must be given where the training data cannot tell their number of examples")
-    objective = objective.with_num_data(count)
+        raise ValueError("num_data must be given for training data without a length")
+    config = replace(config, objective=objective.with_num_data(count))
     if processes.count > 1 and processes.is_writer:
-        _warn_of_parts(objective)
-    if isinstance(objective, Attacking):
-        _check_bounds(train, objective.attack.bounds)
-    num_steps = None if batches.num_batches is None else plan.epochs * batches.num_batches // accumulate
+        _warn_of_parts(config.objective)
+    if isinstance(config.objective, AttackingObjective):
+        _check_bounds(train, config.objective.attack.bounds)
+    num_steps = None if batches.num_batches is None else config.epochs * batches.num_batches // accumulate
 
     def make_step() -> Step:
+        groups = parameter_groups(model, config.lr, config.noise_lr, weight_decay)
         return Step(
             model,
-            objective,
-            build_optimizer(
-                optimizer or torch.optim.Adam, parameter_groups(model, plan.lr, plan.noise_lr, weight_decay)
-            ),
-            num_samples=plan.num_samples,
+            config.objective,
+            build_optimizer(config.optimizer, groups),
+            num_samples=config.num_samples,
             clip_norm=clip_norm,
             precision=precision,
             fast=fast,
@@ -197,45 +198,52 @@ def fit(
         held_out_data = None if validation is None else DataFingerprint.of(validation)
         return {"train": DataFingerprint.of(train, sample_weight), "validation": held_out_data}
 
-    rates = (plan.lr, plan.noise_lr, weight_decay, optimizer)
-    tried = num_steps if where.type == "cpu" and fast == "auto" else None  # whether compiling is worth it hangs on it
-    run = (plan.num_samples, clip_norm, precision, fast, processes, accumulate > 1, STATE.own.settings.memory, tried)
-    way = (objective, *rates, *run)
-    step = make_step() if steps is None else steps.step_for(model, way, make_step)
-    trainer = Trainer(
-        model,
-        batches,
-        held_out,
-        objective,
-        step.optimizer,
-        schedule,
-        plan,
-        tuple(callbacks) if processes.is_writer else (),
-        Path(folder) if folder else None,
-        where,
-        step,
-        processes,
-        fingerprints,
-        keep_step=steps is not None,
-    )
+    trial_steps = num_steps if config.device.type == "cpu" and fast == "auto" else None  # decides about the trial
+    rates = (config.lr, config.noise_lr, weight_decay, config.optimizer)
+    options = (config.num_samples, clip_norm, precision, fast, processes, accumulate > 1, STATE.own.settings.memory)
+    key = (config.objective, *rates, *options, trial_steps)
+    step = make_step() if steps is None else steps.step_for(model, key, make_step)
+    trainer = Trainer(model, batches, held_out, config, step, processes, fingerprints, keep_step=steps is not None)
     drop_decisions(model, "training")
     with (
         processes.joined(),
         Stream(processes.own_seed(seed)).in_use(),
         _signals() as interrupted,
-        display_for(progress and processes.is_writer, plan.epochs, batches.num_batches) as display,
+        display_for(progress and processes.is_writer, config.epochs, batches.num_batches) as display,
     ):
-        return trainer.run(resume, interrupted, display)
+        return trainer.run(interrupted, display)
+
+
+def _member_weights(method: Ensemble, train: Any, config: FitConfig, sample_weight: Tensor | None) -> Tensor | None:
+    """The weights of examples and draws, with the bootstrap counts of an ensemble's members."""
+    if config.num_samples % method.members:
+        raise ValueError(
+            f"num_samples must be a multiple of the {method.members} members, of which each is trained, "
+            f"got {config.num_samples}"
+        )
+    if not method.bootstrap:
+        return sample_weight
+    is_pair = isinstance(train, tuple | list) and len(train) == 2 and isinstance(train[1], Tensor)
+    if not (is_pair or isinstance(train, Examples)):
+        raise ValueError(
+            "bootstrap needs train as dubio.data.Examples or (inputs, targets): each example has its weights"
+        )
+    counts = method.example_weights(len(train[1]) if is_pair else len(train), config.seed)
+    assert counts is not None
+    counts = counts.repeat(1, config.num_samples // method.members)
+    return counts if sample_weight is None else counts * sample_weight.cpu().unsqueeze(1)
 
 
 @torch.no_grad()
 def _start_observation_noise(model: nn.Module, train: Any) -> None:
-    """Start a noise that is learned at the spread of the training targets, where no training has moved it yet.
+    """Initialize a learned observation noise with the spread of the training targets, unless it was trained before.
 
-    A step moves it by about the learning rate, so one that starts far off stays there, and intervals with it.
+    A step changes it by about the learning rate, so a noise that starts far off would stay there, as would intervals.
     """
-    likelihood, targets = likelihood_of(model), _targets_in_memory(train)
-    if not isinstance(likelihood, Gaussian) or targets is None or targets.is_complex() or len(targets) < 2:
+    likelihood, targets = likelihood_of(model), _in_memory(train)[1]
+    if not isinstance(likelihood, Gaussian) or not isinstance(targets, Tensor):
+        return
+    if targets.is_complex() or len(targets) < 2:
         return
     targets = targets.double()
     values = likelihood.standardise(targets)
@@ -250,22 +258,23 @@ def _start_observation_noise(model: nn.Module, train: Any) -> None:
     rho = observation_scale(model)
     if rho is None or not bool(spread > 0.0):
         return
-    if torch.equal(
-        rho, functional.variational.inverse_softplus(torch.tensor(likelihood.INITIAL_STD, device="cpu")).to(rho)
-    ):
+    initial = functional.variational.inverse_softplus(torch.tensor(likelihood.INITIAL_STD, device="cpu"))
+    if torch.equal(rho, initial.to(rho)):
         rho.fill_(functional.variational.inverse_softplus(spread))
 
 
-def _targets_in_memory(train: Any) -> Tensor | None:
-    """All targets of the training data, where they need not be read first."""
-    held = train.examples if isinstance(train, Loader) else train
-    if isinstance(held, Examples):
-        return held.targets
-    if isinstance(held, tuple | list) and len(held) in (2, 3):
-        if isinstance(held[1], np.ndarray) and held[1].dtype.kind in "fiu":
-            return torch.from_numpy(held[1])
-        return held[1] if isinstance(held[1], Tensor) else None
-    return None
+def _in_memory(train: Any) -> tuple[Any, Any]:
+    """All inputs and targets of the training data, where they are in memory."""
+    data = train.examples if isinstance(train, Loader) else train
+    if isinstance(data, Examples):
+        return data.inputs, data.targets
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        return None, None
+    inputs, targets = (
+        torch.from_numpy(part) if isinstance(part, np.ndarray) and part.dtype.kind in "fiu" else part
+        for part in data[:2]
+    )
+    return inputs, targets
 
 
 def _warn_of_parts(objective: Objective) -> None:
@@ -278,13 +287,9 @@ def _warn_of_parts(objective: Objective) -> None:
 
 
 def _check_bounds(train: Any, bounds: tuple[float, float]) -> None:
-    """Refuse inputs that no attack could have moved to, where all are held: a recorded step asks nobody."""
-    held = train.examples if isinstance(train, Loader) else train
-    if isinstance(held, Examples):
-        inputs = held.inputs
-    elif isinstance(held, tuple | list) and len(held) in (2, 3) and isinstance(held[0], Tensor | np.ndarray):
-        inputs = torch.as_tensor(held[0], device="cpu")
-    else:
+    """Refuse inputs in memory that lie outside of the bounds of the attack; a recorded step cannot check them."""
+    inputs = _in_memory(train)[0]
+    if not isinstance(inputs, Tensor):
         return
     low, high = scaled(torch.stack(inputs.aminmax())).tolist()
     if not bounds[0] <= low <= high <= bounds[1]:
@@ -294,20 +299,11 @@ def _check_bounds(train: Any, bounds: tuple[float, float]) -> None:
         )
 
 
-def _count(train: Any) -> int:
-    """How many examples there are, where each can have weights of its own."""
-    if isinstance(train, Examples):
-        return len(train)
-    if isinstance(train, tuple | list) and len(train) == 2 and isinstance(train[1], Tensor):
-        return len(train[1])
-    raise ValueError("bootstrap needs train as dubio.data.Examples or (inputs, targets): each example has its weights")
-
-
 @contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """An event that is set by Ctrl-C or SIGTERM, not an exception in the middle of a step; a second Ctrl-C raises.
+    """An event that Ctrl-C or SIGTERM sets, so that no exception ends a step; a second Ctrl-C raises.
 
-    A second SIGTERM does not: where all processes of a launch get one, torchrun passes its own on to them as well.
+    A second SIGTERM does not raise: torchrun forwards its own one to processes that have received one already.
     """
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -315,7 +311,7 @@ def _signals() -> Iterator[threading.Event]:
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupted.is_set() and number == signal.SIGINT:  # whoever asks twice does not want to wait for the step
+        if interrupted.is_set() and number == signal.SIGINT:  # without waiting for the end of the step
             raise KeyboardInterrupt
         interrupted.set()
 

@@ -1,16 +1,16 @@
-"""Several processes that train one network together; one process alone notices nothing of it.
+"""Several processes that train one network together; with one process, every method does nothing.
 
-Each process has a copy of the network, its rows of every batch, and noise of its own. After the backward pass the
-gradients are summed over the processes in one flat row, each weighted by the rows it comes from, and divided by all
-rows. So parts of unequal size are exact, a process without rows adds nothing, and a divergence, which each process
-adds to the mean over its rows, counts once.
+Each process has a copy of the network, its rows of every batch, and its own noise. After the backward pass the
+gradients are summed over the processes in one flat tensor, each weighted by its number of rows, and divided by the
+number of all rows. So parts of unequal size are exact, a process without rows adds nothing, and a divergence, which
+each process adds to the mean over its rows, counts once.
 
-Networks are not wrapped in torch's ``DistributedDataParallel``: its reducer wants one forward of the wrapped module in
-each step, while here the network is mapped over draws, called several times (adversarial training), and its parameters
-are used outside of any forward (a divergence in closed form).
+Networks are not wrapped in torch's ``DistributedDataParallel``: its reducer expects one forward pass of the wrapped
+module in each step, while here the network is mapped over draws, called several times (adversarial training), and its
+parameters are used outside of any forward pass (a divergence in closed form).
 
-Gradients travel by the backend of their device, nccl or gloo; everything else is small, stays on the CPU and travels
-by gloo, which notices at once when another process has ended. Held by ``tests/training/test_processes.py``.
+Gradients are sent by the backend of their device, nccl or gloo. Everything else is small, stays on the CPU and is sent
+by gloo, which notices at once when another process has ended. Invariants: ``tests/training/test_processes.py``.
 """
 
 import importlib
@@ -33,14 +33,14 @@ from dubio._engine import noise_key
 
 T = TypeVar("T")
 WAIT = timedelta(minutes=30)
-"""How long processes wait for one that neither answers nor ends: the first may be busy with a callback."""
-LOOK_EVERY = 0.5
-"""Seconds between two looks whether the launcher still runs."""
+"""Timeout for a process that neither answers nor ends: the first one may be busy with a callback."""
+CHECK_LAUNCHER_EVERY = 0.5
+"""Seconds between two checks that the launcher still runs."""
 GRACE = 30.0
-"""Seconds that a process has to save the run and end, when its launcher has gone; as long as torchrun itself grants."""
+"""Seconds that a process has to save the run and end after its launcher has ended; the same as for torchrun."""
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 NOTE = "raised in every process"
-_MEETINGS = itertools.count()
+_GROUPS = itertools.count()
 
 
 class LostProcessError(RuntimeError):
@@ -49,17 +49,17 @@ class LostProcessError(RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that train together, as one of them sees it. With one, every method does nothing."""
+    """The processes that train together, from the view of one of them. With one, every method does nothing."""
 
     rank: int
-    """Which one this is, from 0."""
+    """Index of this process, from 0."""
     count: int
     device: torch.device
-    """Where this one computes."""
+    """Device of this process."""
 
     @classmethod
     def here(cls, device: torch.device) -> "Processes":
-        """This process and the others: those of torch's process group, else those that ``torchrun`` has started."""
+        """The processes of torch's process group, or else those that ``torchrun`` has started."""
         if dist.is_available() and dist.is_initialized():
             rank, count = dist.get_rank(), dist.get_world_size()
         else:
@@ -72,17 +72,15 @@ class Processes:
 
     @contextmanager
     def joined(self) -> Iterator["Processes"]:
-        """Meet the other processes; what is opened for it is closed at the end."""
-        several = self.count > 1 and self.device.type == "cuda"
-        with torch.cuda.device(self.device) if several else nullcontext(), _ending_with_launcher():
-            if self.count == 1:
+        """Join the process group; it is opened where there is none, and then closed at the end."""
+        several_gpus = self.count > 1 and self.device.type == "cuda"
+        with torch.cuda.device(self.device) if several_gpus else nullcontext(), _ending_with_launcher():
+            if self.count == 1 or dist.is_initialized():
+                if self.count > 1:
+                    _check_backends(self.device)
                 yield self
                 return
-            if dist.is_initialized():
-                _check_backends(self.device)
-                yield self
-                return
-            _meet(self.device)
+            _open_group(self.device)
             lost = False
             try:
                 yield self
@@ -90,22 +88,22 @@ class Processes:
                 lost = True
                 raise
             finally:
-                if not (lost and self.device.type == "cuda"):  # nccl would wait for the one that is lost
+                if not (lost and self.device.type == "cuda"):  # nccl would wait for the lost process
                     dist.destroy_process_group()
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes files, shows progress and runs callbacks: the first does."""
+        """Whether this process writes files, shows progress and runs callbacks: the first one does."""
         return self.rank == 0
 
     def own_seed(self, seed: int) -> int:
-        """A seed for the noise of this process alone; the first keeps the one given."""
+        """A seed for the noise of this process; the first one uses the given seed."""
         return seed if self.rank == 0 else noise_key(f"seed {seed} of rank {self.rank}")
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], rows: int) -> Tensor | int:
-        """Sum gradients over all processes, in place; the number of rows they come from.
+        """Sum gradients over all processes, in place; return the number of their rows.
 
-        A parameter that has a gradient in some process gets one in all; one that has none anywhere gets none.
+        A parameter that has a gradient in some process gets one in all; one without any gradient gets none.
         """
         if self.count == 1:
             return rows
@@ -114,71 +112,71 @@ class Processes:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
         counts = torch.ones(1 + len(trained), dtype=torch.float64, device=self.device)
-        counts[0].fill_(rows)  # filled there: what is copied to a GPU waits for it
+        counts[0].fill_(rows)  # fills on the device: copying a number to a GPU would wait for it
         for place, parameter in enumerate(trained, start=1):
             if parameter.grad is None:
                 counts[place].fill_(0)
-        flats = [(same, _flat(same)) for same in _by_dtype(trained)]  # all memory is taken before anything is sent
+        by_dtype = [[p for p in trained if p.dtype == dtype] for dtype in dict.fromkeys(p.dtype for p in trained)]
+        flats = [(same, _flat(same)) for same in by_dtype]  # memory is allocated before anything is sent
         self._sum(counts)
-        known = {id(parameter) for parameter in trained if parameter.grad is not None}
-        if len(known) < len(trained):  # asked only then: a GPU would have to be waited for
-            known = {id(parameter) for parameter, some in zip(trained, counts[1:].tolist(), strict=True) if some}
+        with_gradient = {id(parameter) for parameter in trained if parameter.grad is not None}
+        if len(with_gradient) < len(trained):  # read only then, since it waits for the GPU
+            with_gradient = {id(p) for p, count in zip(trained, counts[1:].tolist(), strict=True) if count}
         for same, flat in flats:
             self._sum(flat)
             for parameter, part in zip(same, flat.split([each.numel() for each in same]), strict=True):
                 if parameter.grad is not None:
                     parameter.grad.copy_(part.view(parameter.shape))
-                elif id(parameter) in known:  # as it lies elsewhere: norms are summed in the order of memory
+                elif id(parameter) in with_gradient:  # in the same layout: norms are summed in the order of memory
                     parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
         return counts[0]
 
     def any(self, flag: bool) -> bool:
-        """Whether some process says yes."""
+        """Whether the flag is set in some process."""
         if self.count == 1:
             return flag
-        said = torch.tensor(int(flag), device="cpu")
-        self._sum(said)
-        return bool(said)
+        count = torch.tensor(int(flag), device="cpu")
+        self._sum(count)
+        return bool(count)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all processes, in their order; small ones, since each is pickled."""
+        """The values of all processes, in their order; they should be small, since each is pickled."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
-        with _talking():
+        with _communicating():
             dist.all_gather_object(values, value)
         return values
 
-    def check_alike(self, own: dict[str, Any]) -> None:
-        """Refuse processes that would train in different ways: they would wait for each other in vain."""
-        for rank, other in enumerate(self.gather(own)):
-            differing = [name for name in own if own[name] != other.get(name)]
-            if differing:
-                name = differing[0]
-                raise ValueError(
-                    f"every process must train alike: {name} is {own[name]!r} in process {self.rank} and "
-                    f"{other.get(name)!r} in process {rank}"
-                )
+    def check_alike(self, values: dict[str, Any]) -> None:
+        """Refuse processes with different options: they would wait for each other forever."""
+        for rank, others in enumerate(self.gather(values)):
+            for name, value in values.items():
+                if value != others.get(name):
+                    raise ValueError(
+                        f"every process must train alike: {name} is {value!r} in process {self.rank} and "
+                        f"{others.get(name)!r} in process {rank}"
+                    )
 
     def together(self, act: Callable[[], T]) -> T:
-        """Act in every process; where one raises, all raise the same."""
+        """Call a function in every process; where one raises, all raise the same error."""
         if self.count == 1:
             return act()
         value: T | None = None
-        own: Exception | None = None
+        raised: Exception | None = None
         try:
             value = act()
         except Exception as error:
-            own = error
-        for rank, received in enumerate(self.gather(_sendable(own))):
+            raised = error
+        for rank, received in enumerate(self.gather(_sendable(raised))):
             if received is not None:
-                raised = own if rank == self.rank and own is not None else received
-                raised.add_note(NOTE)
-                raise raised
+                common = raised if rank == self.rank and raised is not None else received
+                common.add_note(NOTE)
+                raise common
         return cast(T, value)
 
     def by_writer(self, act: Callable[[], T]) -> T:
-        """Act in the first process alone; all get what it returns, and raise what it raises."""
+        """Call a function in the first process only; all return its result, or raise its error."""
         if self.count == 1:
             return act()
         value = self.together(lambda: act() if self.is_writer else None)
@@ -189,26 +187,30 @@ class Processes:
         """Give every process the parameters and buffers of the first."""
         if self.count == 1:
             return
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in _tensors(model)}
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors}
         for rank, others in enumerate(self.gather(shapes)):
             if others != shapes:
                 name = next(name for name in {**shapes, **others} if shapes.get(name) != others.get(name))
-                own, other = (_in_words(found.get(name)) for found in (shapes, others))
-                raise ValueError(
-                    f"every process must train the same network: {name} is {own} in process {self.rank} "
-                    f"and {other} in process {rank}"
+                here, there = (
+                    "not there" if name not in each else f"{each[name][0]} of {each[name][1]}"
+                    for each in (shapes, others)
                 )
-        for _, tensor in _tensors(model):
+                raise ValueError(
+                    f"every process must train the same network: {name} is {here} in process {self.rank} "
+                    f"and {there} in process {rank}"
+                )
+        for _, tensor in tensors:
             tensor.copy_(self._of_first(tensor))
 
     @torch.no_grad()
     def average_buffers(self, model: nn.Module) -> None:
-        """Give every process the mean of each buffer of real numbers, and of others that of the first process."""
+        """Set each floating-point buffer to its mean over the processes, and others to that of the first process."""
         if self.count == 1:
             return
         for buffer in model.buffers():
             value = self._of_first(buffer)
-            if buffer.is_floating_point():  # by differences: what is equal everywhere stays as it is, infinities too
+            if buffer.is_floating_point():  # by differences: equal values stay exact, also infinities
                 offset = torch.where(buffer == value, torch.zeros_like(buffer), buffer - value).contiguous()
                 self._sum(offset)
                 value = value + offset / self.count
@@ -216,31 +218,31 @@ class Processes:
 
     @torch.no_grad()
     def own_buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        """Buffers that are not as in the first process: statistics of rows that this one has seen."""
+        """Buffers that differ from those of the first process, such as statistics of the rows of this one."""
         if self.count == 1:
             return {}
         first = {name: self._of_first(buffer) for name, buffer in model.named_buffers()}
         return {name: buffer for name, buffer in model.named_buffers() if not torch.equal(buffer, first[name])}
 
     def _sum(self, tensor: Tensor) -> None:
-        with _talking():
+        with _communicating():
             dist.all_reduce(tensor)
 
     def _of_first(self, tensor: Tensor) -> Tensor:
-        """The first process's tensor in the place of this one; as bytes, which every backend can send."""
+        """The tensor of the first process, sent as bytes, which every backend supports."""
         sent = tensor.detach().clone(memory_format=torch.contiguous_format)
         if sent.numel():
-            with _talking():
+            with _communicating():
                 dist.broadcast(sent.view(-1).view(torch.uint8), src=0)
         return sent
 
 
 ALONE = Processes(0, 1, torch.device("cpu"))
-"""One process, which is the rule."""
+"""The value for a single process."""
 
 
 def is_raised_by_all(error: BaseException) -> bool:
-    """Whether every process raises this error, so that one of them may tell it for all."""
+    """Whether every process raises this error, so that one of them can report it for all."""
     return NOTE in getattr(error, "__notes__", ())
 
 
@@ -252,20 +254,20 @@ def _from_environment(name: str, default: int) -> int:
 
 
 def chosen_device(model: nn.Module) -> torch.device:
-    """Where a network is to be trained that nobody has said a device for: where it is.
+    """The device to train on where none is given: that of the network.
 
-    The first GPU stands for any: that is where ``model.cuda()`` puts it in every process.
+    The first GPU means any GPU: ``model.cuda()`` moves the network there in every process.
     """
     device = next(model.parameters()).device
-    own = _from_environment("LOCAL_RANK", 0)
+    local_rank = _from_environment("LOCAL_RANK", 0)
     is_first = device.type == "cuda" and device.index == 0
-    return torch.device("cuda") if is_first and 0 < own < torch.cuda.device_count() else device
+    return torch.device("cuda") if is_first and 0 < local_rank < torch.cuda.device_count() else device
 
 
 def _own_gpu(device: torch.device) -> torch.device:
-    """The GPU of this process, where none was chosen: one for each process of a machine."""
+    """The chosen GPU, or by default one for each process of a machine."""
     number = device.index
-    if number is None:  # asked last: the answer takes memory on the GPU
+    if number is None:  # last, since ``current_device`` takes memory on the GPU
         number = _from_environment("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else torch.cuda.current_device()
     if number >= torch.cuda.device_count():
         raise ValueError(
@@ -276,36 +278,36 @@ def _own_gpu(device: torch.device) -> torch.device:
 
 
 def _check_backends(device: torch.device) -> None:
-    known = dist.get_backend_config(dist.group.WORLD)
-    if not all(f"{kind}:" in known for kind in ("cpu", device.type)):
+    backends = dist.get_backend_config(dist.group.WORLD)
+    if not all(f"{kind}:" in backends for kind in ("cpu", device.type)):
         raise ValueError(
-            f"the process group must have backends for cpu and {device.type}, got {known!r}; open it with "
+            f"the process group must have backends for cpu and {device.type}, got {backends!r}; open it with "
             f"init_process_group({BACKENDS[device.type]!r}), or leave that to fit"
         )
 
 
-def _meet(device: torch.device) -> None:
+def _open_group(device: torch.device) -> None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ValueError(f"WORLD_SIZE is set but {' and '.join(missing)} not; start several processes with torchrun")
-    # First, since the compiler keeps hold of a group that is open when it is imported, as the first optimiser does: the
-    # threads of the group would outlive it, and now and then abort a process that ends.
+    # First, since the compiler keeps a group that is open when it is imported (the first optimizer imports it): the
+    # threads of the group would outlive it, and sometimes abort a process that ends.
     importlib.import_module("torch._dynamo")
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    with _talking():
-        # torchrun's store outlives a group: names of one's own keep the next one from reading what this one wrote.
+    with _communicating():
+        # torchrun's store outlives a group: a prefix keeps the next group from reading the keys of this one.
         store, rank, count = next(iter(rendezvous("env://", timeout=WAIT)))
-        own = PrefixStore(f"dubio, meeting {next(_MEETINGS)}", store)
-        dist.init_process_group(BACKENDS[device.type], store=own, rank=rank, world_size=count, timeout=WAIT)
+        store = PrefixStore(f"dubio, meeting {next(_GROUPS)}", store)
+        dist.init_process_group(BACKENDS[device.type], store=store, rank=rank, world_size=count, timeout=WAIT)
 
 
 @contextmanager
 def _ending_with_launcher() -> Iterator[None]:
-    """End this process when the ``torchrun`` that started it was killed: nothing else would end it.
+    """End this process when the ``torchrun`` that started it is killed, which would leave it running.
 
-    It gets SIGTERM, by which ``fit`` saves the run and stops, and SIGKILL where that does not end it in time.
+    It gets SIGTERM, after which ``fit`` saves the run and stops, and SIGKILL where that takes too long.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
@@ -314,7 +316,7 @@ def _ending_with_launcher() -> Iterator[None]:
 
     def watch() -> None:
         while os.getppid() == launcher:
-            if done.wait(LOOK_EVERY):
+            if done.wait(CHECK_LAUNCHER_EVERY):
                 return
         os.kill(os.getpid(), signal.SIGTERM)
         if not done.wait(GRACE):
@@ -328,8 +330,8 @@ def _ending_with_launcher() -> Iterator[None]:
 
 
 @contextmanager
-def _talking() -> Iterator[None]:
-    """What goes wrong while processes talk to each other is the end of one of them."""
+def _communicating() -> Iterator[None]:
+    """Raise errors of the communication between processes as a ``LostProcessError``."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -340,7 +342,7 @@ def _talking() -> Iterator[None]:
 
 
 def _sendable(error: Exception | None) -> Exception | None:
-    """An error that other processes can read."""
+    """The error if it can be pickled, otherwise a RuntimeError with its message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -348,20 +350,7 @@ def _sendable(error: Exception | None) -> Exception | None:
     return error
 
 
-def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
-
-
-def _in_words(found: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "not there" if found is None else f"{found[0]} of {found[1]}"
-
-
-def _by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    kinds = {parameter.dtype: None for parameter in parameters}
-    return [[parameter for parameter in parameters if parameter.dtype == kind] for kind in kinds]
-
-
 def _flat(parameters: list[nn.Parameter]) -> Tensor:
-    """The gradients of some parameters in one row, with zeros where there are none."""
+    """The gradients of parameters in one flat tensor, with zeros where there is no gradient."""
     gradients = (torch.zeros_like(each) if each.grad is None else each.grad for each in parameters)
     return torch.cat([gradient.reshape(-1) for gradient in gradients])

@@ -1,18 +1,13 @@
-"""The run itself: steps, epochs, checkpoints, and where it stands.
+"""The run itself: steps, epochs, validation, checkpoints and the files of a run.
 
 Invariants (``tests/training``): with a folder, a run that was killed at any point and resumed ends bit for bit as one
-that was not, in eager steps on a CPU; compiled ones may round otherwise, where the first batch after it is a short one.
-A checkpoint is whole or not there; a damaged one is named, and the one before it is used. ``metrics.jsonl`` holds every
-epoch once, since a lock keeps other processes out of the folder. A run is not resumed with other data or another
-configuration. Of several processes the first alone writes, all decide from the same numbers, and none goes on without
-the others.
-
-How a network does on data that it does not learn from, while it learns.
-
-How the learning rate moves.
+that was not, in eager steps on a CPU; compiled ones may round otherwise where the first batch after it is a short one.
+A checkpoint is complete or does not exist; a damaged one is named, and the one before it is used. ``metrics.jsonl``
+holds every epoch once, since a lock keeps other processes out of the folder. A run is not resumed with other data or
+another configuration. Of several processes only the first writes; all decide from the same numbers, and none goes on
+without the others.
 """
 
-import dataclasses
 import math
 import os
 import re
@@ -21,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +26,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio._engine import Using, run
+from dubio._engine import Precision, Using, check_precision, run
 from dubio.codec import (
     current_names,
     dump_json,
@@ -47,7 +42,7 @@ from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_
 from dubio.nn import num_trained
 from dubio.objectives import Objective
 from dubio.training.batch_loss import Place
-from dubio.training.callbacks import Callback, Display, FitConfig, FitResult, Interrupted
+from dubio.training.callbacks import Callback, Display, FitResult, Interrupted
 from dubio.training.checkpoints import (
     CheckpointError,
     TrainState,
@@ -60,457 +55,480 @@ from dubio.training.checkpoints import (
     unpack,
     write_checkpoint,
 )
-from dubio.training.diagnosis import LOOK_EVERY, BrokenLossError, warn_of_collapse, what_is_not_finite
-from dubio.training.optimizers import set_learning_rates
+from dubio.training.diagnosis import BrokenLossError, warn_of_collapse, what_is_not_finite
+from dubio.training.optimizers import MakeOptimizer, set_learning_rates
 from dubio.training.processes import ALONE, LostProcessError, Processes
-from dubio.training.steps import Step
+from dubio.training.steps import Fast, Step
 from dubio.version import versions
 
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-ASK_EVERY = 20
-"""Steps on a GPU between two questions whether some process was told to stop: the answer holds up what is queued."""
-
-
-FREE = ("epochs", "num_parameters", "data", "versions")
-"""What of a configuration may be another when a run is resumed, or is compared in a way of its own."""
-
-
-MODEL = "model.safetensors"
-
-
-VERSIONS = ("dubio", "torch")
-"""Those on which numbers depend."""
-
-
 Schedule = Literal["constant", "cosine", "linear"] | Callable[[float], float]
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+STOP_CHECK_EVERY = 20
+"""Steps on a GPU between two checks whether a process was interrupted: each check waits for the queue."""
+FREE = ("epochs", "num_parameters", "data", "versions")
+"""Parts of a configuration that may change when a run is resumed, or are compared separately."""
+MODEL = "model.safetensors"
+UNRECORDED = ("objective", "optimizer", "schedule", "callbacks", "folder", "resume", "device", "fast")
+"""Options that ``config.json`` describes in another form, or that a resumed run may change."""
+VALIDATION_SAMPLES = 10
+VERSIONS = ("dubio", "torch")
+"""Packages whose version may change numbers."""
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """The options of a run, with all defaults resolved; ``fit`` describes them."""
+
+    objective: Objective
+    epochs: int
+    batch_size: int
+    lr: float
+    noise_lr: float
+    optimizer: MakeOptimizer
+    schedule: Schedule
+    num_samples: int
+    weight_decay: float
+    clip_norm: float | None
+    accumulate: int
+    patience: int | None
+    monitor: str
+    callbacks: tuple[Callback, ...]
+    folder: Path | None
+    resume: bool
+    seed: int
+    device: torch.device
+    precision: Precision
+    fast: Fast
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "num_samples", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "noise_lr"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0.0):
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if self.weight_decay < 0.0:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if self.clip_norm is not None and not self.clip_norm > 0.0:
+            raise ValueError(f"clip_norm must be positive, got {self.clip_norm}")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1 epoch, got {self.patience}")
+        if self.monitor not in ("val_nll", "val_accuracy", "loss", "nll"):
+            raise ValueError(f"monitor must be 'val_nll', 'val_accuracy', 'loss' or 'nll', got {self.monitor!r}")
+        check_precision(self.precision)
 
 
 @dataclass
 class Trainer:
-    """Everything a run needs."""
+    """A run of training: everything that it needs, and its state."""
 
     model: nn.Module
     batches: Batches
     held_out: Batches | None
-    objective: Objective
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    plan: FitConfig
-    callbacks: tuple[Callback, ...]
-    folder: Path | None
-    device: torch.device
+    config: FitConfig
     step: Step
     processes: Processes
     fingerprints: Callable[[], dict[str, DataFingerprint | None]] = dict
-    """Makes the fingerprints of the training and validation data, which a run with a folder keeps."""
+    """Computes the fingerprints of the training and validation data, which a run with a folder stores."""
     keep_step: bool = False
-    """Whether what was compiled and recorded is kept for another run."""
+    """Whether compiled code and the recording are kept for another run."""
+    _state: TrainState = field(default_factory=TrainState)
+    _best: dict[str, Tensor] | None = None
+    """Weights of the best epoch, where there is validation."""
+    _history: list[dict[str, float]] = field(default_factory=list)
     _num_classes: int | None = None
     _sums: Tensor | None = None
     """Sums over the examples since they were last gathered, on the device."""
-    _looked: float = 0.0
-    """When the device was last asked how it goes."""
     _first_step: int = 0
-    """The step at which this run began or was taken up."""
+    """The step at which this run started or was resumed."""
     _previous: Path | None = None
     """The checkpoint that was written last, or that the run was resumed from."""
 
-    def run(self, resume: bool, interrupted: threading.Event, display: Display) -> FitResult:
-        """All epochs, from the start or from the checkpoint."""
+    @property
+    def folder(self) -> Path:
+        """The folder of the run; only used where there is one."""
+        assert self.config.folder is not None
+        return self.config.folder
+
+    def run(self, interrupted: threading.Event, display: Display) -> FitResult:
+        """Train all epochs, from the start or from the checkpoint."""
         self.processes.broadcast(self.model)
         if self.processes.count > 1:
-            self._check_agreement(resume)
+            self._check_agreement()
         with ExitStack() as lock:
-            if self.folder is not None:
-                folder = self.folder
-                self.processes.by_writer(lambda: lock.enter_context(locked(folder)))
-            standing, best, history = self._start(resume)
+            if self.config.folder is not None:
+                self.processes.by_writer(lambda: lock.enter_context(locked(self.folder)))
+            self._start()
             try:
-                return self._run(standing, best, history, interrupted, display)
+                return self._run(interrupted, display)
             except LostProcessError as error:
-                raise LostProcessError(
-                    f"training ended at step {standing.step + 1} of epoch {standing.epoch + 1}: {error}{self._kept()}"
-                ) from error
+                place = f"step {self._state.step + 1} of epoch {self._state.epoch + 1}"
+                raise LostProcessError(f"training ended at {place}: {error}{self._kept()}") from error
             finally:
                 if not self.keep_step:
                     self.step.close()
 
-    def _run(
-        self,
-        standing: TrainState,
-        best: dict[str, Tensor] | None,
-        history: list[dict[str, float]],
-        interrupted: threading.Event,
-        display: Display,
-    ) -> FitResult:
-        self._first_step = standing.step
-        self.step.settle(standing.compiled)
+    def _run(self, interrupted: threading.Event, display: Display) -> FitResult:
+        state = self._state
+        self._first_step = state.step
+        self.step.settle(state.compiled)
         self.model.train()
-        began = time.perf_counter() - standing.seconds
-        while not self._is_over(standing):
-            for batch, last in self._batches_of(standing):
-                complete = self._learn_from(batch, last, standing, display)
-                if complete and self._is_told_to_stop(interrupted, standing):  # between two steps
-                    standing.seconds = time.perf_counter() - began
-                    self._stop(standing, best, history)
-            standing.seconds = time.perf_counter() - began
-            metrics = self._finish_epoch(standing)
-            if self._improved(metrics, standing) and self.held_out is not None:
-                best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-            history.append(metrics)
-            self._keep(history, standing, best)
+        began = time.perf_counter() - state.seconds
+        while not self._is_over():
+            for batch, last in self._remaining_batches():
+                complete = self._learn_from(batch, last, display)
+                if complete and self._is_interrupted(interrupted):  # between two steps
+                    state.seconds = time.perf_counter() - began
+                    self._stop()
+            state.seconds = time.perf_counter() - began
+            metrics = self._finish_epoch()
+            if self._improved(metrics) and self.held_out is not None:
+                self._best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+            self._history.append(metrics)
+            if self.config.folder is not None:
+                self.processes.by_writer(self._append_metrics)
+                self._save()
             display.epoch(metrics)
-            for callback in self.callbacks:
+            for callback in self.config.callbacks:
                 callback.on_epoch(metrics)
-        return self._end(standing, best, history)
+        return self._end()
 
-    def _start(self, resume: bool) -> tuple[TrainState, dict[str, Tensor] | None, list[dict[str, float]]]:
-        if self.folder is None:
-            if resume:
+    def _start(self) -> None:
+        if self.config.folder is None:
+            if self.config.resume:
                 raise ValueError("resume needs the folder of the run to go on with")
-            return TrainState(), None, []
-        config = self.processes.by_writer(lambda: self._open(resume))
-        standing, best = self._load_checkpoint() if resume else (TrainState(), None)
-        return standing, best, self.processes.by_writer(lambda: self._prepare_files(config, standing))
+            return
+        config = self.processes.by_writer(self._open)
+        if self.config.resume:
+            self._load_checkpoint()
+        self._history = self.processes.by_writer(lambda: self._prepare_files(config))
 
-    def _open(self, resume: bool) -> dict[str, Any]:
-        """Check the folder and the configuration that it holds; the configuration to be written there."""
-        assert self.folder is not None
+    def _open(self) -> dict[str, Any]:
+        """Check the folder and its configuration; return the configuration to be written there."""
         remove_unfinished(self.folder)
         config = self._config()
         file = self.folder / "config.json"
-        if file.exists() and not resume:
+        if file.exists() and not self.config.resume:
             raise FileExistsError(
                 f"folder {self.folder} holds a run already; pass resume=True to go on, or another folder"
             )
         saved = current_names(read_object(file)) if file.exists() else None
         if saved is not None:
             _check_same(saved, config)
-        elif resume and checkpoints_in(self.folder / "checkpoint"):
+        elif self.config.resume and checkpoints_in(self.folder / "checkpoint"):
             warnings.warn(f"{file} is missing, so nothing tells whether this is the run that began here", stacklevel=2)
         data = self.fingerprints()
         if saved is not None:
             data = _checked_data(file, saved.get("data"), data)
             _warn_of_versions(saved.get("versions"))
-        described = {part: None if one is None else dataclasses.asdict(one) for part, one in data.items()}
+        described = {part: None if each is None else asdict(each) for part, each in data.items()}
         return {**config, "data": described, "versions": {name: versions()[name] for name in VERSIONS}}
 
-    def _load_checkpoint(self) -> tuple[TrainState, dict[str, Tensor] | None]:
-        """Put the newest checkpoint back that is whole; of a run without any, the beginning."""
-        assert self.folder is not None
+    def _load_checkpoint(self) -> None:
+        """Restore the newest complete checkpoint; a run without any starts from the beginning."""
         folder = self.folder / "checkpoint"
         paths = self.processes.by_writer(lambda: checkpoints_in(folder))
         damage = []
         for place, path in enumerate(paths):
             try:
-                standing, best = self.processes.together(lambda path=path: self._read(path))  # type: ignore[misc]
+                self._state, self._best = self.processes.together(lambda path=path: self._read(path))  # type: ignore[misc]
             except CheckpointError as error:
                 damage.append(str(error))
                 continue
             if damage and self.processes.is_writer:
                 warnings.warn(f"{'; '.join(damage)}; the run goes on from {path}, the one before", stacklevel=2)
-            if self.processes.is_writer:  # older ones are left over where a process was killed before it removed them
+            if self.processes.is_writer:  # older ones remain where a process was killed before it removed them
                 remove_checkpoints(paths[place + 2 :])
             self._previous = path
-            return standing, best
+            return
         if damage:
             raise CheckpointError(
                 f"cannot resume, no checkpoint is whole: {'; '.join(damage)}; put {folder} back from a copy, or begin "
                 "another run"
             )
-        return TrainState(), None
 
     def _read(self, path: Path) -> tuple[TrainState, dict[str, Tensor] | None]:
-        tensors, state = read_checkpoint(path)
+        tensors, plain = read_checkpoint(path)
         try:
-            return unpack(self.model, self.optimizer, tensors, state, self.processes)
+            state, best = unpack(self.model, self.step.optimizer, tensors, plain, self.processes)
+            if self.batches.num_batches is not None and state.batch > self.batches.num_batches:
+                raise ValueError(f"batch must be at most {self.batches.num_batches}, got {state.batch}")
         except torch.OutOfMemoryError:
             raise
         except KeyError as error:
             raise CheckpointError(f"{path} does not fit the run: it lacks {error}") from error
         except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit the run: {error}") from error
+        return state, best
 
-    def _prepare_files(self, config: dict[str, Any], standing: TrainState) -> list[dict[str, float]]:
-        """Write the configuration, and cut the metrics to the epochs that are over; these metrics.
+    def _prepare_files(self, config: dict[str, Any]) -> list[dict[str, float]]:
+        """Write the configuration, and cut the metrics to the completed epochs; return these metrics.
 
-        What was written after the checkpoint will be written again.
+        Metrics that were written after the checkpoint will be written again.
         """
-        assert self.folder is not None
-        metrics = self.folder / "metrics.jsonl"
-        history = (
-            read_json_lines(metrics, standing.epoch, nan_is_null=True) if standing.epoch and metrics.is_file() else []
-        )
-        if len(history) < standing.epoch:
-            raise ValueError(f"cannot resume: {metrics} must hold {standing.epoch} epochs, got {len(history)}")
-        if standing.epoch and self._is_over(standing):
-            if (self.folder / MODEL).exists():  # else the run was killed just before it was written
-                self._warn_of_nothing_left(standing)
+        metrics, epoch = self.folder / "metrics.jsonl", self._state.epoch
+        history = read_json_lines(metrics, epoch, nan_is_null=True) if epoch and metrics.is_file() else []
+        if len(history) < epoch:
+            raise ValueError(f"cannot resume: {metrics} must hold {epoch} epochs, got {len(history)}")
+        if epoch and self._is_over():
+            if (self.folder / MODEL).exists():  # otherwise the run was killed just before it was written
+                self._warn_of_nothing_left()
         else:
             write_atomically(self.folder / "config.json", f"{dump_json(config, indent=1)}\n".encode())
         self._write_metrics(history)
         return history
 
-    def _is_over(self, standing: TrainState) -> bool:
-        return standing.epoch >= self.plan.epochs or self._out_of_patience(standing)
+    def _is_over(self) -> bool:
+        state, patience = self._state, self.config.patience
+        is_out_of_patience = patience is not None and state.epoch - state.best_epoch >= patience
+        return state.epoch >= self.config.epochs or is_out_of_patience
 
-    def _warn_of_nothing_left(self, standing: TrainState) -> None:
-        done = standing.epoch
-        if done < self.plan.epochs:
-            why = f"training stopped at epoch {done}, after {self.plan.patience} epochs without improvement"
-            warnings.warn(f"{why}; nothing to train", stacklevel=2)
-        else:
-            more = f"add epochs, such as epochs={done + 10} (--epochs {done + 10})"
-            warnings.warn(
-                f"{done} of {self.plan.epochs} epochs are done already; nothing to train; {more}", stacklevel=2
-            )
+    def _warn_of_nothing_left(self) -> None:
+        done, epochs = self._state.epoch, self.config.epochs
+        reason = f"training stopped at epoch {done}, after {self.config.patience} epochs without improvement"
+        more = ""
+        if done >= epochs:
+            reason = f"{done} of {epochs} epochs are done already"
+            more = f"; add epochs, such as epochs={done + 10} (--epochs {done + 10})"
+        warnings.warn(f"{reason}; nothing to train{more}", stacklevel=2)
 
-    def _batches_of(self, standing: TrainState) -> Iterator[tuple[Batch, bool]]:
-        """The batches of the epoch that are left, and whether each is the last.
+    def _remaining_batches(self) -> Iterator[tuple[Batch, bool]]:
+        """The remaining batches of the epoch, and whether each is the last.
 
-        Where their number is known none is fetched before its time: fetching may draw random numbers, and a run that
-        is resumed must draw them in the same order.
+        Where their number is given, no batch is fetched ahead: fetching may draw random numbers, and a run that is
+        resumed must draw them in the same order.
         """
-        batches = self.batches.epoch(standing.epoch, standing.batch)
-        if self.batches.num_batches is None:
-            yield from _with_last(batches)
-        else:
-            for number, batch in enumerate(batches, start=standing.batch + 1):
-                yield batch, number == self.batches.num_batches
+        batches, num_batches = self.batches.epoch(self._state.epoch, self._state.batch), self.batches.num_batches
+        if num_batches is not None:
+            for number, batch in enumerate(batches, start=self._state.batch + 1):
+                yield batch, number == num_batches
+            return
+        waiting = next(batches, None)
+        while waiting is not None:
+            following = next(batches, None)
+            yield waiting, following is None
+            waiting = following
 
-    def _learn_from(self, batch: Batch, last: bool, standing: TrainState, display: Display) -> bool:
-        """Take a batch in; whether it completed a step."""
-        batch = batch.to(self.device)
+    def _learn_from(self, batch: Batch, last: bool, display: Display) -> bool:
+        """Train on a batch; return whether it completed a step."""
+        state = self._state
+        batch = batch.to(self.config.device)
+        # Only completed epochs count where the number of batches is not given.
+        epochs_done = state.epoch + (state.batch / self.batches.num_batches if self.batches.num_batches else 0.0)
         if self.step.num_rows == 0:
-            done = self._epochs_done(standing) / self.plan.epochs
-            set_learning_rates(self.optimizer, schedule_factor(self.schedule, done))
-        complete = (standing.batch + 1) % self.plan.accumulate == 0 or last
-        place = Place(standing.batch, self.batches.num_batches, self._epochs_done(standing), batch.num_parts)
+            factor = schedule_factor(self.config.schedule, epochs_done / self.config.epochs)
+            set_learning_rates(self.step.optimizer, factor)
+        complete = (state.batch + 1) % self.config.accumulate == 0 or last
+        place = Place(state.batch, self.batches.num_batches, epochs_done, batch.num_parts)
         try:
             loss, sums = self.step.learn(batch, place, complete)
-            standing.batch += 1
-            standing.step += complete
+            state.batch += 1
+            state.step += complete
             if len(batch.targets):
                 self._sums = sums.clone() if self._sums is None else self._sums.add_(sums)
-            if last or self._is_time_to_look():
+            if last or self.step.is_check_due():
                 self.step.check()
-                display.batch(standing.epoch, standing.batch, loss.total.item())
+                display.batch(state.epoch, state.batch, loss.total.item())
         except BrokenLossError as error:
-            raise self._explained(error, standing) from error
+            step = state.step + 1
+            if self.config.device.type == "cuda" and self.config.accumulate == 1:  # noticed some steps later
+                step = self._first_step + error.num_steps + 1
+            raise FloatingPointError(
+                f"loss is {error.value} at step {step} of epoch {state.epoch + 1}, from {error.culprit}{self._kept()}"
+            ) from error
         if loss.log_probs is not None:
             self._num_classes = loss.log_probs.shape[-1]
-        news = self.step.news()
-        if news:
-            display.note(news)
+        message = self.step.message()
+        if message:
+            display.note(message)
         if complete:
-            for callback in self.callbacks:
-                callback.on_step(standing.step, loss)
+            for callback in self.config.callbacks:
+                callback.on_step(state.step, loss)
         return complete
 
-    def _explained(self, error: BrokenLossError, standing: TrainState) -> FloatingPointError:
-        step = standing.step + 1
-        if self.device.type == "cuda" and self.plan.accumulate == 1:  # noticed some steps after it came
-            step = self._first_step + error.num_steps + 1
-        place = f"step {step} of epoch {standing.epoch + 1}"
-        return FloatingPointError(f"loss is {error.value} at {place}, from {error.culprit}{self._kept()}")
-
-    def _check_agreement(self, resume: bool) -> None:
-        groups = [
-            {name: str(group[name]) for name in group if name != "params"} for group in self.optimizer.param_groups
-        ]
-        beside = {
+    def _check_agreement(self) -> None:
+        groups = self.step.optimizer.param_groups
+        others = {
             "num_batches": self.batches.num_batches,
-            "folder": None if self.folder is None else "given",
-            "resume": resume,
+            "folder": None if self.config.folder is None else "given",
+            "resume": self.config.resume,
             "validation": None if self.held_out is None else "given",
-            "schedule": [schedule_factor(self.schedule, share / 8) for share in range(8)],
+            "schedule": [schedule_factor(self.config.schedule, share / 8) for share in range(8)],
             "optimizer": [{name: str(value) for name, value in group.items() if name != "params"} for group in groups],
         }
-        self.processes.check_alike({**self._config(), **beside})
+        self.processes.check_alike({**self._config(), **others})
 
-    def _is_time_to_look(self) -> bool:
-        """Whether to ask the device how it goes: always on a CPU, which has no queue to wait for."""
-        now = time.perf_counter()
-        if self.device.type == "cuda" and now - self._looked < LOOK_EVERY:
-            return False
-        self._looked = now
-        return True
+    def _is_interrupted(self, interrupted: threading.Event) -> bool:
+        """Whether this process or another one was interrupted; all stop at the same step."""
+        several_gpus = self.processes.count > 1 and self.config.device.type == "cuda"
+        return not (several_gpus and self._state.step % STOP_CHECK_EVERY) and self.processes.any(interrupted.is_set())
 
-    def _is_told_to_stop(self, interrupted: threading.Event, standing: TrainState) -> bool:
-        """Whether this process was interrupted, or some other: then all stop at the same step."""
-        if self.processes.count > 1 and self.device.type == "cuda" and standing.step % ASK_EVERY:
-            return False
-        return self.processes.any(interrupted.is_set())
-
-    def _epochs_done(self, standing: TrainState) -> float:
-        """How many epochs are over; whole ones alone where nobody knows how many batches an epoch has."""
-        return standing.epoch + (standing.batch / self.batches.num_batches if self.batches.num_batches else 0.0)
-
-    def _gather_sums(self, standing: TrainState) -> None:
-        """Take the sums over, from the devices of all processes to where they are kept."""
-        own: dict[str, float] = {}
+    def _gather_sums(self) -> None:
+        """Add the sums of the devices of all processes to those of the state."""
+        local: dict[str, float] = {}
         if self._sums is not None:
-            own = dict(zip(("examples", *self.step.names), self._sums.tolist(), strict=True))
-        for sums in self.processes.gather(own):
+            local = dict(zip(("examples", *self.step.names), self._sums.tolist(), strict=True))
+        for sums in self.processes.gather(local):
             for name, value in sums.items():
-                standing.sums[name] = standing.sums.get(name, 0.0) + value
+                self._state.sums[name] = self._state.sums.get(name, 0.0) + value
         self._sums = None
 
-    def _finish_epoch(self, standing: TrainState) -> dict[str, float]:
-        self._gather_sums(standing)
-        sums, standing.sums = standing.sums, {}
+    def _finish_epoch(self) -> dict[str, float]:
+        self._gather_sums()
+        state = self._state
+        sums, state.sums = state.sums, {}
         if not sums:
             raise ValueError("train must hold at least one batch, got none")
         examples = sums.pop("examples")
-        standing.epoch += 1
-        standing.batch = 0
-        metrics = {
-            "epoch": standing.epoch,
-            "step": standing.step,
-            **{name: value / examples for name, value in sums.items()},
-        }
+        state.epoch += 1
+        state.batch = 0
+        metrics = {"epoch": state.epoch, "step": state.step, **{name: value / examples for name, value in sums.items()}}
         self.processes.average_buffers(self.model)
         if self.held_out is not None:
-            metrics |= validate(self.model, self.held_out, self.plan.seed, self.device, processes=self.processes)
+            config = self.config
+            metrics |= validate(self.model, self.held_out, config.seed, config.device, processes=self.processes)
         self.processes.together(lambda: self._check_finite(metrics))
-        return {**metrics, "seconds": round(standing.seconds, 3)}
+        return {**metrics, "seconds": round(state.seconds, 3)}
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
         broken = what_is_not_finite(self.model, metrics)
         if broken:
-            raise FloatingPointError(f"{broken} after epoch {int(metrics['epoch'])}{self._kept()}")
+            raise FloatingPointError(f"{broken} after epoch {self._state.epoch}{self._kept()}")
 
-    def _improved(self, metrics: dict[str, float], standing: TrainState) -> bool:
-        value = metrics[self.plan.monitor]
-        better = -value if self.plan.monitor.endswith("accuracy") else value
-        if standing.best is not None and better >= standing.best:
+    def _improved(self, metrics: dict[str, float]) -> bool:
+        state, value = self._state, metrics[self.config.monitor]
+        better = -value if self.config.monitor.endswith("accuracy") else value
+        if state.best is not None and better >= state.best:
             return False
-        standing.best, standing.best_epoch = better, standing.epoch
+        state.best, state.best_epoch = better, state.epoch
         return True
 
-    def _out_of_patience(self, standing: TrainState) -> bool:
-        return self.plan.patience is not None and standing.epoch - standing.best_epoch >= self.plan.patience
-
-    def _keep(self, history: list[dict[str, float]], standing: TrainState, best: dict[str, Tensor] | None) -> None:
-        if self.folder is not None:
-            self.processes.by_writer(lambda: self._append(history))
-            self._save(standing, best)
-
-    def _append(self, history: list[dict[str, float]]) -> None:
+    def _append_metrics(self) -> None:
         """Write the metrics of the last epoch."""
-        assert self.folder is not None
-        self._restore_metrics(history[:-1])
-        metrics = self.folder / "metrics.jsonl"
-        try:
-            with metrics.open("a") as lines:
-                lines.write(f"{dump_json(history[-1])}\n")
-                lines.flush()
-                os.fsync(lines.fileno())  # a checkpoint without its metrics could not be resumed
-        except OSError as error:
-            raise OSError(f"cannot write to {metrics}: {error}{self._kept()}") from error
+        self._restore_metrics(self._history[:-1])
+        self._write_metrics(self._history[-1:], append=True)
 
     def _restore_metrics(self, history: list[dict[str, float]]) -> None:
-        """Write the metrics of all epochs again where their file was removed: without it no run can be resumed."""
-        assert self.folder is not None
+        """Write the metrics of all epochs again where their file was removed: a run cannot be resumed without it."""
         metrics = self.folder / "metrics.jsonl"
         if not metrics.is_file():
             self._write_metrics(history)
             warnings.warn(f"{metrics} was removed during training; it is written again", stacklevel=2)
 
-    def _write_metrics(self, history: list[dict[str, float]]) -> None:
-        assert self.folder is not None
-        metrics = self.folder / "metrics.jsonl"
+    def _write_metrics(self, history: list[dict[str, float]], append: bool = False) -> None:
+        metrics, text = self.folder / "metrics.jsonl", "".join(f"{dump_json(line)}\n" for line in history)
         try:
-            write_atomically(metrics, "".join(f"{dump_json(line)}\n" for line in history).encode())
+            if append:
+                with metrics.open("a") as lines:
+                    lines.write(text)
+                    lines.flush()
+                    os.fsync(lines.fileno())  # a checkpoint without its metrics could not be resumed
+            else:
+                write_atomically(metrics, text.encode())
         except OSError as error:
             raise OSError(f"cannot write to {metrics}: {error}{self._kept()}") from error
 
-    def _save(self, standing: TrainState, best: dict[str, Tensor] | None) -> None:
-        assert self.folder is not None
-        self._gather_sums(standing)
-        standing.compiled = self.step.settled
+    def _save(self) -> None:
+        self._gather_sums()
+        self._state.compiled = self.step.settled
         own_states = self.processes.gather(own_state(self.model, self.processes))
         checkpoint = self.folder / "checkpoint"
-        self.processes.by_writer(
-            lambda: write_checkpoint(
-                checkpoint, standing.step, *pack(self.model, self.optimizer, standing, best, own_states), self._previous
-            )
-        )
+
+        def write() -> None:
+            parts = pack(self.model, self.step.optimizer, self._state, self._best, own_states)
+            write_checkpoint(checkpoint, self._state.step, *parts, self._previous)
+
+        self.processes.by_writer(write)
         if self.processes.is_writer:
             self._previous = latest_checkpoint(checkpoint)
 
-    def _stop(self, standing: TrainState, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> None:
-        if self.folder is None:
-            raise Interrupted(f"training was interrupted at step {standing.step}; without a folder nothing was saved")
-        self.processes.by_writer(lambda: self._restore_metrics(history))
-        self._save(standing, best)
-        raise Interrupted(
-            f"training was interrupted at step {standing.step}; go on with resume=True, folder={self.folder}"
-        )
+    def _stop(self) -> None:
+        place = f"training was interrupted at step {self._state.step}"
+        if self.config.folder is None:
+            raise Interrupted(f"{place}; without a folder nothing was saved")
+        self.processes.by_writer(lambda: self._restore_metrics(self._history))
+        self._save()
+        raise Interrupted(f"{place}; go on with resume=True, folder={self.folder}")
 
-    def _end(self, standing: TrainState, best: dict[str, Tensor] | None, history: list[dict[str, float]]) -> FitResult:
+    def _end(self) -> FitResult:
+        state = self._state
         if self.processes.is_writer:
-            warn_of_collapse(self.model, history[-1], self._num_classes)  # before the best weights hide it
-        if best is not None:
-            self.model.load_state_dict(best)
+            warn_of_collapse(self.model, self._history[-1], self._num_classes)  # before the best weights are loaded
+        if self._best is not None:
+            self.model.load_state_dict(self._best)
         self.model.eval()
-        how, capture_seconds = self.step.how, self.step.capture_seconds
-        if self.folder is not None:
-            file = self.folder / MODEL
-            self.processes.by_writer(lambda: self._write_model(file))
-        best_epoch = standing.best_epoch if best is not None else standing.epoch
-        stopped = standing.epoch < self.plan.epochs
-        run = FitResult(tuple(history), best_epoch, stopped, standing.seconds, self.folder, how, capture_seconds)
-        for callback in self.callbacks:
-            callback.on_end(run)
-        return run
+        mode, reason, capture_seconds = self.step.mode, self.step.reason, self.step.capture_seconds
+        if self.config.folder is not None:
+            self.processes.by_writer(lambda: self._write_model(self.folder / MODEL))
+        result = FitResult(
+            history=tuple(self._history),
+            best_epoch=state.epoch if self._best is None else state.best_epoch,
+            stopped_early=state.epoch < self.config.epochs,
+            seconds=state.seconds,
+            folder=self.config.folder,
+            mode=mode,
+            reason=reason,
+            capture_seconds=capture_seconds,
+        )
+        for callback in self.config.callbacks:
+            callback.on_end(result)
+        return result
 
     def _write_model(self, path: Path) -> None:
         if hasattr(self.model, "dubio_spec"):
             save(self.model, path)
-        else:  # a plain network has weights and nothing else to keep
+        else:  # a plain network has only weights
             write_atomically(path, to_bytes(without_ties(self.model.state_dict())[0]))
 
     def _kept(self) -> str:
-        """Which checkpoint is there, as the end of a message."""
-        checkpoint = None if self.folder is None else latest_checkpoint(self.folder / "checkpoint")
+        """The end of a message that names the last checkpoint."""
+        folder = self.config.folder
+        checkpoint = None if folder is None else latest_checkpoint(folder / "checkpoint")
         return "" if checkpoint is None else f"; the last good checkpoint is kept in {checkpoint}"
 
     def _config(self) -> dict[str, Any]:
-        record = getattr(self.model, "dubio_spec", None)
+        spec, schedule = getattr(self.model, "dubio_spec", None), self.config.schedule
         return {
-            "method": _in_words(getattr(record, "method", None)),
-            "likelihood": _in_words(getattr(record, "likelihood", None)),
-            "objective": _in_words(self.objective),
-            "optimizer": type(self.optimizer).__name__,
-            "schedule": self.schedule
-            if isinstance(self.schedule, str)
-            else getattr(self.schedule, "__name__", "function"),
+            "method": _description(getattr(spec, "method", None)),
+            "likelihood": _description(getattr(spec, "likelihood", None)),
+            "objective": _description(self.config.objective),
+            "optimizer": type(self.step.optimizer).__name__,
+            "schedule": schedule if isinstance(schedule, str) else getattr(schedule, "__name__", "function"),
             "num_data": self.batches.num_data,
             "parameters": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()},
             "num_parameters": num_trained(self.model),
             "num_processes": self.processes.count,
-            **dataclasses.asdict(self.plan),
+            **{name: value for name, value in vars(self.config).items() if name not in UNRECORDED},
         }
 
 
-def _in_words(value: object) -> str:
-    """What it is, and not where: of a user's own class, whose objects may say no more than their address."""
+def _description(value: object) -> str:
+    """The ``repr`` of a value without addresses, which objects of a user's class may have."""
     return ADDRESS.sub("", repr(value))
 
 
-def _check_same(known: dict[str, Any], now: dict[str, Any]) -> None:
-    known = {"num_processes": 1, **known}  # older ones do not say
-    differing = [name for name in {**known, **now} if known.get(name) != now.get(name) and name not in FREE]
-    if differing:
-        listed = "; ".join(_difference(name, known.get(name), now.get(name)) for name in sorted(differing))
-        raise ValueError(f"cannot resume with another configuration: {listed}")
+def _check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    saved = {"num_processes": 1, **saved}  # older configurations lack it
+    changes = []
+    for name in sorted(_differing(saved, now) - set(FREE)):
+        before, after = saved.get(name), now.get(name)
+        if name == "parameters" and isinstance(before, dict) and isinstance(after, dict):
+            first = min(_differing(before, after))
+            changes.append(
+                f"parameter {first} was {before.get(first, 'not there')}, is {after.get(first, 'not there')}"
+            )
+        else:
+            changes.append(f"{name} was {before!r}, is {after!r}")
+    if changes:
+        raise ValueError(f"cannot resume with another configuration: {'; '.join(changes)}")
+
+
+def _differing(saved: dict[str, Any], now: dict[str, Any]) -> set[str]:
+    return {name for name in {**saved, **now} if saved.get(name) != now.get(name)}
 
 
 def _checked_data(file: Path, saved: Any, now: dict[str, DataFingerprint | None]) -> dict[str, DataFingerprint | None]:
-    """The fingerprints to be kept from now on; refuses data that are not those that the run began with."""
+    """The fingerprints to store from now on; refuses data that are not those of the run."""
     if not isinstance(saved, dict):
         warnings.warn(
             f"{file} has no fingerprints of the data, as in older versions, so a change of the data is not noticed",
@@ -518,21 +536,21 @@ def _checked_data(file: Path, saved: Any, now: dict[str, DataFingerprint | None]
         )
         return now
     changes, without_hash, kept = [], [], dict(now)
-    for part, own in now.items():
+    for part, present in now.items():
         try:
             before = None if saved.get(part) is None else read_value(DataFingerprint, saved[part])
         except ValueError as error:
             raise ValueError(f"{file} cannot be read: the fingerprint of the {part} data is damaged: {error}") from None
         name = f"the {'training' if part == 'train' else part} data"
-        if before is None and own is None:
+        if before is None and present is None:
             continue
-        if before is None or own is None:
+        if before is None or present is None:
             changes.append(f"{name} {'were not given before' if before is None else 'are missing now'}")
         else:
-            changes += [change] if (change := own.change_from(before, name)) else []
-            if before.ordered is None or own.ordered is None:
-                without_hash.append(f"{name} ({own.kind})")
-            if own.ordered is None:
+            changes += [change] if (change := present.change_from(before, name)) else []
+            if before.ordered is None or present.ordered is None:
+                without_hash.append(f"{name} ({present.kind})")
+            if present.ordered is None:
                 kept[part] = before
     if changes:
         raise ValueError(
@@ -548,37 +566,18 @@ def _checked_data(file: Path, saved: Any, now: dict[str, DataFingerprint | None]
 
 
 def _warn_of_versions(saved: Any) -> None:
-    """Warn that a run goes on with another dubio or torch; older runs do not say which they had."""
+    """Warn that a run goes on with another dubio or torch; older runs do not store their versions."""
     if not isinstance(saved, dict):
         return
     now = versions()
     other = [name for name in VERSIONS if saved.get(name) != now[name]]
     if other:
-        before, after = (" and ".join(f"{name} {versions.get(name)}" for name in other) for versions in (saved, now))
+        before, after = (" and ".join(f"{name} {each.get(name)}" for name in other) for each in (saved, now))
         warnings.warn(
             f"the run was trained with {before} and goes on with {after}; its numbers may differ from those of a run "
             "that was not interrupted",
             stacklevel=2,
         )
-
-
-def _difference(name: str, known: Any, now: Any) -> str:
-    if name != "parameters" or not isinstance(known, dict):
-        return f"{name} was {known!r}, is {now!r}"
-    other = sorted(key for key in {**known, **now} if known.get(key) != now.get(key))
-    return f"parameter {other[0]} was {known.get(other[0], 'not there')}, is {now.get(other[0], 'not there')}"
-
-
-def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the last."""
-    waiting = next(batches, None)
-    while waiting is not None:
-        following = next(batches, None)
-        yield waiting, following is None
-        waiting = following
-
-
-VALIDATION_SAMPLES = 10
 
 
 @torch.no_grad()
@@ -592,7 +591,7 @@ def validate(
 ) -> dict[str, float]:
     """Negative log-likelihood of the mean prediction (E-14), and accuracy, from the same draws in every epoch.
 
-    Several processes judge batches in turn, and all get the numbers that one process would get.
+    Several processes evaluate batches in turn, and all get the numbers that one process would get.
     """
     likelihood = without_weights(likelihood_of(model))
     sums = {"nll": 0.0, "right": 0.0, "examples": 0.0}
@@ -606,9 +605,8 @@ def validate(
         sums["examples"] += len(batch.targets)
         if not isinstance(likelihood, Gaussian):
             labels = functional.uncertainty.predictive_log_probs(likelihood.log_probs(outputs)).argmax(dim=-1)
-            sums["right"] += (labels == match_shape(batch.targets, labels.shape)).float().mean().item() * len(
-                batch.targets
-            )
+            right = (labels == match_shape(batch.targets, labels.shape)).float().mean().item()
+            sums["right"] += right * len(batch.targets)
     model.train()
     parts = processes.gather(sums)
     sums = {name: sum(part[name] for part in parts) for name in sums}
@@ -621,13 +619,14 @@ def validate(
 
 
 def schedule_factor(schedule: Schedule, done: float) -> float:
-    """What the learning rate is multiplied with when ``done`` of the training, from 0 to 1, is over."""
+    """The factor of the learning rate when the share ``done`` of the training, from 0 to 1, is completed."""
     if callable(schedule):
         return float(schedule(done))
-    if schedule not in ("constant", "cosine", "linear"):
-        raise ValueError(f"schedule must be 'constant', 'cosine', 'linear' or a function, got {schedule!r}")
-    if schedule == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * done))
-    if schedule == "linear":
-        return 1.0 - done
-    return 1.0
+    match schedule:
+        case "constant":
+            return 1.0
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * done))
+        case "linear":
+            return 1.0 - done
+    raise ValueError(f"schedule must be 'constant', 'cosine', 'linear' or a function, got {schedule!r}")
