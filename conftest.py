@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import inspect
 import os
 import tempfile
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+gc.disable()  # until all modules are imported
 # Compiled code of its own for each worker: two that write the same file at once may load half of it.
 _compiled = tempfile.TemporaryDirectory(prefix="dubio-inductor-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled.name
@@ -81,6 +83,12 @@ jaxtyping.jaxtyped = _checked_unless_compiling
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with tests that have a time limit of their own: one that takes long and comes last keeps a core idle."""
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let collections of garbage pass over what was imported: running out of memory collects, often."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
