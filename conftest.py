@@ -86,8 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let collections of garbage pass over what was imported: running out of memory collects, often."""
+    """Let collections of garbage pass over what was imported, and come seldom: tests make many objects."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
