@@ -39,6 +39,8 @@ IMAGES = torch.randint(256, (41, 3, 6, 6), generator=torch.Generator().manual_se
 CLASSES = ("a", "b", "c", "d")
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.timeout(400)  # processes that share cores with others wait for one another
+
 
 def make() -> nn.Module:
     torch.manual_seed(0)
