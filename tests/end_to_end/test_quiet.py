@@ -87,6 +87,7 @@ def test_there_is_a_case_for_every_command_and_all_share_one_option() -> None:
 
 @pytest.mark.feature("Every command takes --quiet and then prints its results alone")
 @pytest.mark.parametrize("command", CASES)
+@pytest.mark.usefixtures("unchecked")
 def test_a_quiet_command_prints_its_results_alone(
     command: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
