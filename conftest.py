@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import inspect
 import os
 import tempfile
@@ -21,13 +22,16 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled.name
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 _checked = jaxtyping.jaxtyped
+_axes = _checked("context")
 
 
-def _checked_unless_compiling(target: Any = None, *, typechecker: Any) -> Any:
+def _checked_unless_compiling(target: Any = None, *, typechecker: Any = None) -> Any:
     """Decorate as ``jaxtyping.jaxtyped`` does, but show the compiler the bare function: it cannot trace a check.
 
     A check is made at the first call of its function: most functions are not called by most tests.
     """
+    if target == "context":  # the compiler imports this file once more
+        return _checked(target)
     if target is None:
         return functools.partial(_checked_unless_compiling, typechecker=typechecker)
     if inspect.isclass(target):
@@ -50,25 +54,42 @@ def _checked_when_called(bare: Callable[..., Any], typechecker: Any) -> Callable
         if torch.compiler.is_compiling() or jaxtyping.config.jaxtyping_disable:
             return bare(*args, **kwargs)
         if checked is None:
-            checked = _checked(bare, typechecker=typechecker) if _has_shapes(bare) else typechecker(bare)
+            checked = _check_of(bare, typechecker)
         return checked(*args, **kwargs)
 
     return call
 
 
-def _has_shapes(function: Callable[..., Any]) -> bool:
-    """Whether a signature names axes, or classes by their names, which jaxtyping looks up.
+def _check_of(bare: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
+    """The checked function, by the cheapest check that its signature allows.
 
-    One that does neither needs no record of axes, which costs more than the check.
+    Jaxtyping's own check looks at arguments twice: it is for classes by their names, which it looks up, and generators
+    of tensors. Other signatures that name axes need a record of axes; those without axes need none.
     """
+    hints = list(_hints(bare))
+    has_names = any(isinstance(hint, str | typing.ForwardRef) for hint in hints)
+    has_axes = any(getattr(hint, "__module__", "").startswith("jaxtyping") for hint in hints)
+    if has_names or (has_axes and inspect.isgeneratorfunction(bare)):
+        return _checked(bare, typechecker=typechecker)
+    checked = typechecker(bare)
+    if not has_axes:
+        return checked
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _axes:
+            return checked(*args, **kwargs)
+
+    return call
+
+
+def _hints(function: Callable[..., Any]) -> Iterator[Any]:
+    """All annotations of a function and the parts that they are made of."""
     hints = list(function.__annotations__.values())
     while hints:
         hint = hints.pop()
-        if isinstance(hint, str | typing.ForwardRef) or getattr(hint, "__module__", "").startswith("jaxtyping"):
-            return True
+        yield hint
         if typing.get_origin(hint) is not typing.Literal:
             hints.extend(hint if isinstance(hint, list) else typing.get_args(hint))
-    return False
 
 
 # For a device that is not there torch keeps every seed, with the stack of whoever set it: most of what seeding costs.
@@ -81,6 +102,18 @@ jaxtyping.jaxtyped = _checked_unless_compiling
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with tests that have a time limit of their own: one that takes long and comes last keeps a core idle."""
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect no garbage while modules are imported."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let collections of garbage pass over what was imported, and come seldom: tests make many objects."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

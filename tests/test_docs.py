@@ -85,6 +85,7 @@ def few_epochs(monkeypatch: pytest.MonkeyPatch, page: Path) -> None:
 
 @pytest.mark.feature("The Python and the commands on the page of every method run as they stand there")
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.usefixtures("unchecked")
 def test_the_python_of_a_page_runs(page: Path, one_epoch: Callable[..., Any]) -> None:
     found = blocks(page, "python")
     assert found
@@ -96,6 +97,7 @@ def test_the_python_of_a_page_runs(page: Path, one_epoch: Callable[..., Any]) ->
     [pytest.param(page, marks=[pytest.mark.slow] if page.stem == "audit" else []) for page in GUIDES],
     ids=[page.stem for page in GUIDES],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_the_python_of_a_guide_runs(
     page: Path, few_epochs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

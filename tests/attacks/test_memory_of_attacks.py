@@ -39,8 +39,9 @@ def peak(attack: attacks.Attack, net: nn.Module, inputs: Tensor, labels: Tensor)
 
 @pytest.mark.parametrize("batch_size", [None, 1])
 @pytest.mark.parametrize("limit", [2, 4])
+@pytest.mark.usefixtures("unchecked")
 def test_an_attack_keeps_a_limit_that_leaves_room_for_one_row(limit: int, batch_size: int | None) -> None:
-    net, (inputs, labels) = large_activations(), images()
+    net, (inputs, labels) = large_activations(), images(6)
     attack = attacks.PGD(steps=2, num_samples=4, seed=0, batch_size=batch_size)
     with dubio.memory_limit(limit * MIB):
         assert peak(attack, net, inputs, labels) <= limit * MIB + 2 * inputs.nbytes
@@ -103,7 +104,8 @@ IN_LITTLE = {
 
 
 @pytest.mark.parametrize("name", IN_LITTLE)
-@pytest.mark.parametrize("share", [2, 5, 12])
+@pytest.mark.parametrize("share", [2, pytest.param(5, marks=pytest.mark.slow), 12])
+@pytest.mark.usefixtures("unchecked")
 def test_an_attack_that_runs_out_of_memory_gives_what_it_gives_in_plenty(name: str, share: int) -> None:
     attack = replace(IN_LITTLE[name], num_samples=16, seed=0, batch_size=32, noise="frozen")
     inputs, labels = tables()

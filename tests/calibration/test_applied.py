@@ -104,6 +104,7 @@ CALIBRATIONS = [
 @pytest.mark.feature("Entropy is the sum of its parts, in the data and in the network, whatever was calibrated")
 @pytest.mark.parametrize("calibration", CALIBRATIONS, ids=str)
 @pytest.mark.parametrize("factor", [0.3, 2.0, 30.0])
+@pytest.mark.usefixtures("unchecked")
 def test_the_parts_of_the_entropy_add_up_whatever_was_decided(echo, inputs, calibration, factor):
     model = decided(echo(factor, dubio.Bayes(init_std=0.6)), calibration=calibration, threshold=THRESHOLD, sets=SETS)
     whole = dubio.predict(model, inputs, 24, seed=0)

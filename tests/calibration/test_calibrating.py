@@ -116,6 +116,7 @@ def test_calibrating_again_starts_from_the_network_and_drops_what_was_found_on_o
 
 
 @pytest.mark.feature("calibrate keeps temperature 1 where a fitted one is not better on validation examples held out")
+@pytest.mark.usefixtures("unchecked")
 def test_a_temperature_that_does_not_help_on_folds_is_not_kept(echo, honest):
     """A network with the right probabilities: on 18 examples, fits alone range from 0.5 to 1.7."""
     new = honest(5000, seed=99)

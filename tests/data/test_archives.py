@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dubio.data import pickles
 from dubio.data.files import DataError, read_tar, read_zip
 from dubio.data.image_files import decode_image, read_image_folder
 from dubio.data.image_sets import IDX_MAX_BYTES, parse_idx, read_idx
@@ -114,9 +115,11 @@ def test_an_npz_whose_members_are_no_arrays_is_refused(tmp_path: Path) -> None:
         read_table(tmp_path / "raw.npz")
 
 
-def test_a_pickle_of_many_small_objects_is_refused() -> None:
-    with pytest.raises(DataError, match="has more than 2097152 instructions"):
-        parse_pickle(b"\x80\x02" + b"]" * (2**21 + 10) + b".", "f")
+def test_a_pickle_of_many_small_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pickles.MAX_INSTRUCTIONS == 2**21
+    monkeypatch.setattr(pickles, "MAX_INSTRUCTIONS", 2**12)
+    with pytest.raises(DataError, match="has more than 4096 instructions"):
+        parse_pickle(b"\x80\x02" + b"]" * (2**12 + 10) + b".", "f")
     assert parse_pickle(pickle.dumps({"labels": list(range(1000))}, 2), "f")["labels"][-1] == 999
 
 

@@ -71,9 +71,12 @@ def test_the_fingerprint_is_the_same_in_every_process_and_version() -> None:
 
 def test_ten_thousand_images_take_less_than_a_second() -> None:
     images, labels = torch.zeros(10_000, 1, 28, 28), torch.zeros(10_000, dtype=torch.int64)
-    begin = time.perf_counter()
-    fingerprint_of(images, labels)
-    assert time.perf_counter() - begin < 1.0  # 0.1 s on an idle core
+    seconds = []
+    for _ in range(3):
+        begin = time.process_time()
+        fingerprint_of(images, labels)
+        seconds.append(time.process_time() - begin)
+    assert min(seconds) < 1.0  # 0.1 s on an idle core
 
 
 def test_what_has_no_rows_is_refused() -> None:

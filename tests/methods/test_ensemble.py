@@ -215,10 +215,18 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
     "a class of one's own": lambda: OwnNorm(8),
     "other buffers": Counting,
 }
+COMPILED_AT_ONCE = ("batch norm", "other buffers")
+"""Those that fast tests compile."""
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("way", ["mapped", "mapped inputs", "compiled"])
+@pytest.mark.parametrize(
+    ("way", "norm"),
+    [
+        pytest.param(way, norm, marks=pytest.mark.slow if way == "compiled" and norm not in COMPILED_AT_ONCE else [])
+        for way in ("mapped", "mapped inputs", "compiled")
+        for norm in NORMS
+    ],
+)
 @pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.feature("Members of an ensemble with batch norm are mapped and compiled, each with statistics of its own")
 def test_members_that_run_at_once_move_their_buffers_as_one_after_another(norm: str, way: str) -> None:

@@ -42,6 +42,7 @@ def epoch_sum(model: nn.Module, objective: dubio.ELBO, batch_size: int, num_samp
 @pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
 @pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
 @pytest.mark.parametrize("batch_size", [1, 7, 128, NUM_DATA])
+@pytest.mark.usefixtures("unchecked")
 def test_t08_an_epoch_of_elbos_is_the_free_energy(prior: object, estimator: str, scheme: str, batch_size: int) -> None:
     model = make(prior, estimator)
     result = epoch_sum(model, dubio.ELBO(NUM_DATA, kl_weighting=scheme), batch_size, 3)

@@ -132,6 +132,7 @@ def test_more_draws_of_a_seed_begin_with_the_fewer() -> None:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("make", [lambda: mlp(5, 8, 4), Residual], ids=["mlp", "cnn"])
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.usefixtures("unchecked")
 def test_rows_do_not_depend_on_the_batch_size(estimator: Any, make: Any, executor: Any) -> None:
     model = dubio.Bayes(init_std=0.3, estimator=estimator).convert(make())
     inputs = torch.randn(ROWS, 5) if isinstance(model, nn.Sequential) else torch.randn(ROWS, 3, 5, 5)

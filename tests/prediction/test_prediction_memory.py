@@ -25,7 +25,7 @@ def convolutions() -> nn.Module:
 
 @pytest.mark.feature("predict chooses rows and draws that fit into a memory limit, and refuses only what cannot")
 def test_rows_that_were_chosen_are_not_refused() -> None:
-    model, images = convolutions(), torch.rand(300, 3, 8, 8)
+    model, images = convolutions(), torch.rand(120, 3, 8, 8)
     expected = dubio.predict(model, images, 10, keep_samples=False, seed=0)
     for limit in range(200 * KIB, 3000 * KIB, 400 * KIB):
         with dubio.memory_limit(limit), Footprint() as footprint:

@@ -42,6 +42,7 @@ DATA = {
 
 @pytest.mark.feature("fit learns from tensors, datasets, loaders and iterables")
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
+@pytest.mark.usefixtures("unchecked")
 def test_every_kind_of_data_is_learned_from(data: object) -> None:
     model = make()
     run = quick(model, data(), (INPUTS, TARGETS), epochs=15, num_data=240)
@@ -85,6 +86,7 @@ def test_processes_share_batches_of_two_inputs() -> None:
     assert torch.equal(right, INPUTS[1:25:2, :3])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_dict_inputs_and_real_targets_are_learned_from() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

@@ -59,16 +59,16 @@ def laid_out(model: nn.Module, images: Tensor) -> Layout:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(quick_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU on which images are laid out as on a GPU."""
     monkeypatch.setattr(layout, "DEVICES", ("cpu",))
     monkeypatch.setattr(batch_loss, "BACKEND", "aot_eager")
 
 
-SHAPES = pytest.mark.parametrize(("channels", "size"), [(2, 3), (1, 3), (2, 1), (1, 1)])
+SHAPES = [(2, 3), (1, 3), (2, 1), (1, 1)]
 
 
-@SHAPES
+@pytest.mark.parametrize(("channels", "size"), SHAPES)
 def test_filters_and_images_are_laid_out_and_nothing_else(gpu: None, channels: int, size: int) -> None:
     model, images = network(channels, size, flattened)
     before, values = strides(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -89,7 +89,9 @@ def test_filters_and_images_are_laid_out_and_nothing_else(gpu: None, channels: i
     assert all(torch.equal(tensor, values[name]) for name, tensor in model.state_dict().items())
 
 
-@SHAPES
+@pytest.mark.parametrize(
+    ("channels", "size"), [SHAPES[0], *(pytest.param(*shape, marks=pytest.mark.slow) for shape in SHAPES[1:])]
+)
 def test_a_network_that_does_not_run_channels_last_is_left_as_it_was(
     gpu: None, channels: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,8 @@ IMAGES = torch.randint(256, (41, 3, 6, 6), generator=torch.Generator().manual_se
 CLASSES = ("a", "b", "c", "d")
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.timeout(400)  # processes that share cores with others wait for one another
+
 
 def make() -> nn.Module:
     torch.manual_seed(0)
@@ -226,9 +228,7 @@ def test_an_interrupted_run_of_two_processes_resumes_exactly(tmp_path: Path, ste
 
     whole = values(tmp_path, go("whole"))
     cut = in_processes(tmp_path, go("cut", callbacks=[StopAfter(step)]))
-    message = (
-        f"Interrupted: training was interrupted at step {step}; go on with resume=True, folder={tmp_path / 'cut'}"
-    )
+    message = f"Interrupted: training was interrupted at step {step}; go on with resume=True, folder={tmp_path / 'cut'}"
     assert [ended.error for ended in cut] == [message, message]
     for result, expected in zip(values(tmp_path, go("cut", resume=True)), whole, strict=True):
         assert_same(result, expected)

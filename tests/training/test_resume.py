@@ -26,6 +26,8 @@ from stopping import StopAfter
 INPUTS = torch.randn(70, 5, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randint(4, (70,), generator=torch.Generator().manual_seed(2))
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def make() -> nn.Module:
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ OBJECTIVES: dict[str, tuple[Any, Any]] = {
     "bayes, adversarial": (dubio.Bayes(), dubio.Adversarial(dubio.ELBO(40), ATTACK)),
     "bayes, warm-up and geometric": (dubio.Bayes(), dubio.ELBO(40, warmup=2, kl_weighting="geometric")),
 }
-QUICK = ("bayes", "bayes, adversarial", "bayes, warm-up and geometric")
+QUICK = ("bayes", "bayes, warm-up and geometric")
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_another_shape_is_compiled_for_when_it_comes_again_and_again() -> None:
 def test_many_networks_are_compiled_in_one_process(traced: None) -> None:
     kept = []
     with torch._dynamo.config.patch(recompile_limit=2):
-        for _ in range(4):  # more than torch compiles one function for
+        for _ in range(3):  # more than torch compiles one function for
             step = steps_of(make(), dubio.ELBO(40), fast=True)
             step(INPUTS, TARGETS)
             kept.append(step)
@@ -352,7 +352,7 @@ def test_draws_that_would_share_other_statistics_are_not_tried_compiled() -> Non
 
 
 def test_batches_of_ever_other_shapes_are_told(traced: None) -> None:
-    step = steps_of(make(), dubio.ELBO(40), fast=True)
+    step = steps_of(make(dubio.Deterministic()), dubio.ELBO(40), fast=True)
     for number in range(12):
         rows = 3 + number % 7
         step(INPUTS[:rows], TARGETS[:rows])
