@@ -187,7 +187,7 @@ class Averaging(nn.Module):
 def test_a_network_that_replaces_its_buffers_is_not_replayed(
     quick_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "BACKEND", "aot_eager")
+    monkeypatch.setattr(batch_loss, "BACKEND", "aot_eager")
     reason = "every step puts another tensor in place of mean"
     check_same(Averaging, mode="compiled", reason=reason, num_steps=30)
 

@@ -87,7 +87,7 @@ class _Link:
 
 
 @dataclass(eq=False)
-class _Step:
+class _TracedCall:
     """A module or function that was called."""
 
     kind: str
@@ -101,7 +101,7 @@ class _Step:
     """Empty where it gives no tensor, as an assignment to parts of one."""
     axes: tuple[int, ...] = ()
     """Which axes a mean is taken over, counted from the first."""
-    users: list["_Step"] = field(default_factory=list)
+    users: list["_TracedCall"] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -250,7 +250,7 @@ def _cut(model: nn.Module, link: _Link, kept: Int[Tensor, " kept"]) -> None:
     keep_units(model.get_submodule(link.following), inputs=inputs)
 
 
-def _follow(model: nn.Module, first: _Step, calls: Counter[str], traced: "_Tracer") -> _Link | str:
+def _follow(model: nn.Module, first: _TracedCall, calls: Counter[str], traced: "_Tracer") -> _Link | str:
     """The link from a layer to the one that reads its units, or why there is none."""
     norms: list[str] = []
     repeats, step = 1, first
@@ -273,7 +273,7 @@ def _follow(model: nn.Module, first: _Step, calls: Counter[str], traced: "_Trace
             repeats *= math.prod(step.shape_in[2:])
 
 
-def _why_not_cut(model: nn.Module, step: _Step, traced: "_Tracer") -> str:
+def _why_not_cut(model: nn.Module, step: _TracedCall, traced: "_Tracer") -> str:
     """Why a layer itself cannot lose outputs."""
     if getattr(step.module, "groups", 1) != 1:
         return "it is a grouped convolution"
@@ -284,7 +284,7 @@ def _why_not_cut(model: nn.Module, step: _Step, traced: "_Tracer") -> str:
     return _why_tied(model, step, traced)
 
 
-def _why_not_fed(model: nn.Module, step: _Step, traced: "_Tracer") -> str:
+def _why_not_fed(model: nn.Module, step: _TracedCall, traced: "_Tracer") -> str:
     """Why the next layer cannot lose inputs."""
     if getattr(step.module, "groups", 1) != 1:
         return "is a grouped convolution"
@@ -296,13 +296,13 @@ def _why_not_fed(model: nn.Module, step: _Step, traced: "_Tracer") -> str:
     return f"cannot lose inputs: {tied}" if tied else ""
 
 
-def _reads_rows(step: _Step) -> bool:
+def _reads_rows(step: _TracedCall) -> bool:
     """Whether the first axis of a layer's inputs is that of rows, and the second that of units."""
     positions = len(step.module.kernel_size) if isinstance(step.module, CONVOLUTIONS) else 0
     return len(step.shape_in) == 2 + positions
 
 
-def _why_tied(model: nn.Module, step: _Step, traced: "_Tracer") -> str:
+def _why_tied(model: nn.Module, step: _TracedCall, traced: "_Tracer") -> str:
     """Whether anything else reads a parameter of this layer."""
     assert step.module is not None
     params = {id(parameter) for parameter in step.module.parameters()}
@@ -314,7 +314,7 @@ def _why_tied(model: nn.Module, step: _Step, traced: "_Tracer") -> str:
     return "" if reader is None else f"its parameters are read by {reader}"
 
 
-def _leads_to_layer(step: _Step) -> bool:
+def _leads_to_layer(step: _TracedCall) -> bool:
     """Whether another layer follows."""
     waiting, seen = list(step.users), {step}
     while waiting:
@@ -327,7 +327,7 @@ def _leads_to_layer(step: _Step) -> bool:
     return False
 
 
-def _is_unitwise(step: _Step) -> bool:
+def _is_unitwise(step: _TracedCall) -> bool:
     """Whether every unit of the outputs is computed from the same unit of the inputs alone."""
     if step.num_tensors != 1:
         return False
@@ -341,7 +341,7 @@ def _is_unitwise(step: _Step) -> bool:
     return _pools_positions(step) or averaged or _flattens(step)
 
 
-def _pools_positions(step: _Step) -> bool:
+def _pools_positions(step: _TracedCall) -> bool:
     """Whether it pools positions, behind axes for rows and for units; without these axes it would mix units."""
     if step.module is not None:
         positions = next((axes for axes, kinds in POOLS.items() if isinstance(step.module, kinds)), None)
@@ -350,7 +350,7 @@ def _pools_positions(step: _Step) -> bool:
     return positions is not None and len(step.shape_in) == 2 + positions and step.shape_in[:2] == step.shape_out[:2]
 
 
-def _flattens(step: _Step) -> bool:
+def _flattens(step: _TracedCall) -> bool:
     """Whether positions become features of their channel, without mixing of units."""
     is_kind = isinstance(step.module, nn.Flatten) if step.module is not None else step.kind in FLATTENED
     return is_kind and step.shape_out == (step.shape_in[0], math.prod(step.shape_in[1:]))
@@ -374,9 +374,9 @@ class _Tracer(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.steps: list[_Step] = []
+        self.steps: list[_TracedCall] = []
         self.readers: dict[str, str] = {}
-        self._made_by: dict[int, _Step] = {}
+        self._made_by: dict[int, _TracedCall] = {}
         self._kept: list[Any] = []  # identities are those of living tensors
         self._running: list[str] = []
         self._inside: list[str] = []
@@ -444,10 +444,10 @@ class _Tracer(TorchFunctionMode):
                 for owner in owners:
                     self.readers.setdefault(owner, f"{kind}() in {place or 'the network itself'}")
 
-    def note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> _Step:
+    def note(self, kind: str, place: str, module: nn.Module | None, inputs: Any, outputs: Any) -> _TracedCall:
         read, made = _tensors(inputs), _tensors(outputs)
         shape_in = tuple(read[0].shape) if read else ()
-        step = _Step(kind, place, module, len(read), shape_in, tuple(made[0].shape) if made else ())
+        step = _TracedCall(kind, place, module, len(read), shape_in, tuple(made[0].shape) if made else ())
         for tensor in read:
             source = self._made_by.get(id(tensor))
             if source is not None:

@@ -442,19 +442,20 @@ class Step:
             self._recording = Recording(work, laid_out, circumstances, self.model, self.optimizer, self.device)
         elif not self._recording.fits(values, circumstances):
             return None
-        self._recording.read(values)
+        recording = self._recording  # the step may give it up while it is recorded
+        recording.read(values)
         try:
             # A replay rounds as its recording did; setting the precision takes as long as the launch.
-            with nullcontext() if self._recording.is_ready else rounding_products(self.precision):
-                result = self._recording()
+            with nullcontext() if recording.is_ready else rounding_products(self.precision):
+                result = recording()
         except RuntimeError as error:
             if self.fast is True or is_out_of_memory(error):
                 raise
             self._statistics.put_back(self.model)
             self._fall_back("compiled", f"its recording failed: {first_line(error)}")
             return None
-        if self._recording.replaced:
-            self._give_up_recording(f"every step puts another tensor in place of {self._recording.replaced}")
+        if recording.replaced:
+            self._give_up_recording(f"every step puts another tensor in place of {recording.replaced}")
         return result
 
     def _give_up_recording(self, reason: str) -> None:
