@@ -111,7 +111,7 @@ def test_values_print_and_compare() -> None:
     [
         (
             lambda: corrupt(digits(2), "fog", strength=1),
-            r"^corruption must be noise, blur, contrast, rotation or inversion, got 'fog'$",
+            r"^corruption must be 'noise', 'blur', 'contrast', 'rotation' or 'inversion', got 'fog'$",
         ),
         (lambda: Blur(6), r"^strength must be a whole number from 0 to 5, got 6$"),
         (lambda: Blur(-1), r"^strength must be a whole number from 0 to 5, got -1$"),

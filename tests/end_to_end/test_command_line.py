@@ -346,11 +346,6 @@ def test_debug_shows_the_traceback(runs: Path) -> None:
         invoke("--debug", "describe", "frist", "--runs", runs)
 
 
-def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert_refused(invoke("demo", "--runs", tmp_path), "pip install scikit-learn")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches_by_example(command: str) -> None:
     shown = invoke(command, "--help")

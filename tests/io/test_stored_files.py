@@ -40,7 +40,7 @@ def test_the_stored_flow_is_pruned_and_calibrated() -> None:
 
 def test_a_stored_run_is_listed_with_the_present_name_of_its_method(tmp_path: Path) -> None:
     shutil.copytree(STORED / "run", tmp_path / "run")
-    (summary,) = list_runs(tmp_path)
+    (summary,), _ = list_runs(tmp_path)
     assert (summary.method, summary.epochs) == ("SESNN", 2)
 
 

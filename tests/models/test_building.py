@@ -167,7 +167,7 @@ def test_sizes_are_read_from_the_name() -> None:
         ),
         ("mlp:5-3,normalise=mnist", {}, r"^model may end in ',normalise=' and one of cifar10"),
         ("mlp:5-3,normalize=signed", {}, r"^model may end in ',normalise=' and one of cifar10"),
-        ("mlp:5-3", {"normalise": "mnist"}, r"^normalise must be cifar10, .* or over126, got 'mnist'$"),
+        ("mlp:5-3", {"normalise": "mnist"}, r"^normalise must be 'cifar10', .* or 'over126', got 'mnist'$"),
         (
             "mlp:5-3,normalise=signed",
             {"normalise": "double"},

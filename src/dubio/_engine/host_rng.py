@@ -206,19 +206,19 @@ def redirected(stream: Stream) -> Iterator[Watch]:
 
 def generator_state(device: torch.device) -> Tensor:
     """The state of the generator that this thread draws from on a device."""
-    return _generator(device).get_state()
+    stream = STATE.own.private_stream
+    if stream is None and device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return (default_generator(device) if stream is None else stream.generator(device)).get_state()
 
 
 def set_generator_state(device: torch.device, state: Tensor) -> None:
     """Set the state of the generator that this thread draws from on a device, for a run that is resumed."""
-    _generator(device).set_state(state)
-
-
-def _generator(device: torch.device) -> torch.Generator:
     stream = STATE.own.private_stream
     if stream is None and device.type == "cuda":
-        torch.cuda.init()  # there are no default generators before
-    return default_generator(device) if stream is None else stream.generator(device)
+        torch.cuda.set_rng_state(state, device)
+    else:
+        (default_generator(device) if stream is None else stream.generator(device)).set_state(state)
 
 
 @contextmanager
