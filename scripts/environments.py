@@ -30,8 +30,8 @@ def make_environment(folder: Path, packages: Sequence[str], imports: str) -> Pat
     """
     python, stamp = folder / "bin" / "python", folder / "installed"
     borrowed = sysconfig.get_path("purelib")
-    wanted = "\n".join([sys.version, borrowed, *packages, CONSTRAINTS.read_text(encoding="utf-8")])
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+    contents = "\n".join([sys.version, borrowed, *packages, CONSTRAINTS.read_text(encoding="utf-8")])
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == contents:
         return python
     _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder))
     install = ("install", "--quiet", "--no-deps", "--constraint", str(CONSTRAINTS), *packages)
@@ -39,7 +39,7 @@ def make_environment(folder: Path, packages: Sequence[str], imports: str) -> Pat
     own = next((folder / "lib").glob("python*/site-packages"))
     (own / "borrowed.pth").write_text(f"{borrowed}\n", encoding="utf-8")
     _run(str(python), "-c", f"import {imports}")
-    stamp.write_text(wanted, encoding="utf-8")
+    stamp.write_text(contents, encoding="utf-8")
     return python
 
 

@@ -177,9 +177,11 @@ def _be_pytest(tree: Path, arguments: Sequence[str], output: Path) -> None:
     tempfile.tempdir = None  # asked for anew
     sys.path[:0] = [*sources, str(tree)]
     for name in ("dubio", "dubio_lab"):
-        found = importlib.util.find_spec(name)
-        if name in sys.modules or found is None or not Path(str(found.origin)).is_relative_to(tree):
-            print(f"the tests would import {name} from {found and found.origin}, not from the copy {tree}", flush=True)
+        origin = importlib.util.find_spec(name)
+        if name in sys.modules or origin is None or not Path(str(origin.origin)).is_relative_to(tree):
+            print(
+                f"the tests would import {name} from {origin and origin.origin}, not from the copy {tree}", flush=True
+            )
             raise SystemExit(FOREIGN)
     import pytest
 

@@ -106,27 +106,27 @@ def fields(choice: str) -> str:
     """The fields of a method: name, default, meaning."""
     if choice not in METHODS:
         _refuse(f"fields must be those of one of {', '.join(METHODS)}, got {choice!r}")
-    found = fields_of(METHODS[choice]).values()
+    entries = fields_of(METHODS[choice]).values()
     return markdown_table(
-        ("field", "default", "what it is"), ((f"`{f.name}`", spell(f.default), f.meaning) for f in found)
+        ("field", "default", "what it is"), ((f"`{f.name}`", spell(f.default), f.meaning) for f in entries)
     )
 
 
 def digits(choice: str) -> str:
     """How methods do on digits with their defaults: all of them, or those named; methods not measured yet are told."""
-    wanted = choice.split(",") if choice else list(METHODS)
-    for name in wanted:
+    selected = choice.split(",") if choice else list(METHODS)
+    for name in selected:
         if name not in METHODS:
             _refuse(f"digits must be of methods among {', '.join(METHODS)}, got {name!r}")
     stored = _load("methods")
     records = stored["records"]["methods"]["defaults"]
     measured = {record["method"] for record in records}
-    missing = [name for name in wanted if name not in measured]
+    missing = [name for name in selected if name not in measured]
     gap = f"Not measured yet: {', '.join(missing)}; `benchmarks/run.py methods` does it."
-    if missing == wanted:
+    if missing == selected:
         return gap
     rows = []
-    for method in (name for name in wanted if name in measured):
+    for method in (name for name in selected if name in measured):
         own = [record for record in records if record["method"] == method]
         columns = ("accuracy", "nll", "entropy", "entropy_on_noise")
         means = (f"{statistics.mean(record[column] for record in own):.3f}" for column in columns)
@@ -135,7 +135,7 @@ def digits(choice: str) -> str:
     settings = stored["records"]["methods"]["settings"]
     about = f"Means over {len(own)} seeds; {settings['num_test']} test digits, {settings['test_draws']} draws."
     filled = f"{markdown_table(headings, rows)}\n\n{about} {_source('methods', stored)}"
-    other = [name for name in wanted if name in measured and not _has_defaults(name, records)]
+    other = [name for name in selected if name in measured and not _has_defaults(name, records)]
     if other:
         filled += f"\n\nMeasured with defaults of an earlier version: {', '.join(other)}."
     return f"{filled}\n\n{gap}" if missing else filled
@@ -274,8 +274,8 @@ def kernels(choice: str) -> str:
     groups.sort(key=lambda group: -max(record["groups"].get(group, [0.0])[0] / record["busy"] for record in records))
 
     def cells(record: dict[str, Any]) -> list[str]:
-        found = [record["groups"].get(group) for group in groups]
-        return ["-" if own is None else f"{own[0]:.3g} ({own[1]:.0f})" for own in found]
+        spans = [record["groups"].get(group) for group in groups]
+        return ["-" if own is None else f"{own[0]:.3g} ({own[1]:.0f})" for own in spans]
 
     rows = [
         (
@@ -371,8 +371,8 @@ def beside_peers(kind: str, choice: str) -> str:
     source = _source(name, about, commits_in_words(record, shown))
     if kind in PEER_SENTENCES:
         return f"{PEER_SENTENCES[kind](record)} {source}"
-    found = PEER_TABLES[kind](record, net)
-    return f"{markdown_table(found.headings, found.rows)}\n\n{found.about} {source}"
+    table = PEER_TABLES[kind](record, net)
+    return f"{markdown_table(table.headings, table.rows)}\n\n{table.about} {source}"
 
 
 def peer_picture(choice: str) -> str:

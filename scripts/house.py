@@ -75,12 +75,12 @@ def main() -> int:
     """Print every measure, and the parts of those that miss their bar; return the exit status."""
     verbose = "--verbose" in sys.argv[1:]
     measures = measure(read(SOURCE, "dubio"), read(LABORATORY, "dubio_lab") if LABORATORY.is_dir() else [])
-    for one in measures:
-        relation = "at least" if one.more_is_better else "at most"
-        print(f"{'ok  ' if one.passes else 'FAIL'} {one.name:44s} {one.value:8g}   {relation} {one.bar:g}")
-        for part in one.parts if verbose or not one.passes else ():
+    for item in measures:
+        relation = "at least" if item.more_is_better else "at most"
+        print(f"{'ok  ' if item.passes else 'FAIL'} {item.name:44s} {item.value:8g}   {relation} {item.bar:g}")
+        for part in item.parts if verbose or not item.passes else ():
             print(f"       {part}")
-    return int(not all(one.passes for one in measures))
+    return int(not all(item.passes for item in measures))
 
 
 def measure(library: list[Module], laboratory: list[Module]) -> list[Measure]:

@@ -58,7 +58,7 @@ def compare() -> int:
     """Print success rates side by side; 1 where one of ours is too low."""
     warnings.simplefilter("ignore")  # theirs, of points without a gradient
     num_weaker, norm = 0, ""
-    for row in _rows(_Bench()):
+    for row in _rows(_AttackSetup()):
         if row.norm != norm:
             norm = row.norm
             print(f"{'% fooled, ours / theirs, at radius':40}" + "".join(f"{radius:>14}" for radius in RADII[norm]))
@@ -77,13 +77,18 @@ def compare_audits() -> int:
     from dubio.auditing.audit import audit
 
     failed = 0
-    for name, bench in {"undefended": _Bench(), "trained against PGD": _Bench(against=AUDIT_RADIUS)}.items():
+    for name, setup in {
+        "undefended": _AttackSetup(),
+        "trained against PGD": _AttackSetup(against=AUDIT_RADIUS),
+    }.items():
         began = time.perf_counter()
-        data = (bench.inputs, bench.labels)
-        found = audit(bench.net, data, epsilon=AUDIT_RADIUS, num_images=AUDIT_IMAGES, progress=False)
-        check = next(check for check in found.checks if check.id == "C12")
-        print(f"audit, {name}: {found.status}, C12 {check.status}. {check.summary} {time.perf_counter() - began:.1f} s")
-        failed += check.status != "pass" or found.status != "VALID"
+        data = (setup.inputs, setup.labels)
+        report = audit(setup.net, data, epsilon=AUDIT_RADIUS, num_images=AUDIT_IMAGES, progress=False)
+        check = next(check for check in report.checks if check.id == "C12")
+        print(
+            f"audit, {name}: {report.status}, C12 {check.status}. {check.summary} {time.perf_counter() - began:.1f} s"
+        )
+        failed += check.status != "pass" or report.status != "VALID"
     return 1 if failed else 0
 
 
@@ -97,7 +102,7 @@ class _Row:
     theirs: Callable[[], Rates]
 
 
-class _Bench:
+class _AttackSetup:
     """A trained network for digits, images it was not trained on, and how success is counted.
 
     With ``against`` it is trained on images that PGD has moved so far.
@@ -149,69 +154,69 @@ class _Bench:
         return rates
 
 
-def _rows(bench: _Bench) -> list[_Row]:
+def _rows(setup: _AttackSetup) -> list[_Row]:
     """The table of all that is compared."""
     from dubio import attacks
 
     def row(name: str, attack: attacks.Attack, theirs: Callable[[], Rates]) -> _Row:
         def inputs(radius: float | None = None) -> Any:
             chosen = attack if radius is None else replace(attack, epsilon=radius)
-            return chosen(bench.net, bench.inputs, bench.labels, progress=False).inputs
+            return chosen(setup.net, setup.inputs, setup.labels, progress=False).inputs
 
-        ours = bench.nearest(inputs, attack.norm) if attack.epsilon is None else bench.in_balls(inputs, attack.norm)
+        ours = setup.nearest(inputs, attack.norm) if attack.epsilon is None else setup.in_balls(inputs, attack.norm)
         return _Row(f"{type(attack).__name__}, {attack.norm}{name}", attack.norm, ours, theirs)
 
     rows = []
     for norm, short in (("linf", "Linf"), ("l2", "L2")):
         fields: dict[str, Any] = {"norm": norm, "seed": 0}
-        pgd = _foolbox(bench, f"{short}ProjectedGradientDescentAttack", norm, steps=40, rel_stepsize=2.5 / 40)
-        fmn = _foolbox_nearest(bench, {"linf": "LInfFMNAttack", "l2": "L2FMNAttack"}[norm], norm)
-        square = _auto_attack(bench, "square.SquareAttack", norm, n_queries=500)
-        ce, dlr = (_auto_attack(bench, "autopgd_base.APGDAttack", norm, loss=loss) for loss in ("ce", "dlr"))
+        pgd = _foolbox(setup, f"{short}ProjectedGradientDescentAttack", norm, steps=40, rel_stepsize=2.5 / 40)
+        fmn = _foolbox_nearest(setup, {"linf": "LInfFMNAttack", "l2": "L2FMNAttack"}[norm], norm)
+        square = _auto_attack(setup, "square.SquareAttack", norm, n_queries=500)
+        ce, dlr = (_auto_attack(setup, "autopgd_base.APGDAttack", norm, loss=loss) for loss in ("ce", "dlr"))
         rows += [
-            row(": foolbox", attacks.FGSM(**fields), _foolbox(bench, f"{short}FastGradientAttack", norm)),
+            row(": foolbox", attacks.FGSM(**fields), _foolbox(setup, f"{short}FastGradientAttack", norm)),
             row(", 40 steps: foolbox", attacks.PGD(steps=40, **fields), pgd),
             row(": AutoAttack", attacks.APGD(**fields), ce),
             row(", dlr: AutoAttack", attacks.APGD(loss="dlr", **fields), dlr),
             row(", 500 steps: AutoAttack", attacks.Square(steps=500, **fields), square),
             row(": foolbox", attacks.FMN(**fields), fmn),
         ]
-    carlini = _foolbox_nearest(bench, "L2CarliniWagnerAttack", "l2", steps=300)
+    carlini = _foolbox_nearest(setup, "L2CarliniWagnerAttack", "l2", steps=300)
     penalised = attacks.MinimumNorm(mode="untargeted", loss="margin", seed=0)
     return [
         *rows,
-        row(": foolbox", attacks.DDN(seed=0), _foolbox_nearest(bench, "DDNAttack", "l2")),
+        row(": foolbox", attacks.DDN(seed=0), _foolbox_nearest(setup, "DDNAttack", "l2")),
         row(": foolbox, Carlini", penalised, carlini),
     ]
 
 
-def _foolbox(bench: _Bench, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
+def _foolbox(setup: _AttackSetup, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
     import foolbox  # type: ignore[import-not-found]
 
-    model = foolbox.PyTorchModel(bench.net, bounds=(0, 1), device="cpu")
+    model = foolbox.PyTorchModel(setup.net, bounds=(0, 1), device="cpu")
     attack = getattr(foolbox.attacks, name)(**options)
-    return bench.in_balls(lambda radius: attack(model, bench.inputs, bench.labels, epsilons=radius)[1], norm)
+    return setup.in_balls(lambda radius: attack(model, setup.inputs, setup.labels, epsilons=radius)[1], norm)
 
 
-def _foolbox_nearest(bench: _Bench, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
+def _foolbox_nearest(setup: _AttackSetup, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
     import foolbox
 
-    model = foolbox.PyTorchModel(bench.net, bounds=(0, 1), device="cpu")
+    model = foolbox.PyTorchModel(setup.net, bounds=(0, 1), device="cpu")
     attack = getattr(foolbox.attacks, name)(**options)
-    return bench.nearest(lambda: attack.run(model, bench.inputs, bench.labels), norm)
+    return setup.nearest(lambda: attack.run(model, setup.inputs, setup.labels), norm)
 
 
-def _auto_attack(bench: _Bench, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
+def _auto_attack(setup: _AttackSetup, name: str, norm: str, **options: Any) -> Callable[[], Rates]:
 
     module, kind = name.split(".")
     attack = getattr(importlib.import_module(f"pyautoattack.{module}"), kind)
     name_of_norm = {"linf": "Linf", "l2": "L2"}[norm]
 
     def perturbed(radius: float) -> Any:
-        made = attack(bench.net, norm=name_of_norm, eps=radius, n_restarts=1, seed=0, device="cpu", **options)
-        return made.perturb(bench.inputs, bench.labels)
+        made = attack(setup.net, norm=name_of_norm, eps=radius, n_restarts=1, seed=0, device="cpu", **options)
+        return made.perturb(setup.inputs, setup.labels)
 
-    return bench.in_balls(perturbed, norm)
+    return setup.in_balls(perturbed, norm)
 
 
 if __name__ == "__main__":

@@ -51,13 +51,13 @@ def unpack(folder: Path) -> int:
     with tempfile.TemporaryDirectory() as wheels:
         download = ("download", "--quiet", "--no-deps", "--constraint", str(CONSTRAINTS), "--dest", wheels, *PACKAGES)
         fetched = subprocess.run([sys.executable, "-m", "pip", *download])
-        found = sorted(Path(wheels).glob("*-none-any.whl"))
-        for wheel in found:
+        files = sorted(Path(wheels).glob("*-none-any.whl"))
+        for wheel in files:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(folder)
             print(f"peers: unpacked {wheel.name}")
-    print(f"peers: {len(found)} of {len(PACKAGES)} libraries are in {folder}; put it on PYTHONPATH")
-    return 1 if fetched.returncode or len(found) < len(PACKAGES) else 0
+    print(f"peers: {len(files)} of {len(PACKAGES)} libraries are in {folder}; put it on PYTHONPATH")
+    return 1 if fetched.returncode or len(files) < len(PACKAGES) else 0
 
 
 if __name__ == "__main__":

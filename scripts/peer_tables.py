@@ -103,17 +103,17 @@ def memory(record: Row, choice: str) -> PeerTable:
     own = of(record["steps"], choice)
     draws = draws_of(own)
     compared = _compared(draws)
-    told_apart = any(row.get("peak_mib_to_build") is not None for row in own)
+    is_separate = any(row.get("peak_mib_to_build") is not None for row in own)
     rows = []
     for label in _labels(record, own):
         peaks = [find(own, label, count) for count in draws]
         if any(row is not None and row.get("peak_mib") is not None for row in peaks):
-            built = [_cell(find(own, label, compared), "peak_mib_to_build")] if told_apart else []
+            built = [_cell(find(own, label, compared), "peak_mib_to_build")] if is_separate else []
             rows.append((label, *(_cell(row, "peak_mib") for row in peaks), *built))
     headings = ("MiB", *(f"S = {count}" for count in draws))
-    headings = (*headings, *([f"to build, S = {compared}"] if told_apart else []))
-    about = f"{choice}, batch of {_batch(record, choice)}.{_thrift_in_words(record, own, compared)}"
-    if record["settings"].get("device") == "cuda" and not told_apart:
+    headings = (*headings, *([f"to build, S = {compared}"] if is_separate else []))
+    about = f"{choice}, batch of {_batch(record, choice)}.{_memory_in_words(record, own, compared)}"
+    if record["settings"].get("device") == "cuda" and not is_separate:
         about += (
             " What building takes is in these peaks, and what cuBLAS keeps for a stream is in that of the first to use "
             "it: they do not rise evenly with draws."
@@ -124,7 +124,9 @@ def memory(record: Row, choice: str) -> PeerTable:
 def epochs(record: Row, choice: str) -> PeerTable:
     """What a further draw adds to an epoch, beside the published slopes."""
     rows = [
-        (net, f"published, {way}", f"{seconds:g}", "-") for net in PUBLISHED for way, seconds in PUBLISHED[net].items()
+        (net, f"published, {variant}", f"{seconds:g}", "-")
+        for net in PUBLISHED
+        for variant, seconds in PUBLISHED[net].items()
     ]
     shown = {net: sizes for net, sizes in record["settings"]["nets"].items() if net in PUBLISHED}
     for net, sizes in shown.items():
@@ -220,17 +222,17 @@ def _default_in_words(record: Row, rows: Sequence[Row]) -> str:
     return f"What `fit` gives by default {which}."
 
 
-def _thrift_in_words(record: Row, rows: Sequence[Row], num_samples: int) -> str:
+def _memory_in_words(record: Row, rows: Sequence[Row], num_samples: int) -> str:
     """How many times the memory of the thriftiest peer in the same precision dubio takes."""
-    told = []
+    ratios = []
     for row in rows:
         who = record["contestants"][row["contestant"]]
         peer = fastest_peer(record, rows, num_samples, who["precision"], "peak_mib")
         if who["kind"] == "dubio" and row["num_samples"] == num_samples and row.get("peak_mib") and peer is not None:
-            told.append((f"`{row['contestant']}`", f"{ratio(row['peak_mib'] / peer['peak_mib'])} times"))
-    if not told:
+            ratios.append((f"`{row['contestant']}`", f"{ratio(row['peak_mib'] / peer['peak_mib'])} times"))
+    if not ratios:
         return ""
-    (first, times), *others = told
+    (first, times), *others = ratios
     rest = "".join(f", {one} {its}" for one, its in others)
     thriftiest = "the memory that the thriftiest peer takes in the same precision"
     return f" With S = {num_samples} {first} takes {times} {thriftiest}{rest}."

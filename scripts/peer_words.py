@@ -12,17 +12,17 @@ __all__ = ["PEER_SENTENCES", "commits_in_words", "machine_in_words", "missing"]
 
 def one_draw(record: Row) -> str:
     """The fastest step of dubio with one draw beside the fastest peer, for every network."""
-    told, num_slower = [], 0
+    parts, num_slower = [], 0
     for net in record["settings"]["nets"]:
         own = [row for row in of(record["steps"], net) if row["num_samples"] == 1 and "milliseconds" in row]
         peer, ours = fastest_peer(record, own), _fastest_of_ours(record, own)
         if peer is not None and ours is not None:
             num_slower += ours["milliseconds"] > peer["milliseconds"]
-            told.append(f"{net} takes {_time(ours)}, that of the fastest peer {_time(peer)}")
-    if not told:
+            parts.append(f"{net} takes {_time(ours)}, that of the fastest peer {_time(peer)}")
+    if not parts:
         return "Steps with one draw are not measured."
-    slower = f"slower than the fastest peer for {num_slower} of {len(told)} networks" if num_slower else "never slower"
-    return f"With one draw (S = 1) the fastest step of dubio is {slower}: a step of {'; of '.join(told)}."
+    slower = f"slower than the fastest peer for {num_slower} of {len(parts)} networks" if num_slower else "never slower"
+    return f"With one draw (S = 1) the fastest step of dubio is {slower}: a step of {'; of '.join(parts)}."
 
 
 def building(record: Row) -> str:
@@ -47,21 +47,21 @@ def building(record: Row) -> str:
 
 def line(record: Row) -> str:
     """A step and a prediction of the largest MLP by default, beside the fastest peer."""
-    told = []
+    parts = []
     for what, kind, count in (("with S = 1", "steps", 1), ("with S = 10", "steps", 10), ("", "predictions", None)):
         own = of(record[kind], MAIN_NET)
         ours, peer = find(own, DEFAULT, count), fastest_peer(record, own, count, "fp32")
         if ours is not None and peer is not None and "milliseconds" in ours:
             images = f"predicting {ours.get('num_images', 0):,} images with S = {ours['num_samples']}"
-            told.append(
+            parts.append(
                 f"{f'a step {what}' if what else images} takes {_time(ours)}, by the fastest peer {_time(peer)}"
             )
-    return f"{MAIN_NET}: {'; '.join(told)}." if told else f"{MAIN_NET} is not measured."
+    return f"{MAIN_NET}: {'; '.join(parts)}." if parts else f"{MAIN_NET} is not measured."
 
 
 def mapped(record: Row) -> str:
     """Predictions by weights that are mapped by hand beside those of dubio in the same precision."""
-    told, num_faster, precision = [], 0, ""
+    parts, num_faster, precision = [], 0, ""
     for net in record["settings"]["nets"]:
         own = of(record["predictions"], net)
         by_hand = next((row for row in own if row["contestant"].startswith("vmap") and "milliseconds" in row), None)
@@ -71,12 +71,12 @@ def mapped(record: Row) -> str:
             if ours is not None and "milliseconds" in ours:
                 num_faster += by_hand["milliseconds"] < ours["milliseconds"]
                 times = (f"{number(row['milliseconds'])} ms" for row in (by_hand, ours))
-                told.append(f"{net} {' against '.join(times)}")
-    if not told:
+                parts.append(f"{net} {' against '.join(times)}")
+    if not parts:
         return "Weights mapped by hand are not measured."
     return (
-        f"In {precision} a few lines with `vmap` predict faster than dubio for {num_faster} of {len(told)} networks: "
-        f"{', '.join(told)}."
+        f"In {precision} a few lines with `vmap` predict faster than dubio for {num_faster} of {len(parts)} networks: "
+        f"{', '.join(parts)}."
     )
 
 
@@ -113,16 +113,16 @@ def commits_in_words(record: Row, shown: Collection[str]) -> str:
 def machine_in_words(hardware: str, record: Row, shown: Collection[str]) -> str:
     """What computed, its processor and threads, and how busy it was before and after some networks, or all of them."""
     settings = record["settings"]
-    told = []
+    parts = []
     if settings.get("processor"):
-        told.append(f"{settings['processor']}, {settings['threads']} threads")
+        parts.append(f"{settings['processor']}, {settings['threads']} threads")
     nets = [own for name, own in settings["nets"].items() if (not shown or name in shown) and "load_after" in own]
     if nets:
         before = [own.get("load_before", settings.get("load_before")) for own in nets]
         spans = (_span(loads, lambda load: f"{load:.1f}") for loads in (before, [own["load_after"] for own in nets]))
-        told.append("load average {} before and {} after".format(*spans))
+        parts.append("load average {} before and {} after".format(*spans))
     machine = "CPU" if settings.get("device") == "cpu" and settings.get("processor") else hardware
-    return f"{machine} ({', '.join(told)})" if told else machine
+    return f"{machine} ({', '.join(parts)})" if parts else machine
 
 
 def _fastest_of_ours(record: Row, rows: Sequence[Row]) -> Row | None:

@@ -69,8 +69,8 @@ def _stored(path: Path) -> dict[str, Any]:
         if not stored["records"]["peers"]["steps"]:
             raise KeyError("steps")
     except (ValueError, KeyError, TypeError) as error:
-        told = f"RECORD must be what benchmarks/run.py peers has written, {path} is none: {error!r}"
-        raise ValueError(told) from error
+        message = f"RECORD must be what benchmarks/run.py peers has written, {path} is none: {error!r}"
+        raise ValueError(message) from error
     return stored
 
 
@@ -82,14 +82,14 @@ def usual_precision(record: dict[str, Any]) -> str:
 
 def curves(record: dict[str, Any], net: str, precision: str) -> dict[str, tuple[list[int], list[float]]]:
     """Numbers of draws and milliseconds of everyone with at least two points, by name."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+    series: dict[str, tuple[list[int], list[float]]] = {}
     for row in sorted(record["steps"], key=lambda row: int(row["num_samples"])):
         who = record["contestants"][row["contestant"]]
         if row["net"] == net and who["precision"] == precision and "milliseconds" in row:
-            numbers, times = found.setdefault(who["name"], ([], []))
+            numbers, times = series.setdefault(who["name"], ([], []))
             numbers.append(row["num_samples"])
             times.append(row["milliseconds"])
-    return {name: points for name, points in found.items() if len(points[0]) > 1}
+    return {name: points for name, points in series.items() if len(points[0]) > 1}
 
 
 def title_of(stored: dict[str, Any], precision: str) -> str:
@@ -136,7 +136,7 @@ def draw(stored: dict[str, Any], precision: str, path: Path) -> None:
         precisions = sorted({one["precision"] for one in record["contestants"].values()})
         raise ValueError(f"PRECISION must be one of {', '.join(precisions)} with two numbers of draws, got {precision}")
     kinds = {one["name"]: one["kind"] for one in record["contestants"].values()}
-    looks = _looks(kinds)
+    styles = _line_styles(kinds)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = pyplot.subplots(
@@ -144,7 +144,7 @@ def draw(stored: dict[str, Any], precision: str, path: Path) -> None:
     )
     for axis, (net, lines) in zip(axes.flat, panels.items(), strict=False):
         for name, (numbers, times) in lines.items():
-            axis.loglog(numbers, times, label=name, **looks[name])
+            axis.loglog(numbers, times, label=name, **styles[name])
         axis.set(title=net, xlabel="draws S", xticks=record["settings"]["nets"][net]["draws"])
         axis.minorticks_off()
         for side in (axis.xaxis, axis.yaxis):
@@ -161,7 +161,7 @@ def draw(stored: dict[str, Any], precision: str, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _looks(kinds: dict[str, str]) -> dict[str, dict[str, Any]]:
+def _line_styles(kinds: dict[str, str]) -> dict[str, dict[str, Any]]:
     """A colour, a marker and a line for every name, strong for dubio."""
     others = [name for name in kinds if name not in OURS]
     colours = {**{name: OTHERS[number % len(OTHERS)] for number, name in enumerate(others)}, **OURS}

@@ -39,8 +39,8 @@ def launches_in_words(engine: Sequence[Row], peers: Row) -> str:
 def loading_in_words(records: Sequence[Row]) -> str:
     """A shuffled pass over the images of MNIST, beside what ``DataLoader`` takes."""
     ours, *others = records
-    told = ", ".join(f"{ratio(row['seconds'] / ours['seconds'])} times as long by `{row['loader']}`" for row in others)
-    return f"A shuffled pass over 60,000 images of 28x28 takes {ours['seconds']:.2g} s, {told}."
+    text = ", ".join(f"{ratio(row['seconds'] / ours['seconds'])} times as long by `{row['loader']}`" for row in others)
+    return f"A shuffled pass over 60,000 images of 28x28 takes {ours['seconds']:.2g} s, {text}."
 
 
 def _of_a_draw(rows: Sequence[Row]) -> str:

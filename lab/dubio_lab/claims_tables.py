@@ -7,14 +7,14 @@ from dubio_lab.markdown import markdown_table
 
 __all__ = ["claims_section", "claims_summary", "claims_table"]
 
-NOT_ASKED = "not asked"
+NO_CLAIM = "not asked"
 RULES = f"""What the papers say, decided from the records; [what came out and why](FINDINGS.md).
 
 - More than a bar is the mean over seeds that is beyond it by more than twice its standard error; no less and no loss
   are means that are not on the wrong side by more than that; within are means that are. Differences are taken seed by
   seed. Of one seed, it is the plain comparison.
 - A claim is checked when every cell that it is read from has a record of the present spec for every seed.
-- `{NOT_ASKED}`: the paper suggests it, and the question is ours. In brackets: it is asked once more, in a way of ours.
+- `{NO_CLAIM}`: the paper suggests it, and the question is ours. In brackets: it is asked once more, in a way of ours.
   Neither is counted."""
 
 
@@ -49,7 +49,7 @@ def claims_section(folder: Path) -> str:
 
 def _published(claim: Claim) -> str:
     if claim.published is None:
-        return NOT_ASKED
+        return NO_CLAIM
     return f"({claim.published})" if claim.in_our_way else claim.published
 
 

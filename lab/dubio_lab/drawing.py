@@ -143,8 +143,8 @@ def mean_curve(curves: Sequence[Curve]) -> MeanCurve:
 def _lines(spec: ExperimentSpec, results: Sequence[Result], name: str, cells: Mapping[str, str]) -> Lines:
     """The lines whose cells have the curve, by their names."""
     lines = {}
-    known = {cell.name: cell for cell in spec.cells}
-    for line, cell in ((line, known[cell]) for line, cell in cells.items()):
+    cells_by_name = {cell.name: cell for cell in spec.cells}
+    for line, cell in ((line, cells_by_name[cell]) for line, cell in cells.items()):
         own = [one.curves for one in results_that_count(spec, cell, results) if name in one.curves]
         if not own:
             continue

@@ -77,10 +77,10 @@ def name_axes(axes: Any, what: str, along: str, group: str = "") -> None:
 def finish(figure: Any, all_axes: Sequence[Any], path: str | Path, note: str = "") -> Any:
     """Name the lines, write a note above all panels, and write the figure."""
     add_note(figure, note)
-    found = {name: line for axes in all_axes for name, line in _named(axes).items()}
-    if len(found) > MOST_LABELS:
-        figure.legend([*found.values()], [*found], loc="outside right center", frameon=False, fontsize=SIZE - 1)
-    elif len(found) > 1:
+    labelled = {name: line for axes in all_axes for name, line in _named(axes).items()}
+    if len(labelled) > MOST_LABELS:
+        figure.legend([*labelled.values()], [*labelled], loc="outside right center", frameon=False, fontsize=SIZE - 1)
+    elif len(labelled) > 1:
         columns = all_axes[0].get_gridspec().ncols
         ends = [*all_axes[columns - 1 :: columns]]
         # Names in a shorter last row would push the panels above it aside.

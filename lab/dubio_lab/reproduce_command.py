@@ -49,7 +49,7 @@ def reproduce_experiment(
         raise ValueError(f"name one or more of {', '.join(spec_names())}, or add --all, got {got}")
     if tiny and data is not None:
         raise ValueError("tiny runs are on digits already where they can be, got --tiny and --data")
-    wish = _Wish(
+    request = _RunRequest(
         default_folder() if out is None else out,
         "tiny" if tiny else "full" if data is None else data,
         cells,
@@ -61,19 +61,19 @@ def reproduce_experiment(
     )
     specs = [load_spec(name) for name in names or spec_names()]
     if everything or len(specs) > 1:
-        specs = _those_that_apply(wish, specs)
+        specs = _those_that_apply(request, specs)
     try:
-        found = wish.run(specs)
+        reproductions = request.run(specs)
     except KeyboardInterrupt:
         raise Interrupted("finished cells are kept; give the same command again to go on") from None
-    failures = [failure for one in found for failure in one.failures]
+    failures = [failure for one in reproductions for failure in one.failures]
     if failures:
         _tell_failures(failures)
         raise PartlyFailedError("\n".join(failure.traceback for failure in failures))
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _RunRequest:
     """What to run of specs, and how."""
 
     out: Path
@@ -114,22 +114,22 @@ class _Wish:
         )
 
 
-def _those_that_apply(wish: _Wish, specs: Sequence[ExperimentSpec]) -> list[ExperimentSpec]:
-    """Of several specs those that can be run as wished; the others are told."""
-    left = [spec for spec in specs if wish.applies_to(spec)]
+def _those_that_apply(request: _RunRequest, specs: Sequence[ExperimentSpec]) -> list[ExperimentSpec]:
+    """Of several specs those to which a request applies; the others are listed."""
+    left = [spec for spec in specs if request.applies_to(spec)]
     if not left:
         names = ", ".join(spec.name for spec in specs)
         raise ValueError(f"some spec must have such cells and seeds, and a run on such data, got none of {names}")
     for spec in specs:
         if spec not in left:
-            wish.tell(f"{spec.name}: has no such cells or seeds, or cannot be run so; left out")
+            request.tell(f"{spec.name}: has no such cells or seeds, or cannot be run so; left out")
     return left
 
 
-def _show(found: Reproduction) -> None:
+def _show(reproduction: Reproduction) -> None:
     """Print the table of a spec, unless all of it failed."""
-    if found.results:
-        Console().print(_table(found.spec, found.results))
+    if reproduction.results:
+        Console().print(_table(reproduction.spec, reproduction.results))
 
 
 def _tell_failures(failures: Sequence[Failure]) -> None:

@@ -93,8 +93,8 @@ def reproduce(
             cells go to stderr.
     """
     work = _work_of(spec, out, variant, cells, seeds, device, again)
-    (found,) = _run([work], workers, tell or _silent, _raise, _silent)
-    return [*found.results]
+    (reproduction,) = _run([work], workers, tell or _silent, _raise, _silent)
+    return [*reproduction.results]
 
 
 def reproduce_many(
@@ -137,12 +137,12 @@ def reproduce_many(
     work = [_work_of(spec, out, variant, cells, seeds, device, again) for spec in specs]
     tell = tell or _silent
 
-    def told(one: _Work, error: Exception) -> Failure:
+    def as_failure(one: _Work, error: Exception) -> Failure:
         failure = one.failure(error)
         tell(str(failure))
         return failure
 
-    return _run(work, workers, tell, told, finished or _silent)
+    return _run(work, workers, tell, as_failure, finished or _silent)
 
 
 def default_folder() -> Path:
@@ -189,14 +189,14 @@ class _Work:
         """Its record, made now where there is none under this spec."""
         spec, cell = self.spec, self.cell
         settings, digest = spec.settings_of(cell, self.variant), spec.digest_of(cell, self.variant)
-        known = Result.load(self.file) if self.file.is_file() else None
-        if known is not None and known.digest == digest and not self.again:
+        stored = Result.load(self.file) if self.file.is_file() else None
+        if stored is not None and stored.digest == digest and not self.again:
             tell(f"{self.place}: there already")
-            return known
+            return stored
         tell(f"{self.place} ...")
         commit, began = commit_here(), time.perf_counter()  # the commit before, not what it may be after
         trial = self._trial(settings, tell)
-        found = self._found(trial)
+        findings = self._findings(trial)
         result = Result(
             spec.name,
             digest,
@@ -204,12 +204,12 @@ class _Work:
             self.seed,
             self.variant,
             settings,
-            found.metrics,
-            found.curves,
-            found.notes,
+            findings.metrics,
+            findings.curves,
+            findings.notes,
             cell.published,
             spec.source,
-            1 if known is None else known.attempts + 1,
+            1 if stored is None else stored.attempts + 1,
             time.perf_counter() - began,
             commit,
             versions(),
@@ -218,9 +218,9 @@ class _Work:
         )
         self.file.parent.mkdir(parents=True, exist_ok=True)
         result.save(self.file)
-        shown = ", ".join(f"{name} {found.metrics[name].value:.4g}" for name in [*found.metrics][:6])
+        shown = ", ".join(f"{name} {findings.metrics[name].value:.4g}" for name in [*findings.metrics][:6])
         tell(f"{self.place}: {shown} ({result.seconds:.0f} s)")
-        missing = {*spec.metrics, *spec.curves} - {*found.metrics, *found.curves}
+        missing = {*spec.metrics, *spec.curves} - {*findings.metrics, *findings.curves}
         if missing and self.variant == "full":  # digits have no relatives to tell them from
             raise ValueError(f"protocol {spec.protocol} must measure {min(missing)}, which {spec.name} promises")
         return result
@@ -243,7 +243,7 @@ class _Work:
         shared, pictures = self.out / "shared", self.file.with_suffix("")
         return Trial(settings, self.seed, self.device, shared, pictures, lambda text: tell(f"{self.place}: {text}"))
 
-    def _found(self, trial: Trial) -> Findings:
+    def _findings(self, trial: Trial) -> Findings:
         """What the protocol finds; torch's own generator is left as it was."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(self.seed)
@@ -289,14 +289,14 @@ def _run(
     for folder in {one.out for own in work for one in own}:
         folder.mkdir(parents=True, exist_ok=True)  # what cannot be written to is told before anything runs
     outcomes: dict[_Work, Result | Failure] = {}
-    found: list[Reproduction] = []
+    reproductions: list[Reproduction] = []
     with closing(_outcomes([one for own in work for one in own], workers, tell, failed)) as coming:
         for one, outcome in coming:
             outcomes[one] = outcome
-            while len(found) < len(work) and {*work[len(found)]} <= outcomes.keys():
-                found.append(_reproduction(work[len(found)], outcomes))
-                finished(found[-1])
-    return found
+            while len(reproductions) < len(work) and {*work[len(reproductions)]} <= outcomes.keys():
+                reproductions.append(_reproduction(work[len(reproductions)], outcomes))
+                finished(reproductions[-1])
+    return reproductions
 
 
 def _outcomes(work: Sequence[_Work], workers: int, tell: Tell, failed: Failed) -> Outcomes:

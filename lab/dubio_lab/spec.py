@@ -79,10 +79,10 @@ class ExperimentSpec:
         if variant == "digits" and not self.digits:
             raise ValueError(f"{self.name} cannot be run on digits")
         changed = {"full": {}, "digits": self.digits, "tiny": {**self.digits, **self.tiny}}[variant]
-        found = {**self.settings, **cell.settings, **changed}
-        if "networks" in found:  # of which a cell has one, and does not depend on the others
-            found["networks"] = {found["network"]: found["networks"][found["network"]]}
-        return found
+        merged = {**self.settings, **cell.settings, **changed}
+        if "networks" in merged:  # of which a cell has one, and does not depend on the others
+            merged["networks"] = {merged["network"]: merged["networks"][merged["network"]]}
+        return merged
 
     def digest_of(self, cell: Cell, variant: Variant = "full") -> str:
         """A hash of all that a cell's numbers depend on but the seed: the protocol, and its settings."""

@@ -69,9 +69,9 @@ def draw_sweep(
     every = [(kind, name, [row for row in own if row.metric == name]) for kind, own in kinds.items() for name in names]
     panels = [panel for panel in every if panel[-1]]
     order = [words.get(line, line) for line, _ in map(_place, rows)]
-    figure, all_axes = draw_panels([_swept(found, words, left_of) for _, _, found in panels], order)
-    for axes, (kind, name, found) in zip(all_axes, panels, strict=True):
-        _draw_circles(axes, found, words, left_of)
+    figure, all_axes = draw_panels([_swept(panel_rows, words, left_of) for _, _, panel_rows in panels], order)
+    for axes, (kind, name, panel_rows) in zip(all_axes, panels, strict=True):
+        _draw_circles(axes, panel_rows, words, left_of)
         if kind:
             axes.axhline(0.0, color="black", linewidth=0.8, zorder=1, label="_zero")
         name_axes(axes, name.replace("_", " ") + kind, along)
@@ -83,9 +83,9 @@ def draw_sweep(
 
 def _place(row: Row) -> tuple[str, float]:
     """Which line a row is on, and its number."""
-    found = SWEPT.fullmatch(row.cell)
-    assert found is not None
-    return found[1], float(found[2])
+    match = SWEPT.fullmatch(row.cell)
+    assert match is not None
+    return match[1], float(match[2])
 
 
 def _along(row: Row, left_of: float | None) -> float:
@@ -99,21 +99,21 @@ def _swept(rows: Sequence[Row], words: Mapping[str, str], left_of: float | None)
     for name in dict.fromkeys(_place(row)[0] for row in rows):
         own = sorted((row for row in rows if _place(row)[0] == name), key=_place)
         errors = [row.standard_error for row in own]
-        known = tuple(error for error in errors if error is not None)
+        present = tuple(error for error in errors if error is not None)
         x, y = tuple(_along(row, left_of) for row in own), tuple(row.mean for row in own)
-        lines[words.get(name, name)] = MeanCurve(x, y, known if len(known) == len(errors) else None)
+        lines[words.get(name, name)] = MeanCurve(x, y, present if len(present) == len(errors) else None)
     return lines
 
 
 def _differences(spec: ExperimentSpec, results: Sequence[Result], less: str) -> list[Row]:
     """The rows of swept cells, each number less that of the same seed in another cell; without published numbers."""
     counted = {cell.name: results_that_count(spec, cell, results) for cell in spec.cells}
-    swept = {name: found for name in counted if (found := SWEPT.fullmatch(name))}
-    if less not in counted and less not in {found[1] for found in swept.values()}:
+    swept = {name: match for name in counted if (match := SWEPT.fullmatch(name))}
+    if less not in counted and less not in {match[1] for match in swept.values()}:
         raise ValueError(f"less must be a cell of {spec.name}, or the NAME of cells called NAME-NUMBER, got {less}")
     paired = []
-    for name, found in swept.items():
-        others = counted.get(less if less in counted else f"{less}-{found[2]}", [])
+    for name, match in swept.items():
+        others = counted.get(less if less in counted else f"{less}-{match[2]}", [])
         base = {other.seed: other.metrics for other in others}
         for one in counted[name]:
             shared = one.metrics.keys() & base.get(one.seed, {}).keys()
@@ -125,8 +125,8 @@ def _differences(spec: ExperimentSpec, results: Sequence[Result], less: str) -> 
 def _draw_circles(axes: Any, rows: Sequence[Row], words: Mapping[str, str], left_of: float | None) -> None:
     """What was published, in the colours of the lines that it belongs to."""
     for line in axes.lines[:]:
-        known = [row for row in rows if row.published is not None]
-        own = [row for row in known if words.get(_place(row)[0], _place(row)[0]) == line.get_label()]
+        compared = [row for row in rows if row.published is not None]
+        own = [row for row in compared if words.get(_place(row)[0], _place(row)[0]) == line.get_label()]
         if own:
             places, heights = [_along(row, left_of) for row in own], [row.published for row in own]
             axes.plot(places, heights, "o", mfc="none", color=line.get_color(), label=PUBLISHED)
@@ -138,8 +138,8 @@ def _name_circles(all_axes: Sequence[Any]) -> None:
     with_circles = [axes for axes in all_axes if any(line.get_label() == PUBLISHED for line in axes.lines)]
     if with_circles:
         circles = next(line for line in with_circles[0].lines if line.get_label() == PUBLISHED)
-        known = {**(named if len(named) == 1 else {}), PUBLISHED.strip("_"): circles}
-        with_circles[0].legend([*known.values()], [*known], frameon=False, fontsize=SIZE - 1)
+        handles = {**(named if len(named) == 1 else {}), PUBLISHED.strip("_"): circles}
+        with_circles[0].legend([*handles.values()], [*handles], frameon=False, fontsize=SIZE - 1)
 
 
 def _let_fall(axes: Any) -> None:

@@ -136,7 +136,7 @@ SWEEPS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class SpecResults:
     """A spec and the records that there are of it."""
 
     spec: ExperimentSpec
@@ -169,10 +169,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
     check = parser.parse_args().check
 
-    found = find(ROOT / "results")
-    page, after = ROOT / "RESULTS.md", write_page(found)
+    stored = find(ROOT / "results")
+    page, after = ROOT / "RESULTS.md", write_page(stored)
     stale = not page.is_file() or page.read_text(encoding="utf-8") != after
-    pictures = [picture for one in found for picture in pictures_of(one)]
+    pictures = [picture for one in stored for picture in pictures_of(one)]
     missing = [picture.file for picture in pictures if not picture.file.is_file()]
 
     if check and (stale or missing):
@@ -187,16 +187,16 @@ def main() -> int:
     return 0
 
 
-def find(folder: Path) -> list[Found]:
+def find(folder: Path) -> list[SpecResults]:
     """All specs with what there is of them under a folder."""
-    known = {*spec_names(), *get_args(Variant), "shared"}
-    strangers = sorted(path.parent.name for path in folder.glob("*/*.json") if path.parent.name not in known)
+    names = {*spec_names(), *get_args(Variant), "shared"}
+    strangers = sorted(path.parent.name for path in folder.glob("*/*.json") if path.parent.name not in names)
     if strangers:
         _refuse(f"records must be of a spec, got lab/results/{strangers[0]}; remove it, or give it its spec back")
-    return [_found(load_spec(name), folder) for name in spec_names()]
+    return [_read(load_spec(name), folder) for name in spec_names()]
 
 
-def write_page(found: Sequence[Found]) -> str:
+def write_page(stored: Sequence[SpecResults]) -> str:
     """The whole page."""
     headings = ("spec", "source", "cells done", "command")
     rows = [
@@ -206,29 +206,29 @@ def write_page(found: Sequence[Found]) -> str:
             f"{one.num_done} of {len(one.spec.cells)}",
             _command(one.spec),
         )
-        for one in found
+        for one in stored
     ]
     about = "A cell is done when it has a record of the present spec for every seed."
     claims = claims_section(ROOT / "results")
-    return "\n\n".join([INTRODUCTION, markdown_table(headings, rows), about, claims, *map(section, found)]) + "\n"
+    return "\n\n".join([INTRODUCTION, markdown_table(headings, rows), about, claims, *map(section, stored)]) + "\n"
 
 
-def section(found: Found) -> str:
+def section(stored: SpecResults) -> str:
     """What a spec measures, its table, its pictures, and where its records come from."""
-    spec = found.spec
+    spec = stored.spec
     about = f"Source: {spec.source}."
     parts = [f"## {spec.name}", f"{spec.title}.", about]
-    if not found.results:
+    if not stored.results:
         return "\n\n".join([*parts, f"Not run yet: {_command(spec)} does it."])
     words = {**spec.metrics, **{name: f"{words} (a curve)" for name, words in spec.curves.items()}}
     parts += [
         "\n".join(f"- `{name}`: {said}" for name, said in words.items()),
         f"```\n{_command(spec).strip('`')}\n```",
     ]
-    parts += [numbers_table(spec, tabulate(spec, found.results))]
-    parts += [f"![{picture.words}]({_from_page(picture.file)})" for picture in pictures_of(found)]
-    parts += [f"![{path.stem}]({_from_page(path)})" for path in found.taken]
-    parts += [part for part in (notes_list(found.results), origins(found)) if part]
+    parts += [numbers_table(spec, tabulate(spec, stored.results))]
+    parts += [f"![{picture.words}]({_from_page(picture.file)})" for picture in pictures_of(stored)]
+    parts += [f"![{path.stem}]({_from_page(path)})" for path in stored.taken]
+    parts += [part for part in (notes_list(stored.results), origins(stored)) if part]
     return "\n\n".join(parts)
 
 
@@ -248,11 +248,11 @@ def _wide_table(spec: ExperimentSpec, rows: Sequence[Row]) -> str:
     entries = {(row.cell, row.metric): row for row in rows}
     own = {cell: [row for row in rows if row.cell == cell] for cell in dict.fromkeys(row.cell for row in rows)}
     lines = [("cell", *(f"`{metric}`" for metric in spec.metrics), "seeds", "attempts")]
-    for cell, found in own.items():
+    for cell, cell_rows in own.items():
         values = (_wide_entry(entries.get((cell, metric))) for metric in spec.metrics)
-        name = f"{cell} ({EARLIER})" if any(row.earlier for row in found) else cell
-        most = max(found, key=lambda row: row.attempts)
-        lines.append((name, *values, str(max(row.num_seeds for row in found)), most.tries))
+        name = f"{cell} ({EARLIER})" if any(row.earlier for row in cell_rows) else cell
+        most = max(cell_rows, key=lambda row: row.attempts)
+        lines.append((name, *values, str(max(row.num_seeds for row in cell_rows)), most.tries))
     head, *body = lines if len(own) >= len(spec.metrics) else [*zip(*lines, strict=True)]
     table = markdown_table(head, body)
     return f"{table}\n\nIn brackets: what was published." if any(row.published is not None for row in rows) else table
@@ -264,9 +264,9 @@ def _wide_entry(row: Row | None) -> str:
     return row.ours if row.published is None else f"{row.ours}<br>({row.reported})"
 
 
-def pictures_of(found: Found) -> list[Picture]:
+def pictures_of(stored: SpecResults) -> list[Picture]:
     """The pictures that can be drawn of the records."""
-    spec, results, place = found.spec, found.results, ROOT / "images" / found.spec.name
+    spec, results, place = stored.spec, stored.results, ROOT / "images" / stored.spec.name
     pictures = []
     drawn = [name for name in spec.curves if name.removesuffix("_error") not in {*spec.curves} - {name}]
     how = CURVES.get(spec.name, Curves())
@@ -304,26 +304,26 @@ def notes_list(results: Sequence[Result]) -> str:
     )
 
 
-def origins(found: Found) -> str:
+def origins(stored: SpecResults) -> str:
     """Commits, hardware and seconds of the records."""
     groups: dict[str, list[float]] = {}
-    for one in found.results:
+    for one in stored.results:
         groups.setdefault(f"{commit_in_words(one.commit)}, {one.hardware}, torch {one.versions['torch']}", []).append(
             one.seconds
         )
     said = [f"{len(own)} from {place}, {sum(own):,.0f} seconds" for place, own in sorted(groups.items())]
-    told = f"Records: {'; '.join(said)}."
-    left = f" {found.num_left_out} more of cells or seeds that the spec no longer has are left out."
-    return told + left if found.num_left_out else told
+    text = f"Records: {'; '.join(said)}."
+    left = f" {stored.num_left_out} more of cells or seeds that the spec no longer has are left out."
+    return text + left if stored.num_left_out else text
 
 
-def _found(spec: ExperimentSpec, folder: Path) -> Found:
+def _read(spec: ExperimentSpec, folder: Path) -> SpecResults:
     results = load_results(spec, folder)
     pictures: list[Path] = []
     for cell in spec.cells:
         taken = (sorted(folder.glob(f"{spec.name}/{cell.name}-{seed}-[!0-9]*.png")) for seed in spec.seeds)
         pictures += next((own for own in taken if own), [])
-    return Found(spec, results, len([*folder.glob(f"{spec.name}/*.json")]) - len(results), tuple(pictures))
+    return SpecResults(spec, results, len([*folder.glob(f"{spec.name}/*.json")]) - len(results), tuple(pictures))
 
 
 def _left_out(spec: ExperimentSpec, how: Curves) -> list[str]:

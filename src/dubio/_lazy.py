@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used, so that ``import dubio`` stays quick."""
+"""Names of a package that are imported on first use, so that ``import dubio`` is fast and does not import torch."""
 
 import gc
 import importlib
@@ -10,26 +10,31 @@ __all__ = ["import_later"]
 
 
 def import_later(package: str, places: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """A package's ``__getattr__``: modules by name, and for each the names that the package takes from it."""
+    """The ``__getattr__`` of a package.
+
+    Args:
+        package: the name of the package.
+        places: the modules of the package, each with the names that the package exports from it.
+    """
     owners = {name: module for module, names in places.items() for name in names}
 
-    def find(name: str) -> Any:
+    def import_name(name: str) -> Any:
         if name not in places and name not in owners:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = _import(f"{package}.{owners.get(name, name)}")
         value = getattr(module, name) if name in owners else module
-        setattr(sys.modules[package], name, value)  # the next access does not come here
+        setattr(sys.modules[package], name, value)  # later accesses do not call __getattr__
         return value
 
-    return find
+    return import_name
 
 
 def _import(name: str) -> Any:
-    """Import a module; a garbage collection in the midst of it takes a tenth of a second and frees nothing."""
-    collecting = gc.isenabled()
+    """Import a module without garbage collection, which takes 0.1 s during an import and frees nothing."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return importlib.import_module(name)
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()

@@ -1,4 +1,4 @@
-"""Which dubio this is, and what it runs on: what records say of where they come from."""
+"""The provenance of records: the version and commit of dubio, the versions of torch and Python, and the hardware."""
 
 import platform
 import subprocess
@@ -14,14 +14,14 @@ VERSION = "0.1.0"
 
 
 def versions() -> dict[str, str]:
-    """The versions that a number depends on."""
+    """The versions of dubio, torch and Python, on which numbers depend."""
     import torch
 
     return {"dubio": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def hardware_of(device: "torch.device") -> str:
-    """What computes, in words."""
+    """The name of the GPU, or the number of CPU threads."""
     import torch
 
     if device.type == "cuda":
@@ -30,17 +30,17 @@ def hardware_of(device: "torch.device") -> str:
 
 
 def commit_here(file: str | Path = __file__) -> str | None:
-    """The commit of the checkout that a file belongs to, marked where files differ from it; None where it is in none.
+    """The commit of the checkout of a file, marked as dirty where files differ from it; None outside of a checkout.
 
-    A repository that does not track the file says nothing about it: an environment often lies inside the repository of
-    another project.
+    A repository that does not track the file does not count: an environment often lies inside the repository of another
+    project.
     """
     path = Path(file).resolve()
-    tracked = ["git", "ls-files", "--error-unmatch", path.name]
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    is_tracked = ["git", "ls-files", "--error-unmatch", path.name]
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        subprocess.run(tracked, cwd=path.parent, check=True, capture_output=True)
-        described = subprocess.run(command, cwd=path.parent, check=True, capture_output=True, text=True)
+        for command in (is_tracked, describe):
+            done = subprocess.run(command, cwd=path.parent, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return described.stdout.strip()
+    return done.stdout.strip()

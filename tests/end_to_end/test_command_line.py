@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import dubio
 from dubio.cli.commands import app
 from dubio.cli.demo import _comparison, parse_methods
-from dubio.cli.runs import TrainConfig, load_splits, train_order
+from dubio.cli.runs import TrainConfig, load_splits, train_network
 from dubio.methods import METHODS
 
 pytest.importorskip("sklearn")
@@ -214,8 +214,8 @@ def test_the_likelihood_is_chosen_kept_and_resumed(text: str, tmp_path: Path) ->
 
 def test_a_run_begun_before_targets_were_standardised_goes_on_as_it_was(tmp_path: Path) -> None:
     splits = dubio.data.load("diabetes")
-    order = TrainConfig(data="diabetes", model="fc:4", method="deterministic", epochs=1, standardise_targets=False)
-    train_order(order, splits, tmp_path / "old", progress=False)
+    config = TrainConfig(data="diabetes", model="fc:4", method="deterministic", epochs=1, standardise_targets=False)
+    train_network(config, splits, tmp_path / "old", progress=False)
     command = tmp_path / "old" / "command.json"
     stored = json.loads(command.read_text())
     del stored["standardise_targets"], stored["likelihood"]
@@ -416,7 +416,7 @@ def test_the_demo_ends_with_a_table_and_runs_to_look_at(tmp_path: Path) -> None:
     assert invoke("attack", "demo-deterministic", "--images", 4, "--steps", 1, "--runs", tmp_path).exit_code == 0
     assert invoke("export", "demo-deterministic", tmp_path / "plain.pt2", "--runs", tmp_path).exit_code == 0
     assert f"dubio predict demo-se-snn --runs {tmp_path}" in shown.stdout
-    assert "conclude: deterministic " in " ".join(shown.stdout.split())
+    assert "can be trusted: deterministic " in " ".join(shown.stdout.split())
     compared = invoke("compare", "demo-se-snn", "demo-deterministic", "--runs", tmp_path)
     assert "at 0.1" in compared.stdout  # the attack by 8/255 above has changed nothing
 
@@ -449,7 +449,7 @@ def test_an_interrupted_demo_is_not_called_resumable(tmp_path: Path, monkeypatch
     def interrupt(*args: object, **options: object) -> None:
         raise dubio.Interrupted("saved")
 
-    monkeypatch.setattr("dubio.cli.demo.train_order", interrupt)
+    monkeypatch.setattr("dubio.cli.demo.train_network", interrupt)
     assert invoke("demo", "--runs", tmp_path).exit_code == 130
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.cli.runs import load_splits, read_order
+from dubio.cli.runs import load_splits, read_config
 from dubio.data.fingerprints import fingerprint_of
 from dubio.evaluation.records import DataRecord, Evaluation
 
@@ -52,7 +52,7 @@ def test_decisions_are_found_kept_and_shown(runs: Path) -> None:
     assert re.search(r"sets hold \d\.\d\d classes on average on the 134 validation examples, \d+ at most", sets.stdout)
 
     record = dubio.spec(dubio.load(file))
-    validation = load_splits(read_order(runs / "first")).validation
+    validation = load_splits(read_config(runs / "first")).validation
     assert validation is not None
     for decision in (record.calibration, record.threshold, record.sets):
         assert decision is not None
@@ -78,7 +78,7 @@ def test_without_decisions_predict_shows_no_columns_for_them(runs: Path) -> None
 
 @pytest.mark.parametrize("command", ["calibrate", "abstain --coverage 0.5", "conformal"])
 def test_a_run_that_was_judged_on_its_validation_data_is_refused(runs: Path, command: str) -> None:
-    validation = load_splits(read_order(runs / "first")).validation
+    validation = load_splits(read_config(runs / "first")).validation
     assert validation is not None
     record = DataRecord("digits", len(validation), fingerprint_of(*validation.tensors))
     evaluation = Evaluation("classification", record, 10, 0, 0.0, {})
@@ -112,9 +112,9 @@ def test_noisy_validation_labels_are_told(runs: Path) -> None:
     file = runs / "first" / "command.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "label_noise": "flip:0.3"}))
     told = invoke("calibrate", "first", "--samples", 2, "--runs", runs)
-    assert "validation labels are as wrong as those it was trained with (flip:0.3)" in told.stdout
+    assert "validation labels have the noise of the training labels (flip:0.3)" in told.stdout
     told = invoke("calibrate", "first", "--samples", 2, "--quiet", "--runs", runs)
-    assert told.stderr.startswith("warning: validation labels are as wrong as those")
+    assert told.stderr.startswith("warning: validation labels have the noise")
 
 
 def test_a_run_that_predicts_numbers_is_refused_in_words_of_the_command_line(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_regression_shows_how_often_intervals_hold(runs: Path) -> None:
     shown = invoke("evaluate", "line", "--samples", 20, "--resamples", 0, "--runs", runs)
     assert shown.exit_code == 0, shown.output
     assert "RMSE" in shown.stdout
-    assert "intervals that should hold" in shown.stdout
+    assert "level of intervals" in shown.stdout
     assert dubio.Evaluation.load(runs / "line" / "evaluation.json").kind == "regression"
 
 

@@ -234,7 +234,8 @@ def test_the_options_known_to_reports_are_those_of_the_commands() -> None:
 
     group = typer.main.get_command(commands)
     for command, options in OPTIONS.items():
-        params = [param for param in group.commands[command].params if param.param_type_name == "option"]  # type: ignore[attr-defined]
+        declared = group.commands[command].params  # type: ignore[attr-defined]
+        params = [param for param in declared if param.param_type_name == "option" and not param.hidden]
         names = {option.removeprefix("--") for param in params for option in (*param.opts, *param.secondary_opts)}
         flags = {param for param in params if param.is_flag}
         flag_names = {option.removeprefix("--") for param in flags for option in (*param.opts, *param.secondary_opts)}

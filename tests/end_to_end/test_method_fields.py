@@ -61,7 +61,7 @@ def test_the_table_of_options_is_what_the_methods_say() -> None:
         name: {field.option: field.default if field.is_flag else spell(field.default) for field in fields.values()}
         for name, fields in ((name, fields_of(kind)) for name, kind in METHODS.items())
     }
-    assert said == METHOD_OPTIONS  # METHOD_OPTIONS in dubio/cli/method_options.py is to be what is on the right
+    assert said == METHOD_OPTIONS  # METHOD_OPTIONS in dubio/cli/options.py is to be what is on the right
     assert list(METHOD_OPTIONS) == list(said)
     assert [list(options) for options in METHOD_OPTIONS.values()] == [list(options) for options in said.values()]
 
@@ -81,7 +81,7 @@ def test_every_field_is_an_option_with_a_meaning_and_a_rule(name: str, value: Fi
 
 def test_no_field_is_called_like_an_option_of_train_and_flags_are_flags_everywhere() -> None:
     train = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
-    own = {spelling for parameter in train.params for spelling in parameter.opts}
+    own = {spelling for parameter in train.params if not parameter.hidden for spelling in parameter.opts}
     flags = {value.option for _, value in FIELDS if value.is_flag}
     assert "--model" in own
     assert own.isdisjoint({value.option for _, value in FIELDS} | {f"--no-{flag[2:]}" for flag in flags})

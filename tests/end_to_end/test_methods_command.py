@@ -133,8 +133,8 @@ def test_resume_refuses_other_fields(args: tuple[str, ...], message: str, runs: 
         (("--method", "dropout", "--p", "1.5"), "p must be in [0, 1), got 1.5; it is the share that is dropped"),
         (("--method", "flow", "--blocks", "affine,affine,affine"), "blocks must be one for all layers or one for each"),
         (("--method", "input-noise", "--componets", "3"), "No such option: --componets; did you mean '--components'"),
-        (("--method", "flow", "--gamma"), "--gamma must be followed by its value, got nothing"),
-        (("--norms=yes",), "--norms must stand alone, got '--norms=yes'"),
+        (("--method", "flow", "--gamma"), "Option '--gamma' requires an argument."),
+        (("--norms=yes",), "Option '--norms' does not take a value."),
         (("--", "--norms"), "--norms"),
     ],
 )
@@ -192,16 +192,16 @@ def test_the_help_of_train_has_an_example_of_each_method_at_its_defaults(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = invoke("train", "--help", columns=80).stdout
-    assert "dubio methods NAME lists a method's own options" in shown
+    assert "dubio methods NAME lists the options of a method" in shown
     [line] = [line for line in shown.splitlines() if "Example:" in line and f"--method {name} " in line]
-    orders: list[TrainConfig] = []
+    configs: list[TrainConfig] = []
 
-    def note(order: TrainConfig, *others: Any) -> NoReturn:
-        orders.append(order)
+    def note(config: TrainConfig, *others: Any) -> NoReturn:
+        configs.append(config)
         raise ValueError("enough is known")
 
     monkeypatch.setattr(train_command, "load_splits", note)
     assert "enough is known" in invoke(*shlex.split(line.partition("Example:  dubio ")[2]), "--runs", tmp_path).stderr
-    [order] = orders
-    assert order.fields
-    assert make_method(order.method, order.fields) == METHODS[name]()
+    [config] = configs
+    assert config.fields
+    assert make_method(config.method, config.fields) == METHODS[name]()

@@ -67,7 +67,7 @@ def test_a_pruned_run_is_one_that_all_commands_take(runs: Path, tmp_path: Path) 
     assert attacked.exit_code == 0
     resumed = invoke("train", "first-pruned", "--resume", "--runs", runs)
     assert resumed.exit_code == 2
-    assert f"a pruned run cannot be resumed, got {folder}; train the whole one on and prune again" in resumed.stderr
+    assert f"a pruned run cannot be resumed, got {folder}; continue the run before pruning" in resumed.stderr
     assert "dubio train first --resume" in resumed.stderr
     (folder / "commands.jsonl").unlink()  # as older versions left it
     resumed = invoke("train", "first-pruned", "--resume", "--runs", runs)
@@ -108,7 +108,7 @@ def test_a_budget_and_units_make_a_run_under_a_name(runs: Path) -> None:
         (("first", "--fraction", 7, "--out", "new"), "fraction must be in [0, 1]"),
         (("frist",), "there is no run 'frist'"),
         (("first", "--each-layer"), "--each-layer goes with --what units, got --what weights"),
-        (("first", "--fraction", 0.5, "--out", "first"), "is there already; choose another name with --out NAME"),
+        (("first", "--fraction", 0.5, "--out", "first"), "exists already; choose another name with --out NAME"),
         (("first", "--fraction", 0.5, "--out", "../up"), "NAME must be a plain name"),
     ],
 )

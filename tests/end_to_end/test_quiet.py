@@ -54,7 +54,7 @@ CASES = {
     ),
     "prune": Case(("first", *FEW), ("weights removed", "bytes"), ("record:",)),
     "report": Case(("first",), (), ("more would be in it after", "wrote", "open file:")),
-    "compare": Case(("first", "second"), ("dropout, digits",), ("Below a number stands", "was not judged yet")),
+    "compare": Case(("first", "second"), ("dropout, digits",), ("Below a number stands", "was not evaluated yet")),
     "audit": Case(("first", "--epsilon", "0.1", "--images", 40), ("R_pred(10)", "check"), ("record:",)),
     "reproduce": Case(("bbb-regression", "--tiny", "--out", "{out}"), ("published",), ("seed 0",)),
     "export": Case(("first", "{out}.pt2"), (), ("wrote",)),

@@ -63,7 +63,7 @@ def test_runs_are_compared_in_the_terminal(runs: Path) -> None:
     shown = invoke("compare", NAME, "plain", "--runs", runs)
     assert shown.exit_code == 0, shown.output
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    assert "plain was not judged yet: dubio evaluate plain" in shown.stdout
+    assert "plain was not evaluated yet: dubio evaluate plain" in shown.stdout
     told = json.loads(invoke("compare", NAME, "plain", "--json", "--runs", runs).stdout)
     assert told["format"] == "dubio-comparison-1"
     judged, plain = told["headlines"][0]["runs"]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import dubio
 from dubio.cli.commands import app
-from dubio.cli.runs import TrainConfig, build_for, load_splits, read_encoder, read_order
+from dubio.cli.runs import TrainConfig, build_for, load_splits, read_config, read_encoder
 from dubio.data.examples import Examples
 from dubio.models.networks import Standardise
 
@@ -127,7 +127,7 @@ def test_a_run_keeps_its_encoding_when_the_file_changes(tmp_path: Path) -> None:
     data = write(tmp_path / "shop.csv", customers(200))
     assert train("shop", data, tmp_path, "--epochs", 1).exit_code == 0
     write(data, [row.replace("Lyon", "Metz").replace(",FR,", ",DE,") for row in customers(200)])
-    assert part(load_splits(read_order(tmp_path / "shop")).test).encoder != read_encoder(tmp_path / "shop")
+    assert part(load_splits(read_config(tmp_path / "shop")).test).encoder != read_encoder(tmp_path / "shop")
     for command in (("calibrate", "shop"), ("predict", "shop", "--index", 0)):
         result = invoke(*command, "--runs", tmp_path)
         assert result.exit_code == 0, result.output
@@ -177,11 +177,11 @@ def test_images_and_named_datasets_are_not_standardised(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x=images, y=np.arange(40) % 2)
     np.savez(tmp_path / "features.npz", x=features, y=np.arange(40) % 2)
     for data, expected in (("digits", 0), ("diabetes", 0), ("clusters", 0), ("images.npz", 0), ("features.npz", 1)):
-        order = TrainConfig(data=str(tmp_path / data) if "." in data else data, model="fc:8")
-        net, _ = build_for(order, part(load_splits(order).train))
+        config = TrainConfig(data=str(tmp_path / data) if "." in data else data, model="fc:8")
+        net, _ = build_for(config, part(load_splits(config).train))
         layers = [module for module in net.modules() if isinstance(module, Standardise)]
         assert len(layers) == expected, data
-    train_part = part(load_splits(order).train)
+    train_part = part(load_splits(config).train)
     torch.testing.assert_close(layers[0].mean, train_part.inputs.mean(dim=0))
 
 

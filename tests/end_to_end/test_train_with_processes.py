@@ -17,7 +17,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 import dubio
-from dubio.cli import errors as answers, runs as ordering, train as telling, train as train_command
+from dubio.cli import errors, runs as run_files, train as train_command
 from dubio.cli.commands import app
 from dubio.training.processes import LostProcessError
 from several_processes import values
@@ -112,15 +112,15 @@ def test_what_every_process_refuses_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_process_that_fails_alone_tells_so_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = ordering.build_for
+    build = run_files.build_for
 
     def build_or_fail(*args: Any) -> Any:
         if os.environ["RANK"] == "1":
             raise OSError("no space left")
         return build(*args)
 
-    monkeypatch.setattr(ordering, "build_for", build_or_fail)
-    monkeypatch.setattr(telling, "PATIENCE", timedelta(seconds=0.5))
+    monkeypatch.setattr(run_files, "build_for", build_or_fail)
+    monkeypatch.setattr(train_command, "PATIENCE", timedelta(seconds=0.5))
     (code, _, told), failed = run_in_two(tmp_path, *TRAIN)
     assert failed == (2, "", "error: process 1: no space left\n")
     assert code == 3
@@ -132,11 +132,11 @@ def test_the_others_leave_when_the_first_has_told(tmp_path: Path, monkeypatch: p
     """Else torchrun, which ends all when one has failed, would end the first before it tells."""
     said = tmp_path / "said"
 
-    def take_long_to_answer(error: BaseException, teller: str = "") -> None:
+    def print_slowly(error: BaseException, prefix: str = "") -> None:
         time.sleep(1.0)
-        said.write_text(f"{teller}{error}")
+        said.write_text(f"{prefix}{error}")
 
-    monkeypatch.setattr(telling, "answer", take_long_to_answer)
+    monkeypatch.setattr(train_command, "print_error", print_slowly)
 
     def task(rank: int) -> tuple[int, str]:
         done = CliRunner().invoke(app, [*TRAIN, "--epochs", "0", "--runs", str(tmp_path / "runs")])
@@ -151,7 +151,7 @@ def test_a_lost_process_is_told_without_the_words_of_the_transport(capsys: pytes
         "typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an error. "
         "GLHF! \N{BEACH WITH UMBRELLA}"
     )
-    answers.answer(LostProcessError(f"another process ended ({reason}); the last good checkpoint is kept in a (b)"))
+    errors.print_error(LostProcessError(f"another process ended ({reason}); the last good checkpoint is kept in a (b)"))
     assert capsys.readouterr().err == (
         "interrupted: another process ended (Connection closed by peer [127.0.0.1]:4806); the last good checkpoint is "
         "kept in a (b)\n"

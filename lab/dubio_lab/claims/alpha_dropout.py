@@ -58,8 +58,8 @@ def _order_on_the_cnn(records: Records) -> Outcome:
     half = records.difference("alpha-mnist", "cnn-alpha-05", "cnn-alpha-0", "test_ll")
     ones = records.differences("alpha-mnist", "cnn-alpha-1", ("cnn-alpha-0", "cnn-alpha-05"), "test_ll")
     same = not half.above(0.0) and not half.below(0.0)
-    told = f"{half.signed} at 0.5 and {ones[0].signed} at 1, both less that at 0"
-    return Outcome(told, same and all(one.below(0.0) for one in ones))
+    summary = f"{half.signed} at 0.5 and {ones[0].signed} at 1, both less that at 0"
+    return Outcome(summary, same and all(one.below(0.0) for one in ones))
 
 
 def _half_has_the_best_error(records: Records) -> Outcome:
@@ -69,9 +69,9 @@ def _half_has_the_best_error(records: Records) -> Outcome:
 
 
 def _draws(records: Records) -> Outcome:
-    found = [records.number("alpha-samples", cell, "accuracy") for cell in ("1-draw", "10-draws", "100-draws")]
-    near = all(one.within(ACCURACY - 0.3, ACCURACY + 0.3) for one in found)
-    return Outcome(", ".join(map(str, found)), near)
+    accuracies = [records.number("alpha-samples", cell, "accuracy") for cell in ("1-draw", "10-draws", "100-draws")]
+    near = all(one.within(ACCURACY - 0.3, ACCURACY + 0.3) for one in accuracies)
+    return Outcome(", ".join(map(str, accuracies)), near)
 
 
 CLAIMS = (

@@ -29,7 +29,7 @@ def _pruned(records: Records) -> Outcome:
     return Outcome(added.signed, not added.above(0.3))
 
 
-def _told_apart(records: Records, cell: str, least: float) -> Outcome:
+def _separates(records: Records, cell: str, least: float) -> Outcome:
     area = records.number("bbb-ood", cell, "auroc_mutual_information")
     return Outcome(str(area), not area.below(least))
 
@@ -41,8 +41,8 @@ def _unanimous(records: Records) -> Outcome:
 
 def _in_every_set(records: Records, metric: str, bar: float) -> Outcome:
     shares = {name: records.number("bbb-ood", f"gaussian-{name}", metric) for name in UNSEEN}
-    told = ", ".join(f"{share} % ({name})" for name, share in shares.items())
-    return Outcome(told, all(share.above(bar) for share in shares.values()))
+    summary = ", ".join(f"{share} % ({name})" for name, share in shares.items())
+    return Outcome(summary, all(share.above(bar) for share in shares.values()))
 
 
 def _few_spread(records: Records) -> Outcome:
@@ -61,8 +61,8 @@ def _attacked_bayesian(records: Records, ending: str) -> Outcome:
     gaussian, mixture, other = (
         records.number("bbb-fgsa", f"{net}-{ending}", "accuracy_015") for net in ("gaussian", "mixture", "mixture-sgd")
     )
-    told = f"{gaussian}; mixture prior {mixture}, trained as in bbb-error {other}"
-    return Outcome(told, gaussian.within(40.0, 60.0))
+    summary = f"{gaussian}; mixture prior {mixture}, trained as in bbb-error {other}"
+    return Outcome(summary, gaussian.within(40.0, 60.0))
 
 
 def _attacked_plain(records: Records) -> Outcome:
@@ -72,16 +72,16 @@ def _attacked_plain(records: Records) -> Outcome:
 
 def _band(records: Records) -> Outcome:
     ratios = {cell: records.number("bbb-regression", cell, "ratio") for cell in ("local", "weight")}
-    told = ", ".join(f"{ratio} ({cell})" for cell, ratio in ratios.items())
-    return Outcome(told, all(ratio.above(3.0) for ratio in ratios.values()))
+    summary = ", ".join(f"{ratio} ({cell})" for cell, ratio in ratios.items())
+    return Outcome(summary, all(ratio.above(3.0) for ratio in ratios.values()))
 
 
 def _speed(records: Records, task: str, published: float) -> Outcome:
     slow, fast = (records.number("bbb-speed", f"{task}-{how}", "slope") for how in ("sequential", "vmap-lrt"))
-    told = f"{slow} s and {fast} s for each further draw"
+    summary = f"{slow} s and {fast} s for each further draw"
     if fast.value <= 0:  # a draw that costs nothing that can be measured
-        return Outcome(told, True)
-    return Outcome(f"{slow.value / fast.value:.3g} ({told})", slow.value / fast.value >= published / 2)
+        return Outcome(summary, True)
+    return Outcome(f"{slow.value / fast.value:.3g} ({summary})", slow.value / fast.value >= published / 2)
 
 
 CLAIMS = (
@@ -128,7 +128,7 @@ PROJECT_CLAIMS = (
             f"{PROJECT}, Figures 3 to 6",
             ("bbb-ood",),
             "figures only",
-            partial(_told_apart, cell=f"{prior}-{name}", least=least),
+            partial(_separates, cell=f"{prior}-{name}", least=least),
             in_our_way=prior != "gaussian",
         )
         for name, words, least in (("kmnist", "KMNIST", 0.95), ("fashionmnist", "FashionMNIST", 0.93))

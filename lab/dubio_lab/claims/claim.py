@@ -88,13 +88,13 @@ class Records:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self._folder = default_folder() if folder is None else Path(folder)
-        self._known: dict[str, tuple[ExperimentSpec, list[Result], dict[tuple[str, str], Row]]] = {}
+        self._cache: dict[str, tuple[ExperimentSpec, list[Result], dict[tuple[str, str], Row]]] = {}
 
     def number(self, spec: str, cell: str, metric: str) -> Number:
         """The mean over seeds of a metric of a cell."""
-        found, _, rows = self._read(spec)
+        loaded, _, rows = self._read(spec)
         row = rows.get((cell, metric))
-        if row is None or row.earlier or row.num_seeds < len(found.seeds):
+        if row is None or row.earlier or row.num_seeds < len(loaded.seeds):
             raise NotRunError(f"{spec}, {cell}: {metric}")
         return Number(row.mean, (row.standard_error or 0.0) if row.num_seeds > 1 else 0.0)
 
@@ -114,21 +114,21 @@ class Records:
 
     def best(self, spec: str, cells: Sequence[str], metric: str) -> tuple[str, Number]:
         """The cell with the highest mean, and that mean."""
-        found = {cell: self.number(spec, cell, metric) for cell in cells}
-        cell = max(found, key=lambda name: found[name].value)
-        return cell, found[cell]
+        numbers = {cell: self.number(spec, cell, metric) for cell in cells}
+        cell = max(numbers, key=lambda name: numbers[name].value)
+        return cell, numbers[cell]
 
     def _by_seed(self, spec: str, cell: str, metric: str) -> dict[int, float]:
-        found, results, _ = self._read(spec)
-        place = next(one for one in found.cells if one.name == cell)
-        return {one.seed: one.metrics[metric].value for one in results_that_count(found, place, results)}
+        loaded, results, _ = self._read(spec)
+        place = next(one for one in loaded.cells if one.name == cell)
+        return {one.seed: one.metrics[metric].value for one in results_that_count(loaded, place, results)}
 
     def _read(self, name: str) -> tuple[ExperimentSpec, list[Result], dict[tuple[str, str], Row]]:
-        if name not in self._known:
+        if name not in self._cache:
             spec = load_spec(name)
             results = load_results(spec, self._folder)
-            self._known[name] = spec, results, {(row.cell, row.metric): row for row in tabulate(spec, results)}
-        return self._known[name]
+            self._cache[name] = spec, results, {(row.cell, row.metric): row for row in tabulate(spec, results)}
+        return self._cache[name]
 
 
 @dataclass(frozen=True)

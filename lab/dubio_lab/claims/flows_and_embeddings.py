@@ -19,8 +19,8 @@ def _better(records: Records, cell: str) -> Outcome:
 
 
 def _never_worse(records: Records) -> Outcome:
-    told = "; ".join(f"{cell.removeprefix('elbo-')}: {_interval(records, cell)}" for cell in STEPS_UP)
-    return Outcome(told, not any(records.number("flow-paired", cell, "high").below(0.0) for cell in STEPS_UP))
+    summary = "; ".join(f"{cell.removeprefix('elbo-')}: {_interval(records, cell)}" for cell in STEPS_UP)
+    return Outcome(summary, not any(records.number("flow-paired", cell, "high").below(0.0) for cell in STEPS_UP))
 
 
 def _interval(records: Records, cell: str) -> str:
@@ -49,16 +49,16 @@ def _matching(records: Records) -> Outcome:
 
 
 def _ahead_of_all(records: Records) -> Outcome:
-    told, held = [], True
+    parts, held = [], True
     for share in SHARES:
         leads = {
             other: records.difference("label-noise", f"wasserstein-{share}", f"{other}-{share}", "accuracy")
             for other in OTHERS
         }
         nearest = min(leads, key=lambda name: leads[name].value)
-        told.append(f"{share}: {leads[nearest].signed} ({nearest})")
+        parts.append(f"{share}: {leads[nearest].signed} ({nearest})")
         held = held and all(lead.above(0.0) for lead in leads.values())
-    return Outcome("; ".join(told), held)
+    return Outcome("; ".join(parts), held)
 
 
 CLAIMS = (

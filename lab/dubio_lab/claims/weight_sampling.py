@@ -89,8 +89,8 @@ def _by_ratio_or_magnitude(records: Records) -> Outcome:
     leads = {
         share: records.difference("bws-pruning", f"snr-{share}", f"magnitude-{share}", "average") for share in SHARES
     }
-    told = ", ".join(f"{lead.signed} at {share} %" for share, lead in leads.items())
-    return Outcome(told, not any(lead.below(0.0) for lead in leads.values()))
+    summary = ", ".join(f"{lead.signed} at {share} %" for share, lead in leads.items())
+    return Outcome(summary, not any(lead.below(0.0) for lead in leads.values()))
 
 
 def _distortions(records: Records) -> Outcome:
@@ -108,8 +108,8 @@ def _attacked_itself(records: Records) -> Outcome:
     best, _ = records.best("bws-transfer", BAYESIAN, "average")
     followed, left = (records.number("bws-honest", best, name) for name in ("accuracy_pgd_eot", "audit_accuracy"))
     theirs = records.number("bws-honest", "lambda-1e-2", "audit_accuracy")
-    told = f"{best}: {followed} after an attack over draws, {left} after an audit; lambda-1e-2: {theirs} after an audit"
-    return Outcome(told, (left - theirs).above(0.0))
+    text = f"{best}: {followed} after an attack over draws, {left} after an audit; lambda-1e-2: {theirs} after an audit"
+    return Outcome(text, (left - theirs).above(0.0))
 
 
 CLAIMS = (

@@ -23,9 +23,9 @@ def alpha_classification(trial: Trial) -> Findings:
     assert splits.test is not None
     model = dropout_network(trial, splits)
     inputs, targets = splits.test.tensors
-    found = predict_classes(trial, model, inputs)
-    total, error = summed_log_likelihood(found, targets)
-    return Findings({"error": share(found.label != targets), "test_ll": Measured(total, error, len(targets))})
+    pred = predict_classes(trial, model, inputs)
+    total, error = summed_log_likelihood(pred, targets)
+    return Findings({"error": share(pred.label != targets), "test_ll": Measured(total, error, len(targets))})
 
 
 def alpha_samples(trial: Trial) -> Findings:
@@ -36,19 +36,19 @@ def alpha_samples(trial: Trial) -> Findings:
     settings, splits = trial.settings, load_images(trial)
     assert splits.test is not None
     timed = timed_network(trial, splits)
-    told = timed.history
+    history = timed.history
     inputs, targets = splits.test.tensors
-    found = predict_classes(trial, timed.model, inputs)
-    total, error = summed_log_likelihood(found, targets)
-    per_epoch = told["seconds"].item()
+    pred = predict_classes(trial, timed.model, inputs)
+    total, error = summed_log_likelihood(pred, targets)
+    per_epoch = history["seconds"].item()
     metrics = {
-        "accuracy": share(found.label == targets),
+        "accuracy": share(pred.label == targets),
         "test_ll": Measured(total, error, len(targets)),
         "seconds": Measured(per_epoch * settings["epochs"]),
         "seconds_per_epoch": Measured(per_epoch),
     }
-    seconds = tuple((per_epoch * told["epoch"]).tolist())
-    return Findings(metrics, {name: Curve(seconds, tuple(told[name].tolist())) for name in ("accuracy", "test_ll")})
+    seconds = tuple((per_epoch * history["epoch"]).tolist())
+    return Findings(metrics, {name: Curve(seconds, tuple(history[name].tolist())) for name in ("accuracy", "test_ll")})
 
 
 def alpha_honest(trial: Trial) -> Findings:

@@ -62,13 +62,13 @@ def alpha_targeted(trial: Trial) -> Findings:
     model = dropout_network(trial, splits)
     others = splits.test[splits.test.targets != settings["target"]]
     images, targets = others.tensors
-    wanted = torch.full_like(targets, settings["target"])
+    target_labels = torch.full_like(targets, settings["target"])
     lines: dict[str, list[Measured]] = {"original": [], "target": [], "entropy": []}
     shown = []
-    for moved in _walk(trial, model, images, wanted):
+    for moved in _walk(trial, model, images, target_labels):
         label, doubt = _look(trial, model, moved)
         lines["original"].append(share(label == targets))
-        lines["target"].append(share(label == wanted))
+        lines["target"].append(share(label == target_labels))
         lines["entropy"].append(doubt)
         shown.append(moved[: settings["pictured"]].cpu())
     if settings["pictured"]:
@@ -78,7 +78,7 @@ def alpha_targeted(trial: Trial) -> Findings:
     return Findings(metrics, _curves(range(settings["steps"] + 1), lines))
 
 
-def _walk(trial: Trial, model: nn.Module, images: Tensor, wanted: Tensor) -> Iterator[Tensor]:
+def _walk(trial: Trial, model: nn.Module, images: Tensor, target_labels: Tensor) -> Iterator[Tensor]:
     """The images as they are, and after each step."""
     settings = trial.settings
     attack = TargetedFGSM(
@@ -89,14 +89,14 @@ def _walk(trial: Trial, model: nn.Module, images: Tensor, wanted: Tensor) -> Ite
     )
     yield images
     for _ in range(settings["steps"]):
-        images = attack.moved(model, images, wanted)
+        images = attack.moved(model, images, target_labels)
         yield images
 
 
 def _look(trial: Trial, model: nn.Module, images: Tensor) -> tuple[Tensor, Measured]:
     """What the images are taken for, and the mean predictive entropy with its standard error, ``sqrt(var / n)``."""
-    found = predict_classes(trial, model, images)
-    return found.label, mean_of(found.entropy)
+    pred = predict_classes(trial, model, images)
+    return pred.label, mean_of(pred.entropy)
 
 
 def _curves(places: Sequence[float], lines: dict[str, list[Measured]]) -> dict[str, Curve]:

@@ -65,9 +65,9 @@ def timed_network(trial: Trial, splits: Splits) -> Learned[nn.Module]:
     return trial.learned({**described(trial), "watched": watched}, lambda: _untrained(trial, splits), train)
 
 
-def summed_log_likelihood(found: ClassificationPredictive, targets: Tensor) -> tuple[float, float]:
+def summed_log_likelihood(pred: ClassificationPredictive, targets: Tensor) -> tuple[float, float]:
     """The sum over all images of the log of the mean probability of their class, and its standard error (E-14)."""
-    own = found.log_probs.gather(-1, targets[:, None]).squeeze(-1).double()
+    own = pred.log_probs.gather(-1, targets[:, None]).squeeze(-1).double()
     return own.sum().item(), own.std().item() * len(own) ** 0.5
 
 
@@ -106,6 +106,6 @@ def _train(trial: Trial, model: nn.Module, splits: Splits, callbacks: Sequence[C
 def _look(trial: Trial, model: nn.Module, test: Examples) -> dict[str, float]:
     """Accuracy in percent and summed log-likelihood."""
     inputs, targets = test.tensors
-    found = predict_classes(trial, model, inputs, trial.settings["watch_draws"])
-    accuracy = 100.0 * (found.label == targets).double().mean().item()
-    return {"accuracy": accuracy, "test_ll": summed_log_likelihood(found, targets)[0]}
+    pred = predict_classes(trial, model, inputs, trial.settings["watch_draws"])
+    accuracy = 100.0 * (pred.label == targets).double().mean().item()
+    return {"accuracy": accuracy, "test_ll": summed_log_likelihood(pred, targets)[0]}

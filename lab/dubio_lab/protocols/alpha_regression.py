@@ -33,8 +33,8 @@ def alpha_regression(trial: Trial) -> Findings:
     kept, held_out = random_split(train, settings["validation_share"], trial.seed)
     tries = {tau: _measured(trial, kept, held_out, tau)["nll"].mean() for tau in settings["precisions"]}
     precision = min(tries, key=lambda tau: float(tries[tau]))
-    found = _measured(trial, train, test, precision)
-    square, nll, count = found["square"], found["nll"], len(test)
+    measures = _measured(trial, train, test, precision)
+    square, nll, count = measures["square"], measures["nll"], len(test)
     rmse = square.mean().sqrt()
     metrics = {
         "rmse": Measured(rmse.item(), (square.std() / (2.0 * rmse * count**0.5)).item(), count),
@@ -51,31 +51,31 @@ def random_split(table: Examples, share: float, seed: int) -> tuple[Examples, Ex
     return table[first], table[second]
 
 
-def measures_in_units(found: RegressionPredictive, targets: Tensor, seen: Tensor) -> dict[str, Tensor]:
+def measures_in_units(pred: RegressionPredictive, targets: Tensor, seen: Tensor) -> dict[str, Tensor]:
     """What each example adds, of standardised predictions in the unit of the targets, of which ``seen`` were known."""
-    assert found.samples is not None
-    assert found.sample_stds is not None
+    assert pred.samples is not None
+    assert pred.sample_stds is not None
     mean, unit = seen.mean(), seen.std()
-    return real_measures_per_example(mean + unit * found.samples.cpu(), unit * found.sample_stds.cpu(), targets)
+    return real_measures_per_example(mean + unit * pred.samples.cpu(), unit * pred.sample_stds.cpu(), targets)
 
 
-def _measured(trial: Trial, known: Examples, asked: Examples, precision: float) -> dict[str, Tensor]:
-    """What each of the examples asked for adds, once a network was trained on those known."""
-    model = _trained(trial, standardised(known, known), precision)
-    inputs = standardised(asked, known).inputs.to(trial.device)
-    found = predict(model, inputs, trial.settings["draws"], seed=trial.seed)
-    assert isinstance(found, RegressionPredictive)
-    return measures_in_units(found, asked.targets, known.targets)
+def _measured(trial: Trial, train: Examples, test: Examples, precision: float) -> dict[str, Tensor]:
+    """What each of the test examples adds, after a network is trained on the training examples."""
+    model = _trained(trial, standardised(train, train), precision)
+    inputs = standardised(test, train).inputs.to(trial.device)
+    pred = predict(model, inputs, trial.settings["draws"], seed=trial.seed)
+    assert isinstance(pred, RegressionPredictive)
+    return measures_in_units(pred, test.targets, train.targets)
 
 
-def _trained(trial: Trial, known: Examples, precision: float) -> nn.Module:
+def _trained(trial: Trial, train: Examples, precision: float) -> nn.Module:
     settings = trial.settings
-    net = dad_mlp(*known.shape, *settings["hidden"], 1)
+    net = dad_mlp(*train.shape, *settings["hidden"], 1)
     method = Dropout(settings["rate"], settings["alpha"], settings["l2"])
     model = method.convert(net, Gaussian(precision**-0.5)).to(trial.device)
     fit(
         model,
-        known.to(trial.device),
+        train.to(trial.device),
         epochs=settings["epochs"],
         batch_size=settings["batch_size"],
         lr=settings["lr"],

@@ -65,11 +65,11 @@ def bws_pruning(trial: Trial) -> Findings:
     looked_at = {**_clean(splits), **_perturbed(trial, splits)}
     drawn = {name: _draws(trial, model, examples) for name, examples in looked_at.items()}
     for suffix, size in (("", None), ("_one", 1)):
-        found = {
+        scores = {
             name: over_ensembles(draws, looked_at[name].targets, size or len(draws)) for name, draws in drawn.items()
         }
-        found["average"] = torch.stack([found[name] for name in source_names(trial.settings)]).mean(dim=0)
-        metrics |= {f"{name}{suffix}": value for name, value in _measured(found).items()}
+        scores["average"] = torch.stack([scores[name] for name in source_names(trial.settings)]).mean(dim=0)
+        metrics |= {f"{name}{suffix}": value for name, value in _measured(scores).items()}
     metrics["removed"] = Measured(100.0 * removed.num_removed / removed.num_weights, n=removed.num_weights)
     return Findings(metrics)
 
@@ -119,9 +119,9 @@ def _evaluated(trial: Trial) -> tuple[Splits, nn.Module]:
 def _draws(trial: Trial, model: nn.Module, examples: Examples) -> Float[Tensor, "sample batch class"]:
     """Log-probabilities of many draws, each one function for all images; of a deterministic network, of one."""
     num_draws = 1 if isinstance(spec(model).method, Deterministic) else trial.settings["draws"]
-    found = predict_classes(trial, model, examples.tensors[0], num_draws, keep=True)
-    assert found.samples is not None
-    return found.samples
+    pred = predict_classes(trial, model, examples.tensors[0], num_draws, keep=True)
+    assert pred.samples is not None
+    return pred.samples
 
 
 def _clean(splits: Splits) -> dict[str, Examples]:
@@ -133,12 +133,12 @@ def _clean(splits: Splits) -> dict[str, Examples]:
 def _perturbed(trial: Trial, splits: Splits) -> dict[str, Examples]:
     """The test images as each source made them, by its name."""
     assert splits.test is not None
-    found = {}
+    sources = {}
     for name in source_names(trial.settings):
         made = perturbed_images(trial, splits, find_source(trial.settings, name))
-        found[name] = Examples(made["inputs"], splits.test.targets, splits.test.classes, name)
+        sources[name] = Examples(made["inputs"], splits.test.targets, splits.test.classes, name)
         trial.tell(f"images of {name}")
-    return found
+    return sources
 
 
 def _measured(accuracies: dict[str, Float[Tensor, " repeat"]]) -> dict[str, Measured]:

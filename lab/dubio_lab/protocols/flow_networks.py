@@ -46,8 +46,8 @@ def bound(model: nn.Module, examples: Examples, num_samples: int, num_groups: in
             rows = slice(first, first + ROWS)
             own_seed = (seed * num_groups + group) * len(examples) + part  # no two parts have the same draws
             loss = objective(model, inputs[rows], targets[rows], num_samples, seed=own_seed)
-            found = torch.stack([-loss.nll, loss.terms["divergence"]]).double().cpu()
-            sums[group] += found * len(targets[rows]) / len(examples)
+            terms = torch.stack([-loss.nll, loss.terms["divergence"]]).double().cpu()
+            sums[group] += terms * len(targets[rows]) / len(examples)
     log_likelihood, divergence = sums.unbind(dim=1)
     return {
         "log_likelihood": mean_of(log_likelihood),

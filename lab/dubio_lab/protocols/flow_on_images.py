@@ -41,13 +41,13 @@ def flow_images(trial: Trial) -> Findings:
     splits = load_images(trial)
     assert splits.train is not None
     assert splits.test is not None
-    found = _learn(trial, splits)
+    learned = _learn(trial, splits)
     trial.tell("trained")
     inputs, targets = splits.test.tensors
-    metrics = quality(predict_classes(trial, found.model, inputs).log_probs, targets)
-    metrics |= bound(found.model, splits.train, settings["bound_draws"], settings["bound_groups"], trial.seed)
-    metrics["best_accuracy"] = Measured(found.history["accuracy"].max().item(), n=len(targets))
-    history = dict(found.history)
+    metrics = quality(predict_classes(trial, learned.model, inputs).log_probs, targets)
+    metrics |= bound(learned.model, splits.train, settings["bound_draws"], settings["bound_groups"], trial.seed)
+    metrics["best_accuracy"] = Measured(learned.history["accuracy"].max().item(), n=len(targets))
+    history = dict(learned.history)
     epochs = tuple(history.pop("epoch").tolist())
     return Findings(metrics, {name: Curve(epochs, tuple(values.tolist())) for name, values in history.items()})
 

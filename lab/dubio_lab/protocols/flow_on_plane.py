@@ -38,8 +38,8 @@ def flow_plane(trial: Trial) -> Findings:
     """Accuracy and calibration of one network on new points."""
     settings = trial.settings
     train, test = plane_points(trial)
-    found = _learn(trial)
-    predictive = predict_classes(trial, found.model, test.inputs)
+    learned = _learn(trial)
+    predictive = predict_classes(trial, learned.model, test.inputs)
     sums = functional.calibration.bin_sums(predictive.confidence.clamp(max=1.0), predictive.label == test.targets)
     bins = functional.calibration.reliability(sums)
     metrics = {
@@ -49,10 +49,10 @@ def flow_plane(trial: Trial) -> Findings:
             100.0 * functional.calibration.matching_share(sums, settings["tolerance"]).item(), n=len(test)
         ),
         "mean_confidence": mean_of(100.0 * predictive.confidence),
-        "epochs": Measured(float(len(found.history["loss"]))),
+        "epochs": Measured(float(len(learned.history["loss"]))),
     }
     if trial.seed in settings["picture_seeds"]:
-        _draw(trial, found.model, train)
+        _draw(trial, learned.model, train)
     filled = bins.share > 0.0
     return Findings(metrics, {"reliability": _curve(bins.confidence[filled], bins.accuracy[filled])})
 
@@ -61,13 +61,13 @@ def flow_lengths(trial: Trial) -> Findings:
     """The bound that a flow of some length reaches, and its two parts."""
     settings = trial.settings
     train, test = plane_points(trial)
-    found = _learn(trial)
-    metrics = bound(found.model, train, settings["bound_draws"], settings["bound_groups"], trial.seed)
-    tested = quality(predict_classes(trial, found.model, test.inputs).log_probs, test.targets)
-    epochs = torch.arange(1, len(found.history["loss"]) + 1)
+    learned = _learn(trial)
+    metrics = bound(learned.model, train, settings["bound_draws"], settings["bound_groups"], trial.seed)
+    tested = quality(predict_classes(trial, learned.model, test.inputs).log_probs, test.targets)
+    epochs = torch.arange(1, len(learned.history["loss"]) + 1)
     return Findings(
         {**metrics, "test_nll": tested["nll"], "epochs": Measured(float(len(epochs)))},
-        {"loss": _curve(epochs, found.history["loss"])},
+        {"loss": _curve(epochs, learned.history["loss"])},
     )
 
 

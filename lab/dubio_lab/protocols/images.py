@@ -38,8 +38,8 @@ def load_unseen(trial: Trial) -> dict[str, Examples]:
         sets = {"noise": Examples(noise, test.targets, test.classes, "noise")}
     else:
         sets = ood_sets(trial.settings["data"])
-    found = {name: _first(examples, count, trial.device) for name, examples in sets.items()}
-    return {name: examples for name, examples in found.items() if examples is not None}
+    subsets = {name: _first(examples, count, trial.device) for name, examples in sets.items()}
+    return {name: examples for name, examples in subsets.items() if examples is not None}
 
 
 def _without_last(examples: Examples | None, count: int) -> tuple[Examples | None, Examples | None]:

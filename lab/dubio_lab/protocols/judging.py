@@ -36,32 +36,32 @@ def judge(trial: Trial, model: nn.Module, splits: Splits) -> Findings:
     assert splits.validation is not None
     assert splits.test is not None
     inputs, targets = splits.test.tensors
-    found = predict_classes(trial, model, inputs)
-    metrics = quality(found.log_probs, targets)
+    pred = predict_classes(trial, model, inputs)
+    metrics = quality(pred.log_probs, targets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a temperature is at the edge can be seen from it
         scaling = calibrate(model, splits.validation, num_samples=draws, batch_size=10_000, seed=seed)
     assert isinstance(scaling, Temperature)
     metrics["temperature"] = Measured(scaling.temperature)
     metrics["ece_after_temperature"] = quality(
-        functional.calibration.scaled_log_probs(found.log_probs, torch.tensor(scaling.temperature)), targets
+        functional.calibration.scaled_log_probs(pred.log_probs, torch.tensor(scaling.temperature)), targets
     )["ece"]
     trial.tell("predicted")
-    metrics |= _unseen(trial, model, found)
+    metrics |= _unseen(trial, model, pred)
     with Using(estimator="weight"):  # an attacked draw is one set of weights, however the network was trained
         metrics |= _attacked(trial, model, splits.test)
         trial.tell("attacked")
-        found_out = Findings(metrics)
-        return found_out | _audited(trial, model, splits.test) if settings["audit_images"] else found_out
+        findings = Findings(metrics)
+        return findings | _audited(trial, model, splits.test) if settings["audit_images"] else findings
 
 
 def _unseen(trial: Trial, model: nn.Module, seen: ClassificationPredictive) -> dict[str, Measured]:
     """How well doubt tells unseen images from the test images."""
     metrics = {}
     for name, examples in load_unseen(trial).items():
-        found = predict_classes(trial, model, examples.tensors[0])
+        pred = predict_classes(trial, model, examples.tensors[0])
         for doubt in ("mutual_information", "entropy"):
-            area = functional.uncertainty.auroc(getattr(seen, doubt).double(), getattr(found, doubt).double())
+            area = functional.uncertainty.auroc(getattr(seen, doubt).double(), getattr(pred, doubt).double())
             metrics[f"auroc_{doubt}_{name}"] = Measured(area.item(), n=len(examples))
     return metrics
 
@@ -94,7 +94,7 @@ def _attacked(trial: Trial, model: nn.Module, test: Examples) -> dict[str, Measu
 def _audited(trial: Trial, model: nn.Module, test: Examples) -> Findings:
     """The headline of an audit of some of the same images, and its verdict in words."""
     settings = trial.settings
-    found = audit(
+    result = audit(
         model,
         test[: settings["judge_images"]],
         epsilon=settings["judge_epsilon"],
@@ -103,6 +103,6 @@ def _audited(trial: Trial, model: nn.Module, test: Examples) -> Findings:
         seed=trial.seed,
         progress=False,
     )
-    headline = found.headline
+    headline = result.headline
     metrics = {"audit_accuracy": Measured(100.0 * headline.accuracy, n=headline.num_images)}
-    return Findings(metrics, notes={"verdict": str(found)})
+    return Findings(metrics, notes={"verdict": str(result)})

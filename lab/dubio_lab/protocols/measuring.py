@@ -23,9 +23,9 @@ def predict_classes(
         keep: whether to keep what each draw says.
     """
     count = trial.settings["draws"] if draws is None else draws
-    found = predict(model, inputs, count, keep_samples=keep, seed=trial.judging_seed, decisions=False)
-    assert isinstance(found, ClassificationPredictive)
-    return found
+    pred = predict(model, inputs, count, keep_samples=keep, seed=trial.judging_seed, decisions=False)
+    assert isinstance(pred, ClassificationPredictive)
+    return pred
 
 
 def quality(log_probs: Tensor, targets: Tensor) -> dict[str, Measured]:

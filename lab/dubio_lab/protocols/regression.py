@@ -48,10 +48,10 @@ def regression(trial: Trial) -> Findings:
         progress=False,
     )
     places = splits.test.inputs
-    found = predict(model, places.to(trial.device), settings["draws"], seed=trial.seed)
-    assert isinstance(found, RegressionPredictive)
-    assert found.samples is not None
-    low, median, high = quartiles = found.samples.cpu().squeeze(-1).quantile(torch.tensor([0.25, 0.5, 0.75]), dim=0)
+    pred = predict(model, places.to(trial.device), settings["draws"], seed=trial.seed)
+    assert isinstance(pred, RegressionPredictive)
+    assert pred.samples is not None
+    low, median, high = quartiles = pred.samples.cpu().squeeze(-1).quantile(torch.tensor([0.25, 0.5, 0.75]), dim=0)
     x = places.squeeze(-1)
     inside, outside = _mean_between(high - low, x, 0.1, 0.4), _mean_between(high - low, x, 0.8, 1.2)
     misfit = _mean_between((median - splits.test.targets.squeeze(-1)).abs(), x, 0.05, 0.45)

@@ -53,8 +53,8 @@ def with_wrong_labels(splits: Splits, share: float, seed: int) -> Splits:
     """Training and held-out images with a share of their labels turned wrong by one pattern; the test as it was."""
     parts = [part for part in (splits.train, splits.validation) if part is not None]
     labels = torch.cat([part.targets for part in parts])
-    found = Flip(share)(labels, len(parts[0].classes), torch.Generator().manual_seed(seed)).labels
-    wrong = iter(found.split([len(part) for part in parts]))
+    noisy = Flip(share)(labels, len(parts[0].classes), torch.Generator().manual_seed(seed)).labels
+    wrong = iter(noisy.split([len(part) for part in parts]))
 
     def turned(part: Examples | None) -> Examples | None:
         return None if part is None else replace(part, targets=next(wrong))

@@ -1,4 +1,4 @@
-"""The command line: arguments in, lines out; and what commands of other packages share with it (docs/plugins.md)."""
+"""The command line, and the names that commands of other packages share with it (docs/plugins.md)."""
 
 from typing import TYPE_CHECKING
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "PartlyFailedError", "PlainTable", "Quiet", "app", "device_for", "main", "say"]
 
-if not TYPE_CHECKING:  # rich takes long to import, and most commands that fail at once need no table
+if not TYPE_CHECKING:  # importing rich takes long, and an error needs no table
     __getattr__ = import_later("dubio.cli", {"terminal": ("PlainTable",)})

@@ -1,173 +1,107 @@
-"""``dubio calibrate``, ``abstain`` and ``conformal``: decide about a run's predictions by its own validation data."""
+"""What ``dubio calibrate``, ``abstain`` and ``conformal`` share: a locked run, its validation data, and the result.
 
-from collections.abc import Iterator, Mapping
+Decisions use only the validation data of the run. The data that it was evaluated on are passed on with the network, so
+that the library can refuse to decide by them.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
+from typer import Context
 
 import dubio
-from dubio import functional
 from dubio.cli.errors import say
-from dubio.cli.runs import MODEL, find_run, load_model, load_splits, read_encoder, read_order
-from dubio.cli.terminal import command_line
+from dubio.cli.evaluate import FILE as EVALUATION
+from dubio.cli.options import command_line
+from dubio.cli.runs import MODEL, find_run, load_model, load_splits, read_config, read_encoder
 from dubio.codec import Command, read_commands, write_commands
 from dubio.convert import change_spec
 from dubio.data import Examples
 from dubio.evaluation import Evaluation
+from dubio.functional.calibration import bin_sums, calibration_error, class_nll
 from dubio.io import locked
 from dubio.prediction import ClassificationPredictive
 
-EVALUATION = "evaluation.json"
-
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A run about which something is decided."""
+class OpenRun:
+    """A run whose network gets a decision."""
 
     folder: Path
     model: nn.Module
     validation: Examples
     remark: str
+    """A warning about the validation data; empty where there is none."""
     quiet: bool
 
-    def keep(self, decision: object, command: str, options: Mapping[str, tuple[Any, Any]]) -> None:
-        """Write the network with what was decided, and by which command, and say so."""
+    def decide(self, ctx: Context, function: Callable[..., object], **options: Any) -> None:
+        """Call ``calibrate``, ``abstain`` or ``conformal``; save the network and the command, and print the decision.
+
+        Args:
+            ctx: the context of the command, which also has the options for the number and the seed of draws.
+            function: the function of the library.
+            options: its options; the command has options of the same names.
+        """
+        draws = {"num_samples": ctx.params["samples"], "seed": ctx.params["seed"]}
+        decision = function(self.model, self.validation, **options, **draws)
         dubio.save(self.model, self.folder / MODEL)
-        run = self.folder.resolve().name
-        known = read_commands(self.folder)
-        write_commands(self.folder, (*known, Command(command_line(command, run, options), run)))
+        name = self.folder.resolve().name
+        command = Command(command_line(ctx, name, *options, "samples", "seed"), name)
+        write_commands(self.folder, (*read_commands(self.folder), command))
         say(str(decision) if self.quiet else f"{decision}; kept in {self.folder / MODEL}")
         if self.remark:
             say(f"warning: {self.remark}" if self.quiet else self.remark, err=self.quiet)
 
-    def predict(self, num_samples: int, seed: int, decisions: bool) -> ClassificationPredictive:
-        """Predictions of the validation data."""
-        found = dubio.predict(
-            self.model, self.validation, num_samples, seed=seed, keep_samples=False, decisions=decisions
-        )
-        assert isinstance(found, ClassificationPredictive)
-        return found
-
-
-def calibrate(
-    named: str,
-    kind: Literal["temperature", "vector"],
-    per_draw: bool,
-    samples: int,
-    seed: int,
-    data_dir: Path | None,
-    quiet: bool,
-    runs: Path,
-) -> None:
-    """Calibrate a run on its validation data, and keep it with the network."""
-    with _subject(named, runs, data_dir, quiet) as subject:
-        found = dubio.calibrate(
-            subject.model, subject.validation, kind=kind, per_draw=per_draw, num_samples=samples, seed=seed
-        )
-        options = {"kind": (kind, "temperature"), "per-draw": (per_draw, False)}
-        subject.keep(found, "calibrate", options | _draws(samples, seed))
-        before, after = (_quality(subject, samples, seed, decisions) for decisions in (False, True))
-        say(
-            f"on the {len(subject.validation)} validation examples it was found on: "
+    def calibration_gain(self, samples: int, seed: int) -> str:
+        """Negative log-likelihood and calibration error on the validation data before and after calibration."""
+        targets, values = self.validation.targets, []
+        for decisions in (False, True):
+            pred = self._predict(samples, seed, decisions)
+            error = calibration_error(bin_sums(pred.confidence, pred.label == targets))
+            values.append((class_nll(pred.log_probs, targets).item(), error.item()))
+        before, after = values
+        return (
+            f"on the {len(self.validation)} validation examples it was fitted on: "
             f"NLL {before[0]:.4f} -> {after[0]:.4f}, calibration error {before[1]:.4f} -> {after[1]:.4f}"
         )
 
-
-def abstain(
-    named: str,
-    error: float | None,
-    coverage: float | None,
-    score: Literal["confidence", "entropy", "mutual_information"],
-    level: float,
-    samples: int,
-    seed: int,
-    data_dir: Path | None,
-    quiet: bool,
-    runs: Path,
-) -> None:
-    """Choose when predictions of a run are accepted, and keep it with the network."""
-    with _subject(named, runs, data_dir, quiet) as subject:
-        found = dubio.abstain(
-            subject.model,
-            subject.validation,
-            error=error,
-            coverage=coverage,
-            score=score,
-            level=level,
-            num_samples=samples,
-            seed=seed,
-        )
-        options = {"error": (error, None), "coverage": (coverage, None), "score": (score, "confidence")}
-        subject.keep(found, "abstain", options | {"level": (level, 0.9)} | _draws(samples, seed))
-
-
-def conformal(
-    named: str,
-    coverage: float,
-    kind: Literal["lac", "aps"],
-    allow_empty: bool,
-    samples: int,
-    seed: int,
-    data_dir: Path | None,
-    quiet: bool,
-    runs: Path,
-) -> None:
-    """Choose the prediction sets of a run, and keep it with the network."""
-    with _subject(named, runs, data_dir, quiet) as subject:
-        found = dubio.conformal(
-            subject.model,
-            subject.validation,
-            coverage=coverage,
-            kind=kind,
-            allow_empty=allow_empty,
-            num_samples=samples,
-            seed=seed,
-        )
-        options = {"coverage": (coverage, 0.9), "kind": (kind, "lac"), "allow-empty": (allow_empty, False)}
-        subject.keep(found, "conformal", options | _draws(samples, seed))
-        sizes = subject.predict(samples, seed, decisions=True).sets.sum(dim=-1).double()
-        say(
-            f"sets hold {sizes.mean():.2f} classes on average on the {len(subject.validation)} validation examples, "
+    def set_sizes(self, samples: int, seed: int) -> str:
+        """The mean and largest size of the prediction sets on the validation data."""
+        sizes = self._predict(samples, seed, decisions=True).sets.sum(dim=-1).double()
+        return (
+            f"sets hold {sizes.mean():.2f} classes on average on the {len(self.validation)} validation examples, "
             f"{int(sizes.max())} at most"
         )
 
-
-def _draws(samples: int, seed: int) -> dict[str, tuple[Any, Any]]:
-    return {"samples": (samples, 100), "seed": (seed, 0)}
+    def _predict(self, samples: int, seed: int, decisions: bool) -> ClassificationPredictive:
+        pred = dubio.predict(self.model, self.validation, samples, seed=seed, keep_samples=False, decisions=decisions)
+        assert isinstance(pred, ClassificationPredictive)
+        return pred
 
 
 @contextmanager
-def _subject(named: str, runs: Path, data_dir: Path | None, quiet: bool) -> Iterator[Subject]:
-    """A run's network, its validation data, and what it was judged on; nothing else writes to the run meanwhile."""
+def open_run(named: str, runs: Path, data_dir: Path | None, quiet: bool) -> Iterator[OpenRun]:
+    """A run with its network and validation data, locked against other writers."""
     folder = find_run(named, runs)
-    order = read_order(folder)
+    config = read_config(folder)
     if data_dir is not None:
-        order = replace(order, data_dir=str(data_dir))
+        config = replace(config, data_dir=str(data_dir))
     with locked(folder):
         model = load_model(named, runs)
         if isinstance(dubio.spec(model).likelihood, dubio.Gaussian):
             raise ValueError(
                 f"run {named!r} predicts numbers, and calibrate, abstain and conformal are for classes; "
-                f"dubio evaluate {named} says whether its intervals hold"
+                f"dubio evaluate {named} measures whether its intervals hold"
             )
-        validation = load_splits(order, read_encoder(folder)).validation
+        validation = load_splits(config, read_encoder(folder)).validation
         if validation is None:
-            raise ValueError(f"{order.data}, which run {named!r} was trained on, has no validation part to decide by")
+            raise ValueError(f"{config.data}, which run {named!r} was trained on, has no validation part to decide by")
         if (folder / EVALUATION).is_file():
-            judged_on = Evaluation.load(folder / EVALUATION).data.fingerprint
-            change_spec(model, evaluated=tuple(dict.fromkeys((*dubio.spec(model).evaluated, judged_on))))
-        noisy = f"validation labels are as wrong as those it was trained with ({order.label_noise}), and so is this"
-        yield Subject(folder, model, validation, noisy if order.label_noise is not None else "", quiet)
-
-
-def _quality(subject: Subject, num_samples: int, seed: int, decisions: bool) -> tuple[float, float]:
-    """Negative log-likelihood and calibration error on the validation data."""
-    found = subject.predict(num_samples, seed, decisions)
-    targets = subject.validation.targets
-    error = functional.calibration.calibration_error(
-        functional.calibration.bin_sums(found.confidence, found.label == targets)
-    )
-    return functional.calibration.class_nll(found.log_probs, targets).item(), error.item()
+            evaluated = Evaluation.load(folder / EVALUATION).data.fingerprint
+            change_spec(model, evaluated=tuple(dict.fromkeys((*dubio.spec(model).evaluated, evaluated))))
+        noisy = f"validation labels have the noise of the training labels ({config.label_noise})"
+        yield OpenRun(folder, model, validation, noisy if config.label_noise is not None else "", quiet)

@@ -1,56 +1,59 @@
-"""The commands of ``dubio``: what each takes, and what its help says.
+"""The commands of ``dubio``: their options, their help, and the order of their steps.
 
-Nothing here imports torch: ``dubio --help``, ``--version``, completion and a misspelled option answer at once
-(``tests/end_to_end/test_start_up.py``). What a command needs is imported in its body, when it runs.
+Nothing at the top of this module imports torch, so that ``dubio --help``, ``--version``, completion and the error for a
+misspelled option take less than half a second (``tests/end_to_end/test_start_up.py``). A command imports what it needs
+in its body.
 """
 
+import dataclasses
 import signal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Context, Exit, Option, Typer
 
 from dubio.checks import check_choice
-from dubio.cli.errors import INTERRUPTED, Answering, say
+from dubio.cli.errors import INTERRUPTED, CommandGroup, say
 from dubio.cli.options import (
     CORRUPTION_NAMES,
     METHOD_OPTIONS,
     BudgetName,
     DataDir,
     DecisionSamples,
-    DecisionSeed,
     Device,
-    Fields,
     InPrecision,
+    MethodOptionsCommand,
     Named,
+    OutDir,
     Precision,
     Quiet,
     RunName,
     Runs,
+    Samples,
+    Seed,
     SeveralRuns,
-    TakingFields,
+    TestData,
+    command_line,
     device_for,
     example,
 )
 from dubio.version import VERSION
 
-app = typer.Typer(
+app = Typer(
     name="dubio",
-    cls=Answering,
+    cls=CommandGroup,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
 EXAMPLES = "\n\n".join(example(method, "first") for method in METHOD_OPTIONS)
-TRAIN = f"""Train a stochastic network, keep it in a run folder, and test it.
+TRAIN = f"""Train a stochastic network, save it in a run folder, and test it.
 
 The method is one of {", ".join(METHOD_OPTIONS)}.
-dubio methods NAME lists a method's own options, which stand among those below.
+dubio methods NAME lists the options of a method, which this command takes too.
 
-Ctrl-C loses nothing: the run is saved, and --resume goes on; with --epochs it
-trains longer.
+Ctrl-C saves the run, and --resume continues it; with --epochs it trains longer.
 
-Several processes train together under torchrun and share every batch:
+torchrun trains with several processes, which share every batch:
 torchrun --nproc-per-node 2 -m dubio train first
 
 {EXAMPLES}
@@ -66,18 +69,18 @@ def main() -> None:
     try:
         app(prog_name="dubio")
     except (KeyboardInterrupt, SystemExit) as ended:
-        # The command is over: from here on Ctrl-C ends the process at once, not by a traceback.
+        # The command is over: from here on Ctrl-C ends the process at once, without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         raise SystemExit(ended.code if isinstance(ended, SystemExit) else INTERRUPTED) from None
 
 
-def _version(wanted: bool) -> bool:
-    if wanted:
+def _version(is_given: bool) -> bool:
+    if is_given:
         from importlib.metadata import version
 
         say(f"dubio {VERSION} (torch {version('torch')})")
-        raise typer.Exit()
-    return wanted
+        raise Exit()
+    return is_given
 
 
 def _check_method(name: str | None) -> str | None:
@@ -92,35 +95,34 @@ def _complete_method(incomplete: str) -> list[str]:
 
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Stochastic neural networks: train one, and see what it does not know.
+    """Stochastic neural networks: train them and measure their uncertainty.
 
     Begin with:  dubio demo  or  dubio train first  and then  dubio predict first
 
-    Exit codes: 0 fine, 1 a gate or a part failed, 2 bad arguments, 3 interrupted and resumable.
+    Exit codes: 0 success, 1 a gate or a part failed, 2 bad arguments, 3 interrupted and resumable.
     """
 
 
 @app.command()
 def demo(
     methods: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these methods (default: all; see dubio methods).")
+        str | None, Option(metavar="A,B", help="Methods to train (default: all; see dubio methods).")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs for each network (default: the method's own).")] = None,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Only see that everything runs: three methods, one epoch, no audits.")
-    ] = False,
+    epochs: Annotated[int | None, Option(help="Epochs of each network (default: those of the method).")] = None,
+    tiny: Annotated[bool, Option("--tiny", help="Only check that everything runs: 3 methods, 1 epoch.")] = False,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Train a network on digits by every method, judge, attack and audit them, and write a report.
+    """Train a network on digits by every method, evaluate and attack it, and write a report.
 
-    Takes a few minutes on two cores, and ends with a table, what it means, what audits of three networks concluded, a
-    page to open in a browser, and a run of each method to look at.
+    Takes a few minutes on two cores. Prints a table with an explanation and the
+    results of three audits, and writes a report to open in a browser and a run
+    of each method.
 
     Example:  dubio demo
 
@@ -136,12 +138,13 @@ def demo(
 @app.command("data")
 def list_data(
     data_dir: DataDir = None,
-    download: Annotated[str | None, typer.Option(metavar="NAME", help="Fetch this dataset first.")] = None,
+    download: Annotated[str | None, Option(metavar="NAME", help="Download this dataset first.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """List the datasets: what is there, what is missing, and where each goes.
+    """List the datasets: which are complete, which are missing, and where they are stored.
 
-    A folder of images by class, or a .npz, .csv or .parquet file, will do wherever a name is asked for.
+    Commands that take the name of a dataset also take the path of a .npz, .csv
+    or .parquet file, or of a folder of images with one folder per class.
 
     Example:  dubio data --download fashionmnist
     """
@@ -153,12 +156,11 @@ def list_data(
 @app.command()
 def methods(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", autocompletion=_complete_method, help="Show this method and its options."),
+        str | None, Argument(metavar="[NAME]", autocompletion=_complete_method, help="Method to show with its options.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """List the methods, or show one: its options for dubio train, and how it is trained.
+    """List the methods, or show one: its options for dubio train and how it is trained.
 
     Every option is a field of the method in Python: --init-std 0.1 is init_std=0.1.
 
@@ -174,156 +176,120 @@ def methods(
         show_method(name, quiet)
 
 
-@app.command(cls=TakingFields, help=TRAIN)
+@app.command(cls=MethodOptionsCommand, help=TRAIN)
 def train(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the run; its folder is DIR/NAME.")],
-    fields: Fields,
+    ctx: Context,
+    name: Annotated[str, Argument(metavar="NAME", help="Name of the run; its folder is DIR/NAME.")],
     data: Annotated[
-        str | None,
-        typer.Option(help="A dataset (see dubio data), or path of a folder of images or table (default: digits)."),
+        str | None, Option(help="Dataset (see dubio data), or path of a table or folder of images (default: digits).")
     ] = None,
     data_dir: DataDir = None,
     target: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN", help="Column of a table to predict (default: target, label, class, y, or the last)."
-        ),
+        Option(metavar="COLUMN", help="Column of a table to predict (default: target, label, class, y, or the last)."),
     ] = None,
     task: Annotated[
         Literal["classification", "regression"] | None,
-        typer.Option(help="What the target is for (default: numbers with a fraction are for regression)."),
+        Option(help="Task of a table (default: regression for targets with fractions)."),
     ] = None,
-    drop: Annotated[str | None, typer.Option(metavar="A,B", help="Columns of a table to leave out.")] = None,
+    drop: Annotated[str | None, Option(metavar="A,B", help="Columns of a table to leave out.")] = None,
     delimiter: Annotated[
-        str | None, typer.Option(help="What separates the cells of a .csv: ',', ';', tab or '|' (default: detected).")
+        str | None, Option(help="Separator of the cells of a .csv: ',', ';', tab or '|' (default: detected).")
     ] = None,
     standardise: Annotated[
         bool | None,
-        typer.Option(
-            "--standardise/--as-is", help="Standardise the inputs of a table by the first layer (default: yes)."
-        ),
+        Option("--standardise/--as-is", help="Standardise the inputs of a table in the first layer (default: yes)."),
     ] = None,
     label_noise: Annotated[
-        str | None,
-        typer.Option(help="Wrong labels to train with: flip:P, symmetric:P, uniform-mix:P or mnist-asymmetric:P."),
+        str | None, Option(help="Corrupt training labels: flip:P, symmetric:P, uniform-mix:P or mnist-asymmetric:P.")
     ] = None,
-    augment: Annotated[bool, typer.Option("--augment", help="Shift and mirror images while training.")] = False,
+    augment: Annotated[bool | None, Option("--augment", help="Shift and flip images in training.")] = None,
     resize: Annotated[
-        str | None,
-        typer.Option(metavar="HxW", help="Resize the images of a folder: 32, or 32x48 for height and width."),
+        str | None, Option(metavar="HxW", help="Size of the images of a folder: 32, or 32x48 for height and width.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="Network: fc:100-100, lenet, vgg16, resnet18, mlp:64-100-10 ... (default: fc:100-100)."),
+        str | None, Option(help="Network: fc:100-100, lenet, vgg16, resnet18, mlp:64-100-10 ... (default: fc:100-100).")
     ] = None,
     likelihood: Annotated[
         str | None,
-        typer.Option(
-            help="Noise of numbers: gaussian (depends on the input; the default), gaussian:learned (one for all), "
-            "gaussian:0.1 (known, in units of the target). For classes: categorical (default), bernoulli (two classes)."
+        Option(
+            help="For numbers: gaussian (std depends on the input; default), gaussian:learned (one std), gaussian:0.1 "
+            "(fixed std, in units of the target). For classes: categorical (default), bernoulli (two classes)."
         ),
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
+        Option(
             callback=_check_method,
             autocompletion=_complete_method,
             help=f"{', '.join(METHOD_OPTIONS)} (default: bayes).",
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="How often the data are run through.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    noise_lr: Annotated[float | None, typer.Option(help="That of the noise's own parameters.")] = None,
+    epochs: Annotated[int | None, Option(help="Number of epochs (default: that of the method).")] = None,
+    lr: Annotated[float | None, Option(help="Learning rate (default: that of the method).")] = None,
+    noise_lr: Annotated[float | None, Option(help="Learning rate of the parameters of the noise.")] = None,
     schedule: Annotated[
-        Literal["constant", "cosine", "linear"] | None, typer.Option(help="How the rate falls (default: constant).")
+        Literal["constant", "cosine", "linear"] | None,
+        Option(help="Schedule of the learning rate (default: constant)."),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples in a batch (default: 128).")] = None,
-    samples: Annotated[int | None, typer.Option(help="Draws for each step.")] = None,
-    seed: Annotated[int | None, typer.Option(help="First weights, order of the data, and noise (default: 0).")] = None,
+    batch_size: Annotated[int | None, Option(help="Batch size (default: 128).")] = None,
+    samples: Annotated[int | None, Option(help="Draws per training step (default: that of the method).")] = None,
+    seed: Annotated[int | None, Option(help="Seed of weights, data order and noise (default: 0).")] = None,
     device: Device = None,
     precision: Annotated[
-        Precision | None, typer.Option(help="tf32 and bf16 round factors of products (default: fp32).")
+        Precision | None, Option(help="tf32 and bf16 round the factors of products (default: fp32).")
     ] = None,
     fast: Annotated[
-        bool | None,
-        typer.Option("--fast/--eager", help="Insist on a compiled step, or on a plain one (default: what suits)."),
+        bool | None, Option("--fast/--eager", help="Require a compiled or an eager training step (default: automatic).")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="What a step's draws may take: '2 GiB' (default: what there is).")
+        str | None, Option(help="Memory for the draws of a step, such as '2 GiB' (default: what is free).")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, with the options it had.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue a run with the options it was trained with.")] = False,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Train a network; ``TRAIN`` is what its help says."""
-    from dubio.cli.runs import check_name
+    """Train a network; ``TRAIN`` is the help of this command."""
+    from dubio.cli.runs import TrainConfig, check_name
     from dubio.cli.train import train_run
 
     check_name(name)
-    given: dict[str, Any] = {
-        "data": data,
-        "data_dir": None if data_dir is None else str(data_dir),
-        "target": target,
-        "task": task,
-        "drop": drop,
-        "delimiter": delimiter,
-        "standardise": standardise,
-        "label_noise": label_noise,
-        "augment": augment or None,
-        "resize": resize,
-        "model": model,
-        "likelihood": likelihood,
-        "method": method,
-        "schedule": schedule,
-        "epochs": epochs,
-        "lr": lr,
-        "noise_lr": noise_lr,
-        "batch_size": batch_size,
-        "samples": samples,
-        "seed": seed,
-        "precision": precision,
-        "fast": fast,
-        "memory": memory,
-    }
-    given = {option: value for option, value in given.items() if value is not None}
-    train_run(name, runs, fields, given, resume, device_for(device), quiet)
+    options = {field.name for field in dataclasses.fields(TrainConfig)}
+    given = {name: value for name, value in ctx.params.items() if name in options and value is not None}
+    train_run(name, runs, ctx.obj, given, resume, device_for(device), quiet)
 
 
 @app.command("runs")
 def show_runs(quiet: Quiet = False, runs: Runs = Path("runs")) -> None:
-    """List the runs of a folder: epochs done, and the best one's validation NLL and accuracy.
+    """List the runs of a folder with the metrics of their best epoch.
 
-    The names are what describe, predict, export and train --resume take.
+    Shows the number of epochs, the lowest validation NLL, and the accuracy of
+    that epoch. Other commands take the names of the runs.
 
     Example:  dubio runs
     """
     from rich.console import Console
 
-    from dubio.cli.runs import Unreadable, list_runs
+    from dubio.cli.runs import list_runs
     from dubio.cli.terminal import PlainTable
 
-    found = list_runs(runs)
-    if not found:
-        if not quiet:
-            say(f"no runs in {runs}; train one: dubio train first")
-        return
+    summaries, errors = list_runs(runs)
+    if not summaries and not errors and not quiet:
+        say(f"no runs in {runs}; train one: dubio train first")
     table = PlainTable("name", "method", "epochs", "best val NLL", "its accuracy")
-    for run in found:
-        if isinstance(run, Unreadable):
-            continue
-        nll, accuracy = run.best.get("val_nll"), run.best.get("val_accuracy")
-        shown = ("-" if value is None else f"{value:.4f}" for value in (nll, accuracy))
-        table.add_row(run.name, run.method, f"{run.epochs_done}/{run.epochs}", *shown)
-    if table.row_count:
+    for run in summaries:
+        values = (run.best.get(name) for name in ("val_nll", "val_accuracy"))
+        metrics = ("-" if value is None else f"{value:.4f}" for value in values)
+        table.add_row(run.name, run.method, f"{run.epochs_done}/{run.epochs}", *metrics)
+    if summaries:
         Console().print(table)
-    for run in found:
-        if isinstance(run, Unreadable):
-            say(f"{run.name} cannot be read: {run.reason}")
+    for error in errors:
+        say(error)
 
 
 @app.command()
 def describe(named: Named, quiet: Quiet = False, runs: Runs = Path("runs")) -> None:
-    """Say what is random in a network and what is not, layer by layer.
+    """Show which layers of a network are random, and how.
 
     Shows the method, the likelihood, and the prior and estimator of every layer.
 
@@ -340,38 +306,36 @@ def predict(
     named: Named,
     new: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             metavar="[NEW_DATA]",
-            help="Data without labels: a .csv, .parquet, .jsonl or .npz, an image, or a folder of them.",
+            help="Data without labels: a .csv, .parquet, .jsonl or .npz, an image, or a folder of images.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the predictions of NEW_DATA: .csv, .jsonl, .parquet or .npz."),
+        Option(metavar="FILE", help="Write the predictions of NEW_DATA to a .csv, .jsonl, .parquet or .npz."),
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability that the interval of a number holds.")] = 0.95,
-    delimiter: Annotated[
-        str | None, typer.Option(help="What separates the cells of a .csv (default: detected).")
-    ] = None,
+    level: Annotated[float, Option(help="Coverage of the intervals of numbers.")] = 0.95,
+    delimiter: Annotated[str | None, Option(help="Separator of the cells of a .csv (default: detected).")] = None,
     quiet: Quiet = False,
-    index: Annotated[str, typer.Option(help="Which test examples: 3, 0..9, 40.. or 1,5,7.")] = "0..9",
-    data: Annotated[
-        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
-    ] = None,
+    index: Annotated[str, Option(help="Test examples to predict: 3, 0..9, 40.. or 1,5,7.")] = "0..9",
+    data: TestData = None,
     data_dir: DataDir = None,
-    samples: Annotated[int, typer.Option(help="Draws.")] = 100,
-    seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
+    samples: Samples = 100,
+    seed: Seed = 0,
     device: Device = None,
     precision: InPrecision = "fp32",
     runs: Runs = Path("runs"),
 ) -> None:
-    """Predict new data, or test examples: the label, how sure it is, and where the doubt comes from.
+    """Predict new data or test examples, with the uncertainty of each prediction.
 
-    NEW_DATA needs no labels. A table must have the columns that the run was trained on, in any order. It is read and
-    written a few thousand rows at a time, so that its size does not matter.
+    NEW_DATA needs no labels. A table must have the columns that the run was
+    trained on, in any order. Data of any size are read and written in chunks of
+    a few thousand rows.
 
-    Entropy is all doubt, in nats; mutual information is the part that draws disagree about. What was decided with
-    calibrate, abstain and conformal is applied, and shown.
+    Entropy is the total uncertainty in nats; mutual information is the part due
+    to disagreement between draws. The decisions of dubio calibrate, abstain and
+    conformal are applied and shown.
 
     Example:  dubio predict churn new.csv --out predictions.csv
 
@@ -381,27 +345,23 @@ def predict(
     """
     from rich.console import Console
 
-    from dubio.cli.predict import check_fits, order_of, parse_index, predict_new, tabulate, test_examples
-    from dubio.cli.runs import class_names, folder_of, input_shape, load_model, parse_resize, read_encoder
+    from dubio.cli.predict import check_fits, parse_index, predict_new, tabulate, test_examples
+    from dubio.cli.runs import load_model
     from dubio.prediction import predict
 
     model = load_model(named, runs).to(device_for(device))
     if new is not None:
-        folder = folder_of(named, runs)
-        encoder = read_encoder(folder)
         predict_new(
             model,
             new,
-            out=out,
-            encoder=encoder,
-            classes=() if encoder else class_names(folder),
-            shape=() if encoder else input_shape(folder),
+            named,
+            runs,
             num_samples=samples,
             level=level,
             precision=precision,
             seed=seed,
+            out=out,
             delimiter=delimiter,
-            resize=parse_resize(order_of(named, runs).resize),
             quiet=quiet,
         )
         return
@@ -410,36 +370,38 @@ def predict(
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
     rows = parse_index(index, len(examples))
-    found = predict(model, examples[rows], num_samples=samples, precision=precision, seed=seed)
-    Console().print(tabulate(found, rows, examples.targets[rows], examples.classes))
+    pred = predict(model, examples[rows], num_samples=samples, precision=precision, seed=seed)
+    Console().print(tabulate(pred, rows, examples.targets[rows], examples.classes))
 
 
 @app.command()
 def evaluate(
+    ctx: Context,
     named: Named,
     ood: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B", help="Data never seen: names (see dubio data), paths or noise (default: what fits); none."
+        Option(
+            metavar="A,B",
+            help="Out-of-distribution data: names (see dubio data), paths, noise or none (default: what fits).",
         ),
     ] = None,
     corruptions: Annotated[
-        str, typer.Option(metavar="A,B", help=f"Corrupt the images: {', '.join(CORRUPTION_NAMES)}; or all.")
+        str, Option(metavar="A,B", help=f"Corruptions of the images: {', '.join(CORRUPTION_NAMES)}; or all.")
     ] = "none",
-    samples: Annotated[int, typer.Option(help="Draws; as many again tell whether they are enough.")] = 100,
-    resamples: Annotated[int, typer.Option(help="Resamples for the intervals; 0 for none.")] = 300,
-    data: Annotated[
-        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
-    ] = None,
+    samples: Annotated[
+        int, Option(help="Number of draws; a second set of as many checks whether they are enough.")
+    ] = 100,
+    resamples: Annotated[int, Option(help="Bootstrap resamples for the intervals; 0 for no intervals.")] = 300,
+    data: TestData = None,
     data_dir: DataDir = None,
-    seed: Annotated[int, typer.Option(help="Which draws and resamples.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the draws and resamples.")] = 0,
     device: Device = None,
     precision: InPrecision = "fp32",
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
+    out: OutDir = None,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Judge a network on test data: how right it is, how sure, and whether it doubts what it has never seen.
+    """Evaluate a network on test data: accuracy, calibration and out-of-distribution detection.
 
     Writes evaluation.json, which dubio report and dubio compare read.
 
@@ -447,130 +409,174 @@ def evaluate(
 
     Example:  dubio evaluate lenet --ood fashionmnist,noise --corruptions all
     """
-    from dubio.cli.evaluate import evaluate_run
+    from dubio.cli.evaluate import FILE, ood_sets, parse_names, show
+    from dubio.cli.predict import check_fits, config_of, test_examples
+    from dubio.cli.runs import folder_of, load_model, network_of, parse_resize
+    from dubio.evaluation import evaluate
 
-    evaluate_run(named, ood, corruptions, samples, resamples, data, data_dir, seed, device, precision, out, quiet, runs)
+    model = load_model(named, runs).to(device_for(device))
+    examples = test_examples(named, runs, data, data_dir)
+    check_fits(model, examples)
+    resize = parse_resize(config_of(named, runs).resize)
+    evaluation = evaluate(
+        model,
+        examples,
+        ood=ood_sets(ood, examples, data_dir, resize) if examples.classes else {},
+        corruptions=parse_names(corruptions, "--corruptions", list(CORRUPTION_NAMES)),
+        num_samples=samples,
+        num_resamples=resamples,
+        precision=precision,
+        seed=seed,
+    )
+    line = command_line(ctx, named, "ood", "corruptions", "data", "samples", "resamples", "seed", "precision")
+    made_by = {**evaluation.made_by, "command": line, "network": network_of(named, runs).network}
+    evaluation = dataclasses.replace(evaluation, made_by=made_by)
+    folder = out or folder_of(named, runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    evaluation.save(folder / FILE)
+    show(evaluation, named, quiet)
+    if not quiet:
+        say(f"record: {folder / FILE}")
 
 
 @app.command()
 def calibrate(
+    ctx: Context,
     named: RunName,
     kind: Annotated[
-        Literal["temperature", "vector"], typer.Option(help="One number for all classes, or two for each.")
+        Literal["temperature", "vector"], Option(help="One parameter for all classes, or two for each class.")
     ] = "temperature",
     per_draw: Annotated[
-        bool, typer.Option("--per-draw", help="Scale each draw before averaging, not the mean prediction.")
+        bool, Option("--per-draw", help="Scale each draw before averaging instead of the mean prediction.")
     ] = False,
     samples: DecisionSamples = 100,
-    seed: DecisionSeed = 0,
+    seed: Seed = 0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Make a run's predictions milder or sharper, as its validation data ask for.
+    """Calibrate the predictions of a run on its validation data.
 
-    Keeps it with the network, so that predict applies it. A threshold or sets found before are dropped.
+    Saves the calibration with the network, and dubio predict applies it. Removes
+    an acceptance threshold and prediction sets that were chosen before.
 
     Example:  dubio calibrate first
     """
-    from dubio.cli.calibrate import calibrate as run
+    from dubio.calibration import calibrate
+    from dubio.cli.calibrate import open_run
 
-    run(named, kind, per_draw, samples, seed, data_dir, quiet, runs)
+    with open_run(named, runs, data_dir, quiet) as run:
+        run.decide(ctx, calibrate, kind=kind, per_draw=per_draw)
+        say(run.calibration_gain(samples, seed))
 
 
 @app.command()
 def abstain(
+    ctx: Context,
     named: RunName,
-    error: Annotated[float | None, typer.Option(help="Largest error among accepted predictions.")] = None,
-    coverage: Annotated[float | None, typer.Option(help="Share of predictions to accept instead.")] = None,
+    error: Annotated[float | None, Option(help="Largest error rate among accepted predictions.")] = None,
+    coverage: Annotated[float | None, Option(help="Share of predictions to accept, instead of --error.")] = None,
     score: Annotated[
-        Literal["confidence", "entropy", "mutual_information"], typer.Option(help="What sureness is measured by.")
+        Literal["confidence", "entropy", "mutual_information"], Option(help="Score that the threshold applies to.")
     ] = "confidence",
-    level: Annotated[float, typer.Option(help="Probability with which the error holds.")] = 0.9,
+    level: Annotated[float, Option(help="Confidence level of the bound on the error.")] = 0.9,
     samples: DecisionSamples = 100,
-    seed: DecisionSeed = 0,
+    seed: Seed = 0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Find when a prediction is sure enough to be accepted, for a wanted error or coverage.
+    """Choose the threshold at which predictions are accepted, for an error rate or a coverage.
 
-    Keeps it with the network, so that predict tells what is accepted.
+    Saves the threshold with the network, and dubio predict shows which
+    predictions are accepted.
 
     Example:  dubio abstain first --error 0.05
+
     Example:  dubio abstain first --coverage 0.8
     """
-    from dubio.cli.calibrate import abstain as run
+    from dubio.calibration import abstain
+    from dubio.cli.calibrate import open_run
 
-    run(named, error, coverage, score, level, samples, seed, data_dir, quiet, runs)
+    with open_run(named, runs, data_dir, quiet) as run:
+        run.decide(ctx, abstain, error=error, coverage=coverage, score=score, level=level)
 
 
 @app.command()
 def conformal(
+    ctx: Context,
     named: RunName,
-    coverage: Annotated[float, typer.Option(help="Probability that the target is in its set.")] = 0.9,
-    kind: Annotated[Literal["lac", "aps"], typer.Option(help="Smallest sets on average, or more even ones.")] = "lac",
-    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Let sets be empty.")] = False,
+    coverage: Annotated[float, Option(help="Probability that the set contains the target.")] = 0.9,
+    kind: Annotated[
+        Literal["lac", "aps"], Option(help="lac: smallest sets on average; aps: more even coverage.")
+    ] = "lac",
+    allow_empty: Annotated[bool, Option("--allow-empty", help="Allow empty sets.")] = False,
     samples: DecisionSamples = 100,
-    seed: DecisionSeed = 0,
+    seed: Seed = 0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Give every prediction a set of classes that holds the target with a wanted probability.
+    """Predict sets of classes that contain the target with a given probability.
 
-    Keeps it with the network, so that predict tells the sets.
+    Saves the conformal predictor with the network, and dubio predict shows the
+    sets.
 
     Example:  dubio conformal first --coverage 0.9
     """
-    from dubio.cli.calibrate import conformal as run
+    from dubio.calibration import conformal
+    from dubio.cli.calibrate import open_run
 
-    run(named, coverage, kind, allow_empty, samples, seed, data_dir, quiet, runs)
+    with open_run(named, runs, data_dir, quiet) as run:
+        run.decide(ctx, conformal, coverage=coverage, kind=kind, allow_empty=allow_empty)
+        say(run.set_sizes(samples, seed))
 
 
 @app.command()
 def attack(
+    ctx: Context,
     named: Named,
     attack: Annotated[
-        str,
-        typer.Option(help="fgsm, pgd, apgd, square, random_noise or transfer (from noise off); several with commas."),
+        str, Option(help="fgsm, pgd, apgd, square, random_noise or transfer (from noise off); several with commas.")
     ] = "pgd",
     epsilon: Annotated[
-        str, typer.Option(help="How far an input may move: 0.1 or 8/255; several with commas.")
+        str, Option(help="Largest perturbation of an input: 0.1 or 8/255; several with commas.")
     ] = "8/255",
-    norm: Annotated[
-        Literal["linf", "l2"] | None, typer.Option(help="How distance is measured (default: linf).")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps along the gradient (default: 20).")] = None,
-    restarts: Annotated[int | None, typer.Option(help="How often it starts anew (default: 1).")] = None,
-    samples: Annotated[int | None, typer.Option(help="K: draws that each gradient averages (default: 20).")] = None,
-    draws: Annotated[int, typer.Option(help="T: fresh draws to score with.")] = 100,
+    norm: Annotated[Literal["linf", "l2"] | None, Option(help="Norm of the perturbation (default: linf).")] = None,
+    steps: Annotated[int | None, Option(help="Gradient steps (default: 20).")] = None,
+    restarts: Annotated[int | None, Option(help="Random restarts (default: 1).")] = None,
+    samples: Annotated[int | None, Option(help="K: draws that each gradient averages (default: 20).")] = None,
+    draws: Annotated[int, Option(help="T: fresh draws to score with.")] = 100,
     objective: Annotated[
         Literal["predictive", "expected", "mean_logit", "votes"] | None,
-        typer.Option(help="What is averaged over draws; votes for square and random_noise."),
+        Option(help="What is averaged over draws; votes for square and random_noise."),
     ] = None,
-    loss: Annotated[Literal["cross_entropy", "margin", "dlr"] | None, typer.Option(help="What is raised.")] = None,
+    loss: Annotated[
+        Literal["cross_entropy", "margin", "dlr"] | None, Option(help="Loss that the attack maximises.")
+    ] = None,
     noise: Annotated[
-        Literal["fresh", "frozen", "off"] | None, typer.Option(help="New draws at each step, the same ones, or none.")
+        Literal["fresh", "frozen", "off"] | None, Option(help="New draws at each step, the same draws, or none.")
     ] = None,
-    images: Annotated[int, typer.Option(help="How many test images; always the same ones.")] = 500,
-    data: Annotated[
-        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
-    ] = None,
+    images: Annotated[int, Option(help="Number of test images; the same images every time.")] = 500,
+    data: TestData = None,
     data_dir: DataDir = None,
-    seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
+    seed: Seed = 0,
     device: Device = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where files go (default: the run's folder).")] = None,
+    out: OutDir = None,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Attack a network over many draws, and score what is left on fresh ones.
+    """Attack a network over many draws, and score the adversarial images on fresh draws.
 
-    R_pred is the accuracy of the mean over draws, R_1 of one draw, R_retry of ten in a row, all with intervals at 95 %.
-    For each epsilon a record (.json), images (.safetensors) and a picture (.png) are kept in the run's folder, beside
-    those of other attacks, distances and settings. Repeating an attack replaces its own files.
+    R_pred is the accuracy of the mean over draws, R_1 of one draw, R_retry of ten
+    draws in a row, each with a 95 % interval.
+
+    Writes a record (.json), the images (.safetensors) and a picture (.png) for
+    each epsilon into the folder of the run. Other attacks, norms and settings
+    have other files; repeating an attack replaces its files.
 
     Example:  dubio attack first --attack pgd --epsilon 8/255 --samples 20
+
     Example:  dubio attack first --attack pgd,transfer --epsilon 0.05,0.1
     """
     from rich.console import Console
@@ -580,59 +586,53 @@ def attack(
     from dubio.cli.runs import folder_of, load_model, network_of
 
     names, epsilons = parse_attacks(attack), parse_epsilons(epsilon)
-    chosen_fields = {
-        "norm": norm,
-        "steps": steps,
-        "restarts": restarts,
-        "num_samples": samples,
-        "objective": objective,
-        "loss": loss,
-        "noise": noise,
-    }
-    fields = {field: value for field, value in chosen_fields.items() if value is not None}
+    given = {name: ctx.params[name] for name in ("norm", "steps", "restarts", "objective", "loss", "noise")}
+    given["num_samples"] = samples
+    fields = {field: value for field, value in given.items() if value is not None}
     model = load_model(named, runs).to(device_for(device))
     examples = test_examples(named, runs, data, data_dir)
     check_fits(model, examples)
     chosen = choose_images(examples, images)
-    found = run_attacks(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed, progress=not quiet)
+    report = run_attacks(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed, progress=not quiet)
     folder = out or folder_of(named, runs)
-    records = found.save(folder, {"model": named, "network": network_of(named, runs).tensors})
-    Console().print(tabulate(found))
-    pictures = [picture(model, part, folder / f"{part.file_name}.png") for part in found.by_epsilon()]
+    records = report.save(folder, {"model": named, "network": network_of(named, runs).tensors})
+    Console().print(tabulate(report))
+    pictures = [picture(model, part, folder / f"{part.file_name}.png") for part in report.by_epsilon()]
     if quiet:
         return
-    say(summarise(found))
-    for part, record, drawn in zip(found.by_epsilon(), records, pictures, strict=True):
+    say(summarise(report))
+    for part, record, drawn in zip(report.by_epsilon(), records, pictures, strict=True):
         say(f"record: {record}, images: {part.file_name}.safetensors beside it")
         say(drawn)
 
 
 @app.command()
 def prune(
+    ctx: Context,
     named: RunName,
-    fraction: Annotated[float | None, typer.Option(help="Share of all weights (or units) to remove.")] = None,
+    fraction: Annotated[float | None, Option(help="Share of all weights (or units) to remove.")] = None,
     max_loss: Annotated[
-        float | None,
-        typer.Option(help="Remove as much as costs at most this accuracy (NLL for numbers) on the validation part."),
+        float | None, Option(help="Largest loss of validation accuracy (NLL for numbers) that pruning may cost.")
     ] = None,
     by: Annotated[
-        Literal["snr", "magnitude"] | None, typer.Option(help="What ranks weights (default: snr where it can).")
+        Literal["snr", "magnitude"] | None, Option(help="Score that ranks weights (default: snr where available).")
     ] = None,
     what: Annotated[
-        Literal["weights", "units"], typer.Option(help="Single weights, or whole units and channels.")
+        Literal["weights", "units"], Option(help="Remove single weights, or whole units and channels.")
     ] = "weights",
-    each_layer: Annotated[bool, typer.Option("--each-layer", help="The share is one of each layer's units.")] = False,
-    samples: Annotated[int, typer.Option(help="Draws to judge with.")] = 100,
-    seed: Annotated[int, typer.Option(help="Which draws.")] = 0,
-    out: Annotated[str | None, typer.Option(metavar="NAME", help="The new run (default: RUN-pruned).")] = None,
+    each_layer: Annotated[bool, Option("--each-layer", help="Remove the share of units from each layer.")] = False,
+    samples: Samples = 100,
+    seed: Seed = 0,
+    out: Annotated[str | None, Option(metavar="NAME", help="Name of the new run (default: RUN-pruned).")] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Remove what a network can do without; without an amount, measure how much that is.
+    """Prune a network; without --fraction or --max-loss, measure what pruning would cost.
 
-    Measuring prints accuracy and NLL on the validation part for growing shares, and writes pruning.json to the run.
-    With --fraction or --max-loss the pruned network becomes a run of its own, which other commands take.
+    Measuring prints validation accuracy and NLL for growing shares, and writes
+    pruning.json into the run. With --fraction or --max-loss the pruned network
+    is written as a new run, which other commands take.
 
     Example:  dubio prune first
 
@@ -640,9 +640,40 @@ def prune(
 
     Example:  dubio prune first --max-loss 0.01 --what units
     """
-    from dubio.cli.prune import prune as run
+    from dubio import pruning
+    from dubio.cli.prune import TIMED_ROWS, check_options, measure, save_measured, validation_of, write_run
+    from dubio.cli.runs import check_name, find_run, load_model
 
-    run(named, fraction, max_loss, by, what, each_layer, samples, seed, out, data_dir, quiet, runs)
+    check_options(fraction, max_loss, what, each_layer)
+    folder = find_run(named, runs)
+    name = out or f"{folder.name}-pruned"
+    check_name(name)
+    is_measured = fraction is None and max_loss is None
+    if not is_measured and (runs / name).exists():
+        raise FileExistsError(f"{runs / name} exists already; choose another name with --out NAME")
+    model = load_model(named, runs)
+    validation = validation_of(folder, data_dir)
+    source, given = folder.resolve().name, ("fraction", "max_loss", "by", "what", "each_layer", "samples", "seed")
+    if is_measured:
+        record = measure(model, validation, by, what, each_layer, samples, seed)
+        save_measured(record, command_line(ctx, source, *given), folder, what, quiet)
+        return
+    record = pruning.prune(
+        model,
+        fraction,
+        by=by,
+        what=what,
+        max_loss=max_loss,
+        validation=validation,
+        each_layer=each_layer,
+        example=validation.tensors[0][:TIMED_ROWS],
+        num_samples=samples,
+        seed=seed,
+    )
+    write_run(model, record, command_line(ctx, source, *given, out=name), folder, runs / name)
+    say(str(record))
+    if not quiet:
+        say(f"{runs / name}: try dubio describe {name}")
 
 
 @app.command()
@@ -650,18 +681,17 @@ def report(
     named: SeveralRuns,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Page to write, .html (default: report.html in the run, or beside the runs)."
-        ),
+        Option(metavar="FILE", help="Page to write, .html (default: report.html in the run, or beside the runs)."),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="What stands at the top (default: the names of the runs).")] = None,
+    title: Annotated[str | None, Option(help="Title of the page (default: the names of the runs).")] = None,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Write one page on some runs: numbers, figures, examples, and how to make each number again.
+    """Write one HTML page about some runs: numbers, figures, examples, and the commands behind them.
 
-    The page works offline and needs nothing but itself; the same as JSON goes beside it. It is made from the files of
-    the runs alone, and says which command would add what is missing.
+    The page is one file that works offline; a .json with the same content is
+    written beside it. It is made from the files of the runs only, and names the
+    commands that would add what is missing.
 
     Example:  dubio report first
 
@@ -675,14 +705,15 @@ def report(
 @app.command()
 def compare(
     named: SeveralRuns,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON instead.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print all numbers as JSON.")] = False,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Show the headline numbers of some runs side by side.
+    """Compare the main metrics of some runs side by side.
 
-    A number is best (*) where paired tests on the same examples find every other run worse; those that do not differ
-    significantly from the best are tied (=). Numbers on different data are not compared.
+    A number is best (*) if paired tests on the same examples show that every
+    other run is worse; those that do not differ significantly from the best are
+    tied (=). Numbers on different data are not compared.
 
     Example:  dubio compare demo-deterministic demo-bayes
     """
@@ -694,41 +725,35 @@ def compare(
 @app.command()
 def audit(
     named: Named,
-    epsilon: Annotated[str, typer.Option(help="How far an image may move: 0.1 or 8/255.")] = "8/255",
-    norm: Annotated[Literal["linf", "l2"], typer.Option(help="How distance is measured.")] = "linf",
+    epsilon: Annotated[str, Option(help="Largest perturbation of an image: 0.1 or 8/255.")] = "8/255",
+    norm: Annotated[Literal["linf", "l2"], Option(help="Norm of the perturbation.")] = "linf",
     budget: Annotated[
-        BudgetName, typer.Option(help="A taste, a first look, or the real thing, which takes far longer.")
+        BudgetName, Option(help="tiny checks that it runs, quick is a first look, full takes far longer.")
     ] = "quick",
-    images: Annotated[
-        int | None, typer.Option(help="How many test images (default: 400, with full 1,000; at most all).")
-    ] = None,
-    require: Annotated[
-        Literal["VALID"] | None, typer.Option(help="Leave with exit code 1 unless the audit is VALID.")
-    ] = None,
+    images: Annotated[int | None, Option(help="Number of test images (default: 400, with budget full 1,000).")] = None,
+    require: Annotated[Literal["VALID"] | None, Option(help="Exit with code 1 unless the audit is VALID.")] = None,
     min_accuracy: Annotated[
         float | None,
-        typer.Option(help="Leave with exit code 1 unless the headline's lower bound at 95 % is this or more."),
+        Option(help="Exit with code 1 unless the lower end of the headline's 95 % interval is at least this."),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Whose test part (default: what the run was trained on, else digits).")
-    ] = None,
+    data: TestData = None,
     data_dir: DataDir = None,
-    seed: Annotated[int, typer.Option(help="Which images, attacks and draws.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the images, attacks and draws.")] = 0,
     device: Device = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the file goes (default: the run).")] = None,
+    out: OutDir = None,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Audit a network: attack it in every way there is, and say whether what is left can be believed.
+    """Audit the robustness of a network: run all attacks, and check whether they can be trusted.
 
-    The headline is the accuracy under the worst attack on each image, seen by
-    draws that had no part in choosing it.
+    The headline is the accuracy under the worst attack on each image, scored on
+    draws that did not select it.
 
     VALID: every required check passed; reservations, such as few images, are
-    named beside it. UPPER BOUND ONLY: a required check failed, and the truth
-    may be lower. EXTRAORDINARY: beyond all that is published.
+    listed. UPPER BOUND ONLY: a required check failed, and the true accuracy may
+    be lower. EXTRAORDINARY: the headline exceeds all published results.
 
-    Writes audit.json. Ctrl-C loses nothing: the same command goes on.
+    Writes audit.json. After Ctrl-C the same command continues the audit.
     Exit code 1: a gate, --require or --min-accuracy, failed.
 
     Example:  dubio audit first --epsilon 8/255
@@ -745,18 +770,19 @@ def audit(
 @app.command()
 def export(
     named: Named,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .pt2 for torch.export, or .onnx.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="File to write: .pt2 for torch.export, or .onnx.")],
     noise: Annotated[
-        Literal["off", "fresh", "frozen"], typer.Option(help="The mean network, new draws at each run, or fixed draws.")
+        Literal["off", "fresh", "frozen"], Option(help="The mean network, new draws at each call, or fixed draws.")
     ] = "off",
-    samples: Annotated[int | None, typer.Option(help="Draws, as a leading axis; not with noise off.")] = None,
-    seed: Annotated[int, typer.Option(help="Which draws, where frozen.")] = 0,
+    samples: Annotated[int | None, Option(help="Number of draws, a leading axis; not with noise off.")] = None,
+    seed: Annotated[int, Option(help="Seed of frozen draws.")] = 0,
     quiet: Quiet = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Write a network to a file that runs without dubio: .pt2 or .onnx.
+    """Export a network to a file that runs without dubio: .pt2 or .onnx.
 
-    The batch size stays free; .onnx needs the export extra, pip install 'dubio\\[export]'.
+    The batch size is dynamic. .onnx needs the export extra:
+    pip install 'dubio\\[export]'.
 
     Example:  dubio export first first.onnx --noise frozen --samples 10
     """
@@ -774,15 +800,14 @@ def export(
     model = load_model(named, runs)
     sizes = sizes_of(model)
     if sizes is None or sizes.inputs is None:
-        raise ValueError(f"{named} does not say what its inputs look like; use dubio.export in Python")
-    shape = sizes.inputs
+        raise ValueError(f"the shape of the inputs of {named} is not stored; use dubio.export in Python")
     format: Literal["torch", "onnx"] = "onnx" if out.suffix == ".onnx" else "torch"
-    export(model, torch.zeros(2, *shape), out, format=format, noise=noise, num_samples=samples, seed=seed)
+    export(model, torch.zeros(2, *sizes.inputs), out, format=format, noise=noise, num_samples=samples, seed=seed)
     if quiet:
         return
     weights = out.with_name(f"{out.name}.data")  # where torch puts the weights of an .onnx
-    files = f"{out} and {weights.name}" if out.suffix == ".onnx" and weights.is_file() else str(out)
-    say(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, shape))})")
+    files = f"{out} and {weights.name}" if format == "onnx" and weights.is_file() else str(out)
+    say(f"wrote {files}: noise {noise}, inputs (batch, {', '.join(map(str, sizes.inputs))})")
     likelihood = likelihood_of(model)
     if isinstance(likelihood, Gaussian) and likelihood.standardises:
         say(f"outputs are standardised: mean = {likelihood.target_mean} + {likelihood.target_std} * output")

@@ -1,168 +1,122 @@
-"""The methods and their options, known without importing them: importing a method imports torch, which takes seconds.
+"""Options that several commands share, and the options of methods, none of which imports torch.
 
-``METHOD_OPTIONS`` is what help, completion and the refusal of a misspelled option need. Values are read by
-``dubio.cli.fields``, from the types of the fields. ``tests/end_to_end/test_method_fields.py`` holds that this table is
-what the dataclasses in ``dubio.methods`` say.
-
-Arguments that several commands share.
+Importing a method imports torch, which takes seconds; help, completion and the error for a misspelled option need only
+``METHOD_OPTIONS``. ``tests/end_to_end/test_method_fields.py`` holds that this table agrees with the dataclasses in
+``dubio.methods``; ``dubio.cli.fields`` reads the values by the types of the fields.
 """
 
-import json
 import re
-from collections.abc import Sequence
-from difflib import get_close_matches
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-from typer import Option
-from typer.core import TyperCommand
-from typer.exceptions import TyperException
+from typer import Argument, Context, Option
+from typer.core import TyperCommand, TyperOption
 
 from dubio.checks import did_you_mean
 
+
+def _parse(options: str) -> dict[str, str | bool]:
+    """Values by option; a flag has True, or False where it is written as ``--no-NAME``."""
+    values: dict[str, str | bool] = {}
+    option = ""
+    for word in options.split():
+        if word.startswith("--"):
+            option = word.replace("--no-", "--")
+            values[option] = word == option
+        else:
+            values[option] = word
+    return values
+
+
 METHOD_OPTIONS: dict[str, dict[str, str | bool]] = {
-    "bayes": {
-        "--prior": "normal:0,1",
-        "--estimator": "local",
-        "--init-std": "0.005",
-        "--bayesian-bias": True,
-        "--norms": False,
-        "--beta": "0.03",
-        "--where": "none",
-    },
-    "dropout": {"--p": "none", "--alpha": "0", "--l2": "1e-06", "--where": "none"},
-    "input-noise": {
-        "--prior": "normal:1,0.3",
-        "--components": "1",
-        "--kl": "mc",
-        "--per": "channel",
-        "--init-std": "0.05",
-        "--init-spread": "none",
-        "--beta": "1",
-        "--freeze-deterministic": False,
-        "--where": "none",
-    },
-    "flow": {
-        "--blocks": "none",
-        "--prior": "normal:1,0.5",
-        "--base": "none",
-        "--spatial": "average",
-        "--beta": "1",
-        "--gamma": "0",
-        "--freeze-deterministic": False,
-        "--where": "none",
-    },
-    "se-snn": {"--margin": "0", "--weight": "0.1", "--at": "input", "--classes": "linear", "--where": "none"},
-    "vib": {"--beta": "0.0001", "--at": "input", "--where": "none"},
-    "pni": {"--per": "layer", "--init": "0.1", "--where": "none"},
-    "wasserstein": {
-        "--num-points": "8",
-        "--dim": "64",
-        "--noise-dim": "64",
-        "--noise": "normal",
-        "--hidden": "256",
-        "--prototype": "generated",
-        "--distance": "sliced",
-        "--num-directions": "50",
-        "--eval-redraws": "1",
-        "--p": "2",
-        "--root": False,
-        "--trained-scale": True,
-        "--margin": "2",
-        "--feature-weight": "0.03",
-        "--class-weight": "0.3",
-        "--regularisation": "1",
-        "--num-iterations": "20",
-        "--where": "none",
-    },
-    "deterministic": {"--l2": "0"},
-    "ensemble": {"--members": "5", "--bootstrap": False},
+    "bayes": _parse(
+        "--prior normal:0,1 --estimator local --init-std 0.005 --bayesian-bias --no-norms --beta 0.03 --where none"
+    ),
+    "dropout": _parse("--p none --alpha 0 --l2 1e-06 --where none"),
+    "input-noise": _parse(
+        "--prior normal:1,0.3 --components 1 --kl mc --per channel --init-std 0.05 --init-spread none --beta 1 "
+        "--no-freeze-deterministic --where none"
+    ),
+    "flow": _parse(
+        "--blocks none --prior normal:1,0.5 --base none --spatial average --beta 1 --gamma 0 "
+        "--no-freeze-deterministic --where none"
+    ),
+    "se-snn": _parse("--margin 0 --weight 0.1 --at input --classes linear --where none"),
+    "vib": _parse("--beta 0.0001 --at input --where none"),
+    "pni": _parse("--per layer --init 0.1 --where none"),
+    "wasserstein": _parse(
+        "--num-points 8 --dim 64 --noise-dim 64 --noise normal --hidden 256 --prototype generated --distance sliced "
+        "--num-directions 50 --eval-redraws 1 --p 2 --no-root --trained-scale --margin 2 --feature-weight 0.03 "
+        "--class-weight 0.3 --regularisation 1 --num-iterations 20 --where none"
+    ),
+    "deterministic": _parse("--l2 0"),
+    "ensemble": _parse("--members 5 --no-bootstrap"),
 }
-"""Of each method its options with their defaults as they are written; a flag has True or False."""
-
-
-FIELDS = "--fields"
-
-
-Fields = Annotated[dict[str, str | bool], Option(FIELDS, parser=json.loads, hidden=True)]
-"""How a ``TakingFields`` command receives the fields of its method, as they were written."""
-
-
+"""The options of each method with their defaults as they are written; the value of a flag is True or False."""
 LONGEST = 76
-"""Characters of an example, so that it stays on one line of a small screen."""
+"""Characters of an example, which fits on one line of 80 columns."""
+DEVICES = "cpu, cuda, cuda:1 ... or mps"
+
+# The following three are defined in packages that import torch too; test_start_up.py holds that they agree.
+Precision = Literal["fp32", "tf32", "bf16"]
+BudgetName = Literal["tiny", "quick", "full"]
+CORRUPTION_NAMES = ("noise", "blur", "contrast", "rotation", "inversion")
 
 
-class TakingFields(TyperCommand):
-    """A command that takes the fields of every method as options, wherever they stand."""
+class MethodOptionsCommand(TyperCommand):
+    """A command that also takes the options of every method; ``ctx.obj`` has the given ones, unparsed, by field."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take out the options of methods, and leave the rest to typer."""
-        options = _flags_and_fields()
-        try:
-            rest, given = _take_out(args, options)
-            return super().parse_args(ctx, [FIELDS, json.dumps(given), *rest])
-        except TyperException as error:
-            name = getattr(error, "option_name", None)
-            if name is not None and hasattr(error, "possibilities"):  # no such option
-                own = [spelling for parameter in self.params for spelling in parameter.opts if spelling != FIELDS]
-                error.possibilities = get_close_matches(name, [*own, *options])
-            raise
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        defaults = {option: default for values in METHOD_OPTIONS.values() for option, default in values.items()}
+        for option, default in defaults.items():
+            is_flag = isinstance(default, bool)
+            spelling = f"{option}/--no-{option.removeprefix('--')}" if is_flag else option
+            self.params.append(
+                TyperOption(
+                    param_decls=[spelling], is_flag=is_flag, hidden=True, expose_value=False, callback=_keep_field
+                )
+            )
+
+
+def _keep_field(ctx: Context, param: Any, value: str | bool | None) -> None:
+    fields = ctx.ensure_object(dict)
+    if value is not None:
+        fields[param.name] = value
 
 
 def example(method: str, run: str) -> str:
     """A command that trains by a method with some options at their defaults, as many as fit on a line."""
-    shown = f"Example:  dubio train {run} --method {method}"
+    line = f"Example:  dubio train {run} --method {method}"
     for option, default in METHOD_OPTIONS[method].items():
-        longer = shown if isinstance(default, bool) or default == "none" else f"{shown} {option} {default}"
-        shown = longer if len(longer) <= LONGEST else shown
-    return shown
+        longer = line if isinstance(default, bool) or default == "none" else f"{line} {option} {default}"
+        line = longer if len(longer) <= LONGEST else line
+    return line
 
 
-def _flags_and_fields() -> dict[str, tuple[str, bool | None]]:
-    """The options of all methods: the field of each, and the value that a flag stands for."""
-    meanings: dict[str, tuple[str, bool | None]] = {}
-    for options in METHOD_OPTIONS.values():
-        for option, default in options.items():
-            field = option.removeprefix("--").replace("-", "_")
-            if isinstance(default, bool):
-                meanings[option] = (field, True)
-                meanings[f"--no-{option.removeprefix('--')}"] = (field, False)
-            else:
-                meanings[option] = (field, None)
-    return meanings
+def command_line(ctx: Context, run: str, *names: str, **changed: str) -> str:
+    """The command of a context on a run, with those of the named options whose value is not the default.
+
+    Records store the line, and reports show it. ``changed`` are options whose value is not that of the context.
+    """
+    options = {param.name: param for param in ctx.command.params}
+    words = ["dubio", str(ctx.info_name), run]
+    for name, value in {**{name: ctx.params[name] for name in names}, **changed}.items():
+        if value != options[name].default:
+            words += [options[name].opts[0], *([] if value is True else [str(value)])]
+    return shlex.join(words)
 
 
-def _take_out(
-    args: Sequence[str], options: dict[str, tuple[str, bool | None]]
-) -> tuple[list[str], dict[str, str | bool]]:
-    """Arguments that are no fields of methods, and the fields as they are written."""
-    rest: list[str] = []
-    given: dict[str, str | bool] = {}
-    waiting = list(args)
-    while waiting:
-        argument = waiting.pop(0)
-        option, equals, text = argument.partition("=")
-        if argument == "--":
-            return [*rest, argument, *waiting], given
-        if option not in options:
-            rest.append(argument)
-            continue
-        name, value = options[option]
-        if value is not None:
-            if equals:
-                raise ValueError(f"{option} must stand alone, got {argument!r}")
-            given[name] = value
-        elif equals:
-            given[name] = text
-        elif waiting:
-            given[name] = waiting.pop(0)
-        else:
-            raise ValueError(f"{option} must be followed by its value, got nothing")
-    return rest, given
+def device_for(name: str | None) -> str:
+    """The device to compute on: the given one, else a GPU where there is one."""
+    import torch
 
-
-DEVICES = "cpu, cuda, cuda:1 ... or mps"
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {name} is not available; use --device cpu")
+    return name
 
 
 def _check_device(name: str | None) -> str | None:
@@ -171,77 +125,37 @@ def _check_device(name: str | None) -> str | None:
     return name
 
 
-def _complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: the names of the runs that are there."""
+def _complete_run(context: Context, incomplete: str) -> list[str]:
     runs = Path(context.params.get("runs") or "runs")
     return sorted(file.parent.name for file in runs.glob("*/config.json") if file.parent.name.startswith(incomplete))
 
 
-# These three stand in packages that import torch too; test_start_up.py holds that they are the same.
-Precision = Literal["fp32", "tf32", "bf16"]
-
-
-BudgetName = Literal["tiny", "quick", "full"]
-
-
-CORRUPTION_NAMES = ("noise", "blur", "contrast", "rotation", "inversion")
-
-
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
-
-
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of all data (default: $DUBIO_DATA, else data).")
-]
-
-
 Named = Annotated[
     str,
-    typer.Argument(
-        metavar="RUN_OR_FILE", autocompletion=_complete_run, help="A run's name or folder, or a .safetensors file."
+    Argument(
+        metavar="RUN_OR_FILE", autocompletion=_complete_run, help="Name or folder of a run, or .safetensors file."
     ),
 ]
-
-
-RunName = Annotated[str, typer.Argument(metavar="RUN", autocompletion=_complete_run, help="A run's name or folder.")]
-
-
-DecisionSamples = Annotated[int, typer.Option("--samples", help="Draws; predict with as many.")]
-
-
-DecisionSeed = Annotated[int, typer.Option("--seed", help="Which draws.")]
-
-
-Device = Annotated[
-    str | None, typer.Option(callback=_check_device, help=f"{DEVICES} (default: cuda where there is one, else cpu).")
+RunName = Annotated[str, Argument(metavar="RUN", autocompletion=_complete_run, help="Name or folder of a run.")]
+SeveralRuns = Annotated[
+    list[str], Argument(metavar="RUN...", autocompletion=_complete_run, help="Names or folders of one or more runs.")
 ]
-
-
+Runs = Annotated[Path, Option("--runs", metavar="DIR", help="Folder of the runs.")]
+DataDir = Annotated[
+    Path | None, Option(metavar="DIR", help="Folder of the datasets (default: $DUBIO_DATA, else data).")
+]
+TestData = Annotated[
+    str | None, Option("--data", help="Data whose test part is used (default: those of the run, else digits).")
+]
+OutDir = Annotated[Path | None, Option("--out", metavar="DIR", help="Folder to write to (default: that of the run).")]
+Samples = Annotated[int, Option("--samples", help="Number of draws.")]
+DecisionSamples = Annotated[int, Option("--samples", help="Number of draws; predict with as many.")]
+Seed = Annotated[int, Option("--seed", help="Seed of the draws.")]
+Device = Annotated[
+    str | None, Option(callback=_check_device, help=f"{DEVICES} (default: cuda where there is a GPU, else cpu).")
+]
 InPrecision = Annotated[
     Precision,
-    typer.Option(
-        "--precision", help="fp32: all digits; bf16: two or three digits, much faster on a GPU; tf32: between."
-    ),
+    Option("--precision", help="fp32: full precision; bf16: 2 to 3 digits, much faster on a GPU; tf32: between."),
 ]
-
-
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print results and warnings alone: no progress and no remarks.")
-]
-
-
-SeveralRuns = Annotated[
-    list[str],
-    typer.Argument(metavar="RUN...", autocompletion=_complete_run, help="Names or folders of one or more runs."),
-]
-
-
-def device_for(name: str | None) -> str:
-    """The device to compute on: the one given, else a GPU where there is one."""
-    import torch
-
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {name} is not there; cpu is")
-    return name
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only results and warnings.")]

@@ -1,4 +1,7 @@
-"""What ``dubio predict`` needs: which examples, whether they fit, and tables of predictions on screen and in files."""
+"""What ``dubio predict`` needs: test examples, and predictions as columns, in tables on the screen and in files.
+
+A file of predictions is written as a whole or not at all.
+"""
 
 import csv
 import io
@@ -18,20 +21,19 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
-from dubio.cli.runs import FILE, TrainConfig, folder_of, parse_resize, read_encoder, read_order, table_options
+from dubio.cli.runs import (
+    FILE,
+    TrainConfig,
+    folder_of,
+    parse_resize,
+    read_config,
+    read_encoder,
+    stored_data,
+    table_options,
+)
 from dubio.cli.terminal import PlainTable
 from dubio.codec import unfinished_file
-from dubio.data import (
-    TABLES,
-    Examples,
-    NewRows,
-    TableEncoder,
-    TableWarning,
-    find_name,
-    load_test,
-    read_new,
-    remarks_as_text,
-)
+from dubio.data import TABLES, Examples, NewRows, TableWarning, find_name, load_test, read_new, remarks_as_text
 from dubio.evaluation import figure
 from dubio.models import sizes_of
 from dubio.prediction import ClassificationPredictive, Predictive, RegressionPredictive, predict_batches
@@ -45,33 +47,33 @@ Columns = dict[str, Sequence[Any]]
 
 
 def test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
-    """The test part of the data named, or else of those that a run was trained on."""
-    order, encoder = order_of(named, runs), read_encoder(folder_of(named, runs))
-    if data is not None:  # another table, or folder of images, is read as the run's own was
-        own_task = None if encoder is not None or Path(data).suffix.lower() not in TABLES else order.task
+    """The test part of the given data, by default of those that a run was trained on."""
+    config, encoder = config_of(named, runs), read_encoder(folder_of(named, runs))
+    folder = data_dir or config.data_dir
+    if data is not None:  # another table or folder of images is read as that of the run was
+        task = None if encoder is not None or Path(data).suffix.lower() not in TABLES else config.task
         is_folder = find_name(data) is None and Path(data).expanduser().is_dir()
-        resize = parse_resize(order.resize) if is_folder else None
-        return load_test(data, folder=data_dir or order.data_dir, task=own_task, encoder=encoder, resize=resize)
+        resize = parse_resize(config.resize) if is_folder else None
+        return load_test(data, folder=folder, task=task, encoder=encoder, resize=resize)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TableWarning)  # these are the run's own data
-        return load_test(order.data, folder=data_dir or order.data_dir, **table_options(order, encoder))
+        warnings.simplefilter("ignore", TableWarning)  # these are the data that the run was trained on
+        return load_test(config.data, folder=folder, **table_options(config, encoder))
 
 
-def order_of(named: str, runs: Path) -> TrainConfig:
-    """What a run was trained with; the defaults for a ``.safetensors`` file, and for a run of ``dubio.fit``."""
-    file = folder_of(named, runs) / FILE
-    return read_order(file.parent) if Path(named).suffix != ".safetensors" and file.is_file() else TrainConfig()
+def config_of(named: str, runs: Path) -> TrainConfig:
+    """The configuration of a run; the defaults for a ``.safetensors`` file and for a run of ``dubio.fit``."""
+    folder = folder_of(named, runs)
+    is_trained = Path(named).suffix != ".safetensors" and (folder / FILE).is_file()
+    return read_config(folder) if is_trained else TrainConfig()
 
 
 def check_fits(model: nn.Module, examples: Examples) -> None:
-    """Refuse examples that a network cannot read."""
+    """Raise an error for examples that a network cannot read."""
     sizes = sizes_of(model)
-    if sizes is None or sizes.inputs is None:
-        return
-    numel = examples.inputs[0].numel()
-    if sizes.inputs != examples.shape and sizes.inputs != (numel,):
+    shape = None if sizes is None else sizes.inputs
+    if shape is not None and shape != examples.shape and shape != (examples.inputs[0].numel(),):
         raise ValueError(
-            f"this network reads inputs of shape {sizes.inputs}, and {examples.name} has {examples.shape}; "
+            f"this network reads inputs of shape {shape}, and {examples.name} has {examples.shape}; "
             "name its data with --data"
         )
 
@@ -82,9 +84,8 @@ def parse_index(text: str, count: int) -> list[int]:
         rows: list[int] = []
         for part in text.split(","):
             first, dots, last = part.partition("..")
-            begin = int(first)
-            end = begin if not dots else int(last) if last else count - 1
-            rows += range(begin, end + 1)
+            end = int(last or count - 1) if dots else int(first)
+            rows += range(int(first), end + 1)
     except ValueError:
         raise ValueError(f"--index must be like 3, 0..9, 40.. or 1,5,7, got {text!r}") from None
     if not rows or min(rows) < 0 or max(rows) >= count:
@@ -95,34 +96,30 @@ def parse_index(text: str, count: int) -> list[int]:
 def predict_new(
     model: nn.Module,
     source: Path,
+    named: str,
+    runs: Path,
     *,
+    num_samples: int,
+    level: float,
+    precision: str,
+    seed: int,
     out: Path | None = None,
-    encoder: TableEncoder | None = None,
-    classes: Sequence[str] = (),
-    shape: tuple[int, ...] = (),
-    num_samples: int = 100,
-    level: float = 0.95,
-    precision: str = "fp32",
-    seed: int = 0,
     delimiter: str | None = None,
-    resize: tuple[int, int] | None = None,
     quiet: bool = False,
 ) -> None:
-    """Predict data without labels, a few thousand rows at a time, into a file or onto the screen.
+    """Predict data without labels in chunks of a few thousand rows, into a file or onto the screen.
 
     Args:
         model: the network.
         source: a table, an ``.npz``, an image, or a folder of images.
+        named: the run of the network, which stores how to read the data.
+        runs: the folder of the runs.
+        num_samples: number of draws.
+        level: coverage of the intervals of numeric targets.
+        precision: precision of the forward pass.
+        seed: seed of the draws.
         out: the file to write, in the format of its ending; by default the first rows are shown.
-        encoder: how the columns of a table become inputs.
-        classes: names of the classes, in the order of their labels.
-        shape: of one input in training, where it is known; a network that flattens images does not know it.
-        num_samples: how many draws.
-        level: probability that an interval of a numeric target holds.
-        precision: what the network computes in.
-        seed: which draws.
-        delimiter: what separates the cells of a ``.csv``.
-        resize: the height and width that images get.
+        delimiter: separator of the cells of a ``.csv``.
         quiet: show no progress and no remarks.
     """
     if out is not None and out.suffix.lower() not in OUTPUTS:
@@ -131,19 +128,20 @@ def predict_new(
         raise ValueError(f"--out must not be the file that is read, got {str(out)!r}")
     if not 0.0 < level < 1.0:
         raise ValueError(f"--level must be between 0 and 1, got {level}")
-    if encoder is not None:
-        classes = encoder.target.classes
+    folder, resize = folder_of(named, runs), parse_resize(config_of(named, runs).resize)
+    encoder = read_encoder(folder)
+    classes, shape = (encoder.target.classes, ()) if encoder else stored_data(folder)
     sizes = sizes_of(model)
+    expected = None if sizes is None else sizes.inputs  # flat where the network flattens images
     remarks: Counter[str] = Counter()
     count = 0
     with _progress(quiet or out is None) as advance, _writer(out, quiet) as write:
         chunks: list[NewRows] = []
 
         def batches() -> Iterator[Tensor]:
-            own = None if sizes is None else sizes.inputs
-            for chunk in read_new(source, encoder=encoder, shape=shape or own, delimiter=delimiter, resize=resize):
+            for chunk in read_new(source, encoder=encoder, shape=shape or expected, delimiter=delimiter, resize=resize):
                 chunks.append(chunk)
-                yield chunk.inputs if own is None or len(own) > 1 else chunk.inputs.flatten(1)
+                yield chunk.inputs if expected is None or len(expected) > 1 else chunk.inputs.flatten(1)
 
         for pred in predict_batches(model, batches(), num_samples, precision=precision, seed=seed):  # type: ignore[arg-type]
             chunk = chunks.pop()
@@ -166,7 +164,7 @@ def columns_of(
 ) -> Columns:
     """Predictions as named columns, the same in every format.
 
-    For classes: label, confidence, the probability of each class, entropy and its two parts, and what was decided
+    For classes: label, confidence, the probability of each class, entropy and its two parts, and the decisions
     (accepted, set). For numbers: mean, standard deviation and its two parts, and the central interval.
     """
     columns: Columns = {"file" if names and isinstance(names[0], str) else "row": list(names)}
@@ -190,27 +188,53 @@ def columns_of(
     return columns
 
 
+def tabulate(pred: Predictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> PlainTable:
+    """Predictions beside the true targets."""
+    if isinstance(pred, ClassificationPredictive):
+        pred = pred.in_rows()
+        decisions = _decisions(pred, classes)
+        information = "mutual inf." if decisions else "mutual information"
+        table = PlainTable("example", "truth", "label", "confidence", "entropy", information, *decisions)
+        labels = ([_name(number, classes) for number in tensor.tolist()] for tensor in (targets, pred.label))
+        values = (pred.confidence, pred.entropy, pred.mutual_information)
+        shown = ([f"{value:.3f}" for value in tensor.tolist()] for tensor in values)
+        last = ([_cell(cell) or "-" for cell in column] for column in decisions.values())
+        columns = [*labels, *shown, *last]
+    else:
+        assert isinstance(pred, RegressionPredictive)
+        table = PlainTable("example", "truth", "mean", "std", "of the data", "of the network")
+        tensors = (targets, pred.mean, pred.std, pred.aleatoric_std, pred.epistemic_std)
+        columns = [[figure(value, 3) for value in tensor.view(len(rows), -1)[:, 0].tolist()] for tensor in tensors]
+    for cells in zip(map(str, rows), *columns, strict=True):
+        table.add_row(*cells)
+    return table
+
+
 def _columns_of_classes(pred: ClassificationPredictive, classes: Sequence[str]) -> Columns:
-    if pred.log_probs.dim() == 3 and pred.log_probs.shape[-1] == 2:  # a Bernoulli: yes or no for each output
-        yes = pred.probs[..., 1]
-        if yes.shape[1] > 1:
-            return {
-                **{f"prob_{_name(output, classes)}": yes[:, output].tolist() for output in range(yes.shape[1])},
-                **{
-                    f"entropy_{_name(output, classes)}": pred.entropy[:, output].tolist()
-                    for output in range(yes.shape[1])
-                },
-            }
+    shape = pred.log_probs.shape
+    if len(shape) == 3 and shape[1] > 1 and shape[2] == 2:
+        # A Bernoulli with several outputs, each yes or no.
+        values = {"prob": pred.probs[..., 1], "entropy": pred.entropy}
+        return {
+            f"{name}_{_name(output, classes)}": tensor[:, output].tolist()
+            for name, tensor in values.items()
+            for output in range(tensor.shape[1])
+        }
     pred = pred.in_rows()
-    num_classes = pred.log_probs.shape[-1]
     columns: Columns = {
         "label": [_name(number, classes) for number in pred.label.tolist()],
         "confidence": pred.confidence.tolist(),
-        **{f"prob_{_name(number, classes)}": pred.probs[:, number].tolist() for number in range(num_classes)},
+        **{f"prob_{_name(number, classes)}": pred.probs[:, number].tolist() for number in range(pred.probs.shape[-1])},
         "entropy": pred.entropy.tolist(),
         "aleatoric": pred.expected_entropy.tolist(),
         "epistemic": pred.mutual_information.tolist(),
     }
+    return columns | _decisions(pred, classes)
+
+
+def _decisions(pred: ClassificationPredictive, classes: Sequence[str]) -> Columns:
+    """Whether each prediction is accepted, and the classes of its set, where the network has such decisions."""
+    columns: Columns = {}
     if pred.threshold is not None:
         columns["accepted"] = pred.accepted.tolist()
     if pred.prediction_sets is not None:
@@ -222,20 +246,17 @@ def _columns_of_classes(pred: ClassificationPredictive, classes: Sequence[str]) 
 
 @contextmanager
 def _progress(hidden: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A count of rows on a terminal; nothing where the output is a file."""
+    """A count of rows, where stderr is a terminal."""
     console = Console(stderr=True)
-    if hidden or not console.is_terminal:
-        yield lambda count, total: None
-        return
     shown = (SpinnerColumn(), TextColumn("predicting"), MofNCompleteColumn(), TextColumn("rows"), TimeElapsedColumn())
-    with Progress(*shown, console=console, transient=True) as progress:
+    with Progress(*shown, console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
         task = progress.add_task("predicting", total=None)
         yield lambda count, total: progress.update(task, completed=count, total=total)
 
 
 @contextmanager
 def _writer(out: Path | None, quiet: bool) -> Iterator[Callable[[Columns], None]]:
-    """Takes columns of some rows after the other; a file is there as a whole or not at all."""
+    """A function that writes the columns of some rows after the other; the file appears when it is whole."""
     if out is None:
         yield partial(_show, quiet=quiet)
         return
@@ -253,15 +274,11 @@ def _writer(out: Path | None, quiet: bool) -> Iterator[Callable[[Columns], None]
 def _write_csv(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     rows = csv.writer(text)
-    begun = False
 
     def write(columns: Columns) -> None:
-        nonlocal begun
-        if not begun:
+        if file.tell() == 0:
             rows.writerow(columns)
-            begun = True
-        cells = [["|".join(cell) if isinstance(cell, list) else cell for cell in column] for column in columns.values()]
-        rows.writerows(zip(*cells, strict=True))
+        rows.writerows(zip(*(map(_text, column) for column in columns.values()), strict=True))
 
     yield write
     text.flush()
@@ -299,11 +316,11 @@ def _write_parquet(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
 
 @contextmanager
 def _write_npz(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
-    """One array for each column; these are kept until the end."""
+    """One array for each column, which are written at the end."""
     parts: list[Columns] = []
     yield parts.append
-    names = list(parts[0])
-    arrays: dict[str, Any] = {name: np.array([_text(cell) for part in parts for cell in part[name]]) for name in names}
+    columns = {name: [_text(cell) for part in parts for cell in part[name]] for name in parts[0]}
+    arrays: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
     np.savez(file, **arrays)
 
 
@@ -312,13 +329,13 @@ def _text(cell: Any) -> Any:
 
 
 def _show(columns: Columns, quiet: bool) -> None:
-    """The first rows as a table; beside a label, its own probability alone."""
+    """Print the first rows as a table; with labels, without the probabilities of the other classes."""
     has_labels = "label" in columns
     named = [name for name in columns if not (has_labels and name.startswith("prob_"))]
     shown = {name: columns[name] for name in (named if has_labels else named[:SHOWN_NUMBERS])}
     table = PlainTable()
     for name in shown:
-        table.add_column(name.replace("_", " "), overflow="fold")  # a number that is cut would be another one
+        table.add_column(name.replace("_", " "), overflow="fold")  # a number that is cut would be wrong
     num_rows = len(next(iter(columns.values())))
     for row in range(min(SHOWN, num_rows)):
         table.add_row(*(_cell(cells[row], has_labels) for cells in shown.values()))
@@ -329,62 +346,12 @@ def _show(columns: Columns, quiet: bool) -> None:
         typer.echo(f"the first {' and '.join(parts)}; --out predictions.csv writes all of them", err=True)
 
 
-def _cell(value: Any, is_probability: bool) -> str:
+def _cell(value: Any, is_probability: bool = True) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if is_probability else figure(value) if abs(value) >= 1e4 else f"{value:.4g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(value) if isinstance(value, list) else str(value)
-
-
-def tabulate(found: Predictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]) -> PlainTable:
-    """Predictions beside the truth."""
-    if isinstance(found, ClassificationPredictive):
-        found = found.in_rows()
-        return _tabulate_classes(found, rows, targets, classes)
-    assert isinstance(found, RegressionPredictive)
-    table = PlainTable("example", "truth", "mean", "std", "of the data", "of the network")
-    columns = (targets, found.mean, found.std, found.aleatoric_std, found.epistemic_std)
-    first = [column.view(len(rows), -1)[:, 0].tolist() for column in columns]
-    for place, row in enumerate(rows):
-        table.add_row(str(row), *(figure(column[place], 3) for column in first))
-    return table
-
-
-def _tabulate_classes(
-    found: ClassificationPredictive, rows: list[int], targets: Tensor, classes: tuple[str, ...]
-) -> PlainTable:
-    decided = _decided(found, classes)
-    table = PlainTable(
-        "example",
-        "truth",
-        "label",
-        "confidence",
-        "entropy",
-        "mutual inf." if decided else "mutual information",
-        *decided,
-    )
-    figures = zip(found.confidence.tolist(), found.entropy.tolist(), found.mutual_information.tolist(), strict=True)
-    for place, (row, truth, label, values) in enumerate(
-        zip(rows, targets.tolist(), found.label.tolist(), figures, strict=True)
-    ):
-        names = [_name(number, classes) for number in (truth, label)]
-        last = [column[place] for column in decided.values()]
-        table.add_row(str(row), *names, *(f"{value:.3f}" for value in values), *last)
-    return table
-
-
-def _decided(found: ClassificationPredictive, classes: tuple[str, ...]) -> dict[str, list[str]]:
-    """Columns for what was decided: whether a prediction is accepted, and the classes of its set."""
-    columns = {}
-    if found.threshold is not None:
-        columns["accepted"] = ["yes" if accepted else "no" for accepted in found.accepted.tolist()]
-    if found.prediction_sets is not None:
-        columns["set"] = [
-            ", ".join(_name(number, classes) for number in row.nonzero().flatten().tolist()) or "-"
-            for row in found.sets.cpu()
-        ]
-    return columns
 
 
 def _name(number: int, classes: Sequence[str]) -> str:

@@ -1,11 +1,14 @@
-"""``dubio prune``: measure what a run could do without, or write a run without it."""
+"""What ``dubio prune`` needs: the curve of what pruning costs, and the run of a pruned network.
+
+A pruned run is written as a whole or not at all. Its configuration has the shapes of the pruned network, so that
+``dubio train --resume`` refuses it instead of building the whole network.
+"""
 
 import copy
 import dataclasses
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Literal
 
 from rich.console import Console
 from torch import nn
@@ -18,16 +21,13 @@ from dubio.cli.runs import (
     FILE,
     METRICS,
     MODEL,
-    check_name,
-    find_run,
     in_rows,
-    load_model,
     load_splits,
     network_of,
+    read_config,
     read_encoder,
-    read_order,
 )
-from dubio.cli.terminal import PlainTable, command_line
+from dubio.cli.terminal import PlainTable
 from dubio.codec import (
     UNFINISHED,
     Command,
@@ -50,83 +50,6 @@ TIMED_ROWS = 128
 """Rows of the example that a forward is timed on."""
 
 
-def prune(
-    named: str,
-    fraction: float | None,
-    max_loss: float | None,
-    by: Literal["snr", "magnitude"] | None,
-    what: Literal["weights", "units"],
-    each_layer: bool,
-    samples: int,
-    seed: int,
-    out: str | None,
-    data_dir: Path | None,
-    quiet: bool,
-    runs: Path,
-) -> None:
-    """Measure what a run could do without, or write the pruned run."""
-    _check_asked(fraction, max_loss, what, each_layer)
-    folder = find_run(named, runs)
-    name = out or f"{folder.name}-pruned"
-    check_name(name)
-    if (fraction is not None or max_loss is not None) and (runs / name).exists():
-        raise FileExistsError(f"{runs / name} is there already; choose another name with --out NAME")
-    model = load_model(named, runs)
-    validation = _validation(folder, data_dir)
-    own = folder.resolve().name
-    options: dict[str, tuple[Any, Any]] = {
-        "fraction": (fraction, None),
-        "max-loss": (max_loss, None),
-        "by": (by, None),
-        "what": (what, "weights"),
-        "each-layer": (each_layer, False),
-        "samples": (samples, 100),
-        "seed": (seed, 0),
-    }
-    if fraction is None and max_loss is None:
-        measured = measure(model, validation, by, what, each_layer, samples, seed)
-        told = told_of(command_line("prune", own, options), own, network_of(named, runs))
-        dataclasses.replace(measured, made_by=told).save(folder / RECORD)
-        Console().print(_table(measured.curve, what))
-        size = f"{measured.num_weights:,} weights, {measured.bytes_before:,} bytes"
-        say(size if quiet else f"{size}; record: {folder / RECORD}")
-        return
-    record = pruning.prune(
-        model,
-        fraction,
-        by=by,
-        what=what,
-        max_loss=max_loss,
-        validation=validation,
-        each_layer=each_layer,
-        example=validation.tensors[0][:TIMED_ROWS],
-        num_samples=samples,
-        seed=seed,
-    )
-    command = Command(command_line("prune", own, {**options, "out": (name, None)}), own)
-    _write_run(model, record, command, folder, runs / name)
-    say(str(record))
-    if not quiet:
-        say(f"{runs / name}: try dubio describe {name}")
-
-
-def _check_asked(fraction: float | None, max_loss: float | None, what: pruning.What, each_layer: bool) -> None:
-    if fraction is not None and max_loss is not None:
-        raise ValueError(f"--fraction and --max-loss exclude each other, got {fraction:g} and {max_loss:g}")
-    if each_layer and what == "weights":
-        raise ValueError("--each-layer goes with --what units, got --what weights, which are ranked together")
-
-
-def _validation(folder: Path, data_dir: Path | None) -> Examples:
-    """The part of a run's data that may decide what is removed."""
-    changed: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
-    order = read_order(folder, **changed)
-    validation = load_splits(order, read_encoder(folder)).validation
-    if validation is None:
-        raise ValueError(f"{order.data} has no validation part to judge by; use dubio.prune in Python")
-    return in_rows(validation)
-
-
 def measure(
     model: nn.Module,
     validation: Examples,
@@ -136,7 +59,7 @@ def measure(
     samples: int = 100,
     seed: int = 0,
 ) -> Pruning:
-    """A record of a network that nothing was removed from, with the curve of what would happen."""
+    """The record of a network from which nothing is removed, with the curve of what pruning costs."""
     whole = pruning.prune(
         copy.deepcopy(model), 0.0, by=by, what=what, validation=validation, num_samples=samples, seed=seed
     )
@@ -144,36 +67,57 @@ def measure(
     return dataclasses.replace(whole, curve=points)
 
 
-def _table(points: tuple[PruningPoint, ...], what: str) -> PlainTable:
-    ways = list(dict.fromkeys(point.by for point in points))
-    has_accuracy = any(point.accuracy is not None for point in points)  # numbers are never exactly right
-    columns = ("accuracy", "NLL") if has_accuracy else ("NLL",)
-    table = PlainTable(f"{what} removed", *(f"{column}, by {way}" for way in ways for column in columns))
-    for fraction in dict.fromkeys(point.fraction for point in points):
-        cells, share = [], fraction
-        for way in ways:
-            point = next(point for point in points if (point.by, point.fraction) == (way, fraction))
-            cells += ["-" if point.accuracy is None else f"{point.accuracy:.4f}"] if has_accuracy else []
-            cells.append(figure(point.nll))
-            share = fraction if what == "weights" or point.removed is None else point.removed  # a unit of each stays
-        table.add_row(f"{share:.0%}", *cells)
-    return table
+def save_measured(record: Pruning, line: str, folder: Path, what: pruning.What, quiet: bool) -> None:
+    """Save and print what pruning the network of a run costs."""
+    with_source(record, line, folder.resolve().name, network_of(str(folder / MODEL), folder)).save(folder / RECORD)
+    Console().print(_table(record.curve, what))
+    size = f"{record.num_weights:,} weights, {record.bytes_before:,} bytes"
+    say(size if quiet else f"{size}; record: {folder / RECORD}")
 
 
-def told_of(command: str, run: str, network: Identity) -> dict[str, str]:
-    """What a record says of the command that made it, and of the network that it is about."""
-    return {"command": command, "run": run, **({"network": network.tensors} if network.tensors else {})}
+def with_source(record: Pruning, line: str, run: str, network: Identity) -> Pruning:
+    """A record with the command that made it, its run, and the network that it describes."""
+    tensors = {"network": network.tensors} if network.tensors else {}
+    return dataclasses.replace(record, made_by={"command": line, "run": run, **tensors})
 
 
-def _write_run(model: nn.Module, record: Pruning, command: Command, source: Path, folder: Path) -> None:
-    """A run of the pruned network: its own weights and record, and how it was trained. It is whole or not there."""
-    runs = folder.parent
+def check_options(fraction: float | None, max_loss: float | None, what: pruning.What, each_layer: bool) -> None:
+    """Raise an error for options that exclude each other."""
+    if fraction is not None and max_loss is not None:
+        raise ValueError(f"--fraction and --max-loss exclude each other, got {fraction:g} and {max_loss:g}")
+    if each_layer and what == "weights":
+        raise ValueError("--each-layer goes with --what units, got --what weights, which are ranked together")
+
+
+def validation_of(folder: Path, data_dir: Path | None) -> Examples:
+    """The validation part of the data of a run, which decides what is removed."""
+    config = read_config(folder) if data_dir is None else read_config(folder, data_dir=str(data_dir))
+    validation = load_splits(config, read_encoder(folder)).validation
+    if validation is None:
+        raise ValueError(f"{config.data} has no validation part to measure the loss on; use dubio.prune in Python")
+    return in_rows(validation)
+
+
+def write_run(model: nn.Module, record: Pruning, line: str, source: Path, folder: Path) -> None:
+    """Write the run of a pruned network: its weights and record, and how the network was trained."""
+    runs, command = folder.parent, Command(line, source.resolve().name)
     runs.mkdir(parents=True, exist_ok=True)
     remove_unfinished(runs, recursive=False)
     unfinished = runs / f"{UNFINISHED}{os.getpid()}-{folder.name}"
     unfinished.mkdir()
     try:
-        _write_files(model, record, command, source, unfinished)
+        for file in (FILE, ENCODER, METRICS):
+            if (source / file).is_file():
+                shutil.copyfile(source / file, unfinished / file)
+        save(model, unfinished / MODEL)
+        network = network_of(str(unfinished / MODEL), unfinished)
+        with_source(record, command.line, command.run, network).save(unfinished / RECORD)
+        # Calibration and other decisions are of the whole network: only its prunings are passed on.
+        write_commands(unfinished, (*(before for before in read_commands(source) if before.kind == "prune"), command))
+        config = read_object(source / CONFIG)
+        config["parameters"] = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        config["num_parameters"] = num_trained(model)
+        write_atomically(unfinished / CONFIG, f"{dump_json(config, indent=1)}\n".encode())
         os.rename(unfinished, folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -181,17 +125,18 @@ def _write_run(model: nn.Module, record: Pruning, command: Command, source: Path
     flush(runs)
 
 
-def _write_files(model: nn.Module, record: Pruning, command: Command, source: Path, folder: Path) -> None:
-    for file in (FILE, ENCODER, METRICS):
-        if (source / file).is_file():
-            shutil.copyfile(source / file, folder / file)
-    save(model, folder / MODEL)
-    told = told_of(command.line, command.run, network_of(str(folder / MODEL), folder))
-    dataclasses.replace(record, made_by=told).save(folder / RECORD)
-    before = [known for known in read_commands(source) if known.kind == "prune"]  # what was decided is dropped
-    write_commands(folder, (*before, command))
-    # Its own shapes: training would build the whole network, and must not go on here as if nothing had happened.
-    config = read_object(source / CONFIG)
-    config["parameters"] = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    config["num_parameters"] = num_trained(model)
-    write_atomically(folder / CONFIG, f"{dump_json(config, indent=1)}\n".encode())
+def _table(points: tuple[PruningPoint, ...], what: str) -> PlainTable:
+    scores = list(dict.fromkeys(point.by for point in points))
+    has_accuracy = any(point.accuracy is not None for point in points)  # regression has none
+    columns = ("accuracy", "NLL") if has_accuracy else ("NLL",)
+    table = PlainTable(f"{what} removed", *(f"{column}, by {score}" for score in scores for column in columns))
+    for fraction in dict.fromkeys(point.fraction for point in points):
+        cells, share = [], fraction
+        for score in scores:
+            point = next(point for point in points if (point.by, point.fraction) == (score, fraction))
+            cells += ["-" if point.accuracy is None else f"{point.accuracy:.4f}"] if has_accuracy else []
+            cells.append(figure(point.nll))
+            # One unit of each layer always stays, so that fewer units than the fraction may be removed.
+            share = fraction if what == "weights" or point.removed is None else point.removed
+        table.add_row(f"{share:.0%}", *cells)
+    return table

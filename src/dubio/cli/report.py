@@ -1,4 +1,4 @@
-"""``dubio report`` and ``dubio compare``: runs on one page, and side by side in the terminal."""
+"""``dubio report`` and ``dubio compare``: a page about some runs, and tables of their metrics in the terminal."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -28,61 +28,59 @@ from dubio.report import (
 )
 
 HIDDEN = ("mae", "std", "parameters", "bytes")
-"""What the terminal has no room for; ``--json`` and the page have it."""
+"""Columns that do not fit in the terminal; ``--json`` and the page have them."""
 WRAPPED = ("audit", "auroc_entropy", "auroc")
-"""Columns whose text may go over several lines."""
+"""Columns whose text may wrap."""
 NAME_WIDTH = 16
-"""What the names of runs have at least."""
+"""The least width of the names of runs."""
 SIGNS = {"": "", "best": "*", "tied": "="}
 
 
 def report(named: list[str], out: Path | None, title: str | None, quiet: bool, runs: Path) -> None:
-    """Write the page on some runs."""
+    """Write the page about some runs."""
     folders = [find_run(name, runs) for name in named]
     path = out or _default_path(folders, runs)
-    folders, unreadable = _sorted_out(folders, make_report)
-    found = write_report(folders, path, title=title)
-    _warn(found.headlines)
-    missing = sorted({command for section in found.sections for command in section.missing})
-    if missing and not quiet:
-        say(f"more would be in it after: {'; '.join(missing)}")
+    folders, errors = _readable(folders, make_report)
+    page = write_report(folders, path, title=title)
+    _warn(page.headlines)
     if not quiet:
+        missing = sorted({command for section in page.sections for command in section.missing})
+        if missing:
+            say(f"more would be in it after: {'; '.join(missing)}")
         say(f"wrote {path} ({path.stat().st_size / 1e3:.0f} kB) and {path.with_suffix('.json').name} beside it")
         say(f"open {path.resolve().as_uri()}")
-    _fail_for(unreadable)
+    _fail_for(errors)
 
 
 def compare(named: list[str], as_json: bool, quiet: bool, runs: Path) -> None:
-    """Print the headline numbers of some runs."""
-    folders, unreadable = _sorted_out([find_run(name, runs) for name in named], headlines)
+    """Print the main metrics of some runs."""
+    folders, errors = _readable([find_run(name, runs) for name in named], headlines)
     records = read_runs(folders)
-    found = headlines(records)
-    _warn(found)
+    results = headlines(records)
+    _warn(results)
     if as_json:
-        told = {"format": "dubio-comparison-1", "headlines": [headline.to_json() for headline in found]}
-        say(dump_json(told, indent=1))
-        _fail_for(unreadable)
-        return
-    console = Console(highlight=False)
-    for line in failures_of(records):
-        console.print(printable(line), markup=False)
-    for headline in found:
-        for table in tabulate(headline, console.width):
-            console.print(table)
-        if not quiet:
-            _explain(headline)
-    for sentence in [] if quiet else unpaired(found):
-        console.print(printable(sentence), markup=False, soft_wrap=True)
-    _fail_for(unreadable)
+        content = {"format": "dubio-comparison-1", "headlines": [headline.to_json() for headline in results]}
+        say(dump_json(content, indent=1))
+    else:
+        console = Console(highlight=False)
+        for line in failures_of(records):
+            console.print(printable(line), markup=False)
+        for headline in results:
+            for table in tabulate(headline, console.width):
+                console.print(table)
+            if not quiet:
+                _explain(headline, console)
+        for sentence in [] if quiet else unpaired(results):
+            console.print(printable(sentence), markup=False, soft_wrap=True)
+    _fail_for(errors)
 
 
 def tabulate(headline: HeadlineTable, width: int) -> Iterator[PlainTable]:
-    """A headline as tables of the terminal, intervals below the numbers; as many as the columns need, all with runs."""
-    shown = [column for column in headline.columns if column.name not in HIDDEN]
-    for columns in _fitting(headline, shown, width):
+    """A headline as tables with intervals below the numbers, as many tables as the width of the columns needs."""
+    longest = max(len(part) for row in headline.rows for part in (row.run, f"{row.method}, {row.data}"))
+    for columns in _fitting(headline, width):
         table = PlainTable(box=SIMPLE_HEAD, show_edge=False, padding=0)
         left = width - sum(1 + _width(headline, column) for column in columns)
-        longest = max(len(part) for row in headline.rows for part in (row.run, f"{row.method}, {row.data}"))
         names = max(NAME_WIDTH, min(left, longest))
         table.add_column("run", overflow="fold", width=names)
         for column in columns:
@@ -94,11 +92,13 @@ def tabulate(headline: HeadlineTable, width: int) -> Iterator[PlainTable]:
         yield table
 
 
-def _fitting(headline: HeadlineTable, columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """The columns in groups that fit beside the names of the runs."""
+def _fitting(headline: HeadlineTable, width: int) -> list[list[Column]]:
+    """The shown columns in groups that fit beside the names of the runs."""
     groups: list[list[Column]] = [[]]
     left = width - NAME_WIDTH
-    for column in columns:
+    for column in headline.columns:
+        if column.name in HIDDEN:
+            continue
         needed = 1 + _width(headline, column)
         if needed > left and groups[-1]:
             groups.append([])
@@ -109,7 +109,7 @@ def _fitting(headline: HeadlineTable, columns: Sequence[Column], width: int) -> 
 
 
 def _in_lines(name: str, width: int) -> str:
-    """A name in lines of at most ``width``, cut after a hyphen, underscore, point or stroke where there is one."""
+    """A name in lines of at most ``width``, cut after a hyphen, underscore, dot or slash where there is one."""
     lines = []
     while len(name) > width:
         end = max(name.rfind(sign, 0, width) for sign in "-_./") + 1
@@ -119,46 +119,45 @@ def _in_lines(name: str, width: int) -> str:
 
 
 def _title(column: Column) -> str:
-    """With what it is at, such as the distance of attacks, on a line of its own."""
+    """The title of a column, with its condition, such as the epsilon of attacks, on a second line."""
     return column.title.replace(" at ", "\nat ")
 
 
 def _width(headline: HeadlineTable, column: Column) -> int:
-    """The longest line of a column, or the longest word where its text may go over several lines."""
+    """The longest line of a column, or the longest word where its text may wrap."""
     texts = [_title(column), *(_text(row.cells[column.name]) for row in headline.rows)]
     return max(len(part) for text in texts for part in (text.split() if column.name in WRAPPED else text.splitlines()))
 
 
-def _sorted_out(folders: list[Path], make: Callable[[list[RunRecord]], object]) -> tuple[list[Path], list[str]]:
-    """The folders of runs of which something can be made, and why of the others it cannot."""
+def _readable(folders: list[Path], make: Callable[[list[RunRecord]], object]) -> tuple[list[Path], list[str]]:
+    """The folders of runs that can be read, and the errors of the others; the error of a single run is raised later."""
     if len(folders) == 1:
         return folders, []
-    readable: list[Path] = []
     errors: dict[Path, Exception] = {}
     for folder in folders:
         try:
             make([read_run(folder)])
-            readable.append(folder)
         except (ValueError, OSError) as error:
             errors[folder] = error
+    readable = [folder for folder in folders if folder not in errors]
     if not readable:
         raise next(iter(errors.values()))
     return readable, [f"{folder.name} is left out: {error}" for folder, error in errors.items()]
 
 
-def _fail_for(unreadable: Sequence[str]) -> None:
-    """Name the runs that could not be read, and end with the exit code of a part that failed."""
-    for reason in unreadable:
-        say(f"error: {reason}", err=True)
-    if unreadable:
-        raise PartlyFailedError("\n".join(unreadable))
+def _fail_for(errors: Sequence[str]) -> None:
+    """Name the runs that cannot be read, and end with the exit code of a part that failed."""
+    for error in errors:
+        say(f"error: {error}", err=True)
+    if errors:
+        raise PartlyFailedError("\n".join(errors))
 
 
-def _warn(found: Sequence[HeadlineTable]) -> None:
-    """Say which numbers are of a network that has changed since."""
-    for row in (row for headline in found for row in headline.rows):
-        for told in row.stale:
-            say(f"warning: {row.run}: {told}", err=True)
+def _warn(results: Sequence[HeadlineTable]) -> None:
+    """Warn about numbers of a network that has changed since."""
+    for row in (row for headline in results for row in headline.rows):
+        for text in row.stale:
+            say(f"warning: {row.run}: {text}", err=True)
 
 
 def _text(cell: Cell) -> str:
@@ -170,29 +169,27 @@ def _text(cell: Cell) -> str:
 
 
 def _bare(value: float) -> str:
-    """A number without the zero before the point: there is little room."""
+    """A number without the zero before the decimal point, to save space."""
     return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1.0 else decimal(value)
 
 
-def _explain(headline: HeadlineTable) -> None:
-    console = Console(highlight=False)
-    for column in headline.columns:
-        if column.name not in HIDDEN:
-            console.print(printable(f"{column.title}: {column.about}"), markup=False)
-    marks = {cell.mark for row in headline.rows for cell in row.cells.values()}
-    say("Below a number stands its interval at 95 %.")
-    if marks - {""}:
+def _explain(headline: HeadlineTable, console: Console) -> None:
+    """Print what the columns and marks mean, and which runs have no evaluation."""
+    lines = [f"{column.title}: {column.about}" for column in headline.columns if column.name not in HIDDEN]
+    lines.append("Below a number stands its interval at 95 %.")
+    if any(cell.mark for row in headline.rows for cell in row.cells.values()):
         tests = ", ".join(dict.fromkeys(pair.test for pair in headline.comparisons))
-        about = f"* is best, = does not differ significantly from the best: paired tests ({tests}), Holm, 5 %."
-        console.print(printable(about), markup=False)
+        lines.append(f"* is best, = does not differ significantly from the best: paired tests ({tests}), Holm, 5 %.")
+    for line in lines:
+        console.print(printable(line), markup=False)
     for row in headline.rows:
         if all(row.cells[name].value is None for name in row.cells if name not in ("parameters", "bytes", "r_pred")):
-            told = f"{row.run} was not judged yet: dubio evaluate {row.run}"
-            console.print(printable(told), markup=False, soft_wrap=True)
+            line = printable(f"{row.run} was not evaluated yet: dubio evaluate {row.run}")
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def _default_path(folders: Sequence[Path], runs: Path) -> Path:
-    """In the run's folder for one; for several in the folder that holds them, else in that of the runs."""
+    """In the folder of a single run; for several in the folder that holds all of them, else in that of the runs."""
     if len(folders) == 1:
         return folders[0] / "report.html"
     parents = {os.path.normpath(folder.parent) for folder in folders}

@@ -1,10 +1,6 @@
-"""Text for the terminal: names come from files and folders, and none of them is markup or a control sequence here.
+"""Tables for the terminal, in which names of files and folders are neither markup nor control sequences."""
 
-Command lines as they were given, but for what is the default anyway: records keep them, so that reports can.
-"""
-
-import shlex
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -15,12 +11,14 @@ from dubio.codec import printable
 
 
 class PlainTable(Table):
-    """A table of rich whose headings, cells and title are shown as they are; square brackets are no markup."""
+    """A table of rich that shows headings, cells and title as they are, without reading square brackets as markup."""
 
-    def __init__(self, *headings: str, title: str | None = None, **options: Any) -> None:
+    def __init__(self, *headings: str, numbers: Sequence[str] = (), title: str | None = None, **options: Any) -> None:
         super().__init__(title=None if title is None else Text(printable(title), "table.title"), **options)
         for heading in headings:
             self.add_column(heading)
+        for heading in numbers:
+            self.add_column(heading, justify="right")
 
     def add_column(self, header: RenderableType = "", footer: RenderableType = "", **options: Any) -> None:
         """Add a column."""
@@ -32,17 +30,7 @@ class PlainTable(Table):
 
 
 def _plain(cell: Any) -> Any:
-    """A cell as text that rich does not parse; what has a style already keeps it."""
+    """A cell as text that rich does not parse; a style is kept."""
     if isinstance(cell, str):
         return Text(printable(cell))
     return Text(printable(cell.plain), cell.style, spans=cell.spans) if isinstance(cell, Text) else cell
-
-
-def command_line(command: str, run: str, options: Mapping[str, tuple[Any, Any]]) -> str:
-    """A command on a run, with those options, by name, whose value is not the default beside it."""
-    words = ["dubio", command, run]
-    for name, (value, default) in options.items():
-        if value == default:
-            continue
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return shlex.join(words)

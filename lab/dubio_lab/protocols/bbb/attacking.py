@@ -55,8 +55,8 @@ def _moved(trial: Trial, model: nn.Module, inputs: Tensor, targets: Tensor, epsi
 
 def _labels(trial: Trial, model: nn.Module, images: Tensor) -> Tensor:
     with noise_off() if trial.settings["noise"] == "off" else nullcontext():
-        found = predict_classes(trial, model, images)
-    return found.label
+        pred = predict_classes(trial, model, images)
+    return pred.label
 
 
 def _draw(trial: Trial, trained: Trained, moved: Sequence[Tensor], labels: Sequence[Tensor], file: Path) -> None:
@@ -64,13 +64,13 @@ def _draw(trial: Trial, trained: Trained, moved: Sequence[Tensor], labels: Seque
     figure = blank_figure(1.2 * SHOWN, 1.45 * len(moved))
     rows = figure.subplots(len(moved), SHOWN, squeeze=False)
     truth = trained.test.targets
-    for epsilon, axes_row, images, found in zip(trial.settings["epsilons"], rows, moved, labels, strict=True):
+    for epsilon, axes_row, images, pred in zip(trial.settings["epsilons"], rows, moved, labels, strict=True):
         axes_row[0].set_ylabel(f"{epsilon:g}")
         for number, axes in enumerate(axes_row):
             axes.set(xticks=[], yticks=[])
             if number >= len(images):
                 continue
             axes.imshow(images[number, 0].cpu().numpy(), cmap="gray", vmin=0.0, vmax=1.0)
-            is_right = bool(found[number] == truth[number])
-            axes.set_title(trained.test.classes[int(found[number])], color="#1b7837" if is_right else "#b2182b")
+            is_right = bool(pred[number] == truth[number])
+            axes.set_title(trained.test.classes[int(pred[number])], color="#1b7837" if is_right else "#b2182b")
     write(figure, file)

@@ -40,9 +40,9 @@ def search(trial: Trial) -> Findings:
     assert held_out is not None
     metrics = _errors(trial, trained.model, held_out, "validation")
     inputs, targets = held_out.tensors
-    found = predict_classes(trial, trained.model, inputs)
+    pred = predict_classes(trial, trained.model, inputs)
     cost = divergence(trained.model, trial.settings["draws"], seed=trial.seed).item() / len(train)
-    nll = quality(found.log_probs, targets)["nll"]
+    nll = quality(pred.log_probs, targets)["nll"]
     return Findings(metrics | {"validation_nll": nll, "divergence_per_example": Measured(cost, n=len(train))})
 
 
@@ -83,7 +83,7 @@ def _errors(trial: Trial, model: nn.Module, examples: Examples, called: str) -> 
 
 def _decibels(model: nn.Module) -> Curve:
     """Share of the weights, in percent, by signal-to-noise ratio in decibels: the middles of a histogram's bins."""
-    found = snr_density(model)
-    middles = tuple((low + high) / 2.0 for low, high in zip(found.edges, found.edges[1:], strict=False))
-    total = sum(found.counts)
-    return Curve(middles, tuple(100.0 * count / total for count in found.counts))
+    density = snr_density(model)
+    middles = tuple((low + high) / 2.0 for low, high in zip(density.edges, density.edges[1:], strict=False))
+    total = sum(density.counts)
+    return Curve(middles, tuple(100.0 * count / total for count in density.counts))

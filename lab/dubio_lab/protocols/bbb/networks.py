@@ -59,22 +59,22 @@ def train_network(trial: Trial) -> Trained:
 
     def look(model: nn.Module) -> dict[str, float]:
         inputs, targets = test.tensors
-        found = predict(model, inputs, settings["curve_draws"], keep_samples=False, seed=0)
-        assert isinstance(found, ClassificationPredictive)
-        return {"error": 100.0 * (found.label != targets).double().mean().item()}
+        pred = predict(model, inputs, settings["curve_draws"], keep_samples=False, seed=0)
+        assert isinstance(pred, ClassificationPredictive)
+        return {"error": 100.0 * (pred.label != targets).double().mean().item()}
 
     def train_it(model: nn.Module) -> dict[str, Tensor]:
         watch = Watch(lambda: look(model), settings["curve_every"], settings["epochs"])
         _fit(trial, model, train, watch)
         return watch.history
 
-    found = trial.learned(
+    learned = trial.learned(
         {"bbb": {name: settings.get(name) for name in TRAINING}},
         lambda: make_network(settings, test.shape, len(test.classes)),
         train_it,
     )
-    curve = Curve(tuple(found.history["epoch"].tolist()), tuple(found.history["error"].tolist()))
-    return Trained(found.model, splits, test, curve)
+    curve = Curve(tuple(learned.history["epoch"].tolist()), tuple(learned.history["error"].tolist()))
+    return Trained(learned.model, splits, test, curve)
 
 
 def make_network(settings: dict[str, Any], inputs: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -104,9 +104,9 @@ def _train(trial: Trial) -> Examples:
     settings = trial.settings
     if settings["task"] == "regression":
         generator = torch.Generator().manual_seed(trial.seed)
-        found = curve(validation=0, num_points=settings["num_data"], generator=generator).train
-        assert found is not None
-        return found.to(trial.device)
+        train = curve(validation=0, num_points=settings["num_data"], generator=generator).train
+        assert train is not None
+        return train.to(trial.device)
     images = load_images(trial).train
     assert images is not None
     return images

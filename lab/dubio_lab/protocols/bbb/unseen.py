@@ -33,26 +33,26 @@ def ood(trial: Trial) -> Findings:
     and those of ``claims``.
     """
     trained = train_network(trial)
-    strange = load_unseen(trial)[trial.settings["unseen"]]
-    known, unseen = (
-        predict_classes(trial, trained.model, examples.tensors[0], keep=True) for examples in (trained.test, strange)
+    ood_set = load_unseen(trial)[trial.settings["unseen"]]
+    in_dist, unseen = (
+        predict_classes(trial, trained.model, examples.tensors[0], keep=True) for examples in (trained.test, ood_set)
     )
     metrics: dict[str, Measured] = {}
     for doubt in DOUBTS:
-        low, high = getattr(known, doubt).double(), getattr(unseen, doubt).double()
+        low, high = getattr(in_dist, doubt).double(), getattr(unseen, doubt).double()
         metrics |= {f"{doubt}_known": mean_of(low), f"{doubt}_unseen": mean_of(high)}
         metrics[f"auroc_{doubt}"] = Measured(functional.uncertainty.auroc(low, high).item(), n=len(low) + len(high))
-    metrics |= claims(known, trained.test.targets, unseen, strange.targets, trial.settings)
+    metrics |= claims(in_dist, trained.test.targets, unseen, ood_set.targets, trial.settings)
     if trial.settings["pictures"]:
-        _draw(trial, trained, known, strange, unseen)
+        _draw(trial, trained, in_dist, ood_set, unseen)
     return Findings(metrics)
 
 
 def claims(
-    known: ClassificationPredictive,
+    in_dist: ClassificationPredictive,
     labels: Tensor,
     unseen: ClassificationPredictive,
-    strange_labels: Tensor,
+    ood_labels: Tensor,
     limits: dict[str, Any],
 ) -> dict[str, Measured]:
     """What the source says in words of its figures, in percent.
@@ -60,35 +60,35 @@ def claims(
     Settings: ``low_score``, below which a score is low; ``wide_std``, from which on scores spread widely; and
     ``sure``, the mean score from which on a prediction is very confident.
     """
-    spread, wrong = known.top_std >= limits["wide_std"], known.label != labels
-    found = {
-        "unanimous_known": share(known.votes.amax(dim=-1) == 1.0),
-        "sure_known": share(known.confidence >= limits["sure"]),
+    spread, wrong = in_dist.top_std >= limits["wide_std"], in_dist.label != labels
+    shares = {
+        "unanimous_known": share(in_dist.votes.amax(dim=-1) == 1.0),
+        "sure_known": share(in_dist.confidence >= limits["sure"]),
         "low_scores_unseen": share(_scores(unseen) < limits["low_score"]),
         "spread_known": share(spread),
         "spread_unseen": share(unseen.top_std >= limits["wide_std"]),
         "sure_unseen": share(unseen.confidence >= limits["sure"]),
-        "accuracy_unseen": share(unseen.label == strange_labels),
+        "accuracy_unseen": share(unseen.label == ood_labels),
     }
     # Of nothing there is no share: where no scores spread, none of those is wrong.
-    found["wrong_among_spread"] = share(wrong[spread]) if bool(spread.any()) else Measured(0.0, n=0)
-    return found
+    shares["wrong_among_spread"] = share(wrong[spread]) if bool(spread.any()) else Measured(0.0, n=0)
+    return shares
 
 
-def _scores(found: ClassificationPredictive) -> Tensor:
+def _scores(pred: ClassificationPredictive) -> Tensor:
     """The score of every draw."""
-    assert found.samples is not None
-    answer = found.label.expand(found.samples.shape[:-1]).unsqueeze(-1)
-    return found.samples.gather(-1, answer).squeeze(-1).exp()
+    assert pred.samples is not None
+    answer = pred.label.expand(pred.samples.shape[:-1]).unsqueeze(-1)
+    return pred.samples.gather(-1, answer).squeeze(-1).exp()
 
 
 def _draw(
-    trial: Trial, trained: Trained, known: ClassificationPredictive, strange: Examples, unseen: ClassificationPredictive
+    trial: Trial, trained: Trained, in_dist: ClassificationPredictive, ood: Examples, unseen: ClassificationPredictive
 ) -> None:
     """Votes and scores of one image of each kind, of the known one that spreads most and the unseen one that least."""
     name = trial.settings["unseen"]
-    rows = (0, int(known.top_std.argmax()), 0, int(unseen.confidence.argmax()))
-    sources = (trained.test, trained.test, strange, strange)
+    rows = (0, int(in_dist.top_std.argmax()), 0, int(unseen.confidence.argmax()))
+    sources = (trained.test, trained.test, ood, ood)
     images = torch.cat([source[row].tensors[0] for source, row in zip(sources, rows, strict=True)])
     names = ("known", "widest known", name, f"surest {name}")
     trial.draw(
