@@ -16,7 +16,7 @@ import pytest
 
 from dubio.data.files import DataError, read_tar, read_zip
 from dubio.data.image_files import decode_image, read_image_folder
-from dubio.data.image_sets import OFFICIAL, parse_idx, read_idx
+from dubio.data.image_sets import IDX_MAX_BYTES, parse_idx, read_idx
 from dubio.data.pickles import parse_pickle
 from dubio.data.tables import read_table
 
@@ -88,8 +88,8 @@ def test_members_that_cannot_be_inflated_in_parts_are_refused(method: int, tmp_p
 def test_an_idx_file_larger_than_its_dataset_is_refused_before_it_is_inflated(tmp_path: Path) -> None:
     boastful = gzip.compress(b"\0\0\x08\x03" + struct.pack(">3I", 3 * 2**20, 32, 32) + bytes(MEBIBYTE))
     (tmp_path / "images").write_bytes(boastful)
-    with pytest.raises(DataError, match=rf"must hold an array of at most {OFFICIAL} bytes, got shape"):
-        read_idx(tmp_path / "images", 3, limit=OFFICIAL)
+    with pytest.raises(DataError, match=rf"must hold an array of at most {IDX_MAX_BYTES} bytes, got shape"):
+        read_idx(tmp_path / "images", 3, limit=IDX_MAX_BYTES)
 
 
 def test_an_idx_file_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from dubio.data.files import DataError
-from dubio.data.image_sets import CifarSet, Form, parse_cifar_binary, parse_cifar_pickle
+from dubio.data.image_sets import CifarForm, CifarSet, parse_cifar_binary, parse_cifar_pickle
 from dubio.data.stored import md5_of
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
@@ -103,8 +103,10 @@ def small_set() -> tuple[CifarSet, dict[str, bytes]]:
         md5 = {name: md5_of(files[f"{folder}/{name}{ending}"]) for name in ("one", "two", "test")}
         train = tuple((f"{name}{ending}", md5[name]) for name in ("one", "two"))
         test = ((f"test{ending}", md5["test"]),)
-        forms.append(Form(folder, f"{folder}.tar.gz", train, test, (names, None), binary=folder == "bin"))
-    return CifarSet("small", "a few", 10, tuple(forms), "0" * 32), files
+        forms.append(CifarForm(folder, f"{folder}.tar.gz", train, test, (names, None), binary=folder == "bin"))
+    return CifarSet(
+        name="small", what="a few", place="py", num_classes=10, forms=tuple(forms), archive_md5="0" * 32
+    ), files
 
 
 def write(root: Path, files: dict[str, bytes], kind: str) -> None:

@@ -51,13 +51,13 @@ def test_corrupted_examples_are_numbers_in_the_unit_interval_with_their_own_labe
     name: str, strength: int, make: Callable[[], Examples]
 ) -> None:
     examples = make()
-    found = corrupt(examples, name, strength=strength)
-    assert found.inputs.dtype == torch.float32
-    assert found.inputs.shape == examples.inputs.shape
-    assert 0.0 <= found.inputs.min() <= found.inputs.max() <= 1.0
-    assert torch.equal(found.targets, examples.targets)
-    assert found.classes == examples.classes
-    assert found.name == f"{examples.name}, {name} {strength}"
+    corrupted = corrupt(examples, name, strength=strength)
+    assert corrupted.inputs.dtype == torch.float32
+    assert corrupted.inputs.shape == examples.inputs.shape
+    assert 0.0 <= corrupted.inputs.min() <= corrupted.inputs.max() <= 1.0
+    assert torch.equal(corrupted.targets, examples.targets)
+    assert corrupted.classes == examples.classes
+    assert corrupted.name == f"{examples.name}, {name} {strength}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +111,7 @@ def test_values_print_and_compare() -> None:
     [
         (
             lambda: corrupt(digits(2), "fog", strength=1),
-            r"^corruption must be one of noise, blur, contrast, rotation, inversion, got 'fog'$",
+            r"^corruption must be noise, blur, contrast, rotation or inversion, got 'fog'$",
         ),
         (lambda: Blur(6), r"^strength must be a whole number from 0 to 5, got 6$"),
         (lambda: Blur(-1), r"^strength must be a whole number from 0 to 5, got -1$"),

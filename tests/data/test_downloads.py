@@ -18,12 +18,12 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Answers by the path that is asked for."""
+    """Answers by the path of the request."""
 
-    asked: list[str]
+    paths: list[str]
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.paths.append(self.path)
         if self.path == "/absent":
             self.send_error(404)
             return
@@ -52,7 +52,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[str]:
     """The address of a server, whose thread ends with the test."""
-    Server.asked = []
+    Server.paths = []
     serving = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     serving.released = threading.Event()  # type: ignore[attr-defined]
     thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.02})
@@ -65,7 +65,7 @@ def server() -> Iterator[str]:
 
 
 def unreachable() -> str:
-    """An address where nobody listens."""
+    """An address without a server."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{taken.getsockname()[1]}/file"
@@ -86,7 +86,7 @@ def test_a_file_that_is_there_is_not_fetched_again(server: str, tmp_path: Path) 
     remote = Remote("file", (f"{server}/whole",), MD5)
     download(remote, tmp_path)
     download(remote, tmp_path)
-    assert Server.asked == ["/whole"]
+    assert Server.paths == ["/whole"]
 
 
 def test_a_damaged_file_is_fetched_again(server: str, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_addresses_are_tried_in_turn(server: str, tmp_path: Path) -> None:
     addresses = (unreachable(), f"{server}/absent", f"{server}/cut", f"{server}/whole", f"{server}/never")
     path = download(Remote("file", addresses, MD5), tmp_path)
     assert path.read_bytes() == CONTENT
-    assert Server.asked == ["/absent", "/cut", "/whole"]
+    assert Server.paths == ["/absent", "/cut", "/whole"]
     assert files(tmp_path) == ["file"]
 
 

@@ -165,9 +165,9 @@ def test_what_training_did_not_have_is_counted_over_chunks() -> None:
     second = encoder.encode({"a": [1.0], "b": ["v"], "c": [0]})
     assert first.inputs.tolist() == [[1.0, 0.0, 0.0], [2.5, 0.0, 0.0]]
     assert first.remarks + second.remarks == {
-        "the columns c were not there in training and are ignored": 3,
-        "column 'a' is empty, which it never was in training; its median stands in": 1,
-        "column 'b' has a text that did not occur in training; it counts as none": 3,
+        "the columns c are not in the training data and are ignored": 3,
+        "column 'a' is empty, which it never was in training; it is replaced by its median": 1,
+        "column 'b' has a text that did not occur in training; it is ignored": 3,
     }
 
 
@@ -184,7 +184,7 @@ def test_texts_that_name_rows_and_columns_of_one_value_are_dropped() -> None:
     }
     assert encoder.feature_names == ("size",)
     assert "left out: name (every text is different)" in encoder.summary()
-    with pytest.raises(DataError, match="must have inputs beside the target 'kind', got none"):
+    with pytest.raises(DataError, match="must have inputs besides the target 'kind', got none"):
         fit_encoder(table(name=["Ann", "Bob"]), TARGET)
 
 

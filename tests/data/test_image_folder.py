@@ -201,12 +201,12 @@ def test_a_folder_without_images_says_how_they_should_lie(tmp_path: Path) -> Non
 
 def test_without_pillow_the_extra_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, 0, 4)
-    found = builtins.__import__
+    real_import = builtins.__import__
 
     def without_pillow(name, *args):
         if name == "PIL":
             raise ImportError(name)
-        return found(name, *args)
+        return real_import(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without_pillow)
     with pytest.raises(ImportError, match=r"needs Pillow, which is missing: pip install 'dubio\[images\]'"):

@@ -27,14 +27,14 @@ def counts(labels: Tensor, noisy: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.feature("Label noise: patterned flip, symmetric, uniform mix and MNIST asymmetric, with their matrices")
 def test_t71_labels_move_as_the_transition_matrix_says(kind: type[LabelNoise], p: float) -> None:
-    found = kind(p)(LABELS, NUM_CLASSES, generator())
-    observed = counts(LABELS, found.labels)
+    noisy = kind(p)(LABELS, NUM_CLASSES, generator())
+    observed = counts(LABELS, noisy.labels)
     rows = observed.sum(dim=1, keepdim=True)
-    standard_error = (found.transition * (1.0 - found.transition) / rows).sqrt()
-    assert ((observed / rows - found.transition).abs() <= 4.0 * standard_error).all()
+    standard_error = (noisy.transition * (1.0 - noisy.transition) / rows).sqrt()
+    assert ((observed / rows - noisy.transition).abs() <= 4.0 * standard_error).all()
 
-    expected = (rows * found.transition)[found.transition > 0.0]
-    chi_square = ((observed[found.transition > 0.0] - expected).square() / expected).sum()
+    expected = (rows * noisy.transition)[noisy.transition > 0.0]
+    chi_square = ((observed[noisy.transition > 0.0] - expected).square() / expected).sum()
     freedom = len(expected) - NUM_CLASSES
     assert abs(chi_square - freedom) <= 4.0 * (2 * freedom) ** 0.5
 
@@ -47,9 +47,9 @@ def test_t71_rows_sum_to_one(kind: type[LabelNoise]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_t71_without_noise_labels_are_untouched(kind: type[LabelNoise]) -> None:
-    found = kind(0.0)(LABELS, NUM_CLASSES, generator())
-    assert torch.equal(found.labels, LABELS)
-    assert torch.equal(found.transition, torch.eye(NUM_CLASSES, dtype=torch.float64))
+    noisy = kind(0.0)(LABELS, NUM_CLASSES, generator())
+    assert torch.equal(noisy.labels, LABELS)
+    assert torch.equal(noisy.transition, torch.eye(NUM_CLASSES, dtype=torch.float64))
 
 
 def test_t71_a_flip_never_leads_back_to_its_own_class() -> None:

@@ -148,10 +148,10 @@ def test_the_rows_of_an_epoch_are_brought_to_the_device_at_once(batch_size: int)
     tensors = (IMAGES.float(), IMAGES.double()), torch.arange(10), torch.ones(10)
     batches = batches_from(tensors, batch_size, name="train", seed=0)
     loader = Loader(EXAMPLES, batch_size, augment=CropAndFlip(), sample_weight=torch.ones(10))
-    for work, wanted in ((lambda: batches.epoch(0), 1), (lambda: loader.epoch(0), 2)):
+    for work, count in ((lambda: batches.epoch(0), 1), (lambda: loader.epoch(0), 2)):
         with Transfers() as transfers:
             assert len(list(work())) == 10 // batch_size
-        assert transfers.count == wanted
+        assert transfers.count == count
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -174,7 +174,7 @@ def test_crops_and_flips_are_those_of_the_definition() -> None:
     images = torch.randint(1, 256, (64, 2, 5, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     augmented = CropAndFlip(1)(images, torch.Generator().manual_seed(1))
     padded = torch.nn.functional.pad(images, (1, 1, 1, 1))
-    found = set()
+    shifts = set()
     for place, image in enumerate(augmented):
         ways = {
             (row, column, mirrored): crop.flip(-1) if mirrored else crop
@@ -185,8 +185,8 @@ def test_crops_and_flips_are_those_of_the_definition() -> None:
         }
         match = [way for way, expected in ways.items() if torch.equal(image, expected)]
         assert len(match) == 1
-        found |= set(match)
-    assert len(found) > 12  # of 18: shifts and mirrors do vary
+        shifts |= set(match)
+    assert len(shifts) > 12  # of 18: shifts and mirrors do vary
     still = CropAndFlip(0, flip=False)(images, torch.Generator())
     assert torch.equal(still, images)
 

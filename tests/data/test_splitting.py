@@ -1,9 +1,9 @@
-"""Which rows are held out: always the same, as many as asked for, and none twice."""
+"""The rows that are held out: always the same, as many as requested, and none twice."""
 
 import pytest
 import torch
 
-from dubio.data.examples import Examples, split_three_ways, with_validation
+from dubio.data.examples import Examples, split_examples, with_validation
 
 EXAMPLES = Examples(torch.arange(50.0)[:, None], torch.arange(50) % 5, tuple("abcde"), "fifty")
 
@@ -37,11 +37,11 @@ def test_without_a_training_part_nothing_is_held_out() -> None:
 
 
 def test_three_parts_share_the_rows() -> None:
-    splits = split_three_ways(EXAMPLES, 0.1)
+    splits = split_examples(EXAMPLES, 0.1)
     parts = [rows(splits.train), rows(splits.validation), rows(splits.test)]
     assert [len(part) for part in parts] == [35, 3, 12]
     assert sorted(sum(parts, [])) == list(range(50))  # noqa: RUF017
-    assert rows(split_three_ways(EXAMPLES, 20).test) == parts[2]
+    assert rows(split_examples(EXAMPLES, 20).test) == parts[2]
 
 
 @pytest.mark.parametrize("validation", [-1, 1.0, 1.5, -0.1, True])

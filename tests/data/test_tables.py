@@ -99,7 +99,7 @@ BAD_CSV = {
     "no names": ("1,2\n3,4\n", "must begin with a line that names each column differently, got '1,2'"),
     "one name twice": ("a,a\n3,4\n", "must begin with a line that names each column differently"),
     "a column without a name": ("a,\n3,4\n", "must begin with a line that names each column differently"),
-    "one column": ("a\n1\n", "must have inputs beside the target, got the column 'a' alone"),
+    "one column": ("a\n1\n", "must have inputs besides the target, got the column 'a' alone"),
     "two targets": ("label,a,class\n1,2,3\n", "must have one target, got columns label, class"),
     "a missing cell": ("a,b\n1,2\n3\n", "line 3 must have 2 cells, one for each column, got 1"),
     "a cell too many": ("a,b\n1,2,3\n", "line 2 must have 2 cells, one for each column, got 3"),
@@ -114,7 +114,10 @@ BAD_CSV = {
         "a,b\n1,2\n1e300,3\n3,4\n5,6\n",
         "line 3, column 'a' is too large for float32, got 1e.300; scale the column",
     ),
-    "an open quote": ('a,b\n1,2\n"1,2\n3,4\n5,6\n', r"is no proper .csv: line 3: a quote opens here and is not closed"),
+    "an open quote": (
+        'a,b\n1,2\n"1,2\n3,4\n5,6\n',
+        r"is not a valid .csv: line 3: a quote opens here and is not closed",
+    ),
     "a quote open after one of two lines": ('a,b\n"1\n""2",5" x\n"1\n2","x\n\n3,4\n', r"line 5: a quote opens here"),
     "a quote open for long": ('a,b\n1,x\n2,"x\n' + "3,y\n" * 50_000, r"line 3: a quote opens here and is not closed"),
     "text after a quote": ('a,b\n"1"2,3\n', r"line 2: ',' expected after '\"'"),
@@ -401,12 +404,12 @@ def test_a_parquet_file_whose_parts_hold_fewer_rows_than_it_says_is_refused(rows
 
 
 def test_without_pyarrow_the_extra_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = builtins.__import__
+    real_import = builtins.__import__
 
     def without_pyarrow(name, *args):
         if name == "pyarrow":
             raise ImportError(name)
-        return found(name, *args)
+        return real_import(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without_pyarrow)
     with pytest.raises(ImportError, match=r"needs pyarrow, which is missing: pip install 'dubio\[tables\]'"):

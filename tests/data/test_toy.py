@@ -45,10 +45,10 @@ def test_the_table_of_diabetes_is_in_its_own_units() -> None:
     assert (table.shape, len(table)) == ((10,), 442)
     assert {*table.inputs[:, 1].tolist()} == {1.0, 2.0}  # sex
     assert (table.targets.min().item(), table.targets.max().item()) == (25.0, 346.0)
-    known, asked = table[:300], table[300:]
-    found = data.standardised(asked, known)
-    torch.testing.assert_close(found.targets * known.targets.std() + known.targets.mean(), asked.targets)
-    assert (found.name, found.targets.shape) == ("diabetes", (142, 1))
+    seen, rest = table[:300], table[300:]
+    result = data.standardised(rest, seen)
+    torch.testing.assert_close(result.targets * seen.targets.std() + seen.targets.mean(), rest.targets)
+    assert (result.name, result.targets.shape) == ("diabetes", (142, 1))
 
 
 def test_diabetes_is_standardised_by_what_is_not_for_testing() -> None:

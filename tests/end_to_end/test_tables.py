@@ -104,7 +104,7 @@ def test_commands_on_a_run_read_its_table_with_its_encoder(trained: tuple[Path, 
     judged = invoke("evaluate", "shop", "--data", path, "--resamples", 0, "--samples", 1, "--runs", folder)
     assert judged.exit_code == 0, judged.output
     assert "column 'city' has a text that did not occur in training" in judged.stderr
-    assert "columns extra were not there in training and are ignored (200 of 200 rows)" in judged.stderr
+    assert "columns extra are not in the training data and are ignored (200 of 200 rows)" in judged.stderr
     record = dubio.Evaluation.load(folder / "shop" / "evaluation.json")
     assert record.metrics["accuracy"].value > 0.7
 
@@ -146,7 +146,7 @@ def test_the_options_of_a_table_are_kept_for_later(tmp_path: Path) -> None:
     result = train("towns", data, tmp_path, *options)
     assert result.exit_code == 0, result.output
     assert "target: city (3 classes; 4 inputs: age, income, since, member)" in result.stdout
-    assert "left out: bought (as asked for)" in result.stdout
+    assert "left out: bought (as requested)" in result.stdout
     predicted = invoke("predict", "towns", "--index", 0, "--runs", tmp_path)
     assert predicted.exit_code == 0, predicted.output
     assert any(town in predicted.stdout for town in ("Paris", "Lyon", "Nice"))

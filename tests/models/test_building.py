@@ -14,7 +14,7 @@ from dubio.models.networks import architecture_of, sizes_of
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
-# What was asked for, with which inputs, and the full name of what came.
+# The name, the inputs, and the full name of the network.
 NAMES = [
     ("mlp:20-7-10", None, "mlp:20-7-10"),
     ("mlp:784-7-10", GREY, "mlp:784-7-10"),
@@ -167,7 +167,7 @@ def test_sizes_are_read_from_the_name() -> None:
         ),
         ("mlp:5-3,normalise=mnist", {}, r"^model may end in ',normalise=' and one of cifar10"),
         ("mlp:5-3,normalize=signed", {}, r"^model may end in ',normalise=' and one of cifar10"),
-        ("mlp:5-3", {"normalise": "mnist"}, r"^normalise must be one of cifar10, .*over126, got 'mnist'$"),
+        ("mlp:5-3", {"normalise": "mnist"}, r"^normalise must be cifar10, .* or over126, got 'mnist'$"),
         (
             "mlp:5-3,normalise=signed",
             {"normalise": "double"},
@@ -199,13 +199,13 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, lib
 
 
 class Library:
-    """Stands for torchvision or timm: makes linear networks and remembers how it was asked."""
+    """Stands for torchvision or timm: makes linear networks and records the calls."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, object]]] = []
+        self.calls: list[tuple[str, dict[str, object]]] = []
 
     def make(self, model: str, **options: object) -> nn.Module:
-        self.asked.append((model, options))
+        self.calls.append((model, options))
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, int(str(options["num_classes"]))))
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "Library":
@@ -229,7 +229,7 @@ def test_models_of_other_libraries_are_asked_for_untrained_with_their_sizes(monk
         build("timm:vit:5", inputs=(1, 8, 8)),
         build("timm:vit", inputs=(3, 8, 8), num_classes=5),
     ]
-    assert library.asked == [
+    assert library.calls == [
         ("resnet34", {"weights": None, "num_classes": 10}),
         ("resnet34", {"weights": None, "num_classes": 10}),
         ("vit", {"pretrained": False, "num_classes": 5}),

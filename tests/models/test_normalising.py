@@ -14,9 +14,9 @@ from dubio.models.networks import NORMALISATIONS, Normalise, Standardise, standa
 
 def test_normalised_images_are_minus_mean_over_std_by_channel() -> None:
     images = torch.rand(2, 3, 4, 5)
-    found = Normalise((0.1, 0.2, 0.3), (0.5, 1.0, 2.0))(images)
+    outputs = Normalise((0.1, 0.2, 0.3), (0.5, 1.0, 2.0))(images)
     for channel, (mean, std) in enumerate([(0.1, 0.5), (0.2, 1.0), (0.3, 2.0)]):
-        torch.testing.assert_close(found[:, channel], (images[:, channel] - mean) / std)
+        torch.testing.assert_close(outputs[:, channel], (images[:, channel] - mean) / std)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_the_papers_constants_send_black_and_white_where_they_say(
 ) -> None:
     layer = Normalise(*NORMALISATIONS[constants])
     for value, expected in ((0.0, black), (1.0, white)):
-        found = layer(torch.full((1, len(expected), 2, 2), value))[0, :, 0, 0]
-        torch.testing.assert_close(found, torch.tensor(expected))
+        outputs = layer(torch.full((1, len(expected), 2, 2), value))[0, :, 0, 0]
+        torch.testing.assert_close(outputs, torch.tensor(expected))
 
 
 def test_a_normalised_network_takes_images_as_they_are() -> None:

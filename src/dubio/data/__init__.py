@@ -1,6 +1,6 @@
-"""Data: datasets by name, from a folder or a table, held in memory.
+"""Datasets by name, from a folder of images or from a table, and the batches that networks are trained on.
 
-What reads and changes datasets is imported when it is first asked for; training needs examples and batches alone.
+Corruptions and label noise are imported when they are first used; training does not need them.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from dubio.data.batches import (
     refuse_string_inputs as refuse_string_inputs,
     shared_batches as shared_batches,
 )
-from dubio.data.columns import Target, Task
+from dubio.data.columns import TableChunk, Target, Task, read_rows
 from dubio.data.encoder import TableColumn, TableEncoder, fit_encoder, remarks_as_text as remarks_as_text
 from dubio.data.examples import Examples, Splits, scaled
 from dubio.data.files import DataError, DataWarning, TableWarning
@@ -26,11 +26,31 @@ from dubio.data.fingerprints import (
     fingerprint_of_batches,
     order_of as order_of,
 )
-from dubio.data.registry import find_name as find_name
-from dubio.data.tables import TABLES as TABLES, NewRows, read_new
+from dubio.data.image_files import read_image_folder
+from dubio.data.registry import (
+    NAMES,
+    OOD_PAIRS,
+    Status,
+    clusters,
+    curve,
+    data_folder,
+    diabetes,
+    diabetes_table,
+    digits,
+    fetch,
+    find_name as find_name,
+    held_out_classes,
+    load,
+    load_test,
+    load_unseen,
+    ood_sets,
+    standardised,
+    status,
+)
+from dubio.data.stored import DownloadError
+from dubio.data.tables import TABLES as TABLES, NewRows, read_new, read_table
 
 if TYPE_CHECKING:
-    from dubio.data.columns import TableChunk, read_rows
     from dubio.data.corruptions import (
         CORRUPTIONS,
         Blur,
@@ -48,71 +68,6 @@ if TYPE_CHECKING:
         corrupt,
         parse_label_noise,
     )
-    from dubio.data.image_files import read_image_folder
-    from dubio.data.registry import (
-        NAMES,
-        OOD_PAIRS,
-        Status,
-        clusters,
-        curve,
-        data_folder,
-        diabetes,
-        diabetes_table,
-        digits,
-        fetch,
-        held_out_classes,
-        load,
-        load_test,
-        load_unseen,
-        ood_sets,
-        standardised,
-        status,
-    )
-    from dubio.data.stored import DownloadError
-    from dubio.data.tables import read_table
-
-LATER = {
-    "columns": ("TableChunk", "read_rows"),
-    "corruptions": (
-        "Blur",
-        "CORRUPTIONS",
-        "Contrast",
-        "Corruption",
-        "Flip",
-        "GaussianNoise",
-        "Inversion",
-        "LabelNoise",
-        "MnistAsymmetric",
-        "NoisyLabels",
-        "Rotation",
-        "Symmetric",
-        "UniformMix",
-        "corrupt",
-        "parse_label_noise",
-    ),
-    "image_files": ("read_image_folder",),
-    "registry": (
-        "NAMES",
-        "OOD_PAIRS",
-        "Status",
-        "clusters",
-        "curve",
-        "data_folder",
-        "diabetes",
-        "diabetes_table",
-        "digits",
-        "fetch",
-        "held_out_classes",
-        "load",
-        "load_test",
-        "load_unseen",
-        "ood_sets",
-        "standardised",
-        "status",
-    ),
-    "stored": ("DownloadError",),
-    "tables": ("read_table",),
-}
 
 __all__ = [
     "Blur",
@@ -172,8 +127,8 @@ __all__ = [
     "status",
 ]
 
-if not TYPE_CHECKING:  # which knows all names, and would take any other for one of them
-    __getattr__ = import_later("dubio.data", LATER)
+if not TYPE_CHECKING:  # a type checker would accept every other name too
+    __getattr__ = import_later("dubio.data", {"corruptions": tuple({*__all__} - {*globals()})})
 
 
 def __dir__() -> list[str]:

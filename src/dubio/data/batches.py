@@ -1,25 +1,20 @@
 """Data as batches: examples in memory, tensors, a ``Dataset``, a ``DataLoader``, or any iterable of batches.
 
-What is held in memory or can be indexed is shuffled by a generator made from (seed, epoch), so that an epoch can be
-taken up again at any batch. A loader or iterable keeps its own order, and is run through to the batch wanted.
+Data that are in memory or can be indexed are shuffled by a generator made from (seed, epoch). An epoch is therefore a
+function of these two numbers, and can be resumed at any batch with the same shuffle and the same augmentation
+(``tests/data/test_loading.py``). A loader or an iterable keeps its own order, and is read up to the first batch that is
+needed.
 
-Batches of examples held in memory, cut, cropped, flipped and scaled on the device where they live.
-
-An epoch is a function of (seed, number): its shuffle and its augmentation can be had again, from any batch on, so a
-run that was interrupted goes on with the very same data. Several processes take turns at the rows of each joint batch:
-together they see what one process with their joint batch size sees, but for a remainder smaller than their number.
-
-Batches that several processes share: each takes its part of the rows, dealt out one by one.
-
-Together the parts are the batches that one process has, in the same order and with the same augmentation. No row is
-left out: where a batch has too few rows to give each process two, fewer share it, and the others have a part without
-rows. So nobody is left with a single row, of which batch normalisation could learn nothing.
+Several processes share every batch: each takes a part of its rows, one row in turn. Together the parts are the batches
+of a single process, in the same order and with the same augmentation (``tests/training/test_processes.py``). No row is
+dropped: if a batch has too few rows to give two to each process, fewer processes share it and the others get a part
+without rows, because batch normalisation needs more than one row. ``Loader(rank=..., num_ranks=...)`` deals out rows
+itself and drops a remainder that is smaller than the number of processes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -37,44 +32,47 @@ from dubio.data.examples import Examples, scaled
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and targets of some examples, with their weights where there are any."""
+    """Inputs and targets of examples, and their weights if there are any."""
 
     inputs: Any
     targets: Tensor
     weight: Tensor | None = None
     num_parts: int = 1
-    """How many processes have rows of this batch, each a part."""
+    """How many processes share the rows of this batch."""
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device."""
-        inputs, targets, weight = pytree.tree_map_only(
-            Tensor, lambda leaf: leaf.to(device), (self.inputs, self.targets, self.weight)
-        )
-        return Batch(inputs, targets, weight, self.num_parts)
+        return self.map(lambda leaf: leaf.to(device), self.num_parts)
+
+    def map(self, change: Callable[[Tensor], Tensor], num_parts: int) -> "Batch":
+        """The batch with every tensor changed, shared by so many processes."""
+        fields = (self.inputs, self.targets, self.weight)
+        inputs, targets, weight = pytree.tree_map_only(Tensor, change, fields)
+        return Batch(inputs, targets, weight, num_parts)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of one epoch after another."""
+    """The batches of every epoch."""
 
     num_data: int | None
     num_batches: int | None
     _items: Callable[[int, int], Iterator[Any]]
-    """Number of an epoch and of its first batch wanted, to what it yields from there on."""
+    """A function of the number of an epoch and of its first batch; it yields the batches from there on."""
     may_draw: bool = True
-    """Whether reading runs code of the user's, which may draw from torch's global generator, as augmentation does."""
+    """Whether reading runs user code, which may draw from torch's global generator, as augmentation does."""
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         """The batches of epoch ``number``, from batch ``first`` on.
 
-        In a run that has random numbers of its own, what reading draws comes from them.
+        In a run with private random numbers, user code that reads the data draws from them.
         """
         if self.may_draw and has_numbers_of_its_own():
             return map(batch_of, _redirected(lambda: self._items(number, first)))
         return map(batch_of, self._items(number, first))
 
     def inputs(self) -> Iterator[Any]:
-        """The inputs of the first epoch alone, batch by batch, whether or not there are targets beside them."""
+        """The inputs of the first epoch, batch by batch, with or without targets in the data."""
         return map(_inputs, self._items(0, 0))
 
 
@@ -87,17 +85,18 @@ def batches_from(
     sample_weight: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Batches:
-    """Batches from any kind of data; ``name`` is what error messages call it. Without a seed, nothing is shuffled."""
+    """Batches from any kind of data, which error messages call ``name``. Data are shuffled only if there is a seed."""
     if isinstance(data, Examples):
         place = device if device is None or _fits(data.inputs, device) else None
         loader = Loader(
             data, batch_size, shuffle=seed is not None, seed=seed or 0, sample_weight=sample_weight, device=place
         )
         return Batches(len(data), len(loader), loader.epoch, may_draw=False)
-    if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[0], Tensor | np.ndarray):
+    is_pair = isinstance(data, tuple | list) and len(data) in (2, 3)
+    if is_pair and isinstance(data[0], Tensor | np.ndarray):
         refuse_string_inputs(data[0])
-        _refuse_strings(data[1])
-    if isinstance(data, tuple | list) and len(data) in (2, 3) and isinstance(data[1], Tensor | np.ndarray):
+        _refuse_string_targets(data[1])
+    if is_pair and isinstance(data[1], Tensor | np.ndarray):
         data = pytree.tree_map_only(np.ndarray, _from_numpy, tuple(data))
         data = (*data[:2], sample_weight) if sample_weight is not None else data
         return _from_tensors(_on_device(data, device), batch_size, name, seed)
@@ -106,18 +105,21 @@ def batches_from(
             f"sample_weight goes with {name} given as tensors; else let {name} yield (inputs, targets, weights)"
         )
     if isinstance(data, Loader):
-        own = data.augment is None or type(data.augment) is CropAndFlip
-        return Batches(len(data.examples), len(data), data.epoch, may_draw=not own)
+        may_draw = data.augment is not None and type(data.augment) is not CropAndFlip
+        return Batches(len(data.examples), len(data), data.epoch, may_draw)
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size)
     if isinstance(data, DataLoader):
         return _from_loader(data)
     if isinstance(data, Dataset) and hasattr(data, "__getitem__"):
-        return _from_dataset(data, batch_size, name, seed)
+        if not isinstance(data, Sized) or len(data) == 0:
+            raise ValueError(f"{name} must hold at least one example, got none")
+        return _from_rows(len(data), batch_size, seed, lambda rows: _collated(data, rows))
     if isinstance(data, Iterator):
         raise TypeError(f"{name} must be iterable more than once, got a {type(data).__name__}; pass a list or loader")
     if isinstance(data, Iterable) and not isinstance(data, Tensor | str):
-        return _from_source(data, None)
+        num_batches = len(data) if isinstance(data, Sized) else None
+        return Batches(None, num_batches, lambda number, first: islice(data, first, None))
     raise TypeError(
         f"{name} must be (inputs, targets), dubio.data.Examples, a Dataset, a DataLoader or an iterable of batches, "
         f"got {type(data).__name__}"
@@ -125,7 +127,7 @@ def batches_from(
 
 
 def _from_tensors(data: Any, batch_size: int, name: str, seed: int | None) -> Batches:
-    """Batches of tensors, with an order that is brought to each of their devices once: a transfer waits for a GPU."""
+    """Batches of tensors. The order is copied to each of their devices once, since every transfer waits for the GPU."""
     inputs, targets, *weights = data
     _check_rows(name, inputs, targets, *weights)
     devices = {leaf.device for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor)}
@@ -133,66 +135,75 @@ def _from_tensors(data: Any, batch_size: int, name: str, seed: int | None) -> Ba
     def items(number: int, first: int) -> Iterator[Any]:
         order = epoch_order(len(targets), number, seed)
         orders = {device: order.to(device).split(batch_size)[first:] for device in devices}
-        for rows in zip(*orders.values(), strict=True):
-            here = dict(zip(orders, rows, strict=True))
-            yield pytree.tree_map_only(Tensor, partial(_rows_of_leaf, here), tuple(data))
+
+        def take(rows: tuple[Tensor, ...]) -> Any:
+            indices = dict(zip(orders, rows, strict=True))
+            return pytree.tree_map_only(Tensor, lambda leaf: leaf[indices[leaf.device]], tuple(data))
+
+        return map(take, zip(*orders.values(), strict=True))
 
     return Batches(len(targets), -(-len(targets) // batch_size), items, may_draw=False)
 
 
-def _rows_of_leaf(rows: dict[torch.device, Tensor], leaf: Tensor) -> Tensor:
-    return leaf[rows[leaf.device]]
-
-
 def _on_device(data: Any, device: torch.device | None) -> Any:
-    """Tensors where they are needed, once and for all, where a GPU has room for them."""
+    """Tensors on the device, if that is a GPU with enough memory for all of them."""
     if device is None or device.type != "cuda" or not _fits(data, device):
         return data
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), data)
 
 
 def _fits(data: Any, device: torch.device) -> bool:
-    """Whether a device has room for all data at once; a CPU has them already."""
+    """Whether a device has memory for all data at once; on a CPU they already are."""
     size = sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor))
     return device.type == "cpu" or size <= memory_budget(device)
 
 
-def _from_dataset(data: Any, batch_size: int, name: str, seed: int | None) -> Batches:
-    if not isinstance(data, Sized) or len(data) == 0:
-        raise ValueError(f"{name} must hold at least one example, got none")
-    return _in_order(len(data), batch_size, seed, lambda rows: default_collate([data[row] for row in rows.tolist()]))  # type: ignore[index]
+def _from_rows(num_data: int, batch_size: int, seed: int | None, take: Callable[[Tensor], Any]) -> Batches:
+    """Batches that ``take`` makes of row numbers, in the order of each epoch."""
+
+    def items(number: int, first: int) -> Iterator[Any]:
+        return map(take, epoch_order(num_data, number, seed).split(batch_size)[first:])
+
+    return Batches(num_data, -(-num_data // batch_size), items)
+
+
+def _collated(data: Any, rows: Tensor) -> Any:
+    return default_collate([data[row] for row in rows.tolist()])
 
 
 def _from_loader(loader: DataLoader[Any]) -> Batches:
-    """Batches of torch's loader, each epoch in an order that can be had again: its generator is seeded anew."""
-    num_data = None
-    if not isinstance(loader.dataset, IterableDataset):
-        num_data = len(loader) * loader.batch_size if loader.drop_last and loader.batch_size else _rows_of(loader)
+    """Batches of torch's loader. Its generator is seeded again for each epoch, so the order can be reproduced."""
+    num_data, is_stream = None, isinstance(loader.dataset, IterableDataset)
+    if not is_stream and loader.batch_size is not None:
+        if loader.drop_last:
+            num_data = len(loader) * loader.batch_size
+        elif isinstance(loader.sampler, Sized):  # a sampler may take only some of the examples
+            num_data = len(loader.sampler)
     first_seed = None if loader.generator is None else loader.generator.initial_seed()
     rank = loader.sampler.rank if isinstance(loader.sampler, DistributedSampler) else 0
-    place = f", rank {rank}" if rank else ""  # processes with rows of their own augment them with numbers of their own
+    place = f", rank {rank}" if rank else ""  # each process augments its own rows
 
     def items(number: int, first: int) -> Iterator[Any]:
         if loader.generator is not None:
             loader.generator.manual_seed(noise_key(f"epoch {number} of seed {first_seed}"))
         stream = Stream(noise_key(f"epoch {number} of a loader{place}"))
-        # What the loader and its sampler draw when they begin. Workers are forked then, and would inherit a watch.
-        with redirected(stream) if loader.num_workers == 0 else _for_workers(stream):
+        # The loader and its sampler draw when they start. It also forks its workers then, which would inherit the
+        # mode that redirects random numbers.
+        with ExitStack() as stack:
+            if loader.num_workers == 0:
+                stack.enter_context(redirected(stream))
+            else:
+                stack.enter_context(_disable_current_modes())
+                stack.enter_context(stream.lent())
             iterator = iter(loader)
-            begun = list(islice(iterator, max(first, 1)))
-        return iterator if first else chain(begun, iterator)
+            skipped = list(islice(iterator, max(first, 1)))
+        return iterator if first else chain(skipped, iterator)
 
-    return Batches(num_data, None if isinstance(loader.dataset, IterableDataset) else len(loader), items)
-
-
-@contextmanager
-def _for_workers(stream: Stream) -> Iterator[None]:
-    with _disable_current_modes(), stream.lent():
-        yield
+    return Batches(num_data, None if is_stream else len(loader), items)
 
 
 def _redirected(make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Items whose random numbers are those of the run that reads them, not of torch's global generator."""
+    """Items that draw from the private random numbers of the run, not from torch's global generator."""
     stream, end = STATE.own.stream, object()
     assert stream is not None
     with redirected(stream):
@@ -205,30 +216,10 @@ def _redirected(make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         yield item
 
 
-def _rows_of(loader: DataLoader[Any]) -> int | None:
-    """How many examples an epoch has: those that the sampler takes, which may be some of the dataset's."""
-    sampler = loader.sampler if loader.batch_size is not None else None
-    return len(sampler) if isinstance(sampler, Sized) else None
-
-
-def _from_source(source: Iterable[Any], num_data: int | None) -> Batches:
-    num_batches = len(source) if isinstance(source, Sized) else None
-    return Batches(num_data, num_batches, lambda number, first: islice(source, first, None))
-
-
 def _from_numpy(array: Any) -> Tensor:
-    """An array as a tensor; numbers as float32, which is what networks compute with."""
+    """An array as a tensor; floating-point numbers become float32."""
     tensor = torch.as_tensor(array, device="cpu")
     return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def _in_order(num_data: int, batch_size: int, seed: int | None, take: Callable[[Tensor], Any]) -> Batches:
-    """Batches of rows that ``take`` fetches, in the order of each epoch."""
-
-    def items(number: int, first: int) -> Iterator[Any]:
-        return map(take, epoch_order(num_data, number, seed).split(batch_size)[first:])
-
-    return Batches(num_data, -(-num_data // batch_size), items)
 
 
 def _check_rows(name: str, inputs: Any, targets: Tensor, *weights: Tensor) -> None:
@@ -249,11 +240,11 @@ def _check_rows(name: str, inputs: Any, targets: Tensor, *weights: Tensor) -> No
 
 
 def batch_of(item: Any) -> Batch:
-    """What data yield, as a batch."""
+    """An item of user data as a batch."""
     if isinstance(item, Batch):
         return item
     if isinstance(item, tuple | list) and len(item) in (2, 3):
-        _refuse_strings(item[1])
+        _refuse_string_targets(item[1])
         return Batch(_arguments(item[0]), *item[1:])
     hint = ""
     if isinstance(item, Mapping):
@@ -266,37 +257,25 @@ def batch_of(item: Any) -> Batch:
     raise TypeError(f"a batch must be (inputs, targets) or (inputs, targets, weights), got {type(item).__name__}{hint}")
 
 
-def _plain(text: str | bytes) -> str:
-    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-
-
 def refuse_string_inputs(inputs: Any) -> None:
-    """Inputs are numbers: what a string means to a network is for the user to say."""
-    first = _first_of(inputs)
-    if isinstance(first, str | bytes):
-        raise TypeError(
-            f"inputs must be numbers, got strings such as {_plain(first)!r}; turn them into numbers first, such as by "
-            "one column for each category"
-        )
+    """Refuse strings as inputs; only the user can decide how they become numbers."""
+    _refuse_strings("inputs", inputs, "turn them into numbers first, such as by one column for each category")
 
 
-def _first_of(values: Any) -> Any:
-    """The first of an array or of lists in lists."""
+def _refuse_string_targets(targets: Any) -> None:
+    advice = "names = sorted(set(y)); targets = torch.tensor([names.index(name) for name in y])"
+    _refuse_strings("targets", targets, f"number the classes first: {advice}")
+
+
+def _refuse_strings(name: str, values: Any, advice: str) -> None:
+    """Refuse an array, or lists in lists, whose first value is a string."""
     while isinstance(values, list | tuple) and values:
         values = values[0]
     if isinstance(values, np.ndarray) and values.dtype.kind in "USO" and values.size:
-        return values.flat[0]
-    return values
-
-
-def _refuse_strings(targets: Any) -> None:
-    """Labels are numbers: which string is which class is for the user to say."""
-    first = _first_of(targets)
-    if isinstance(first, str | bytes):
-        raise TypeError(
-            f"targets must be numbers, got strings such as {_plain(first)!r}; number the classes first: "
-            "names = sorted(set(y)); targets = torch.tensor([names.index(name) for name in y])"
-        )
+        values = values.flat[0]
+    if isinstance(values, str | bytes):
+        text = values.decode(errors="replace") if isinstance(values, bytes) else str(values)
+        raise TypeError(f"{name} must be numbers, got strings such as {text!r}; {advice}")
 
 
 def _inputs(item: Any) -> Any:
@@ -313,13 +292,13 @@ def _inputs(item: Any) -> Any:
 
 
 def _arguments(inputs: Any) -> Any:
-    """Several inputs as a tuple, which a network is called with; torch's collating makes a list of it."""
+    """Several inputs as a tuple of arguments for the network; torch's collate function makes a list of them."""
     return tuple(inputs) if isinstance(inputs, list) else inputs
 
 
 @dataclass(frozen=True)
 class CropAndFlip:
-    """Shift images by up to ``pad`` pixels, filling with black, and mirror half of them: usual for CIFAR."""
+    """Shift images by up to ``pad`` pixels with black borders, and mirror half of them, as is usual for CIFAR."""
 
     pad: int = 4
     flip: bool = True
@@ -329,18 +308,18 @@ class CropAndFlip:
             raise ValueError(f"pad must be at least 0 pixels, got {self.pad}")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Augmented images `(batch, channel, height, width)`; every image has a shift and a mirror of its own."""
+        """Augmented images `(batch, channel, height, width)`; shift and mirroring are drawn for each image."""
         return self.apply(images, self.draw(len(images), generator).to(images.device))
 
     def draw(self, count: int, generator: torch.Generator) -> Int[Tensor, "number image"]:
-        """What is random about so many images: shifts down and across, and whether each is mirrored."""
+        """Random numbers for ``count`` images: shifts down and across, and whether each is mirrored."""
         shifts = torch.randint(2 * self.pad + 1, (2, count), generator=generator)
         if not self.flip:
             return shifts
         return torch.cat([shifts, torch.randint(2, (1, count), generator=generator, dtype=torch.bool).long()])
 
     def apply(self, images: Tensor, numbers: Int[Tensor, "number image"]) -> Tensor:
-        """Images augmented by what was drawn for them."""
+        """Images augmented by the numbers drawn for them."""
         if images.dim() != 4:
             raise ValueError(f"CropAndFlip needs images (batch, channel, height, width), got {tuple(images.shape)}")
         count, channels, height, width = images.shape
@@ -353,59 +332,55 @@ class CropAndFlip:
         return padded.gather(2, pixels.reshape(count, 1, -1).expand(-1, channels, -1)).view_as(images)
 
 
+@dataclass(eq=False, repr=False)
 class Loader:
     """Shuffled batches of examples: ``for inputs, targets in loader``, inputs as numbers (images in [0, 1]).
 
-    Each time it is iterated it gives the next epoch; ``epoch(number)`` gives any.
+    Each iteration over the loader is the next epoch; ``epoch(number)`` gives any epoch.
 
     Args:
-        examples: what to cut; moved to ``device`` once, as bytes.
-        batch_size: examples in a batch, in each process.
-        shuffle: whether every epoch has an order of its own.
-        seed: which orders, and which augmentation.
+        examples: the examples; they are moved to ``device`` once, images as bytes.
+        batch_size: number of examples in a batch of each process.
+        shuffle: whether the examples are shuffled in every epoch.
+        seed: seed of the orders and of the augmentation.
         augment: a function of images and a generator, such as ``CropAndFlip()``.
         sample_weight: one weight per example; batches are then ``(inputs, targets, weights)``.
-        device: where batches are made; by default where the examples are.
-        rank: which of the processes this is.
-        num_ranks: how many there are.
+        device: device of the batches; by default that of the examples.
+        rank: number of this process.
+        num_ranks: number of processes.
     """
 
-    def __init__(
-        self,
-        examples: Examples,
-        batch_size: int = 128,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
-        augment: Any = None,
-        sample_weight: Tensor | None = None,
-        device: torch.device | str | None = None,
-        rank: int = 0,
-        num_ranks: int = 1,
-    ) -> None:
-        if not isinstance(examples, Examples):
-            raise TypeError(f"examples must be dubio.data.Examples, got {type(examples).__name__}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if not 0 <= rank < num_ranks:
-            raise ValueError(f"rank must be from 0 to {num_ranks - 1}, got {rank}")
-        if num_ranks > len(examples):
-            raise ValueError(f"num_ranks must be at most the number of examples, {len(examples)}, got {num_ranks}")
-        if sample_weight is not None and sample_weight.shape[:1] != examples.targets.shape[:1]:
-            shape = tuple(sample_weight.shape)
-            raise ValueError(f"sample_weight must have one weight per example, {len(examples)}, got shape {shape}")
-        self.examples = examples if device is None else examples.to(device)
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.augment = augment
-        self.sample_weight = None if sample_weight is None else sample_weight.to(self.examples.targets.device)
-        self.rank = rank
-        self.num_ranks = num_ranks
+    examples: Examples
+    batch_size: int = 128
+    _: KW_ONLY
+    shuffle: bool = True
+    seed: int = 0
+    augment: Any = None
+    sample_weight: Tensor | None = None
+    device: InitVar[torch.device | str | None] = None
+    rank: int = 0
+    num_ranks: int = 1
+
+    def __post_init__(self, device: torch.device | str | None) -> None:
+        if not isinstance(self.examples, Examples):
+            raise TypeError(f"examples must be dubio.data.Examples, got {type(self.examples).__name__}")
+        num_data = len(self.examples)
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not 0 <= self.rank < self.num_ranks:
+            raise ValueError(f"rank must be from 0 to {self.num_ranks - 1}, got {self.rank}")
+        if self.num_ranks > num_data:
+            raise ValueError(f"num_ranks must be at most the number of examples, {num_data}, got {self.num_ranks}")
+        self.examples = self.examples if device is None else self.examples.to(device)
         self._next_epoch = 0
+        if self.sample_weight is not None:
+            shape = tuple(self.sample_weight.shape)
+            if shape[:1] != (num_data,):
+                raise ValueError(f"sample_weight must have one weight per example, {num_data}, got shape {shape}")
+            self.sample_weight = self.sample_weight.to(self.examples.targets.device)
 
     def __len__(self) -> int:
-        """Batches of an epoch, the same in every process."""
+        """Number of batches in an epoch, the same in every process."""
         whole, rest = divmod(len(self.examples), self.batch_size * self.num_ranks)
         return whole + (rest >= self.num_ranks)
 
@@ -416,22 +391,19 @@ class Loader:
     def epoch(self, number: int, first: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """The batches of epoch ``number``, from batch ``first`` on.
 
-        Their rows and what augments them are brought to the device at once: every transfer would wait for it.
+        Row numbers and random numbers are copied to the device once, since every transfer waits for the device.
         """
         order = epoch_order(len(self.examples), number, self.seed if self.shuffle else None)
-        batches = [self._own(rows) for rows in order.split(self.batch_size * self.num_ranks)[first : len(self)]]
+        shared = order.split(self.batch_size * self.num_ranks)[first : len(self)]
+        batches = [rows[: len(rows) - len(rows) % self.num_ranks][self.rank :: self.num_ranks] for rows in shared]
         augment = self._augmentation([len(rows) for rows in batches], number, first)
         for place, rows in enumerate(_moved(batches, self.examples.targets.device)):
             inputs = augment(place, self.examples.inputs.index_select(0, rows))
             batch = scaled(inputs), self.examples.targets.index_select(0, rows)
             yield batch if self.sample_weight is None else (*batch, self.sample_weight.index_select(0, rows))
 
-    def _own(self, rows: Tensor) -> Tensor:
-        """The rows of a joint batch that this process takes."""
-        return rows[: len(rows) - len(rows) % self.num_ranks][self.rank :: self.num_ranks]
-
     def _augmentation(self, sizes: list[int], number: int, first: int) -> Callable[[int, Tensor], Tensor]:
-        """A function of the place of a batch, counted from ``first``, and its images."""
+        """A function of the number of a batch, counted from ``first``, and its images."""
         if self.augment is None:
             return lambda place, images: images
 
@@ -441,18 +413,18 @@ class Loader:
 
         if type(self.augment) is not CropAndFlip:
             return lambda place, images: self.augment(images, generator(place))
-        drawn = [self.augment.draw(size, generator(place)) for place, size in enumerate(sizes)]
-        numbers = _moved(drawn, self.examples.inputs.device)
+        random = [self.augment.draw(size, generator(place)) for place, size in enumerate(sizes)]
+        numbers = _moved(random, self.examples.inputs.device)
         return lambda place, images: self.augment.apply(images, numbers[place])
 
 
 def _moved(parts: list[Tensor], device: torch.device) -> tuple[Tensor, ...]:
-    """Tensors that differ in their last axis, brought to a device at once."""
+    """Tensors that differ in their last axis, copied to a device in one transfer."""
     return torch.cat(parts, dim=-1).to(device).split([part.shape[-1] for part in parts], dim=-1) if parts else ()
 
 
 def epoch_order(num_data: int, epoch: int, seed: int | None) -> Tensor:
-    """Row numbers in the order of an epoch; without a seed, as they are."""
+    """Row numbers in the order of an epoch; without a seed they are sorted."""
     if seed is None:
         return torch.arange(num_data, device="cpu")
     generator = torch.Generator().manual_seed(noise_key(f"epoch {epoch} of seed {seed}"))
@@ -470,9 +442,9 @@ def shared_batches(
     sample_weight: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Batches:
-    """The part that process ``rank`` of ``num_ranks`` has of each batch of ``batch_size`` rows.
+    """The part of process ``rank`` of ``num_ranks`` in each batch of ``batch_size`` rows.
 
-    Other arguments are those of ``batches_from``. A loader that deals out rows itself is used as it is.
+    The other arguments are those of ``batches_from``. A loader that deals out rows itself is used unchanged.
     """
     if num_ranks > 1:
         _check_shareable(data, batch_size, name, rank, num_ranks)
@@ -481,11 +453,20 @@ def shared_batches(
         return whole
     if isinstance(data, DataLoader):
         return _sampled(data, whole, num_ranks)
-    if isinstance(data, Loader) and data.num_ranks > 1:
-        return _changed(whole, lambda batch: replace(batch, num_parts=num_ranks))
     if isinstance(data, Dataset):
-        return _fetched(data, whole, batch_size, seed, rank, num_ranks)
-    return _changed(whole, lambda batch: _part(batch, rank, num_ranks))
+        assert whole.num_data is not None
+        return _from_rows(whole.num_data, batch_size, seed, lambda rows: _fetched(data, rows, rank, num_ranks))
+
+    def part(batch: Batch) -> Batch:
+        if isinstance(data, Loader) and data.num_ranks > 1:
+            return replace(batch, num_parts=num_ranks)
+        num_parts = _num_parts(len(batch.targets), num_ranks)
+        return batch.map(lambda leaf: _rows_of_rank(leaf, rank, num_parts), num_parts)
+
+    def items(number: int, first: int) -> Iterator[Batch]:
+        return map(part, whole.epoch(number, first))
+
+    return Batches(whole.num_data, whole.num_batches, items, may_draw=False)  # ``whole.epoch`` redirects what it draws
 
 
 def _check_shareable(data: Any, batch_size: int, name: str, rank: int, num_ranks: int) -> None:
@@ -518,51 +499,26 @@ def _has_rows(data: Any) -> bool:
     return isinstance(data, Examples | Dataset) and not isinstance(data, IterableDataset)
 
 
-def _changed(whole: Batches, change: Callable[[Batch], Batch]) -> Batches:
-    def items(number: int, first: int) -> Iterator[Batch]:
-        return map(change, whole.epoch(number, first))
-
-    return Batches(whole.num_data, whole.num_batches, items, may_draw=False)  # the whole sees to that
-
-
 def _num_parts(num_rows: int, num_ranks: int) -> int:
-    """How many processes share a batch: each has at least two of its rows, or one has them all."""
+    """How many processes share a batch, so that each has at least two rows, or one process has all."""
     return max(1, min(num_ranks, num_rows // 2))
 
 
-def _own(rows: Tensor, rank: int, num_parts: int) -> Tensor:
-    """The rows of one process: every so many, or none for a process that has no part."""
+def _rows_of_rank(rows: Tensor, rank: int, num_parts: int) -> Tensor:
+    """The rows of a process, which are none for a process without a part."""
     return rows[rank::num_parts] if rank < num_parts else rows[:0]
 
 
-def _part(batch: Batch, rank: int, num_ranks: int) -> Batch:
-    """A process's rows of a batch."""
-    num_parts = _num_parts(len(batch.targets), num_ranks)
-    inputs, targets, weight = pytree.tree_map_only(
-        Tensor, lambda leaf: _own(leaf, rank, num_parts), (batch.inputs, batch.targets, batch.weight)
-    )
-    return Batch(inputs, targets, weight, num_parts)
-
-
-def _fetched(data: Any, whole: Batches, batch_size: int, seed: int | None, rank: int, num_ranks: int) -> Batches:
-    """Parts of batches of a dataset, of which nothing is fetched but the rows that are wanted."""
-    assert whole.num_data is not None
-    num_data = whole.num_data
-
-    def part(rows: Tensor) -> Batch:
-        num_parts = _num_parts(len(rows), num_ranks)
-        own = _own(rows, rank, num_parts)
-        batch = batch_of(default_collate([data[row] for row in own.tolist()])) if len(own) else Batch(None, own)
-        return replace(batch, num_parts=num_parts)
-
-    def items(number: int, first: int) -> Iterator[Batch]:
-        return map(part, epoch_order(num_data, number, seed).split(batch_size)[first:])
-
-    return Batches(num_data, whole.num_batches, items)
+def _fetched(data: Any, rows: Tensor, rank: int, num_ranks: int) -> Batch:
+    """A process's part of a batch of a dataset; only its rows are read."""
+    num_parts = _num_parts(len(rows), num_ranks)
+    part = _rows_of_rank(rows, rank, num_parts)
+    batch = batch_of(_collated(data, part)) if len(part) else Batch(None, part)
+    return replace(batch, num_parts=num_parts)
 
 
 def _sampled(loader: DataLoader[Any], whole: Batches, num_ranks: int) -> Batches:
-    """Batches of torch's loader, whose sampler gives each process rows of its own."""
+    """Batches of torch's loader, whose sampler gives each process different rows."""
     sampler: Any = loader.sampler
 
     def items(number: int, first: int) -> Iterator[Batch]:

@@ -1,22 +1,19 @@
-"""Named columns of ``.csv`` and parquet files, read a few thousand rows at a time.
+"""Named columns of ``.csv`` and parquet files, read in chunks of rows, and the column of targets.
 
 A ``.csv`` is text in UTF-8, and its first line names the columns. Cells are separated by commas, semicolons, tabs or
-vertical bars; which of them is read off the first rows unless ``delimiter`` says so. In a file with semicolons ``1,5``
-is the number 1.5, as spreadsheets write it in many countries. An empty cell and the usual words for one (``NA``,
-``nan``, ``null``, ``none``, ``?``) are gaps.
+vertical bars; without ``delimiter`` the separator is detected from the first rows. In a file with semicolons ``1,5`` is
+the number 1.5, as spreadsheets write it in many countries. An empty cell and the usual words for one (``NA``, ``nan``,
+``null``, ``none``, ``?``) are missing values.
 
-Every column is an array: texts (``object``, None for a gap) from a ``.csv``; from parquet ``float64`` (NaN for a gap),
-``datetime64`` or texts.
+Every column is an array. A ``.csv`` has texts (``object``, None for a missing value); parquet has ``float64`` (NaN for
+a missing value), ``datetime64`` or texts.
 
-What a column of targets means: whole numbers and texts name classes, numbers with a fraction are for regression.
-
-Classes are the values that occur, sorted; labels count them from 0. Where whole numbers are too many to be classes,
-``task`` has to say what is meant: a price in whole dollars is no class. Whole numbers are classes where at most 5
-different ones occur; or at most 20, if they count from 0 or 1 without a gap or there are twice as many rows; or where
-they count from 0 or 1 without a gap, with 50 rows or more for each.
-
-The target of a table of named columns is the one called target, label or class; else y, where there is no x; else the
-last.
+The target is the column called target, label or class; else y, if there is no x; else the last one. Whole numbers and
+texts name classes; numbers with a fraction are for regression. Classes are the distinct values, sorted; labels count
+them from 0. If there are too many different whole numbers for classes, ``task`` must say what they are: prices in whole
+dollars are not classes. Whole numbers are classes if there are at most 5 different ones; or at most 20, if they count
+from 0 or 1 without a gap or there are twice as many rows; or if they count from 0 or 1 without a gap, with at least 50
+rows for each (``tests/data/test_targets.py``).
 """
 
 import csv
@@ -28,7 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -37,44 +34,37 @@ from torch import Tensor
 
 from dubio.checks import did_you_mean
 from dubio.codec import open_regular
-from dubio.data.files import DataError
+from dubio.data.files import DataError, damage_as_data_error
 
+Task = Literal["classification", "regression"]
 CHUNK_ROWS = 8192
-
-
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
-
-
-SPELLED = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "pipe": "|", "bar": "|"}
-
-
+DELIMITER_WORDS = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "pipe": "|", "bar": "|"}
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-
-
-NOT_CLOSED = "a quote opens here and is not closed"
-
-
 SAMPLE_ROWS, SAMPLE_CHARACTERS = 20, 2**18
-
-
+"""How much of a ``.csv`` is read to detect its separator."""
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?")
-
-
 DECIMAL_POINT = re.compile(r"[+-]?[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?")
-
-
 BOTH_MARKS = re.compile(r"[+-]?[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]+|(?:,[0-9]{3})+\.[0-9]+)")
+TARGET_NAMES = ("target", "label", "class")
+TARGET_RULE = "whole numbers and texts are classes, other numbers are for regression"
+WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+FEW_CLASSES, MANY_CLASSES, ROWS_PER_CLASS = 5, 20, 50
+LARGEST_TARGET = 1e18
+"""Magnitude; ``float32``, in which networks are trained and evaluated, holds the squares of these."""
+TYPING_ERRORS = 0.05
+"""If a smaller share of the cells is not a number, the column is one of numbers with errors, not one of texts."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableChunk:
-    """Some rows of a table, column by column.
+    """Rows of a table, column by column.
 
     Args:
-        columns: arrays of one length, by name.
-        file: what messages call the table.
-        places: where each row is in the file, for messages.
-        unit: what ``places`` count: lines of a ``.csv``, from 1, or rows, from 0.
+        columns: arrays of the same length, by name.
+        file: name of the table in messages.
+        places: position of each row in the file, for messages.
+        unit: unit of ``places``: "line" of a ``.csv``, from 1, or "row", from 0.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -86,13 +76,32 @@ class TableChunk:
         return len(self.places)
 
     def __getitem__(self, rows: Any) -> "TableChunk":
-        """Some of the rows, by slice, mask or row numbers."""
+        """A selection of the rows, by slice, mask or row numbers."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return TableChunk(columns, self.file, self.places[rows], self.unit)
 
     def place(self, row: int, name: str) -> str:
-        """Where a cell is: ``wine.csv, line 3, column 'price'``."""
+        """The position of a cell: ``wine.csv, line 3, column 'price'``."""
         return f"{self.file}, {self.unit} {self.places[row]}, column {name!r}"
+
+    def cell_error(self, row: int, name: str, kind: str, advice: str = "") -> DataError:
+        """The error for a cell that does not hold a value of this kind."""
+        return DataError(f"{self.place(row, name)} must hold {kind}, got {str(self.columns[name][row])[:40]!r}", advice)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The column that a network learns to predict.
+
+    Args:
+        name: name of the column.
+        task: classification or regression.
+        classes: names of the classes in the order of their labels; empty for regression.
+    """
+
+    name: str
+    task: Task
+    classes: tuple[str, ...] = ()
 
 
 def read_rows(
@@ -102,12 +111,12 @@ def read_rows(
 
     Args:
         path: the file.
-        delimiter: what separates the cells of a ``.csv``; by default what its first rows show.
-        skip: columns whose cells are not needed; they may be of any type, and come out as gaps.
-        chunk_rows: how many rows are read at a time.
+        delimiter: the separator of the cells of a ``.csv``; by default it is detected from the first rows.
+        skip: columns that are not read; they may have any type, and all their values are missing.
+        chunk_rows: number of rows in a chunk.
 
     Raises:
-        DataError: the file is damaged or has no rows, or a line has another number of cells than the first.
+        DataError: the file is damaged or has no rows, or the lines have different numbers of cells.
     """
     ending = path.suffix.lower()
     if ending == ".csv":
@@ -122,18 +131,18 @@ def read_rows(
 
 
 def joined(chunks: Sequence[TableChunk]) -> TableChunk:
-    """Chunks of one file as one."""
+    """The chunks of a file as one chunk."""
     columns = {name: np.concatenate([chunk.columns[name] for chunk in chunks]) for name in chunks[0].columns}
     return TableChunk(columns, chunks[0].file, np.concatenate([chunk.places for chunk in chunks]), chunks[0].unit)
 
 
 def is_missing(text: str) -> bool:
-    """Whether a cell of text is a gap."""
+    """Whether a cell of text is a missing value."""
     return text.strip().lower() in MISSING
 
 
 def finite_number(text: str) -> float | None:
-    """The finite number a text is, if it is one."""
+    """The finite number in a text, or None."""
     try:
         number = float(text) if "_" not in text else math.nan
     except ValueError:
@@ -142,9 +151,102 @@ def finite_number(text: str) -> float | None:
 
 
 def looks_like_data(names: Sequence[str]) -> bool:
-    """Whether several names of columns are numbers that do not rise, as pixels, years and wavelengths do."""
+    """Whether names of columns are numbers that do not increase, unlike pixels, years and wavelengths."""
     numbers = [number for name in names if (number := finite_number(name)) is not None]
     return len(numbers) > 1 and any(later <= earlier for earlier, later in pairwise(numbers))
+
+
+def check_task(task: str | None) -> None:
+    """Refuse values that are not a task."""
+    if task not in (None, "classification", "regression"):
+        raise ValueError(f"task must be 'classification', 'regression' or None to go by the targets, got {task!r}")
+
+
+def choose_target(names: Sequence[str], file: str, target: str | None = None) -> str:
+    """The name of the column to predict: the argument, or by the rule of this module."""
+    if target is not None:
+        if target not in names:
+            raise DataError(
+                f"{file} has no column {target!r}, it has {', '.join(names)}",
+                "set {target} to one of them" + did_you_mean(target, names),
+            )
+        return target
+    by_name = [name for name in names if name.lower() in TARGET_NAMES]
+    if len(by_name) > 1:
+        raise DataError(f"{file} must have one target, got columns {', '.join(by_name)}", "name it with {target}")
+    lower = [name.lower() for name in names]
+    if not by_name and lower.count("y") == 1 and "x" not in lower:
+        by_name = [names[lower.index("y")]]
+    return by_name[0] if by_name else names[-1]
+
+
+def read_target(table: TableChunk, name: str, task: Task | None = None) -> Target:
+    """The task of a column of targets and its classes, from all rows of a table.
+
+    Raises:
+        DataError: a cell is empty, the task is not clear, or all rows have the same value.
+    """
+    check_task(task)
+    values = _cells(table, name)
+    place = f"{table.file}, column {name!r}"
+    texts = _rows_of_texts(values)
+    is_mostly_numbers = 0 < len(texts) <= TYPING_ERRORS * len(values)
+    if task is None and is_mostly_numbers and len(set(values.tolist())) > MANY_CLASSES:
+        advice = "correct it or remove the row, or add {task=classification} if these are classes"
+        raise table.cell_error(texts[0], name, "a number as the other rows do", advice)
+    chosen = task or _task_of(values, place)
+    if chosen == "classification":
+        return Target(name, chosen, _labels(values, place)[1])
+    if texts:
+        advice = "choose another column with {target}, or use {task=classification}"
+        raise table.cell_error(texts[0], name, "a number for regression", advice)
+    if len(_target_values(values, place).unique()) == 1:
+        raise DataError(f"{place} has the same value, {values[0]}, in every row", "choose another column with {target}")
+    return Target(name, chosen)
+
+
+def encode_targets(table: TableChunk, target: Target) -> Tensor:
+    """Labels `(row,)`, or values `(row, 1)`, of rows of a table."""
+    values = _cells(table, target.name)
+    if target.task == "regression":
+        if texts := _rows_of_texts(values):
+            raise table.cell_error(texts[0], target.name, "a number")
+        return _target_values(values, f"{table.file}, column {target.name!r}")
+    labels = {name: label for label, name in enumerate(target.classes)}
+    cells = [str(cell) for cell in table.columns[target.name].tolist()]
+    names = [cell if cell in labels else _class_name(cell) for cell in cells]
+    for row, name in enumerate(names):
+        if name not in labels:
+            raise DataError(
+                f"{table.place(row, target.name)} holds a class that training did not have, {cells[row][:40]!r}; the "
+                f"classes are {', '.join(target.classes)}"
+            )
+    return torch.tensor([labels[name] for name in names], dtype=torch.int64)
+
+
+def parse_targets(values: NDArray[Any], file: str, task: Task | None) -> tuple[Tensor, tuple[str, ...]]:
+    """Labels `(example,)` with the names of the classes, or values `(example, target)` without any."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    chosen = task or _task_of(values, file)
+    return _labels(values, file) if chosen == "classification" else (_target_values(values, file), ())
+
+
+def finite_float32(values: NDArray[Any], file: str, what: str) -> NDArray[np.float32]:
+    """Numbers as ``float32``; refuses values that are not finite in it."""
+    with np.errstate(over="ignore"):
+        numbers = np.ascontiguousarray(values, dtype=np.float32)
+    bad = np.argwhere(~np.isfinite(numbers))
+    if len(bad):
+        raise DataError(f"{file} must have finite {what}, got {values[tuple(bad[0])]} in example {bad[0][0]}")
+    return numbers
+
+
+def without_zone(value: Any) -> Any:
+    """A date or a time without a time zone; a time with a zone is converted to UTC."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC).replace(tzinfo=None)
+    return value
 
 
 def _read_csv(
@@ -158,10 +260,16 @@ def _read_csv(
             reader = csv.reader(text, delimiter=mark, strict=True)
             rows = ((reader.line_num, cells) for cells in reader if cells)
             names = _names(next(rows, None), file, mark)
-            num_rows, numbers = 0, _NumberMarks(file)
+            num_rows, decimal_marks = 0, dict[tuple[str, str], str]()
             while chunk := list(islice(rows, chunk_rows)):
                 for line, cells in chunk:
-                    _check_width(len(cells), len(names), line, file, mark)
+                    if len(cells) != len(names):
+                        separator = DELIMITERS.get(mark, repr(mark))
+                        raise DataError(
+                            f"{file}, line {line} must have {len(names)} cells, one for each column, got {len(cells)}",
+                            f"the cells are separated by {separator}s; if that is wrong, set {{delimiter}}, else "
+                            "correct the line",
+                        )
                 num_rows += len(chunk)
                 places = np.array([line for line, _ in chunk], dtype=np.int64)
                 columns = {}
@@ -172,7 +280,7 @@ def _read_csv(
                     texts = [cells[index].strip() for _, cells in chunk]
                     _refuse_nul(texts, places, file, [name] * len(texts))
                     if mark == ";":
-                        texts = numbers.with_points(texts, places, name)
+                        texts = _with_points(texts, places, name, file, decimal_marks)
                     columns[name] = np.array([None if is_missing(cell) else cell for cell in texts], dtype=object)
                 yield TableChunk(columns, file, places, "line")
         except UnicodeDecodeError as error:
@@ -183,8 +291,10 @@ def _read_csv(
         except csv.Error as error:
             text.seek(0)
             opening = _open_quote(islice(text, reader.line_num), mark)
-            told = f"line {reader.line_num}: {error}" if opening is None else f"line {opening}: {NOT_CLOSED}"
-            raise DataError(f"{file} is no proper .csv: {told}") from None
+            reason = f"line {reader.line_num}: {error}"
+            if opening is not None:
+                reason = f"line {opening}: a quote opens here and is not closed"
+            raise DataError(f"{file} is not a valid .csv: {reason}") from None
     if num_rows == 0:
         raise DataError(f"{file} must have at least one row after the names of its columns, got none")
 
@@ -216,36 +326,25 @@ def _refuse_nul(texts: Sequence[str], lines: Sequence[int] | NDArray[np.int64], 
 
 
 def _open_quote(lines: Iterable[str], mark: str) -> int | None:
-    """The line in which the quote opens that is still open at the end; None where none is."""
+    """The line of the quote that is still open at the end, or None."""
+    # A quote opens only at the start of a cell; inside of an open quote, two quotes are a character.
+    opening_quote, closing_quote = re.compile(f'(?:^|{re.escape(mark)})"'), re.compile('""?')
     opening = None
     for number, line in enumerate(lines, start=1):
         place = 0
-        while place >= 0:
-            if opening is not None:
-                place = line.find('"', place)
-                if place >= 0 and line[place + 1 : place + 2] != '"':  # two of them are one that is meant
-                    opening = None
-                place = place if place < 0 else place + (1 if opening is None else 2)
-                continue
-            # A quote opens where a cell begins; in the midst of one it is a character.
-            place = 0 if place == 0 and line.startswith('"') else line.find(f'{mark}"', place)
-            if place >= 0:
-                opening, place = number, line.index('"', place) + 1
+        while match := (opening_quote if opening is None else closing_quote).search(line, place):
+            place = match.end()
+            if opening is None:
+                opening = number
+            elif match[0] == '"':
+                opening = None
     return opening
-
-
-def _check_width(num_cells: int, num_columns: int, line: int, file: str, mark: str) -> None:
-    if num_cells != num_columns:
-        raise DataError(
-            f"{file}, line {line} must have {num_columns} cells, one for each column, got {num_cells}",
-            f"the cells are separated by {_name_of(mark)}s; if that is wrong, set {{delimiter}}, else mend the line",
-        )
 
 
 def _check_delimiter(delimiter: str | None) -> str | None:
     if delimiter is None:
         return None
-    mark = SPELLED.get(delimiter, delimiter)
+    mark = DELIMITER_WORDS.get(delimiter, delimiter)
     if len(mark) != 1 or mark in '"\r\n ' or mark.isalnum():
         raise DataError(
             f"a delimiter must be one character such as ';', or comma, semicolon, tab or pipe, got {delimiter!r}",
@@ -255,7 +354,7 @@ def _check_delimiter(delimiter: str | None) -> str | None:
 
 
 def _detect(sample: str) -> str:
-    """What separates the cells: the mark that cuts the first rows into the most cells, as many in each of them."""
+    """The separator that splits the first rows into the most cells, preferably the same number in each row."""
     best, best_score = ",", (False, 1)
     for mark in DELIMITERS:
         try:
@@ -263,7 +362,7 @@ def _detect(sample: str) -> str:
         except csv.Error:
             continue
         if len(sample) == SAMPLE_CHARACTERS and len(rows) < SAMPLE_ROWS:
-            rows.pop()  # it is cut off
+            rows.pop()  # the sample ends within it
         widths = [len(cells) for cells in rows if cells] or [1]
         score = (widths[0] > 1 and min(widths) == max(widths), widths[0])
         if score > best_score:
@@ -271,36 +370,27 @@ def _detect(sample: str) -> str:
     return best
 
 
-def _name_of(mark: str) -> str:
-    return DELIMITERS.get(mark, repr(mark))
+def _with_points(
+    texts: list[str], lines: NDArray[np.int64], name: str, file: str, first: dict[tuple[str, str], str]
+) -> list[str]:
+    """Cells of a column in which ``1,5`` becomes ``1.5``; refuses a column with both marks.
 
-
-class _NumberMarks:
-    """Turns decimal commas into points, and refuses a column that has both."""
-
-    def __init__(self, file: str) -> None:
-        self._file = file
-        self._first: dict[tuple[str, str], str] = {}
-
-    def with_points(self, texts: list[str], lines: NDArray[np.int64], name: str) -> list[str]:
-        """Cells of a column in which ``1,5`` becomes ``1.5``."""
-        pointed = []
-        for text, line in zip(texts, lines.tolist(), strict=True):
-            comma = DECIMAL_COMMA.fullmatch(text)
-            if comma or DECIMAL_POINT.fullmatch(text):
-                mark, other = (",", ".") if comma else (".", ",")
-                self._first.setdefault((name, mark), f"{text} in line {line}")
-                if (name, other) in self._first:
-                    self._refuse(name, f"{self._first[name, other]} and {text} in line {line}")
-            elif BOTH_MARKS.fullmatch(text):
-                self._refuse(name, f"{text} in line {line}")
-            pointed.append(text.replace(",", ".") if comma else text)
-        return pointed
-
-    def _refuse(self, name: str, got: str) -> NoReturn:
-        raise DataError(
-            f"{self._file} must write the numbers of column {name!r} in one way, 1234.5 or 1234,5, got {got}"
-        )
+    ``first`` collects the first number with each mark of each column of a file.
+    """
+    pointed = []
+    for text, line in zip(texts, lines.tolist(), strict=True):
+        is_decimal_comma, got = DECIMAL_COMMA.fullmatch(text) is not None, ""
+        if is_decimal_comma or DECIMAL_POINT.fullmatch(text):
+            mark, other = (",", ".") if is_decimal_comma else (".", ",")
+            first.setdefault((name, mark), f"{text} in line {line}")
+            if (name, other) in first:
+                got = f"{first[name, other]} and {text} in line {line}"
+        elif BOTH_MARKS.fullmatch(text):
+            got = f"{text} in line {line}"
+        if got:
+            raise DataError(f"{file} must write the numbers of column {name!r} in one way, 1234.5 or 1234,5, got {got}")
+        pointed.append(text.replace(",", ".") if is_decimal_comma else text)
+    return pointed
 
 
 def _read_parquet(path: Path, skip: Collection[str], chunk_rows: int) -> Iterator[TableChunk]:
@@ -309,29 +399,24 @@ def _read_parquet(path: Path, skip: Collection[str], chunk_rows: int) -> Iterato
     except ImportError as error:
         raise ImportError("reading parquet needs pyarrow, which is missing: pip install 'dubio[tables]'") from error
     file, start = str(path), 0
-    with open_regular(path, DataError) as opened:
-        try:
-            table = parquet.ParquetFile(opened)
-            names, num_rows = [str(name) for name in table.schema_arrow.names], table.metadata.num_rows
-            if not names or num_rows == 0:
-                raise DataError(f"{file} must have columns and at least one row, got {len(names)} and {num_rows}")
-            if len(set(names)) < len(names):
-                raise DataError(f"{file} must name each column differently, got {', '.join(names)[:80]!r}")
-            for batch in table.iter_batches(chunk_rows):
-                columns = {
-                    name: np.full(batch.num_rows, None, dtype=object)
-                    if name in skip
-                    else _values(batch.column(index), file, name)
-                    for index, name in enumerate(names)
-                }
-                yield TableChunk(columns, file, np.arange(start, start + batch.num_rows))
-                start += batch.num_rows
-            if start != num_rows:
-                raise DataError(f"{file} is damaged: it says that it has {num_rows} rows, and holds {start}")
-        except DataError:
-            raise
-        except Exception as error:  # pyarrow has a different one for every kind of damage
-            raise DataError(f"{file} is not a readable parquet file: {error}") from None
+    with open_regular(path, DataError) as opened, damage_as_data_error(path, "a readable parquet file"):
+        table = parquet.ParquetFile(opened)
+        names, num_rows = [str(name) for name in table.schema_arrow.names], table.metadata.num_rows
+        if not names or num_rows == 0:
+            raise DataError(f"{file} must have columns and at least one row, got {len(names)} and {num_rows}")
+        if len(set(names)) < len(names):
+            raise DataError(f"{file} must name each column differently, got {', '.join(names)[:80]!r}")
+        for batch in table.iter_batches(chunk_rows):
+            columns = {
+                name: np.full(batch.num_rows, None, dtype=object)
+                if name in skip
+                else _values(batch.column(index), file, name)
+                for index, name in enumerate(names)
+            }
+            yield TableChunk(columns, file, np.arange(start, start + batch.num_rows))
+            start += batch.num_rows
+        if start != num_rows:
+            raise DataError(f"{file} is damaged: it says that it has {num_rows} rows, and holds {start}")
 
 
 def _values(column: Any, file: str, name: str) -> NDArray[Any]:
@@ -347,7 +432,7 @@ def _values(column: Any, file: str, name: str) -> NDArray[Any]:
         return np.array([np.nan if cell is None else float(cell) for cell in column.to_pylist()])
     if re.fullmatch(r"timestamp.*|date(32|64).*", kind):
         return np.array(
-            ["NaT" if cell is None else _without_zone(cell) for cell in column.to_pylist()], dtype="datetime64[us]"
+            ["NaT" if cell is None else without_zone(cell) for cell in column.to_pylist()], dtype="datetime64[us]"
         )
     if re.fullmatch(r"(large_)?string|string_view|dictionary<values=(large_)?string,.*", kind):
         cells = column.to_pylist()
@@ -358,130 +443,8 @@ def _values(column: Any, file: str, name: str) -> NDArray[Any]:
     )
 
 
-def _without_zone(value: Any) -> Any:
-    """A date or a time as numpy takes it: times with a zone in UTC."""
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return value.astimezone(UTC).replace(tzinfo=None)
-    return value
-
-
-Task = Literal["classification", "regression"]
-
-
-RULE = "whole numbers and texts are classes, other numbers are for regression"
-
-
-NAMES = ("target", "label", "class")
-
-
-WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-
-
-FEW, SOME, ROWS_EACH = 5, 20, 50
-
-
-LARGEST = 1e18
-"""Of targets in size: ``float32``, in which networks are trained and judged, holds the squares of these."""
-
-
-TYPING_ERRORS = 0.05
-"""A column with fewer cells than this that are no numbers is a column of numbers with errors, not one of texts."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """The column that a network learns to predict.
-
-    Args:
-        name: what the table calls it.
-        task: classification or regression.
-        classes: the classes' names in the order of their labels; empty for regression.
-    """
-
-    name: str
-    task: Task
-    classes: tuple[str, ...] = ()
-
-
-def check_task(task: str | None) -> None:
-    """Refuse what is not a task."""
-    if task not in (None, "classification", "regression"):
-        raise ValueError(f"task must be 'classification', 'regression' or None to go by the targets, got {task!r}")
-
-
-def choose_target(names: Sequence[str], file: str, target: str | None = None) -> str:
-    """The name of the column to predict: the one given, or by the rule of this module."""
-    if target is not None:
-        if target not in names:
-            raise DataError(
-                f"{file} has no column {target!r}, it has {', '.join(names)}",
-                "set {target} to one of them" + did_you_mean(target, names),
-            )
-        return target
-    by_name = [name for name in names if name.lower() in NAMES]
-    if len(by_name) > 1:
-        raise DataError(f"{file} must have one target, got columns {', '.join(by_name)}", "name it with {target}")
-    lower = [name.lower() for name in names]
-    if not by_name and lower.count("y") == 1 and "x" not in lower:
-        by_name = [names[lower.index("y")]]
-    return by_name[0] if by_name else names[-1]
-
-
-def read_target(table: TableChunk, name: str, task: Task | None = None) -> Target:
-    """What a column of targets is for, and its classes, from all rows of a table.
-
-    Raises:
-        DataError: a cell is empty, it is unclear what the numbers are, or all rows are alike.
-    """
-    check_task(task)
-    values = _cells(table, name)
-    place = f"{table.file}, column {name!r}"
-    if task is None:
-        _check_numbers(values, table, name)
-    chosen = task or _task_of(values, place)
-    if chosen == "classification":
-        return Target(name, chosen, _labels(values, place)[1])
-    if values.dtype.kind in "USO":
-        row = next(row for row, text in enumerate(values.tolist()) if finite_number(str(text)) is None)
-        raise DataError(
-            f"{table.place(row, name)} must hold a number for regression, got {values[row][:40]!r}",
-            "choose another column with {target}, or use {task=classification}",
-        )
-    if len(_target_values(values, place).unique()) == 1:
-        raise DataError(f"{place} has the same value, {values[0]}, in every row", "choose another column with {target}")
-    return Target(name, chosen)
-
-
-def encode_targets(table: TableChunk, target: Target) -> Tensor:
-    """Labels `(row,)`, or values `(row, 1)`, of rows of a table."""
-    values = _cells(table, target.name)
-    if target.task == "regression":
-        if values.dtype.kind in "USO":
-            row = next(row for row, text in enumerate(values.tolist()) if finite_number(str(text)) is None)
-            raise DataError(f"{table.place(row, target.name)} must hold a number, got {values[row][:40]!r}")
-        return _target_values(values, f"{table.file}, column {target.name!r}")
-    labels = {name: label for label, name in enumerate(target.classes)}
-    cells = [str(cell) for cell in table.columns[target.name].tolist()]
-    names = [cell if cell in labels else _class_name(cell) for cell in cells]
-    for row, name in enumerate(names):
-        if name not in labels:
-            raise DataError(
-                f"{table.place(row, target.name)} holds a class that training did not have, {cells[row][:40]!r}; the "
-                f"classes are {', '.join(target.classes)}"
-            )
-    return torch.tensor([labels[name] for name in names], dtype=torch.int64)
-
-
-def parse_targets(values: NDArray[Any], file: str, task: Task | None) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels `(example,)` with the names of the classes, or values `(example, target)` without any."""
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    chosen = task or _task_of(values, file)
-    return _labels(values, file) if chosen == "classification" else (_target_values(values, file), ())
-
-
 def _cells(table: TableChunk, name: str) -> NDArray[Any]:
-    """The cells of a column of targets: whole numbers if all are, else numbers if all are, else texts."""
+    """The cells of a column of targets: whole numbers if all of them are, else numbers, else texts."""
     cells = table.columns[name]
     missing = np.array([cell is None for cell in cells]) if cells.dtype.kind == "O" else cells != cells
     if missing.any():
@@ -500,38 +463,39 @@ def _cells(table: TableChunk, name: str) -> NDArray[Any]:
     return np.array(texts, dtype=object) if None in numbers else np.array(numbers)
 
 
-def _check_numbers(values: NDArray[Any], table: TableChunk, name: str) -> None:
-    """Refuse a column of numbers in which a few cells are none: its texts would all be classes."""
+def _rows_of_texts(values: NDArray[Any]) -> list[int]:
+    """The rows of a column of texts that do not hold a number."""
     if values.dtype.kind not in "USO":
-        return
-    texts = [str(value) for value in values.tolist()]
-    wrong = [row for row, text in enumerate(texts) if finite_number(text) is None]
-    if len(set(texts)) > SOME and len(wrong) <= TYPING_ERRORS * len(texts):
-        raise DataError(
-            f"{table.place(wrong[0], name)} must hold a number as the other rows do, got {texts[wrong[0]][:40]!r}",
-            "correct it or remove the row, or add {task=classification} if these are classes",
-        )
+        return []
+    return [row for row, text in enumerate(values.tolist()) if finite_number(str(text)) is None]
 
 
 def _task_of(values: NDArray[Any], place: str) -> Task:
-    """What targets are for, by their kind and by how many there are of each; refuses what may be either."""
+    """The task of targets, from their type and the number of distinct values; refuses unclear cases."""
     if values.dtype.kind == "f" or values.ndim != 1:
         distinct = np.unique(values)
-        if values.ndim == 1 and len(distinct) == 2 and len(values) > SOME and (distinct == np.round(distinct)).all():
+        is_binary = values.ndim == 1 and len(distinct) == 2 and (distinct == np.round(distinct)).all()
+        if is_binary and len(values) > MANY_CLASSES:
             raise DataError(
                 f"{place} has only two different numbers as targets, {distinct[0]:g} and {distinct[1]:g}",
                 "add {task=classification}, or {task=regression} if they are values",
             )
         return "regression" if values.dtype.kind == "f" else "classification"
     if values.dtype.kind not in "iu":
-        _check_repeated(values, place)
+        texts = set(values.tolist())
+        if len(texts) > MANY_CLASSES and 2 * len(texts) > len(values):  # dates, names and numbers with signs
+            raise DataError(
+                f"{place} has {len(texts)} different texts as targets in {len(values)} rows, such as "
+                f"{_text_of(values[0])[:40]!r}",
+                "choose another column with {target}, write numbers as 1234.5, or add {task=classification} if they "
+                "are classes",
+            )
         return "classification"
     distinct, num_rows = np.unique(values), len(values)
     count = len(distinct)
     counted = distinct[0] in (0, 1) and distinct[-1] - distinct[0] == count - 1
-    if count <= FEW or (count <= SOME and (counted or 2 * count <= num_rows)):
-        return "classification"
-    if counted and ROWS_EACH * count <= num_rows:
+    is_few = count <= FEW_CLASSES or (count <= MANY_CLASSES and (counted or 2 * count <= num_rows))
+    if is_few or (counted and ROWS_PER_CLASS * count <= num_rows):
         return "classification"
     raise DataError(
         f"{place} has {count} different whole numbers as targets in {num_rows} rows",
@@ -539,67 +503,48 @@ def _task_of(values: NDArray[Any], place: str) -> Task:
     )
 
 
-def _check_repeated(values: NDArray[Any], place: str) -> None:
-    """Refuse texts of which hardly any comes twice: dates, names and numbers with signs are no classes."""
-    distinct = set(values.tolist())
-    if len(distinct) > SOME and 2 * len(distinct) > len(values):
+def _labels(values: NDArray[Any], file: str) -> tuple[Tensor, tuple[str, ...]]:
+    if values.ndim != 1:
         raise DataError(
-            f"{place} has {len(distinct)} different texts as targets in {len(values)} rows, such as "
-            f"{_name(values[0])[:40]!r}",
-            "choose another column with {target}, write numbers as 1234.5, or add {task=classification} if they are "
-            "classes",
+            f"{file} must have one label for each example, got targets of shape {values.shape}; {TARGET_RULE}"
         )
-
-
-def _whole(values: NDArray[Any], file: str) -> NDArray[Any]:
-    """Values that may name classes; numbers with a point must be whole."""
     if values.dtype.kind == "f":
-        whole = np.isfinite(values) & (values == np.round(values))
-        if not whole.all():
-            row = int(np.flatnonzero(~whole)[0])
+        is_whole = np.isfinite(values) & (values == np.round(values))
+        if not is_whole.all():
+            row = int(np.flatnonzero(~is_whole)[0])
             raise DataError(f"{file} must have whole numbers or texts as classes, got {values[row]} in example {row}")
         values = values.astype(np.int64)
     if values.dtype.kind not in "biuUSO":
-        raise DataError(f"{file} must have whole numbers or texts as classes, got {values.dtype}; {RULE}")
-    return values
-
-
-def _labels(values: NDArray[Any], file: str) -> tuple[Tensor, tuple[str, ...]]:
-    if values.ndim != 1:
-        raise DataError(f"{file} must have one label for each example, got targets of shape {values.shape}; {RULE}")
-    names, labels = np.unique(_whole(values, file), return_inverse=True)
+        raise DataError(f"{file} must have whole numbers or texts as classes, got {values.dtype}; {TARGET_RULE}")
+    names, labels = np.unique(values, return_inverse=True)
     if len(names) == 1:
         raise DataError(
-            f"{file} must have two classes or more, got {_name(names[0])!r} in all {len(values)} rows",
+            f"{file} must have two classes or more, got {_text_of(names[0])!r} in all {len(values)} rows",
             "choose another target with {target}, or use {task=regression} for numbers",
         )
-    return torch.from_numpy(labels.astype(np.int64)), tuple(_name(name) for name in names.tolist())
+    return torch.from_numpy(labels.astype(np.int64)), tuple(_text_of(name) for name in names.tolist())
 
 
 def _target_values(values: NDArray[Any], file: str) -> Tensor:
     if values.dtype.kind not in "biuf" or values.ndim not in (1, 2):
-        raise DataError(f"{file} must have numbers to regress on, got {values.dtype} {values.shape}; {RULE}")
-    with np.errstate(over="ignore"):
-        numbers = np.ascontiguousarray(values, dtype=np.float32)
-    bad = np.argwhere(~np.isfinite(numbers))
-    if len(bad):
-        raise DataError(f"{file} must have finite targets, got {values[tuple(bad[0])]} in example {bad[0][0]}")
-    if numbers.size and np.abs(numbers).max() > LARGEST:
+        raise DataError(f"{file} must have numbers to regress on, got {values.dtype} {values.shape}; {TARGET_RULE}")
+    numbers = finite_float32(values, file, "targets")
+    if numbers.size and np.abs(numbers).max() > LARGEST_TARGET:
         largest = numbers.flat[np.abs(numbers).argmax()]
         raise DataError(
-            f"{file} must have targets of at most {LARGEST:g} in size, got {largest:g}",
+            f"{file} must have targets of at most {LARGEST_TARGET:g} in size, got {largest:g}",
             "scale them, or take logarithms",
         )
     return torch.tensor(numbers.reshape(len(numbers), -1))
 
 
 def _class_name(cell: str) -> str:
-    """What the class of a cell is called: 1.0 and 01 are class 1, and True is true."""
+    """The name of the class of a cell: 1.0 and 01 are class 1, and True is true."""
     number = finite_number(cell)
     if number is not None and number == round(number):
         return str(int(cell) if WHOLE.fullmatch(cell) else int(number))
     return cell.lower() if cell.lower() in ("true", "false") else cell
 
 
-def _name(value: Any) -> str:
+def _text_of(value: Any) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else str(value)

@@ -1,23 +1,24 @@
-"""Corrupted test data at graded strengths, from 1 (mild) to 5 (severe); 0 leaves images as they are.
+"""Corrupted test images at strengths from 1 (mild) to 5 (severe), and noise on labels.
+
+Strength 0 does not change the images:
 
     strength             0     1     2     3     4     5
     noise, std           0     0.08  0.12  0.18  0.26  0.38    of pixels in [0, 1]
     blur, std            0     0.015 0.03  0.045 0.06  0.075   of the shorter side, and 0.3 pixels more
     contrast, factor     1     0.75  0.5   0.4   0.3   0.15    around the mean of each image and channel
     rotation, degrees    0     15    30    45    60    75      counterclockwise, black outside
-    inversion, amount    0     0.2   0.4   0.6   0.8   1       of the way to the negative
+    inversion, amount    0     0.2   0.4   0.6   0.8   1       interpolates to the negative
 
 The scales of noise and contrast are those of ImageNet-C and CIFAR-10-C (Hendrycks and Dietterich 2019). Strength
 orders how far images move from the originals; for inversion, 2 and 3 are nearly grey and 5 is a clear negative.
 
-Each corruption takes ``Examples`` of images, bytes or numbers in [0, 1], and gives ``float32`` ones in [0, 1]. Noise
-comes from the generator.
+Each corruption takes ``Examples`` of images, bytes or numbers in [0, 1], and returns ``float32`` images in [0, 1].
+Noise is drawn with the generator.
 
-Label noise: frozen values that turn labels into noisy ones (methods, section 13.1).
-
-``Flip(0.3)(labels, 10, generator)`` gives the noisy labels and the transition matrix they were drawn from. All
-randomness comes from the generator: a seed is a pattern and its labels. With p = 0 labels stay as they are; test labels
-should never go through here.
+Label noise (methods, section 13.1) replaces labels at random. ``Flip(0.3)(labels, 10, generator)`` returns the noisy
+labels and the transition matrix that they were drawn from. All randomness comes from the generator: a seed determines
+the pattern and the labels. With p = 0 labels do not change (``tests/data/test_label_noise.py``). Apply it to training
+labels only.
 """
 
 import re
@@ -30,10 +31,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dubio import functional
-from dubio.checks import did_you_mean
+from dubio.checks import check_choice, did_you_mean
 from dubio.data.examples import Examples, scaled
 
 Images = Float[Tensor, "example channel height width"]
+MNIST_DESTINATIONS = (0, 1, 7, 8, 4, 6, 5, 1, 8, 9)
+"""The class that each digit is confused with: 2 with 7, 3 with 8, 5 with 6, 6 with 5, 7 with 1."""
+NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Corruption(ABC):
 
     @property
     def amount(self) -> float:
-        """What the strength means on the scale of this corruption."""
+        """The value of the strength on the scale of this corruption."""
         return self.scale[self.strength]
 
     @abstractmethod
@@ -78,7 +82,7 @@ class GaussianNoise(Corruption):
 
 
 class Blur(Corruption):
-    """Gaussian blur, as wide as a share of the image's shorter side and a little more, so that it shows on 8x8."""
+    """Gaussian blur with a width in proportion to the shorter side, and a little more so that it shows on 8x8."""
 
     name = "blur"
     scale = (0.0, 0.015, 0.03, 0.045, 0.06, 0.075)
@@ -89,13 +93,13 @@ class Blur(Corruption):
 
 
 class Contrast(Corruption):
-    """Less contrast around the mean of each image and channel."""
+    """Reduced contrast around the mean of each image and channel."""
 
     name = "contrast"
     scale = (1.0, 0.75, 0.5, 0.4, 0.3, 0.15)
 
     def apply(self, images: Images, generator: torch.Generator) -> Images:
-        """Paler images."""
+        """Images with less contrast."""
         return functional.corruption.with_contrast(images, self.amount)
 
 
@@ -111,13 +115,13 @@ class Rotation(Corruption):
 
 
 class Inversion(Corruption):
-    """Part of the way, or all of it, to the negative."""
+    """Interpolation between the image and its negative."""
 
     name = "inversion"
     scale = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
     def apply(self, images: Images, generator: torch.Generator) -> Images:
-        """Images nearer to their negatives."""
+        """Images closer to their negatives."""
         return functional.corruption.inverted(images, self.amount)
 
 
@@ -126,12 +130,102 @@ CORRUPTIONS: dict[str, type[Corruption]] = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class NoisyLabels:
+    """Noisy labels and their distribution.
+
+    Args:
+        labels: the noisy labels, in the order of the true ones.
+        transition: probability of a noisy class (column) for a true class (row), ``float64``.
+    """
+
+    labels: Int[Tensor, " example"]
+    transition: Float[Tensor, "class class"]
+
+
+@dataclass(frozen=True)
+class LabelNoise(ABC):
+    """Label noise with probability p, which ``noise(labels, num_classes, generator)`` applies."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.p, int | float):
+            raise TypeError(f"p of {type(self).__name__} must be a number, got {self.p!r}")
+        if not 0.0 <= self.p <= 1.0:
+            raise ValueError(f"p of {type(self).__name__} must be in [0, 1], got {self.p}")
+
+    def __call__(self, labels: Int[Tensor, " example"], num_classes: int, generator: torch.Generator) -> NoisyLabels:
+        """Noisy labels, and the transition matrix that they were drawn from."""
+        _check_labels(type(self).__name__, labels, num_classes)
+        transition = self.transition(num_classes, generator).to(generator.device)
+        uniforms = torch.rand(len(labels), dtype=torch.float64, generator=generator, device=generator.device)
+        noisy = functional.corruption.redrawn_labels(labels.to(generator.device), transition, uniforms)
+        return NoisyLabels(noisy.to(labels.device), transition.to(labels.device))
+
+    @abstractmethod
+    def transition(self, num_classes: int, generator: torch.Generator) -> Float[Tensor, "class class"]:
+        """The transition matrix; a random pattern is drawn with the generator."""
+
+
+class Flip(LabelNoise):
+    """Each class is confused with one other class, which the generator draws; a label moves there with p."""
+
+    def transition(self, num_classes: int, generator: torch.Generator) -> Float[Tensor, "class class"]:
+        """The transition matrix of a random pattern."""
+        offsets = torch.randint(num_classes - 1, (num_classes,), generator=generator, device=generator.device)
+        destinations = functional.corruption.flip_destinations(offsets)
+        return functional.corruption.patterned_transition(destinations, self.p)
+
+
+class Symmetric(LabelNoise):
+    """With p, a label becomes one of the other classes, each with the same probability."""
+
+    def transition(self, num_classes: int, generator: torch.Generator) -> Float[Tensor, "class class"]:
+        """The transition matrix."""
+        return functional.corruption.symmetric_transition(num_classes, self.p)
+
+
+class UniformMix(LabelNoise):
+    """With p, a label is drawn from all classes, including its own."""
+
+    def transition(self, num_classes: int, generator: torch.Generator) -> Float[Tensor, "class class"]:
+        """The transition matrix."""
+        return functional.corruption.uniform_transition(num_classes, self.p)
+
+
+class MnistAsymmetric(LabelNoise):
+    """With p, digits that look alike are confused: 7 for 1, 2 for 7, 5 and 6 for each other, 3 for 8."""
+
+    def transition(self, num_classes: int, generator: torch.Generator) -> Float[Tensor, "class class"]:
+        """The transition matrix."""
+        if num_classes != len(MNIST_DESTINATIONS):
+            raise ValueError(f"num_classes of MnistAsymmetric must be 10, got {num_classes}")
+        return functional.corruption.patterned_transition(torch.tensor(MNIST_DESTINATIONS), self.p)
+
+
+LABEL_NOISES: dict[str, type[LabelNoise]] = {
+    "flip": Flip,
+    "symmetric": Symmetric,
+    "uniform-mix": UniformMix,
+    "mnist-asymmetric": MnistAsymmetric,
+}
+
+
 def corrupt(examples: Examples, corruption: str, *, strength: int, seed: int = 0) -> Examples:
     """Examples corrupted by name, such as ``corrupt(test, "blur", strength=3)``."""
-    if corruption not in CORRUPTIONS:
-        hint = did_you_mean(corruption, CORRUPTIONS)
-        raise ValueError(f"corruption must be one of {', '.join(CORRUPTIONS)}, got {corruption!r}{hint}")
+    check_choice("corruption", corruption, CORRUPTIONS)
     return CORRUPTIONS[corruption](strength)(examples, torch.Generator().manual_seed(seed))
+
+
+def parse_label_noise(text: str) -> LabelNoise:
+    """Label noise from text such as ``flip:0.3``."""
+    kind, _, number = text.partition(":")
+    if kind not in LABEL_NOISES or not NUMBER.fullmatch(number) or not 0.0 <= float(number) <= 1.0:
+        forms = ", ".join(f"{name}:P" for name in LABEL_NOISES)
+        hint = "" if kind in LABEL_NOISES else did_you_mean(kind, LABEL_NOISES)
+        raise ValueError(f"label noise must be one of {forms} with P in [0, 1], such as flip:0.3, got {text!r}{hint}")
+    return LABEL_NOISES[kind](float(number))
 
 
 def _images(examples: Examples) -> Images:
@@ -148,128 +242,6 @@ def _images(examples: Examples) -> Images:
             "corrupt them before they are normalised"
         )
     return images
-
-
-MNIST_DESTINATIONS = (0, 1, 7, 8, 4, 6, 5, 1, 8, 9)
-"""Digits that are taken for each other: 2 for 7, 3 for 8, 5 for 6, 6 for 5, 7 for 1."""
-
-
-@dataclass(frozen=True, eq=False)
-class NoisyLabels:
-    """What became of labels.
-
-    Args:
-        labels: the noisy labels, in the order of the true ones.
-        transition: probability of a noisy class (column) for a true class (row), ``float64``.
-    """
-
-    labels: Int[Tensor, " example"]
-    transition: Float[Tensor, "class class"]
-
-
-@dataclass(frozen=True)
-class Flip:
-    """Each class has one other class that it is taken for, drawn with the generator; each label goes there with p."""
-
-    p: float
-
-    def __post_init__(self) -> None:
-        _check_probability("Flip", self.p)
-
-    def __call__(self, labels: Int[Tensor, " example"], num_classes: int, generator: torch.Generator) -> NoisyLabels:
-        """Noisy labels, and the transition matrix of the pattern drawn."""
-        _check_labels("Flip", labels, num_classes)
-        offsets = torch.randint(num_classes - 1, (num_classes,), generator=generator, device=generator.device)
-        destinations = functional.corruption.flip_destinations(offsets)
-        return _redraw(labels, functional.corruption.patterned_transition(destinations, self.p), generator)
-
-
-@dataclass(frozen=True)
-class Symmetric:
-    """With p, a label becomes one of the other classes, each as often."""
-
-    p: float
-
-    def __post_init__(self) -> None:
-        _check_probability("Symmetric", self.p)
-
-    def __call__(self, labels: Int[Tensor, " example"], num_classes: int, generator: torch.Generator) -> NoisyLabels:
-        """Noisy labels, and the transition matrix."""
-        _check_labels("Symmetric", labels, num_classes)
-        return _redraw(labels, functional.corruption.symmetric_transition(num_classes, self.p), generator)
-
-
-@dataclass(frozen=True)
-class UniformMix:
-    """With p, a label is drawn from all classes, its own included."""
-
-    p: float
-
-    def __post_init__(self) -> None:
-        _check_probability("UniformMix", self.p)
-
-    def __call__(self, labels: Int[Tensor, " example"], num_classes: int, generator: torch.Generator) -> NoisyLabels:
-        """Noisy labels, and the transition matrix."""
-        _check_labels("UniformMix", labels, num_classes)
-        return _redraw(labels, functional.corruption.uniform_transition(num_classes, self.p), generator)
-
-
-@dataclass(frozen=True)
-class MnistAsymmetric:
-    """With p, digits that look alike are confused: 7 for 1, 2 for 7, 5 and 6 for each other, 3 for 8."""
-
-    p: float
-
-    def __post_init__(self) -> None:
-        _check_probability("MnistAsymmetric", self.p)
-
-    def __call__(self, labels: Int[Tensor, " example"], num_classes: int, generator: torch.Generator) -> NoisyLabels:
-        """Noisy labels, and the transition matrix."""
-        if num_classes != len(MNIST_DESTINATIONS):
-            raise ValueError(f"num_classes of MnistAsymmetric must be 10, got {num_classes}")
-        _check_labels("MnistAsymmetric", labels, num_classes)
-        return _redraw(
-            labels, functional.corruption.patterned_transition(torch.tensor(MNIST_DESTINATIONS), self.p), generator
-        )
-
-
-LabelNoise = Flip | Symmetric | UniformMix | MnistAsymmetric
-
-
-NOISES: dict[str, type[LabelNoise]] = {
-    "flip": Flip,
-    "symmetric": Symmetric,
-    "uniform-mix": UniformMix,
-    "mnist-asymmetric": MnistAsymmetric,
-}
-
-
-NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
-
-
-def parse_label_noise(text: str) -> LabelNoise:
-    """Label noise from text such as ``flip:0.3``."""
-    kind, _, number = text.partition(":")
-    if kind not in NOISES or not NUMBER.fullmatch(number) or not 0.0 <= float(number) <= 1.0:
-        known = ", ".join(f"{name}:P" for name in NOISES)
-        hint = "" if kind in NOISES else did_you_mean(kind, NOISES)
-        raise ValueError(f"label noise must be one of {known} with P in [0, 1], such as flip:0.3, got {text!r}{hint}")
-    return NOISES[kind](float(number))
-
-
-def _redraw(labels: Tensor, transition: Tensor, generator: torch.Generator) -> NoisyLabels:
-    """Labels drawn from their rows, where the generator is, and put back where the labels are."""
-    uniforms = torch.rand(len(labels), dtype=torch.float64, generator=generator, device=generator.device)
-    transition = transition.to(generator.device)
-    redrawn = functional.corruption.redrawn_labels(labels.to(generator.device), transition, uniforms)
-    return NoisyLabels(redrawn.to(labels.device), transition.to(labels.device))
-
-
-def _check_probability(kind: str, p: float) -> None:
-    if not isinstance(p, int | float):
-        raise TypeError(f"p of {kind} must be a number, got {p!r}")
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"p of {kind} must be in [0, 1], got {p}")
 
 
 def _check_labels(kind: str, labels: Tensor, num_classes: int) -> None:

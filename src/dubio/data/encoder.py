@@ -1,19 +1,18 @@
-"""How the columns of a table become the inputs of a network: a plain value that is kept with the run.
+"""The encoder that turns the columns of a table into the inputs of a network; it is stored with the run.
 
-``fit_encoder`` reads it off the training rows alone, and ``TableEncoder.encode`` applies it to any rows that have the
-same columns, in whatever order. It does what this ``ColumnTransformer`` of scikit-learn does, column by column, and
-needs neither scikit-learn nor a pickle (``test_the_encoder_equals_a_column_transformer``):
+``fit_encoder`` fits it on the training rows, and ``TableEncoder.encode`` applies it to rows with the same columns, in
+any order. It is equal to this ``ColumnTransformer`` of scikit-learn, column by column, but needs neither scikit-learn
+nor a pickle (``test_the_encoder_equals_a_column_transformer``):
 
     numbers       SimpleImputer(strategy="median", add_indicator=True)
     true/false    0 and 1, then as numbers
-    dates         days since 1970-01-01, then as numbers; month and weekday beside them
-    texts         OneHotEncoder(max_categories=30, handle_unknown="infrequent_if_exist"); a gap is a category
+    dates         days since 1970-01-01, then as numbers; also month and weekday
+    texts         OneHotEncoder(max_categories=30, handle_unknown="infrequent_if_exist"); a missing value is a category
 
-A text column in which every value is different names its rows and is dropped, as are columns with one value only.
-
-Numbers far from zero with little spread, such as times in seconds, are shifted by their median first, because
-``float32`` has seven digits. Other than that nothing is scaled here: the network's first layer standardises
-(``dubio.models.standardised``), so that a saved network needs nothing else.
+A text column in which all values are different identifies the rows, and is dropped. A column with a single value is
+dropped too. Numbers far from zero with a small spread, such as times in seconds, are shifted by their median first,
+because ``float32`` has seven digits. Nothing else is scaled here: the first layer of the network standardises its
+inputs (``dubio.models.standardised``), so a saved network needs nothing else.
 """
 
 import json
@@ -21,8 +20,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, NoReturn
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dubio.codec import RecordError, parse_json, read_value
-from dubio.data.columns import TYPING_ERRORS, TableChunk, Target, encode_targets, finite_number, is_missing
+from dubio.data.columns import (
+    TYPING_ERRORS,
+    TableChunk,
+    Target,
+    encode_targets,
+    finite_number,
+    is_missing,
+    without_zone,
+)
 from dubio.data.files import DataError
 
 Kind = Literal["number", "boolean", "date", "category", "dropped"]
@@ -38,26 +46,22 @@ MAX_CATEGORIES = 30
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 DATE_FORMATS = ("iso", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
 ROW_NUMBERS = re.compile(r"Unnamed: \d+|__index_level_\d+__")
-"""What pandas calls the index of a frame in files."""
+"""Names that pandas gives to the index of a frame in files."""
 EPOCH = datetime(1970, 1, 1)
 FAR = 1e3
-SIGNS = re.compile("[\\s,%$\u20ac\u00a3\u00a5]")
+"""Numbers whose median exceeds their spread by this factor are shifted."""
+NUMBER_SIGNS = re.compile("[\\s,%$\u20ac\u00a3\u00a5]")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 VERSION = 1
 
 
-def remarks_as_text(remarks: Mapping[str, int], num_rows: int) -> list[str]:
-    """One sentence for each remark of ``Encoded``, with the number of rows."""
-    return [f"{remark} ({count} of {num_rows} rows)" for remark, count in remarks.items()]
-
-
 class Encoded(NamedTuple):
-    """Rows of a table as a network reads them.
+    """Rows of a table as inputs of a network.
 
     Args:
         inputs: ``float32``, `(row, feature)`.
-        targets: labels `(row,)` or values `(row, 1)`; None where the table has no column of targets.
-        remarks: what was not as in training, each with the number of rows; those of several chunks may be added.
+        targets: labels `(row,)` or values `(row, 1)`; None if the table has no column of targets.
+        remarks: differences from the training data, each with the number of rows; chunks can be added up.
     """
 
     inputs: Tensor
@@ -67,19 +71,19 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class TableColumn:
-    """How one column becomes features.
+    """The encoding of one column as features.
 
     Args:
-        name: what the table calls it.
+        name: name of the column.
         kind: number, boolean, date, category or dropped.
-        fill: for numbers, booleans and dates: the median, which stands in for gaps.
-        has_indicator: whether a feature says where the gaps are; so if there were any in training.
-        centre: what is subtracted from numbers, for the sake of ``float32``.
+        fill: the median of numbers, booleans and dates, which replaces missing values.
+        has_indicator: whether a feature marks missing values; it does if the training rows have any.
+        centre: the number that is subtracted, to keep digits in ``float32``.
         date_format: ``iso``, or a format of ``strptime``.
-        part_fills: medians of a date's month and weekday.
-        categories: texts that have a feature each; None among them is a gap.
+        part_fills: medians of the month and the weekday of a date.
+        categories: texts with a feature each; None is a missing value.
         has_other: whether the last feature is for all other texts.
-        reason: why a column is dropped.
+        reason: the reason why a column is dropped.
     """
 
     name: str
@@ -95,7 +99,7 @@ class TableColumn:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """What each feature is."""
+        """The name of each feature."""
         if self.kind == "dropped":
             return ()
         if self.kind == "category":
@@ -108,11 +112,11 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class TableEncoder:
-    """How the columns of a table become inputs, and one of them targets.
+    """The encoding of the columns of a table as inputs and targets.
 
     Args:
-        columns: those of the inputs, in the order of their features.
-        target: which column is to be predicted, and what for.
+        columns: the columns of the inputs, in the order of their features.
+        target: the column of the targets.
     """
 
     columns: tuple[TableColumn, ...]
@@ -120,38 +124,38 @@ class TableEncoder:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """What each feature is, in the order of the inputs."""
+        """The name of each feature, in the order of the inputs."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The columns that a table must have."""
+        """The columns that a table needs."""
         return tuple(column.name for column in self.columns if column.kind != "dropped")
 
     @property
     def dropped_names(self) -> tuple[str, ...]:
-        """The columns that are left out; ``read_rows`` may skip them."""
+        """The columns that are dropped; ``read_rows`` may skip them."""
         return tuple(column.name for column in self.columns if column.kind == "dropped")
 
     def encode(
-        self, rows: TableChunk | Mapping[str, Sequence[Any] | NDArray[Any]], *, with_targets: bool = True
+        self,
+        rows: TableChunk | Mapping[str, Sequence[Any] | NDArray[Any]],
+        *,
+        with_targets: bool = True,
+        may_drop: bool = False,
     ) -> Encoded:
-        """Inputs, and targets where the rows have them, in the order of the rows.
+        """Inputs, and targets if the rows have them, in the order of the rows.
 
         Args:
-            rows: columns by name, in any order; None, NaN or an empty text is a gap. Other columns are ignored.
-            with_targets: whether to read the target column; without, it may be absent, empty or hold other classes.
+            rows: columns by name, in any order; None, NaN or an empty text is a missing value. Other columns are
+                ignored.
+            with_targets: whether to read the target column; otherwise it may be absent, empty or hold other classes.
+            may_drop: whether error messages advise to drop a column, as for the table that the encoder is fitted on.
 
         Raises:
-            DataError: a column is missing, or a cell is not of its column's kind.
+            DataError: a column is missing, or a cell does not have the type of its column.
         """
-        return self._encode(rows if isinstance(rows, TableChunk) else _chunk_of(rows), with_targets, may_drop=False)
-
-    def encode_own(self, table: TableChunk) -> Encoded:
-        """As ``encode``, of the table that this encoder is fitted for: advice may be to drop a column of it."""
-        return self._encode(table, with_targets=True, may_drop=True)
-
-    def _encode(self, chunk: TableChunk, with_targets: bool, may_drop: bool) -> Encoded:
+        chunk = rows if isinstance(rows, TableChunk) else _chunk_of(rows)
         missing = [name for name in self.input_names if name not in chunk.columns]
         if missing:
             raise DataError(
@@ -159,26 +163,22 @@ class TableEncoder:
                 f"it has {', '.join(chunk.columns)[:200]}",
             )
         remarks: Counter[str] = Counter()
-        parts = [
-            _encode(column, chunk, remarks, may_drop).reshape(len(chunk), -1)
-            for column in self.columns
-            if column.kind != "dropped"
-        ]
+        kept = [column for column in self.columns if column.kind != "dropped"]
+        parts = [_encode(column, chunk, remarks, may_drop).reshape(len(chunk), -1) for column in kept]
         names = {column.name for column in self.columns} | {self.target.name}
-        extra = [name for name in chunk.columns if name not in names]
-        if extra:
-            remarks[f"the columns {', '.join(extra)} were not there in training and are ignored"] += len(chunk)
+        if extra := [name for name in chunk.columns if name not in names]:
+            remarks[f"the columns {', '.join(extra)} are not in the training data and are ignored"] += len(chunk)
         has_targets = with_targets and self.target.name in chunk.columns
         targets = encode_targets(chunk, self.target) if has_targets else None
         return Encoded(torch.from_numpy(np.concatenate(parts, axis=1)), targets, remarks)
 
     def summary(self) -> str:
-        """One line for each thing a user should know: the target, the inputs, and what is left out."""
-        names = [column.name for column in self.columns if column.kind != "dropped"]
+        """The target, the inputs and the dropped columns, as lines of text."""
+        names = self.input_names
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        what = f"{len(self.target.classes)} classes" if self.target.classes else "regression"
+        task = f"{len(self.target.classes)} classes" if self.target.classes else "regression"
         inputs = f"{len(names)} input{'s' * (len(names) != 1)}"
-        lines = [f"target: {self.target.name} ({what}; {inputs}: {shown})"]
+        lines = [f"target: {self.target.name} ({task}; {inputs}: {shown})"]
         if len(self.feature_names) != len(names):
             lines.append(f"the inputs become {len(self.feature_names)} numbers (texts one-hot, gaps filled and marked)")
         lines += [f"left out: {column.name} ({column.reason})" for column in self.columns if column.kind == "dropped"]
@@ -190,10 +190,10 @@ class TableEncoder:
 
     @classmethod
     def from_json(cls, text: str) -> "TableEncoder":
-        """The encoder that ``to_json`` wrote.
+        """The encoder from the text of ``to_json``.
 
         Raises:
-            DataError: the text is something else.
+            DataError: the text is not an encoder.
         """
         try:
             stored = parse_json(text, "the encoding of a table")
@@ -208,32 +208,36 @@ class TableEncoder:
         return encoder
 
 
+def remarks_as_text(remarks: Mapping[str, int], num_rows: int) -> list[str]:
+    """One sentence for each remark of ``Encoded``, with the number of rows."""
+    return [f"{remark} ({count} of {num_rows} rows)" for remark, count in remarks.items()]
+
+
 def fit_encoder(train: TableChunk, target: Target, drop: Sequence[str] = ()) -> TableEncoder:
-    """The encoder of a table's training rows.
+    """Fit an encoder on the training rows of a table.
 
     Args:
-        train: the training rows alone.
-        target: which column is the target.
-        drop: columns to leave out.
+        train: the training rows.
+        target: the column of the targets.
+        drop: columns to drop.
 
     Raises:
-        DataError: a cell is not of its column's kind, or no input is left.
+        DataError: a cell does not have the type of its column, or no input is left.
     """
     columns = tuple(_fit(name, train, name in drop) for name in train.columns if name != target.name)
     if all(column.kind == "dropped" for column in columns):
         reasons = "; ".join(f"{column.name}: {column.reason}" for column in columns) or "there is no other column"
-        raise DataError(f"{train.file} must have inputs beside the target {target.name!r}, got none ({reasons})")
+        raise DataError(f"{train.file} must have inputs besides the target {target.name!r}, got none ({reasons})")
     return TableEncoder(columns, target)
 
 
 def _fit(name: str, train: TableChunk, is_dropped: bool) -> TableColumn:
-    """How a column of the training rows becomes features."""
+    """The encoding of a column of the training rows."""
     if is_dropped:
-        return TableColumn(name, "dropped", reason="as asked for")
+        return TableColumn(name, "dropped", reason="as requested")
     if ROW_NUMBERS.fullmatch(name):
         return TableColumn(name, "dropped", reason="row numbers of pandas")
-    column, date_format = TableColumn(name, "number"), ""
-    cells = train.columns[name]
+    column, cells = TableColumn(name, "number"), train.columns[name]
     if cells.dtype.kind == "M":
         column = TableColumn(name, "date")
     elif cells.dtype.kind == "O":
@@ -241,7 +245,7 @@ def _fit(name: str, train: TableChunk, is_dropped: bool) -> TableColumn:
         if not texts:
             return TableColumn(name, "dropped", reason="empty in every training row")
         if _are_numbers(texts, train, name):
-            pass
+            column = TableColumn(name, "number")
         elif {text.lower() for text in texts} <= {*TRUE, *FALSE}:
             column = TableColumn(name, "boolean")
         elif date_format := _date_format(texts, train, name):
@@ -265,7 +269,7 @@ def _fit(name: str, train: TableChunk, is_dropped: bool) -> TableColumn:
 
 
 def _fit_category(name: str, cells: list[str | None]) -> TableColumn:
-    """One feature for each text, or for the most frequent ones, which OneHotEncoder chooses among equals as here."""
+    """One feature for each text, or for the most frequent ones; ties are broken as in OneHotEncoder."""
     counts = Counter(cells)
     num_missing = counts.pop(None, 0)
     num_rows = len(cells) - num_missing
@@ -283,39 +287,33 @@ def _fit_category(name: str, cells: list[str | None]) -> TableColumn:
 
 
 def _are_numbers(texts: Sequence[str], train: TableChunk, name: str) -> bool:
-    """Whether cells are numbers; a column of numbers in which a few are not is refused."""
-    others = [text for text in dict.fromkeys(texts) if finite_number(text) is None]
+    """Whether cells are numbers; refuses a column of numbers with a few other cells."""
+    others = [text for text in texts if finite_number(text) is None]
     if not others:
         return True
-    distinct = set(others)
-    count = sum(text in distinct for text in texts)
-    like_numbers = [text for text in others if _is_like_a_number(text)]
-    if count <= TYPING_ERRORS * len(texts) or (len(like_numbers) == len(others)):
-        wrong = others[0]
-        row = int(np.flatnonzero(train.columns[name] == wrong)[0])
-        raise DataError(
-            f"{train.place(row, name)} must hold a number, got {wrong[:40]!r}",
-            f"correct it, leave the cell empty, or leave the column out with {{drop={name}}}",
-        )
+    if len(others) <= TYPING_ERRORS * len(texts) or all(map(_is_like_a_number, dict.fromkeys(others))):
+        row = int(np.flatnonzero(train.columns[name] == others[0])[0])
+        advice = f"correct it, leave the cell empty, or leave the column out with {{drop={name}}}"
+        raise train.cell_error(row, name, "a number", advice)
     return False
 
 
 def _is_like_a_number(text: str) -> bool:
-    """Whether a text is a number in writing that is not read: ``1,234``, ``1_000``, ``$5``, ``7 %``, ``inf``."""
+    """Whether a text is a number in an unsupported format: ``1,234``, ``1_000``, ``$5``, ``7 %``, ``inf``."""
     try:
-        float(SIGNS.sub("", text))
+        float(NUMBER_SIGNS.sub("", text))
     except ValueError:
         return False
     return True
 
 
 def _date_format(texts: Sequence[str], train: TableChunk, name: str) -> str:
-    """The one way in which all dates are written; empty where these are no dates."""
+    """The format of all dates; empty if the texts are not dates."""
     distinct = list(dict.fromkeys(texts))
     fitting = [form for form in DATE_FORMATS if all(_day(text, form) is not None for text in distinct)]
     if len(fitting) > 1:
         raise DataError(
-            f"{train.file}, column {name!r} has dates of which day and month cannot be told apart, such as "
+            f"{train.file}, column {name!r} has dates whose day and month cannot be told apart, such as "
             f"{distinct[0][:40]!r}",
             f"write them as 2026-01-31, or leave the column out with {{drop={name}}}",
         )
@@ -329,14 +327,11 @@ def _encode(column: TableColumn, chunk: TableChunk, remarks: Counter[str], may_d
     values = _values(column, chunk)
     missing = np.isnan(values)
     if missing.any() and not column.has_indicator:
-        remarks[f"column {column.name!r} is empty, which it never was in training; its median stands in"] += int(
-            missing.sum()
-        )
-    too_large = np.abs(values) > FLOAT32_MAX
-    if too_large.any():
-        row = int(np.flatnonzero(too_large)[0])
+        remark = f"column {column.name!r} is empty, which it never was in training; it is replaced by its median"
+        remarks[remark] += int(missing.sum())
+    if too_large := np.flatnonzero(np.abs(values) > FLOAT32_MAX).tolist():
         raise DataError(
-            f"{chunk.place(row, column.name)} is too large for float32, got {values[row]:g}",
+            f"{chunk.place(too_large[0], column.name)} is too large for float32, got {values[too_large[0]]:g}",
             f"scale the column, take its logarithm, or leave it out with {{drop={column.name}}}"
             if may_drop
             else "correct it, or leave the cell empty",
@@ -354,68 +349,57 @@ def _one_hot(column: TableColumn, chunk: TableChunk, remarks: Counter[str]) -> N
     position = {category: index for index, category in enumerate(column.categories)}
     other = len(position) if column.has_other else -1
     texts = _texts(chunk.columns[column.name])
-    where = np.array([position.get(text, other) for text in texts])
+    indices = np.array([position.get(text, other) for text in texts])
     features = np.zeros((len(texts), len(position) + column.has_other), dtype=np.float32)
-    rows = np.flatnonzero(where >= 0)
-    features[rows, where[rows]] = 1.0
-    if len(rows) < len(texts):
-        remarks[f"column {column.name!r} has a text that did not occur in training; it counts as none"] += len(
-            texts
-        ) - len(rows)
+    rows = np.flatnonzero(indices >= 0)
+    features[rows, indices[rows]] = 1.0
+    if unseen := len(texts) - len(rows):
+        remarks[f"column {column.name!r} has a text that did not occur in training; it is ignored"] += unseen
     return features
 
 
 def _values(column: TableColumn, chunk: TableChunk) -> NDArray[np.float64]:
-    """Cells of numbers, booleans or dates as numbers; a gap is NaN."""
+    """Cells of numbers, booleans or dates as numbers; a missing value is NaN."""
     cells = chunk.columns[column.name]
     if cells.dtype.kind == "M" and column.kind == "date":
         days = (cells - np.datetime64(EPOCH)) / np.timedelta64(1, "D")
         return np.asarray(days, dtype=np.float64)
     if cells.dtype.kind in "biuf" and column.kind != "date":
         values = cells.astype(np.float64)
-        infinite = np.isinf(values)
-        if infinite.any():
-            _refuse(chunk, int(np.flatnonzero(infinite)[0]), column)
+        if infinite := np.flatnonzero(np.isinf(values)).tolist():
+            raise _cell_error(chunk, infinite[0], column)
         return values
-    read = _reader_of(column)
+    read: Callable[[str], float | None] = finite_number
+    if column.kind == "date":
+        read = partial(_day, date_format=column.date_format)
+    elif column.kind == "boolean":
+        words = {**dict.fromkeys((*TRUE, "1", "1.0"), 1.0), **dict.fromkeys((*FALSE, "0", "0.0"), 0.0)}
+        read = lambda text: words.get(text.lower())  # noqa: E731
     values = np.full(len(cells), np.nan)
     for row, cell in enumerate(_texts(cells)):
         if cell is not None:
             value = read(cell)
             if value is None:
-                _refuse(chunk, row, column)
+                raise _cell_error(chunk, row, column)
             values[row] = value
     return values
 
 
-def _refuse(chunk: TableChunk, row: int, column: TableColumn) -> NoReturn:
-    what = {"number": "a number", "boolean": "true or false", "date": "a date"}[column.kind]
+def _cell_error(chunk: TableChunk, row: int, column: TableColumn) -> DataError:
+    kind = {"number": "a number", "boolean": "true or false", "date": "a date"}[column.kind]
     if column.kind == "date" and column.date_format != "iso":
-        what += f" like {datetime(2026, 1, 31).strftime(column.date_format)}"
-    raise DataError(
-        f"{chunk.place(row, column.name)} must hold {what}, got {str(chunk.columns[column.name][row])[:40]!r}",
-        "correct it, or leave the cell empty",
-    )
-
-
-def _reader_of(column: TableColumn) -> Callable[[str], float | None]:
-    if column.kind == "number":
-        return finite_number
-    if column.kind == "date":
-        return lambda text: _day(text, column.date_format)
-    words = {**dict.fromkeys((*TRUE, "1", "1.0"), 1.0), **dict.fromkeys((*FALSE, "0", "0.0"), 0.0)}
-    return lambda text: words.get(text.lower())
+        kind += f" like {datetime(2026, 1, 31).strftime(column.date_format)}"
+    return chunk.cell_error(row, column.name, kind, "correct it, or leave the cell empty")
 
 
 def _day(text: str, date_format: str) -> float | None:
-    """Days since 1970-01-01, with the time of the day as a fraction."""
+    """Days since 1970-01-01, with the time of day as a fraction; None if the text is not a date."""
     try:
         day = datetime.fromisoformat(text) if date_format == "iso" else datetime.strptime(text, date_format)
     except ValueError:
         return None
-    if day.tzinfo is not None:
-        day = day.astimezone(UTC).replace(tzinfo=None)
-    return (day - EPOCH).total_seconds() / 86400.0
+    elapsed: timedelta = without_zone(day) - EPOCH
+    return elapsed / timedelta(days=1)
 
 
 def _date_parts(days: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -426,7 +410,7 @@ def _date_parts(days: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
 
 
 def _texts(cells: NDArray[Any]) -> list[str | None]:
-    """Cells as texts, a gap as None; a whole number is written without a point."""
+    """Cells as texts, a missing value as None; a whole number is written without a point."""
     if cells.dtype.kind in "OUS":
         return [None if cell is None or is_missing(str(cell)) else str(cell).strip() for cell in cells.tolist()]
     if cells.dtype.kind == "M":
@@ -435,7 +419,7 @@ def _texts(cells: NDArray[Any]) -> list[str | None]:
 
 
 def _chunk_of(columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> TableChunk:
-    """Columns in memory as rows of a table."""
+    """Columns in memory as a chunk of a table."""
     arrays = {}
     for name, values in columns.items():
         array = np.asarray(values)
@@ -454,9 +438,9 @@ def _cell(value: Any) -> str | None:
 
 
 def _check(encoder: TableEncoder) -> None:
-    """Refuse an encoder from a file that could not have been fitted to a table."""
+    """Refuse an encoder from a file that cannot have been fitted to a table."""
     if (encoder.target.task == "classification") != bool(encoder.target.classes):
-        raise DataError(f"the target of a table must have classes for classification alone, got {encoder.target}")
+        raise DataError(f"the target of a table must have classes only for classification, got {encoder.target}")
     if not encoder.input_names:
         raise DataError("the encoding of a table must have an input, got none")
     for column in encoder.columns:
@@ -466,4 +450,4 @@ def _check(encoder: TableEncoder) -> None:
             or len(set(column.categories)) < len(column.categories)
             or max(map(abs, (column.fill, column.centre, *column.part_fills))) > FLOAT32_MAX
         ):
-            raise DataError(f"this is not how a column of a table is encoded: {column}")
+            raise DataError(f"this is not the encoding of a column of a table: {column}")

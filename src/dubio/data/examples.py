@@ -1,10 +1,10 @@
-"""Examples held in memory: inputs, targets, and what the classes are called.
+"""Examples in memory (inputs, targets and names of the classes), and their split into parts.
 
-Images keep their bytes, ``uint8`` of shape `(example, channel, height, width)`, and become numbers in [0, 1] when they
-are used; ``scaled`` is the one place that says how. Inputs that are numbers already, images or features, stay as they
-are. Normalisation belongs to the model.
+Images are stored as bytes, ``uint8`` of shape `(example, channel, height, width)`. ``scaled`` converts them to numbers
+in [0, 1] when they are used. Other inputs are ``float32`` and are used unchanged. Normalisation is part of the model.
 
-Which examples are for training, for choosing, and for testing: always the same rows, from fixed generators.
+The split into training, validation and test parts uses fixed generators, so the parts always have the same rows
+(``tests/data/test_splitting.py``).
 """
 
 import hashlib
@@ -17,6 +17,9 @@ from torch import Tensor
 from dubio.data.encoder import TableEncoder
 from dubio.data.files import DataError
 
+VALIDATION_SHARE = 0.1
+"""Share of the training examples that is held out for validation by default."""
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -26,8 +29,8 @@ class Examples:
         inputs: ``uint8`` images `(example, channel, height, width)`, or ``float32`` of any shape, rows first.
         targets: ``int64`` labels `(example,)`, or ``float32`` values for regression.
         classes: names of the classes in the order of their labels; empty for regression.
-        name: what tables and messages call these data.
-        encoder: how the columns of a table became these inputs and targets; None for other data.
+        name: name of the data in tables and messages.
+        encoder: the encoder that made these inputs and targets from the columns of a table; None for other data.
     """
 
     inputs: Tensor
@@ -57,9 +60,8 @@ class Examples:
         return len(self.targets)
 
     def __getitem__(self, rows: Any) -> "Examples":
-        """Some of the examples, by slice, mask or row numbers."""
-        if isinstance(rows, int):
-            rows = [rows]
+        """A selection of the examples, by slice, mask or row numbers."""
+        rows = [rows] if isinstance(rows, int) else rows
         return replace(self, inputs=self.inputs[rows], targets=self.targets[rows])
 
     @property
@@ -88,7 +90,7 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """What a dataset offers; parts that it has not are None."""
+    """The parts of a dataset; a part that it does not have is None."""
 
     train: Examples | None
     validation: Examples | None
@@ -96,19 +98,18 @@ class Splits:
 
 
 def scaled(inputs: Tensor) -> Tensor:
-    """Bytes as numbers in [0, 1]; numbers as they are."""
+    """Bytes as numbers in [0, 1]; other numbers unchanged."""
     return inputs / 255.0 if inputs.dtype == torch.uint8 else inputs
 
 
-TENTH = 0.1
-
-
-def with_validation(train: Examples | None, test: Examples | None, validation: int | float = TENTH) -> Splits:
-    """Hold examples out of a training part; both parts keep the order they had.
+def with_validation(
+    train: Examples | None, test: Examples | None, validation: int | float = VALIDATION_SHARE
+) -> Splits:
+    """Hold examples out of a training part; both parts keep their order.
 
     Args:
-        train: the training part; where it is None there is no validation part either.
-        test: the test part, untouched.
+        train: the training part; without it there is no validation part either.
+        test: the test part, which does not change.
         validation: how many examples to hold out, or a fraction of them; 0 for none.
     """
     if train is None:
@@ -118,14 +119,14 @@ def with_validation(train: Examples | None, test: Examples | None, validation: i
     return Splits(train[~held_out], train[held_out] if held_out.any() else None, test)
 
 
-def split_three_ways(examples: Examples, validation: int | float = TENTH) -> Splits:
-    """A quarter of the examples for testing, and of the rest ``validation``, in one random order."""
-    train, held_out, test = rows_three_ways(len(examples), validation, examples.name)
+def split_examples(examples: Examples, validation: int | float = VALIDATION_SHARE) -> Splits:
+    """Split examples in random order: a quarter for testing, and ``validation`` of the rest for validation."""
+    train, held_out, test = split_rows(len(examples), validation, examples.name)
     return Splits(examples[train], examples[held_out] if len(held_out) else None, examples[test])
 
 
-def rows_three_ways(count: int, validation: int | float, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Which of so many rows are for training, for validation and for testing, as ``split_three_ways`` has it."""
+def split_rows(count: int, validation: int | float, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Row numbers of the training, validation and test parts, as in ``split_examples``."""
     if count < 4:
         raise DataError(f"{name} must have at least 4 examples, a quarter of them for testing, got {count}")
     test, rest = _order(count).tensor_split([count // 4])
@@ -138,12 +139,12 @@ def _order(count: int) -> Tensor:
 
 
 def _count(validation: int | float, available: int) -> int:
-    """How many examples ``validation`` asks for."""
-    wanted = validation if isinstance(validation, int) else int(validation * available)
+    """The number of validation examples."""
+    count = validation if isinstance(validation, int) else int(validation * available)
     if isinstance(validation, bool) or validation < 0 or (isinstance(validation, float) and not validation < 1.0):
         raise ValueError(f"validation must be a number of examples or a fraction in [0, 1), got {validation}")
-    if wanted >= available:
+    if count >= available:
         raise ValueError(
             f"validation must leave something to train on: less than {available} examples, got {validation}"
         )
-    return wanted
+    return count

@@ -1,15 +1,16 @@
-"""Fingerprints of data: two of them tell whether two sets of examples are the same.
+"""Fingerprints of data, which are equal if two sets of examples are equal.
 
-``fingerprint_of`` does not depend on the order of the rows: data that judged a network must not decide anything about
-it. Every row, its inputs and its target, is hashed, and the hashes are added up modulo 2^128. The sum and the number of
-rows name the set.
+``fingerprint_of`` does not depend on the order of the rows. It serves to refuse decisions about a network, such as
+calibration, on the data that evaluated it. Every row (inputs and target) is hashed, and the hashes are added up modulo
+2^128. The fingerprint is this sum and the number of rows.
 
-Invariants: the order of the rows, how they are cut into batches, and whether images are bytes or numbers in [0, 1]
-change nothing; another value, another target, or a row that is left out or repeated does
-(``tests/data/test_fingerprints.py``). A part of a set, and the same data normalised otherwise, are other data here.
+Invariants: the fingerprint does not depend on the order of the rows, on the batches, or on whether images are bytes or
+numbers in [0, 1]; it changes with every value or target, and if a row is left out or repeated
+(``tests/data/test_fingerprints.py``). A part of a set, and the same data with another normalisation, have different
+fingerprints.
 
-``DataFingerprint`` is what a run keeps of its data, to refuse other data when it is resumed. It is made to be fast, so
-the order of the rows and the types of their values count.
+``DataFingerprint`` is stored with a run, which refuses other data when it is resumed. It is fast, and depends on the
+order of the rows and on the types of their values.
 """
 
 import hashlib
@@ -28,33 +29,31 @@ from dubio.data.batches import Batch, Loader
 from dubio.data.examples import Examples, scaled
 
 DIGEST_SIZE = 16
-CHUNK = 2**24
-"""Bytes of rows that are hashed at a time."""
+CHUNK_BYTES = 2**24
+"""Size of the rows that are hashed together."""
 
 
 @dataclass(frozen=True)
 class DataFingerprint:
-    """What a run keeps of the data that it is trained or validated with."""
+    """The fingerprint of the training or validation data of a run."""
 
     kind: str
     """The type of the data: ``Examples``, ``DataLoader``."""
     ordered: str | None = None
-    """A hash of all values; None where the data are not held in memory, since reading them may be slow or random."""
+    """A hash of all values; None if the data are not in memory, because reading them may be slow or random."""
     unordered: str | None = None
-    """A sum of hashes of the rows, which is the same in any order."""
+    """A sum of hashes of the rows, which does not depend on their order."""
     num_examples: int | None = None
     classes: tuple[str, ...] = ()
-    """Names of the classes, where the data have them."""
+    """Names of the classes, if the data have them."""
     shape: tuple[int, ...] = ()
-    """Of one input, where the data are ``Examples``; a network that flattens its inputs does not tell it."""
+    """Shape of one input of ``Examples``; a network that flattens its inputs does not contain it."""
 
     @classmethod
     def of(cls, data: Any, sample_weight: Tensor | None = None) -> "DataFingerprint":
-        """The fingerprint of anything that ``fit`` takes; of a loader or stream, which is not read, the type alone."""
-        if isinstance(data, DataLoader | Loader):
-            source = data.dataset if isinstance(data, DataLoader) else data.examples
-        else:
-            source = data
+        """The fingerprint of anything that ``fit`` accepts; a loader or stream is not read, and has only a type."""
+        source = data.examples if isinstance(data, Loader) else data
+        source = source.dataset if isinstance(source, DataLoader) else source
         classes, shape = (source.classes, source.shape) if isinstance(source, Examples) else ((), ())
         weights = data.sample_weight if isinstance(data, Loader) else sample_weight
         batches = _held_batches(source, weights)
@@ -71,7 +70,7 @@ class DataFingerprint:
         return cls(type(data).__name__, digest.hexdigest(), f"{total % 2**64:016x}", count, classes, shape)
 
     def change_from(self, before: "DataFingerprint", name: str) -> str:
-        """How these data, called ``name``, differ from those before; empty if they do not, or one has no hash."""
+        """How these data, called ``name``, differ from earlier data; empty if they do not, or one has no hash."""
         if self.classes != before.classes:
             return f"{name} has other classes: {_change_of_classes(before.classes, self.classes)}"
         if self.ordered == before.ordered or self.ordered is None or before.ordered is None:
@@ -84,17 +83,17 @@ class DataFingerprint:
 
 
 def fingerprint_of(inputs: Any, targets: Any) -> str:
-    """The fingerprint of examples: inputs as a network reads them, and their targets, rows on axis 0.
+    """The fingerprint of inputs and targets with rows on axis 0.
 
     Args:
-        inputs: a tensor, or tuples, lists or dicts of tensors; what is no tensor is left out.
+        inputs: a tensor, or tuples, lists or dicts of tensors; other values are ignored.
         targets: labels or values, one row for each example.
     """
     return fingerprint_of_batches([(inputs, targets)])
 
 
 def fingerprint_of_batches(batches: Iterable[tuple[Any, Any]]) -> str:
-    """The fingerprint of all examples of some batches of inputs and targets together."""
+    """The fingerprint of all examples in batches of inputs and targets."""
     total, count = 0, 0
     for inputs, targets in batches:
         rows = _rows(inputs, targets)
@@ -104,7 +103,7 @@ def fingerprint_of_batches(batches: Iterable[tuple[Any, Any]]) -> str:
 
 
 def order_of(inputs: Any, targets: Any) -> str:
-    """Names examples in their order: equal where the same examples stand in the same rows."""
+    """A hash of examples in their order; it is equal if the same rows have the same examples."""
     digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
     for row in _rows(inputs, targets):
         digest.update(hashlib.blake2b(row, digest_size=DIGEST_SIZE).digest())
@@ -113,19 +112,20 @@ def order_of(inputs: Any, targets: Any) -> str:
 
 def _rows(inputs: Any, targets: Any) -> NDArray[np.uint8]:
     """The bytes of every example, one row each."""
-    wanted = torch.as_tensor(targets, device="cpu")
-    if wanted.dim() == 0:
+    labels = torch.as_tensor(targets, device="cpu")
+    if labels.dim() == 0:
         raise ValueError("targets must have one row for each example, got a single number")
     leaves = [_numbers(leaf) for leaf in _leaves(inputs)]
     if not leaves:
         raise ValueError(f"inputs must hold at least one tensor with rows, got {type(inputs).__name__}")
     for leaf in leaves:
-        if leaf.dim() == 0 or len(leaf) != len(wanted):
+        if leaf.dim() == 0 or len(leaf) != len(labels):
             raise ValueError(
-                f"inputs must have as many rows as targets, got shape {tuple(leaf.shape)} beside {len(wanted)} targets"
+                f"inputs must have as many rows as targets, got shape {tuple(leaf.shape)} beside {len(labels)} targets"
             )
-    parts = [*leaves, wanted.detach().cpu().double()]  # labels are the same labels, as whole numbers or not
-    return np.concatenate([_bytes(part) for part in parts], axis=1)
+    parts = [*leaves, labels.detach().cpu().double()]  # so that 1 and 1.0 are the same label
+    rows = [part.reshape(len(part), -1) if len(part) else part.new_zeros(0, 1) for part in parts]
+    return np.concatenate([part.contiguous().numpy().view(np.uint8) for part in rows], axis=1)
 
 
 def _leaves(inputs: Any) -> list[Tensor]:
@@ -139,20 +139,15 @@ def _leaves(inputs: Any) -> list[Tensor]:
 
 
 def _numbers(leaf: Tensor) -> Tensor:
-    """Values in one type for each kind of number; -0.0 is 0.0."""
+    """Values as one floating-point or integer type; -0.0 becomes 0.0."""
     values = scaled(leaf.detach()).cpu()
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     return values.float() + 0.0 if values.is_floating_point() else values.long()
 
 
-def _bytes(values: Tensor) -> NDArray[np.uint8]:
-    rows = values.reshape(len(values), -1) if len(values) else values.new_zeros(0, 1)
-    return rows.contiguous().numpy().view(np.uint8)
-
-
 def _held_batches(data: Any, sample_weight: Tensor | None) -> list[list[Tensor]] | None:
-    """The tensors of data that are held in memory, batch by batch; None for all others."""
+    """The tensors of data in memory, batch by batch; None for all other data."""
     if isinstance(data, Examples):
         batches: list[Any] = [(data.inputs, data.targets)]
     elif isinstance(data, TensorDataset):
@@ -166,9 +161,8 @@ def _held_batches(data: Any, sample_weight: Tensor | None) -> list[list[Tensor]]
         batches = [(*batches[0], sample_weight)]
     held = [_tensors_of(batch) for batch in batches]
     for leaves in held:
-        if not leaves or any(leaf.layout != torch.strided or leaf.is_nested for leaf in leaves):
-            return None
-        if any(leaf.dim() == 0 or len(leaf) != len(leaves[0]) for leaf in leaves):
+        is_dense = bool(leaves) and all(leaf.layout == torch.strided and not leaf.is_nested for leaf in leaves)
+        if not is_dense or any(leaf.dim() == 0 or len(leaf) != len(leaves[0]) for leaf in leaves):
             return None
     return [[leaf.detach().cpu().resolve_conj().contiguous() for leaf in leaves] for leaves in held]
 
@@ -184,19 +178,19 @@ def _tensors_of(batch: Any) -> list[Tensor]:
 
 
 def _row_hashes(leaves: list[Tensor]) -> NDArray[np.uint64]:
-    """A hash of each row of some tensors: fast rather than hard to forge."""
+    """A fast hash of each row of tensors; it is not cryptographic."""
     hashes = np.ones(len(leaves[0]), dtype=np.uint64)
     for place, leaf in enumerate(leaves):
         rows = leaf.reshape(len(leaf), -1 if leaf.numel() else 0).view(torch.uint8).numpy()
         size = -(-rows.shape[1] // 8)  # in words of 8 bytes
         factors = np.random.default_rng(place).integers(2**64, size=size, dtype=np.uint64) | np.uint64(1)
-        step = max(1, CHUNK // max(1, rows.shape[1]))
+        step = max(1, CHUNK_BYTES // max(1, rows.shape[1]))
         for first in range(0, len(rows), step):
             part = rows[first : first + step]
             words = np.zeros((len(part), 8 * size), dtype=np.uint8)
             words[:, : part.shape[1]] = part
             hashes[first : first + step] += words.view(np.uint64) @ factors
-        hashes ^= hashes >> np.uint64(32)  # so that the sum over rows is not linear in their values
+        hashes ^= hashes >> np.uint64(32)  # the sum over rows must not be linear in their values
         hashes *= np.uint64(0xD6E8FEB86659FD93)
         hashes ^= hashes >> np.uint64(32)
     return hashes

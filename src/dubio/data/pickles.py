@@ -1,10 +1,10 @@
-"""Pickles that can hold nothing but numpy arrays and plain containers, read without running anything.
+"""A reader of pickles with numpy arrays and plain containers, which does not run them.
 
-A pickle is a program. Python's own reader runs it: it imports what the pickle names and calls it. This one knows only
-the instructions that build numbers, texts, lists, tuples, dictionaries and arrays of numbers; it imports nothing, calls
-nothing, and an array is made here from its type, shape and bytes, never by numpy's own hooks for pickles. Any other
-instruction, and any other name, is refused. Memory stays in proportion to the file: no size is believed before the
-bytes are there. ``tests/data/test_pickles.py`` holds all this, with pickles that try to do otherwise.
+A pickle is a program. Python's own reader imports the names in it and calls them. This reader supports only the
+instructions that build numbers, texts, lists, tuples, dictionaries and arrays of numbers. It imports nothing and calls
+nothing: an array is made from its type, shape and bytes, without numpy's hooks for pickles. All other instructions and
+names are refused. Memory is proportional to the size of the file, because sizes in the pickle are compared with its
+bytes first. ``tests/data/test_pickles.py`` tests this with pickles that try to break each rule.
 """
 
 import math
@@ -20,7 +20,7 @@ from dubio.data.files import DataError
 
 NUMBERS = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"})
 MAX_INSTRUCTIONS = 2**21
-"""Ten times those of CIFAR-100; an instruction of one byte may make an object of sixty."""
+"""Ten times as many as CIFAR-100 has; an instruction of one byte can make an object of sixty bytes."""
 TYPE, ARRAY, RECONSTRUCT, FROM_BUFFER = "dtype", "ndarray", "_reconstruct", "_frombuffer"
 ADMITTED = {
     ("numpy", TYPE),
@@ -33,12 +33,12 @@ ADMITTED = {
 
 
 def parse_pickle(content: bytes, file: str) -> dict[str, Any]:
-    """The dictionary a pickle holds, with texts for keys: numbers, texts, containers, and arrays as its values.
+    """The dictionary in a pickle: its keys are texts, its values numbers, texts, containers and arrays.
 
-    Texts of Python 2 come as bytes, since it did not tell the two apart.
+    Texts of Python 2 become bytes, because it has one type for both.
 
     Raises:
-        DataError: the pickle is damaged, or holds or asks for anything else. Nothing of it was run.
+        DataError: the pickle is damaged or has anything else. Nothing of it was run.
     """
     try:
         value = _Reader(content, file).read()
@@ -50,7 +50,7 @@ def parse_pickle(content: bytes, file: str) -> dict[str, Any]:
 
 
 class _Name:
-    """One of the admitted names; it stands for what numpy calls so, and cannot do anything."""
+    """One of the admitted names of numpy; the object itself has no behaviour."""
 
     __slots__ = ("name",)
 
@@ -59,7 +59,7 @@ class _Name:
 
 
 class _Type:
-    """The type of an array's numbers: ``u1``, and the order of its bytes."""
+    """The type of the numbers of an array, such as ``u1``, and their byte order."""
 
     __slots__ = ("code", "order")
 
@@ -69,7 +69,7 @@ class _Type:
 
 
 class _Array:
-    """An array: announced first, filled later."""
+    """An array, which is created first and filled later."""
 
     __slots__ = ("value",)
 
@@ -78,7 +78,7 @@ class _Array:
 
 
 class _Reader:
-    """A stack, a memory, and a place in the pickle."""
+    """The state of the reader: a stack, a memory, and a position in the pickle."""
 
     def __init__(self, content: bytes, file: str) -> None:
         self.content, self.file, self.place = content, file, 0
@@ -87,7 +87,7 @@ class _Reader:
         self.memory: dict[int, Any] = {}
 
     def read(self) -> Any:
-        """Follow the instructions up to the end."""
+        """Execute the supported instructions up to the end."""
         left = MAX_INSTRUCTIONS
         while (code := self.take(1)[0]) != STOP:
             left -= 1
@@ -109,11 +109,11 @@ class _Reader:
         return taken
 
     def skip(self, count: int) -> None:
-        """Pass over bytes that say nothing needed here."""
+        """Skip bytes that are not needed."""
         self.take(count)
 
     def number(self, size: int, signed: bool = False) -> int:
-        """The next whole number of so many bytes."""
+        """The next integer of ``size`` bytes."""
         return int.from_bytes(self.take(size), "little", signed=signed)
 
     def line(self) -> str:
@@ -124,22 +124,22 @@ class _Reader:
         return self.take(end + 1 - self.place)[:-1].decode()
 
     def since_mark(self) -> list[Any]:
-        """What was put on the stack since the last mark, taken off."""
+        """Remove the items since the last mark from the stack and return them."""
         start = self.marks.pop()
         taken = self.stack[start:]
         del self.stack[start:]
         return taken
 
     def name(self, module: Any, name: Any) -> None:
-        """One of the admitted names."""
-        if not isinstance(module, str) or not isinstance(name, str):  # such as a tuple that takes years to print
-            self.refuse("asks for a name that is no text")
+        """Push one of the admitted names."""
+        if not isinstance(module, str) or not isinstance(name, str):  # a tuple might take years to print
+            self.refuse("asks for a name that is not a text")
         if (module, name) not in ADMITTED:
             self.refuse(f"asks for {module[:80]}.{name[:80]}")
         self.stack.append(_Name(name))
 
     def call(self) -> None:
-        """Make what an admitted name makes: a type or an array."""
+        """Create the object of an admitted name, a type or an array."""
         given, called = self.stack.pop(), self.stack.pop()
         kind = called.name if isinstance(called, _Name) else None
         if kind == TYPE and _are(given, (str, bytes), (int,), (int,)) and _text(given[0]) in NUMBERS:
@@ -154,7 +154,7 @@ class _Reader:
             self.refuse("calls something that makes no array of numbers")
 
     def state(self) -> None:
-        """Fill in a type's order of bytes, or an array."""
+        """Set the byte order of a type, or the contents of an array."""
         given, target = self.stack.pop(), self.stack[-1]
         if (
             isinstance(target, _Type)
@@ -165,10 +165,10 @@ class _Reader:
         elif isinstance(target, _Array) and _are(given, (int,), (tuple,), (_Type,), (int,), (bytes, bytearray)):
             target.value = self.filled(given[1], given[2], bool(given[3]), given[4])
         else:
-            self.refuse("sets the state of something that is no array of numbers")
+            self.refuse("sets the state of something that is not an array of numbers")
 
     def filled(self, shape: Any, type: _Type, columns_first: bool, content: bytes) -> NDArray[Any]:
-        """An array made of its bytes."""
+        """An array from its bytes."""
         if type.order not in ("<", ">", "|", "="):
             self.refuse("has an array whose numbers have no order of bytes")
         dtype = np.dtype(type.order + type.code)
@@ -183,21 +183,21 @@ class _Reader:
         """Put keys and values into the dictionary on the stack."""
         target = self.stack[-1]
         if not isinstance(target, dict) or len(items) % 2:
-            self.refuse("puts an entry into something that is no dictionary")
+            self.refuse("puts an entry into something that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | bytes):
-                self.refuse("has a key that is no text")
+                self.refuse("has a key that is not a text")
             target[key] = value
 
     def elements(self, items: list[Any]) -> None:
         """Put elements into the list on the stack."""
         target = self.stack[-1]
         if not isinstance(target, list):
-            self.refuse("puts an element into something that is no list")
+            self.refuse("puts an element into something that is not a list")
         target.extend(items)
 
     def refuse(self, what: str) -> NoReturn:
-        """Say what the pickle has that it must not have."""
+        """Raise the error for a pickle with contents that are not supported."""
         raise DataError(
             f"{self.file} {what}: a pickle may hold only numpy arrays of numbers and plain containers; "
             "nothing of it was run, do not trust this file"
@@ -227,17 +227,17 @@ def _push(make: Callable[[_Reader], Any]) -> Callable[[_Reader], None]:
 
 
 def _tuple_of(count: int) -> Callable[[_Reader], None]:
-    def gather(reader: _Reader) -> None:
+    def push(reader: _Reader) -> None:
         items = tuple(reader.stack[-count:])
         if len(items) != count:
             raise IndexError
         reader.stack[-count:] = [items]
 
-    return gather
+    return push
 
 
 def _counted(size: int, text: bool = False) -> Callable[[_Reader], None]:
-    """Bytes, or a text, after their number."""
+    """Bytes, or a text, with their number first."""
     if text:
         return _push(lambda reader: reader.take(reader.number(size)).decode("utf-8", "surrogatepass"))
     return _push(lambda reader: reader.take(reader.number(size)))

@@ -1,18 +1,15 @@
-"""Tables as datasets: arrays in a ``.npz``, or the columns of a ``.csv`` or parquet file.
+"""Tables as datasets, and new data to predict: rows of tables, arrays and images.
 
-A ``.npz`` has inputs called ``x`` or ``inputs`` and targets called ``y``, ``targets`` or ``labels``; with ``_train``
-and ``_test`` after the names it says which are for testing. Without, and in the other files, a quarter of the rows is
-for testing, always the same. ``targets.py`` says which column is the target and what targets are for, ``encoding.py``
-how columns of numbers, texts, dates and gaps become numbers.
+``read_table`` reads the arrays of a ``.npz`` or the columns of a ``.csv`` or parquet file. A ``.npz`` has inputs called
+``x`` or ``inputs`` and targets called ``y``, ``targets`` or ``labels``; the suffixes ``_train`` and ``_test`` name the
+parts. Without them, and in the other files, a quarter of the rows is the test part, always the same. ``columns.py`` has
+the rules for the target column and its task, and ``encoder.py`` those for the inputs of named columns. Bytes of shape
+`(example, height, width)`, also with a channel axis of 1 or 3 before or after the two, are images and stay bytes. All
+other inputs become ``float32``; the first layer of the network standardises them.
 
-Bytes of shape `(example, height, width)`, with a channel axis of 1 or 3 before or after the two or without, are images
-and stay bytes. All other inputs become ``float32``; the network's first layer standardises them.
-
-New data to predict: rows of a table, arrays or images, a few thousand at a time. No labels are needed or read.
-
-Tables (``.csv``, ``.parquet``, and ``.jsonl`` with one object per line) are encoded as the training data were
-(``TableEncoder``); a column of targets is ignored. A ``.npz`` has inputs called ``x`` or
-``inputs``. Images are a file, or a folder that is searched with the folders in it.
+``read_new`` reads new data in chunks of rows, without targets. Tables (``.csv``, ``.parquet``, and ``.jsonl`` with one
+object per line) are encoded with the ``TableEncoder`` of the training data; a column of targets is ignored
+(``tests/data/test_unlabelled.py``). Images are a file, or a folder that is searched recursively.
 """
 
 import itertools
@@ -32,38 +29,41 @@ from torch import Tensor
 
 from dubio.checks import did_you_mean
 from dubio.codec import open_regular
-from dubio.data.columns import (
-    CHUNK_ROWS,
-    TableChunk,
-    Task,
-    check_task,
-    choose_target,
-    joined,
-    looks_like_data,
-    parse_targets,
-    read_rows,
-    read_target,
-)
+from dubio.data import columns
+from dubio.data.columns import CHUNK_ROWS, TableChunk, Task
 from dubio.data.encoder import TableEncoder, fit_encoder, remarks_as_text
-from dubio.data.examples import TENTH, Examples, Splits, rows_three_ways, scaled, split_three_ways, with_validation
-from dubio.data.files import DataError, TableWarning, check_members, check_room
+from dubio.data.examples import VALIDATION_SHARE, Examples, Splits, scaled, split_examples, split_rows, with_validation
+from dubio.data.files import DataError, TableWarning, check_members, check_room, damage_as_data_error
 from dubio.data.image_files import decode_image, image_files, read_image_file
 
 INPUTS, TARGETS = ("x", "inputs"), ("y", "targets", "labels")
-
-
 NAMED_COLUMNS = (".csv", ".parquet")
-
-
 TABLES = (".npz", *NAMED_COLUMNS)
-
-
+NEW_DATA_FILES = (*NAMED_COLUMNS, ".jsonl")
+CHUNK_IMAGES = 256
 Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class NewRows:
+    """Rows of new data.
+
+    Args:
+        inputs: inputs of the network, rows first.
+        names: name of each row: its number in the data from 0, or the file of an image.
+        remarks: differences from the training data, each with the number of rows.
+        total: number of all rows, if it is available before the end.
+    """
+
+    inputs: Tensor
+    names: Sequence[int | str]
+    remarks: Counter[str] = field(default_factory=Counter)
+    total: int | None = None
 
 
 def read_table(
     path: Path,
-    validation: int | float = TENTH,
+    validation: int | float = VALIDATION_SHARE,
     task: Task | None = None,
     *,
     target: str | None = None,
@@ -76,17 +76,17 @@ def read_table(
     Args:
         path: the file.
         validation: how many training examples to hold out, or a fraction of them; 0 for none.
-        task: what the targets are for, where that is not plain: "classification" or "regression".
+        task: "classification" or "regression", if the targets do not show it.
         target: the column to predict; by default the one called target, label or class, else y, else the last.
         drop: columns to leave out.
-        delimiter: what separates the cells of a ``.csv``; by default what its first rows show.
-        encoder: how columns become numbers, from other data (``Examples.encoder``); by default it is fitted on the
-            training rows of this file. It knows its target, task and dropped columns.
+        delimiter: the separator of the cells of a ``.csv``; by default it is detected from the first rows.
+        encoder: an encoder fitted on other data (``Examples.encoder``), which contains target, task and dropped
+            columns; by default an encoder is fitted on the training rows of this file.
 
     Raises:
         DataError: the file is damaged, lacks arrays or columns, or has cells that cannot be read.
     """
-    check_task(task)
+    columns.check_task(task)
     ending, file = path.suffix.lower(), str(path)
     if ending == ".npz":
         if target is not None or drop or delimiter is not None:
@@ -96,20 +96,22 @@ def read_table(
         raise ValueError(f"a table must end in {', '.join(TABLES)}, got {file!r}")
     if encoder is not None and (target is not None or task is not None or drop):
         raise ValueError("an encoder has its own target, task and dropped columns; leave these arguments out")
-    table = joined(list(read_rows(path, delimiter, skip=drop if encoder is None else encoder.dropped_names)))
+    table = columns.joined(
+        list(columns.read_rows(path, delimiter, skip=drop if encoder is None else encoder.dropped_names))
+    )
     if encoder is not None and encoder.target.name not in table.columns:
         raise DataError(f"{file} must have the target column {encoder.target.name!r}, got {', '.join(table.columns)}")
     used = encoder or _fit(table, path.stem, validation, target, task, drop)
-    inputs, targets, remarks = used.encode_own(table) if encoder is None else used.encode(table)
+    inputs, targets, remarks = used.encode(table, may_drop=encoder is None)
     if encoder is not None:
         _warn(remarks, len(table), file)
     assert targets is not None
     examples = Examples(inputs, targets, used.target.classes, path.stem, used)
-    return split_three_ways(examples, validation)
+    return split_examples(examples, validation)
 
 
 def read_inputs(path: Path) -> Tensor:
-    """The inputs in a ``.npz``, whose array is called ``x`` or ``inputs``; targets are not needed.
+    """The inputs in a ``.npz``, from the array ``x`` or ``inputs``; targets are not needed.
 
     Raises:
         DataError: the file is damaged, or has no such array.
@@ -125,165 +127,18 @@ def read_inputs(path: Path) -> Tensor:
 
 
 def read_unseen_table(path: Path, encoder: TableEncoder) -> Examples:
-    """The rows of a ``.csv`` or ``.parquet`` file as inputs alone: the target column may be absent or hold anything.
+    """The test part of a ``.csv`` or ``.parquet`` file without its targets, which are not read and all 0.
 
-    All targets are 0. A quarter of the rows is taken, that which is for testing in ``read_table``.
+    The target column may be absent. The test part is the quarter of the rows that ``read_table`` uses for testing.
     """
     skipped = (*encoder.dropped_names, encoder.target.name)
-    table = joined(list(read_rows(path, skip=skipped)))
+    table = columns.joined(list(columns.read_rows(path, skip=skipped)))
     inputs, _, remarks = encoder.encode(table, with_targets=False)
     _warn(remarks, len(table), str(path))
     is_regression = encoder.target.task == "regression"
     targets = torch.zeros(len(table), 1) if is_regression else torch.zeros(len(table), dtype=torch.int64)
-    _, _, test = rows_three_ways(len(table), 0, path.stem)
+    _, _, test = split_rows(len(table), 0, path.stem)
     return Examples(inputs, targets, encoder.target.classes, path.stem, encoder)[test]
-
-
-def _warn(remarks: Mapping[str, int], num_rows: int, file: str) -> None:
-    for text in remarks_as_text(remarks, num_rows):
-        warnings.warn(f"{file}: {text}", TableWarning, stacklevel=2)
-
-
-def _fit(
-    table: TableChunk, name: str, validation: int | float, target: str | None, task: Task | None, drop: Sequence[str]
-) -> TableEncoder:
-    """The encoder of those rows that are trained with."""
-    names = list(table.columns)
-    if looks_like_data(names) and target is None:
-        raise DataError(
-            f"{table.file} must begin with a line that names the columns, got what looks like data: "
-            f"{', '.join(names)[:80]}",
-            "add such a line, or name the column to predict with {target} if these are names",
-        )
-    chosen = choose_target(names, table.file, target)
-    unknown = [column for column in drop if column not in names]
-    if unknown:
-        raise DataError(
-            f"{table.file} has no column {', '.join(map(repr, unknown))}, it has {', '.join(names)}",
-            "set {drop} to columns of the table" + did_you_mean(unknown[0], names),
-        )
-    if chosen in drop:
-        raise DataError(
-            f"column {chosen!r} of {table.file} is the target and dropped", "name another one with {target}"
-        )
-    if len(names) < 2:
-        raise DataError(
-            f"{table.file} must have inputs beside the target, got the column {names[0][:80]!r} alone",
-            "set {delimiter} if its cells are separated by another mark",
-        )
-    read = read_target(table, chosen, task)
-    train, _, _ = rows_three_ways(len(table), validation, name)
-    return fit_encoder(table[train.numpy()], read, drop)
-
-
-def _splits(arrays: Arrays, file: str, name: str, validation: int | float, task: Task | None) -> Splits:
-    parts = [_part(arrays, suffix, file) for suffix in ("", "_train", "_test")]
-    given = [part for part in parts if part is not None]
-    if not given or (parts[0] is not None and len(given) > 1):
-        raise DataError(
-            f"{file} must have arrays x and y, or x_train, y_train, x_test and y_test, "
-            f"got {', '.join(sorted(arrays)) or 'none of these'}"
-        )
-    labels, classes = parse_targets(_joined([targets for _, targets in given], file), file, task)
-    rows = iter(labels.split([len(targets) for _, targets in given]))
-    whole, train, test = (
-        None if part is None else Examples(_inputs(part[0], file), next(rows), classes, name) for part in parts
-    )
-    return split_three_ways(whole, validation) if whole is not None else with_validation(train, test, validation)
-
-
-def _part(arrays: Arrays, suffix: str, file: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Inputs and targets whose names end so, or None where there are none."""
-    found = [[name + suffix for name in names if name + suffix in arrays] for names in (INPUTS, TARGETS)]
-    if not any(found):
-        return None
-    if [len(names) for names in found] != [1, 1]:
-        raise DataError(
-            f"{file} must have one array of inputs, {' or '.join(name + suffix for name in INPUTS)}, and one of "
-            f"targets, {' or '.join(name + suffix for name in TARGETS)}, got {', '.join(found[0] + found[1])}"
-        )
-    inputs, targets = (arrays[names[0]] for names in found)
-    if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or len(inputs) == 0:
-        raise DataError(
-            f"{file} must have as many rows in {found[0][0]} as in {found[1][0]}, and at least one, "
-            f"got shapes {inputs.shape} and {targets.shape}"
-        )
-    return inputs, targets
-
-
-def _load(path: Path) -> Arrays:
-    """The arrays with names that are known here; nothing is unpickled."""
-    known = [name + suffix for name in INPUTS + TARGETS for suffix in ("", "_train", "_test")]
-    with open_regular(path, DataError) as opened:
-        try:
-            with zipfile.ZipFile(opened) as members:
-                check_room(check_members(members.infolist(), path), str(path))
-            opened.seek(0)
-            with np.load(opened, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files if name in known}
-            if foreign := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-                raise DataError(f"{path} must hold arrays as numpy writes them, got other contents in {foreign[0]}.npy")
-            for array in arrays.values():
-                if array.dtype.kind == "U":
-                    array.tolist()  # damaged characters raise here, and a SystemError wherever they are used
-            return arrays
-        except DataError:
-            raise
-        except Exception as error:  # numpy has a different one for every kind of damage
-            raise DataError(f"{path} is not a readable .npz of numbers and texts: {error}") from None
-
-
-def _joined(arrays: list[NDArray[Any]], file: str) -> NDArray[Any]:
-    kinds = {"text" if array.dtype.kind in "US" else array.dtype.kind for array in arrays}
-    if len({array.shape[1:] for array in arrays}) > 1 or ("text" in kinds and len(kinds) > 1):
-        raise DataError(f"{file} must have targets of one kind and shape for training and testing")
-    return np.concatenate(arrays)
-
-
-def _inputs(array: NDArray[Any], file: str) -> Tensor:
-    if array.dtype != np.uint8 or array.ndim not in (3, 4):
-        return _numbers(array, file)
-    if array.ndim == 3:
-        return torch.tensor(array).unsqueeze(1)
-    if array.shape[1] in (1, 3):
-        return torch.tensor(array)
-    if array.shape[3] in (1, 3):
-        return torch.tensor(array).permute(0, 3, 1, 2).contiguous()
-    raise DataError(f"{file} must have images with 1 or 3 channels, got bytes of shape {array.shape}")
-
-
-def _numbers(array: NDArray[Any], file: str) -> Tensor:
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{file} must have numbers as inputs, got {array.dtype}")
-    with np.errstate(over="ignore"):
-        numbers = np.ascontiguousarray(array, dtype=np.float32)
-    bad = np.argwhere(~np.isfinite(numbers))
-    if len(bad):
-        raise DataError(f"{file} must have finite inputs, got {array[tuple(bad[0])]} in example {bad[0][0]}")
-    return torch.tensor(numbers if numbers.ndim > 1 else numbers[:, None])
-
-
-CHUNK_IMAGES = 256
-
-
-NEW_DATA_FILES = (".csv", ".parquet", ".jsonl")
-
-
-@dataclass(frozen=True, eq=False)
-class NewRows:
-    """Some rows of new data.
-
-    Args:
-        inputs: what the network reads, rows first.
-        names: what each row is called: its number in the data from 0, or the file of an image.
-        remarks: what was not as in training, each with the number of rows.
-        total: how many rows there are in all, where that is known before the end.
-    """
-
-    inputs: Tensor
-    names: Sequence[int | str]
-    remarks: Counter[str] = field(default_factory=Counter)
-    total: int | None = None
 
 
 def read_new(
@@ -294,18 +149,18 @@ def read_new(
     delimiter: str | None = None,
     resize: tuple[int, int] | None = None,
 ) -> Iterator[NewRows]:
-    """The rows of new data, in their order.
+    """The rows of new data, in order, in chunks.
 
     Args:
         source: a ``.csv``, ``.parquet``, ``.jsonl`` or ``.npz`` file, an image, or a folder of images.
-        encoder: how the columns of a table become inputs; needed for a table of named columns.
-        shape: of one input, where it is known; what does not fit is refused before the network sees it.
-        delimiter: what separates the cells of a ``.csv``; by default what its first rows show.
-        resize: the height and width that images get; by default none is resized.
+        encoder: the encoder of a table of named columns.
+        shape: shape of one input of the network; inputs of another shape are refused.
+        delimiter: the separator of the cells of a ``.csv``; by default it is detected from the first rows.
+        resize: height and width to which images are resized; by default they are not.
 
     Raises:
-        DataError: the data cannot be read, or are not such as the network was trained on.
-        FileNotFoundError: there is nothing of this name.
+        DataError: the data cannot be read, or do not have the form of the training data.
+        FileNotFoundError: the source does not exist.
     """
     if not source.exists():
         raise FileNotFoundError(f"there is no file or folder {source}")
@@ -325,11 +180,123 @@ def read_new(
         yield part
 
 
+def _warn(remarks: Mapping[str, int], num_rows: int, file: str) -> None:
+    for text in remarks_as_text(remarks, num_rows):
+        warnings.warn(f"{file}: {text}", TableWarning, stacklevel=2)
+
+
+def _fit(
+    table: TableChunk, name: str, validation: int | float, target: str | None, task: Task | None, drop: Sequence[str]
+) -> TableEncoder:
+    """The encoder of the training rows."""
+    names = list(table.columns)
+    if columns.looks_like_data(names) and target is None:
+        raise DataError(
+            f"{table.file} must begin with a line that names the columns, got what looks like data: "
+            f"{', '.join(names)[:80]}",
+            "add such a line, or name the column to predict with {target} if these are names",
+        )
+    chosen = columns.choose_target(names, table.file, target)
+    unknown = [column for column in drop if column not in names]
+    if unknown:
+        raise DataError(
+            f"{table.file} has no column {', '.join(map(repr, unknown))}, it has {', '.join(names)}",
+            "set {drop} to columns of the table" + did_you_mean(unknown[0], names),
+        )
+    if chosen in drop:
+        raise DataError(
+            f"column {chosen!r} of {table.file} is the target and dropped", "name another one with {target}"
+        )
+    if len(names) < 2:
+        raise DataError(
+            f"{table.file} must have inputs besides the target, got the column {names[0][:80]!r} alone",
+            "set {delimiter} if its cells are separated by another mark",
+        )
+    parsed = columns.read_target(table, chosen, task)
+    train, _, _ = split_rows(len(table), validation, name)
+    return fit_encoder(table[train.numpy()], parsed, drop)
+
+
+def _splits(arrays: Arrays, file: str, name: str, validation: int | float, task: Task | None) -> Splits:
+    parts = [_part(arrays, suffix, file) for suffix in ("", "_train", "_test")]
+    given = [part for part in parts if part is not None]
+    if not given or (parts[0] is not None and len(given) > 1):
+        raise DataError(
+            f"{file} must have arrays x and y, or x_train, y_train, x_test and y_test, "
+            f"got {', '.join(sorted(arrays)) or 'none of these'}"
+        )
+    labels, classes = columns.parse_targets(_joined([targets for _, targets in given], file), file, task)
+    rows = iter(labels.split([len(targets) for _, targets in given]))
+    whole, train, test = (
+        None if part is None else Examples(_inputs(part[0], file), next(rows), classes, name) for part in parts
+    )
+    return split_examples(whole, validation) if whole is not None else with_validation(train, test, validation)
+
+
+def _part(arrays: Arrays, suffix: str, file: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Inputs and targets whose names have a suffix, or None."""
+    names = [[name + suffix for name in group if name + suffix in arrays] for group in (INPUTS, TARGETS)]
+    if not any(names):
+        return None
+    if [len(group) for group in names] != [1, 1]:
+        raise DataError(
+            f"{file} must have one array of inputs, {' or '.join(name + suffix for name in INPUTS)}, and one of "
+            f"targets, {' or '.join(name + suffix for name in TARGETS)}, got {', '.join(names[0] + names[1])}"
+        )
+    inputs, targets = (arrays[group[0]] for group in names)
+    if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or len(inputs) == 0:
+        raise DataError(
+            f"{file} must have as many rows in {names[0][0]} as in {names[1][0]}, and at least one, "
+            f"got shapes {inputs.shape} and {targets.shape}"
+        )
+    return inputs, targets
+
+
+def _load(path: Path) -> Arrays:
+    """The arrays of inputs and targets; nothing is unpickled."""
+    names = [name + suffix for name in INPUTS + TARGETS for suffix in ("", "_train", "_test")]
+    kind = "a readable .npz of numbers and texts"
+    with open_regular(path, DataError) as opened, damage_as_data_error(path, kind):
+        with zipfile.ZipFile(opened) as members:
+            check_room(check_members(members.infolist(), path), str(path))
+        opened.seek(0)
+        with np.load(opened, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files if name in names}
+        if foreign := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise DataError(f"{path} must hold arrays as numpy writes them, got other contents in {foreign[0]}.npy")
+        for array in arrays.values():
+            if array.dtype.kind == "U":
+                array.tolist()  # damaged characters raise here, and a SystemError wherever they are used
+        return arrays
+
+
+def _joined(arrays: list[NDArray[Any]], file: str) -> NDArray[Any]:
+    kinds = {"text" if array.dtype.kind in "US" else array.dtype.kind for array in arrays}
+    if len({array.shape[1:] for array in arrays}) > 1 or ("text" in kinds and len(kinds) > 1):
+        raise DataError(f"{file} must have targets of one kind and shape for training and testing")
+    return np.concatenate(arrays)
+
+
+def _inputs(array: NDArray[Any], file: str) -> Tensor:
+    if array.dtype != np.uint8 or array.ndim not in (3, 4):
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"{file} must have numbers as inputs, got {array.dtype}")
+        numbers = columns.finite_float32(array, file, "inputs")
+        return torch.tensor(numbers if numbers.ndim > 1 else numbers[:, None])
+    if array.ndim == 3:
+        return torch.tensor(array).unsqueeze(1)
+    if array.shape[1] in (1, 3):
+        return torch.tensor(array)
+    if array.shape[3] in (1, 3):
+        return torch.tensor(array).permute(0, 3, 1, 2).contiguous()
+    raise DataError(f"{file} must have images with 1 or 3 channels, got bytes of shape {array.shape}")
+
+
 def _read_table(source: Path, encoder: TableEncoder, delimiter: str | None) -> Iterator[NewRows]:
     if source.suffix.lower() == ".jsonl":
         chunks = _read_json_lines(source)
     else:
-        chunks = read_rows(source, delimiter, skip=(*encoder.dropped_names, encoder.target.name))
+        chunks = columns.read_rows(source, delimiter, skip=(*encoder.dropped_names, encoder.target.name))
     first = 0
     for chunk in chunks:
         inputs, _, remarks = encoder.encode(chunk, with_targets=False)
@@ -338,16 +305,16 @@ def _read_table(source: Path, encoder: TableEncoder, delimiter: str | None) -> I
 
 
 def _read_json_lines(source: Path) -> Iterator[TableChunk]:
-    """One object per line; a key that a row lacks is a gap."""
+    """Rows of one object per line; a missing key is a missing value."""
     with open_regular(source, DataError) as opened:
         lines = ((number, line) for number, line in enumerate(opened, start=1) if line.strip())
         count = 0
         while chunk := list(itertools.islice(lines, CHUNK_ROWS)):
             rows = [_object(line, source, number) for number, line in chunk]
             names = list(dict.fromkeys(name for row in rows for name in row))
-            columns = {name: np.array([_cell(row.get(name)) for row in rows], dtype=object) for name in names}
+            cells = {name: np.array([_cell(row.get(name)) for row in rows], dtype=object) for name in names}
             places = np.array([number for number, _ in chunk], dtype=np.int64)
-            yield TableChunk(columns, str(source), places, "line")
+            yield TableChunk(cells, str(source), places, "line")
             count += len(chunk)
         if count == 0:
             raise DataError(f"{source} must have at least one row, got none")
@@ -371,7 +338,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> str | None:
-    """A value as the text that a ``.csv`` would have."""
+    """A value as the text that a ``.csv`` has for it."""
     if value is None or isinstance(value, str):
         return value or None
     return json.dumps(value)
@@ -402,7 +369,7 @@ def _read_images(source: Path, shape: tuple[int, ...] | None, resize: tuple[int,
 
 
 def _image(file: Path, shape: tuple[int, ...] | None, resize: tuple[int, int] | None, remarks: Counter[str]) -> Tensor:
-    """An image with the channels that the network reads."""
+    """An image with the channels of the network's inputs."""
     image = torch.from_numpy(decode_image(read_image_file(file), str(file), resize).pixels)
     channels = _channels(image, shape)
     if len(image) == channels:
@@ -416,7 +383,7 @@ def _image(file: Path, shape: tuple[int, ...] | None, resize: tuple[int, int] | 
 
 
 def _channels(image: Tensor, shape: tuple[int, ...] | None) -> int:
-    """How many channels the network reads, also where it flattens them; those of the image where that is unknown."""
+    """The channels of the network's inputs, also if they are flattened; without a shape those of the image."""
     if shape is None or len(shape) not in (1, 3):
         return len(image)
     if len(shape) == 3:
@@ -426,16 +393,16 @@ def _channels(image: Tensor, shape: tuple[int, ...] | None) -> int:
 
 
 def _check_shape(rows: NewRows, source: Path, shape: tuple[int, ...] | None) -> None:
-    own = tuple(rows.inputs.shape[1:])
-    if shape is None or own == shape or (len(shape) == 1 and rows.inputs[0].numel() == shape[0]):
+    actual = tuple(rows.inputs.shape[1:])
+    if shape is None or actual == shape or (len(shape) == 1 and rows.inputs[0].numel() == shape[0]):
         return
     if len(shape) == 3 and isinstance(rows.names[0], str):
         raise DataError(
             f"{source} must have images of {shape[2]}x{shape[1]} pixels, as the network was trained on, got "
-            f"{own[2]}x{own[1]} in {rows.names[0]}",
+            f"{actual[2]}x{actual[1]} in {rows.names[0]}",
             f"resize them first; a run trained with --resize {shape[1]}x{shape[2]} resizes new images itself",
         )
-    raise DataError(f"{source} must have inputs of shape {shape}, as the network was trained on, got {own}")
+    raise DataError(f"{source} must have inputs of shape {shape}, as the network was trained on, got {actual}")
 
 
 def _size(image: Tensor) -> str:

@@ -1,30 +1,31 @@
-"""Networks by name, so that a command line and a file can say which one they mean.
+"""Networks by name, as the command line and files write it.
 
 A name is
 
     KIND[:CHOICE][:SIZES][,normalise=CONSTANTS or ,standardise=features]
 
-and spells the whole network out, or leaves its sizes to ``inputs`` and ``num_classes``:
+and contains the sizes of the network, or leaves them to ``inputs`` and ``num_classes``:
 
-    mlp:784-100-100-10          all widths, inputs first; dad_mlp too, which alone is 100-100 between
+    mlp:784-100-100-10          all widths, inputs first; also dad_mlp, which has 100-100 as its default hidden widths
     fc:100-100                  hidden widths, FC-100-100-10 of the papers; fc alone is softmax regression
-    lenet:1x28x28-10            channels x height x width - classes; dad_cnn and vgg16 too
-    vib_mlp:784-10              features - classes; an image shape is read as its number of features
-    resnet18:cifar:3x32x32-10   a stem, cifar (also where none is named) or imagenet; resnet50, resnext101_32x8d and
-                                preresnet18 too
+    lenet:1x28x28-10            channels x height x width - classes; also dad_cnn and vgg16
+    vib_mlp:784-10              features - classes; an image shape counts as its number of features
+    resnet18:cifar:3x32x32-10   a stem, cifar (the default) or imagenet; also resnet50, resnext101_32x8d and
+                                preresnet18
     torchvision:resnet34:10     a model of torchvision or timm, [inputs -] classes
     timm:vit_tiny_patch16_224:3x224x224-10
 
-Numbers are plain: no sign, no leading zero. ``,normalise=cifar10`` puts a normalisation first, see
-``dubio.models.NORMALISATIONS``. ``,standardise=features`` puts a layer first that standardises every feature of a
-table; ``dubio.models.standardised`` gives it the means and standard deviations of training data.
+Numbers have no sign and no leading zero. ``,normalise=cifar10`` adds a normalisation as the first layer, see
+``dubio.models.NORMALISATIONS``. ``,standardise=features`` adds a first layer that standardises every feature of a
+table; ``dubio.models.standardised`` sets its means and standard deviations from training data.
 
-The network that ``build`` gives carries its full name (``architecture_of``), from which ``build`` alone gives the same
-network again, whatever it was asked by (``test_a_network_is_rebuilt_from_its_name_alone``).
+The network that ``build`` returns has its full name as an attribute (``architecture_of``). ``build`` makes the same
+network from this name without other arguments (``test_a_network_is_rebuilt_from_its_name_alone``).
 
-Networks of torchvision and timm by name, where these are installed; nothing here imports them before it is asked.
+torchvision and timm are imported only when a name of theirs is built.
 """
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,41 +33,13 @@ from typing import Any, cast, get_args
 
 from torch import nn
 
-from dubio.checks import did_you_mean
-from dubio.models.networks import (
-    NORMALISATIONS,
-    Sizes,
-    Stem,
-    check_sizes,
-    dad_cnn,
-    dad_mlp,
-    fc,
-    lenet,
-    mlp,
-    named,
-    normalised,
-    preresnet18,
-    read_sizes,
-    read_widths,
-    resnet18,
-    resnet50,
-    resnext101_32x8d,
-    sizes_of,
-    standardising,
-    vgg16,
-    vib_mlp,
-    write_sizes,
-)
+from dubio.checks import check_choice, did_you_mean
+from dubio.models import networks
+from dubio.models.networks import NORMALISATIONS, Sizes, Stem, named
 
 STANDARDISED = ",standardise=features"
-
-
 MakeSized = Callable[[Sequence[int], int], nn.Module]
-
-
 MakeStemmed = Callable[[Sequence[int], int, Stem], nn.Module]
-
-
 MakeExternal = Callable[[str, Sequence[int] | None, int], nn.Module]
 
 
@@ -76,21 +49,21 @@ def build(
     """The network of a name such as ``mlp:64-100-100-10``, ``lenet`` or ``resnet18:cifar:3x32x32-10``.
 
     Args:
-        name: see the module's docstring.
-        inputs: shape of one input, such as (1, 28, 28); must agree with the name where that has one.
-        num_classes: number of outputs; must agree with the name where that has one.
-        normalise: constants by name for a normalisation as the first layer, see ``NORMALISATIONS``.
+        name: the name, see the docstring of the module.
+        inputs: shape of one input, such as (1, 28, 28); must agree with the shape in the name.
+        num_classes: number of outputs; must agree with the number in the name.
+        normalise: name of the constants of a normalisation as the first layer, see ``NORMALISATIONS``.
     """
     given = Sizes(None if inputs is None else tuple(inputs), num_classes)
     if name.endswith(STANDARDISED):
         if normalise is not None:
             raise ValueError(f"normalise must be None for a network that standardises, {name!r}, got {normalise!r}")
         net = build(name.removesuffix(STANDARDISED), inputs=inputs, num_classes=num_classes)
-        sizes = sizes_of(net)
+        sizes = networks.sizes_of(net)
         features = None if sizes is None else sizes.inputs
         if features is None or len(features) != 1 or (inputs is not None and len(inputs) != 1):
             raise ValueError(f"standardise=features is for inputs of one axis, got {inputs or features} for {name!r}")
-        return standardising(net, features[0])
+        return networks.with_standardise(net, features[0])
     text, constants = _split_normalisation(name, normalise)
     kind, *parts = text.split(":")
     if kind not in READERS:
@@ -102,40 +75,40 @@ def build(
         _check_channels(constants, given.inputs)
 
     net = READERS[kind](_NameReader(name, tuple(parts), given))
-    return net if constants is None else normalised(net, constants)
+    return net if constants is None else networks.normalised(net, constants)
 
 
 @dataclass(frozen=True)
 class _NameReader:
-    """A name being read: what stands behind its kind, and the sizes given beside it."""
+    """The parts of a name after its kind, and the sizes passed as arguments."""
 
     name: str
     parts: tuple[str, ...]
     given: Sizes
 
     def refusal(self, example: str) -> ValueError:
-        """An error that shows what such a name looks like."""
+        """An error that shows an example of such a name."""
         return ValueError(f"model must be like {example}, with plain whole numbers, got {self.name!r}")
 
     def widths(self, example: str) -> tuple[int, ...]:
-        """The one part that is left, as widths."""
-        widths = read_widths(self.parts[0]) if len(self.parts) == 1 else None
+        """The only part, as widths."""
+        widths = networks.read_widths(self.parts[0]) if len(self.parts) == 1 else None
         if widths is None:
             raise self.refusal(example)
         return widths
 
     def sizes(self, parts: Sequence[str], example: str) -> tuple[tuple[int, ...], int]:
-        """Inputs and classes from the parts that are left, or from what was given where none is."""
+        """Inputs and classes from the only part, or from the arguments if there is none."""
         if not parts:
             return self.given_sizes(example)
-        found = read_sizes(parts[0]) if len(parts) == 1 else None
-        if found is None or found.inputs is None or found.num_classes is None:
+        sizes = networks.read_sizes(parts[0]) if len(parts) == 1 else None
+        if sizes is None or sizes.inputs is None or sizes.num_classes is None:
             raise self.refusal(example)
-        self.check(found.inputs, found.num_classes)
-        return found.inputs, found.num_classes
+        self.check(sizes.inputs, sizes.num_classes)
+        return sizes.inputs, sizes.num_classes
 
     def given_sizes(self, example: str) -> tuple[tuple[int, ...], int]:
-        """Inputs and classes as they were given."""
+        """Inputs and classes from the arguments."""
         inputs, num_classes = self.given.inputs, self.given.num_classes
         if inputs is None or num_classes is None:
             raise ValueError(
@@ -145,128 +118,114 @@ class _NameReader:
         return inputs, num_classes
 
     def check(self, inputs: tuple[int, ...] | None, num_classes: int) -> None:
-        """Refuse sizes of the name that are not those given; a number of features agrees with an image of as many."""
-        asked = self.given.inputs
-        if asked is not None and inputs is not None and asked != inputs and (math.prod(asked),) != inputs:
-            raise ValueError(f"inputs must be {inputs}, which model {self.name!r} takes, got {asked}")
+        """Refuse sizes in the name that differ from the arguments; 784 features agree with an image of 1x28x28."""
+        given = self.given.inputs
+        if given is not None and inputs is not None and given != inputs and (math.prod(given),) != inputs:
+            raise ValueError(f"inputs must be {inputs}, which model {self.name!r} takes, got {given}")
         if self.given.num_classes not in (None, num_classes):
             raise ValueError(
                 f"num_classes must be {num_classes}, which model {self.name!r} has, got {self.given.num_classes}"
             )
 
 
-def _read_mlp(reading: _NameReader) -> nn.Module:
-    widths = reading.widths("mlp:784-100-100-10")
-    reading.check(widths[:1], widths[-1])
-    return mlp(*widths)
+def _read_fc(reader: _NameReader) -> nn.Module:
+    hidden = reader.widths("fc:100-100") if reader.parts else ()
+    inputs, num_classes = reader.given_sizes("mlp:784-100-100-10")
+    return networks.fc(*hidden, inputs=inputs, num_classes=num_classes)
 
 
-def _read_fc(reading: _NameReader) -> nn.Module:
-    hidden = reading.widths("fc:100-100") if reading.parts else ()
-    inputs, num_classes = reading.given_sizes("mlp:784-100-100-10")
-    return fc(*hidden, inputs=inputs, num_classes=num_classes)
+def _dense(
+    make: Callable[..., nn.Module], example: str, hidden: tuple[int, ...] | None = None
+) -> Callable[[_NameReader], nn.Module]:
+    def read(reader: _NameReader) -> nn.Module:
+        if hidden is not None and not reader.parts:
+            inputs, num_classes = reader.given_sizes(example)
+            return make(math.prod(inputs), *hidden, num_classes)
+        widths = reader.widths(example)
+        reader.check(widths[:1], widths[-1])
+        return make(*widths)
 
-
-def _read_dad_mlp(reading: _NameReader) -> nn.Module:
-    example = "dad_mlp:784-100-100-10"
-    if not reading.parts:
-        inputs, num_classes = reading.given_sizes(example)
-        return dad_mlp(math.prod(inputs), 100, 100, num_classes)
-    widths = reading.widths(example)
-    reading.check(widths[:1], widths[-1])
-    return dad_mlp(*widths)
+    return read
 
 
 def _sized(make: MakeSized, example: str) -> Callable[[_NameReader], nn.Module]:
-    return lambda reading: make(*reading.sizes(reading.parts, example))
+    return lambda reader: make(*reader.sizes(reader.parts, example))
 
 
 def _stemmed(make: MakeStemmed, example: str) -> Callable[[_NameReader], nn.Module]:
-    def read(reading: _NameReader) -> nn.Module:
-        is_named = reading.parts[:1] and reading.parts[0] in get_args(Stem)
-        stem, *parts = reading.parts if is_named else ("cifar", *reading.parts)
-        return make(*reading.sizes(parts, example), cast(Stem, stem))
+    def read(reader: _NameReader) -> nn.Module:
+        is_named = reader.parts[:1] and reader.parts[0] in get_args(Stem)
+        stem, *parts = reader.parts if is_named else ("cifar", *reader.parts)
+        return make(*reader.sizes(parts, example), cast(Stem, stem))
 
     return read
 
 
-def _external(make: MakeExternal, example: str) -> Callable[[_NameReader], nn.Module]:
-    def read(reading: _NameReader) -> nn.Module:
-        model, *parts = reading.parts or ("",)
-        found = read_sizes(parts[0]) if len(parts) == 1 else None if parts else reading.given
-        if not model or found is None:
-            raise reading.refusal(example)
-        if found.num_classes is None:
-            raise ValueError(f"model {reading.name!r} needs num_classes: pass it, or write it behind, as in {example}")
-        reading.check(found.inputs, found.num_classes)
-        return make(model, found.inputs or reading.given.inputs, found.num_classes)
+def _external(library: str, make: MakeExternal, example: str) -> Callable[[_NameReader], nn.Module]:
+    def read(reader: _NameReader) -> nn.Module:
+        model, *parts = reader.parts or ("",)
+        sizes = networks.read_sizes(parts[0]) if len(parts) == 1 else None if parts else reader.given
+        if not model or sizes is None:
+            raise reader.refusal(example)
+        if sizes.num_classes is None:
+            raise ValueError(f"model {reader.name!r} needs num_classes: pass it, or write it behind, as in {example}")
+        reader.check(sizes.inputs, sizes.num_classes)
+        inputs, num_classes = sizes.inputs or reader.given.inputs, sizes.num_classes
+        networks.check_sizes(f"{library}:{model}", inputs or (3, 1, 1), num_classes, 1)
+        text = str(num_classes) if inputs is None else networks.write_sizes(inputs, num_classes)
+        return named(make(model, inputs, num_classes), f"{library}:{model}:{text}")
 
     return read
 
 
-def torchvision_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
-    """A classifier of torchvision, untrained; all of them read three channels."""
-    try:
-        from torchvision import models  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except (ImportError, RuntimeError) as error:  # a build for another torch fails with the latter
-        raise ImportError(
-            f"torchvision:{model} needs torchvision, which does not import here ({error}): pip install 'dubio[vision]'"
-        ) from error
+def _torchvision_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
+    """An untrained classifier of torchvision; all of them have three input channels."""
+    models = _vision_library("torchvision", model).models
     if model not in models.list_models(module=models):
         raise ValueError(
             f"model after torchvision: must be one of torchvision's classifiers, such as resnet34, got {model!r}"
         )
-    _check(f"torchvision:{model}", inputs, num_classes)
     if inputs is not None and inputs[0] != 3:
         raise ValueError(f"inputs of torchvision:{model} must have 3 channels, got {tuple(inputs)}")
-    net: nn.Module = models.get_model(model, weights=None, num_classes=num_classes)
-    return named(net, _name("torchvision", model, inputs, num_classes))
+    return cast(nn.Module, models.get_model(model, weights=None, num_classes=num_classes))
 
 
-def timm_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
-    """A model of timm, untrained, for as many channels as the inputs have, three where they are not known."""
-    try:
-        import timm  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except (ImportError, RuntimeError) as error:  # timm imports torchvision
-        raise ImportError(
-            f"timm:{model} needs timm, which does not import here ({error}): pip install 'dubio[vision]'"
-        ) from error
+def _timm_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> nn.Module:
+    """An untrained model of timm with the channels of the inputs, or three if ``inputs`` is None."""
+    timm = _vision_library("timm", model)
     if not timm.is_model(model):
         raise ValueError(f"model after timm: must be one of timm.list_models(), got {model!r}")
-    _check(f"timm:{model}", inputs, num_classes)
-    channels: dict[str, Any] = {} if inputs is None else {"in_chans": inputs[0]}
-    net: nn.Module = timm.create_model(model, pretrained=False, num_classes=num_classes, **channels)
-    return named(net, _name("timm", model, inputs, num_classes))
+    channels = {} if inputs is None else {"in_chans": inputs[0]}
+    return cast(nn.Module, timm.create_model(model, pretrained=False, num_classes=num_classes, **channels))
 
 
 READERS: dict[str, Callable[[_NameReader], nn.Module]] = {
-    "mlp": _read_mlp,
+    "mlp": _dense(networks.mlp, "mlp:784-100-100-10"),
     "fc": _read_fc,
-    "dad_mlp": _read_dad_mlp,
-    "vib_mlp": _sized(vib_mlp, "vib_mlp:784-10"),
-    "lenet": _sized(lenet, "lenet:1x28x28-10"),
-    "dad_cnn": _sized(dad_cnn, "dad_cnn:1x28x28-10"),
-    "vgg16": _sized(vgg16, "vgg16:3x32x32-10"),
-    "resnet18": _stemmed(resnet18, "resnet18:cifar:3x32x32-10"),
-    "resnet50": _stemmed(resnet50, "resnet50:cifar:3x32x32-10"),
-    "resnext101_32x8d": _stemmed(resnext101_32x8d, "resnext101_32x8d:cifar:3x32x32-10"),
-    "preresnet18": _stemmed(preresnet18, "preresnet18:cifar:3x32x32-10"),
-    "torchvision": _external(torchvision_model, "torchvision:resnet34:10"),
-    "timm": _external(timm_model, "timm:vit_tiny_patch16_224:10"),
+    "dad_mlp": _dense(networks.dad_mlp, "dad_mlp:784-100-100-10", hidden=(100, 100)),
+    "vib_mlp": _sized(networks.vib_mlp, "vib_mlp:784-10"),
+    "lenet": _sized(networks.lenet, "lenet:1x28x28-10"),
+    "dad_cnn": _sized(networks.dad_cnn, "dad_cnn:1x28x28-10"),
+    "vgg16": _sized(networks.vgg16, "vgg16:3x32x32-10"),
+    "resnet18": _stemmed(networks.resnet18, "resnet18:cifar:3x32x32-10"),
+    "resnet50": _stemmed(networks.resnet50, "resnet50:cifar:3x32x32-10"),
+    "resnext101_32x8d": _stemmed(networks.resnext101_32x8d, "resnext101_32x8d:cifar:3x32x32-10"),
+    "preresnet18": _stemmed(networks.preresnet18, "preresnet18:cifar:3x32x32-10"),
+    "torchvision": _external("torchvision", _torchvision_model, "torchvision:resnet34:10"),
+    "timm": _external("timm", _timm_model, "timm:vit_tiny_patch16_224:10"),
 }
 
 
 def _split_normalisation(name: str, normalise: str | None) -> tuple[str, str | None]:
-    """The name without its normalisation, and the constants, from the name or as given."""
+    """The name without its normalisation, and the constants from the name or the argument."""
     text, comma, option = name.partition(",")
     key, _, constants = option.partition("=")
     if comma and (key != "normalise" or constants not in NORMALISATIONS):
         raise ValueError(
             f"model may end in ',normalise=' and one of {', '.join(NORMALISATIONS)}, and in nothing else, got {name!r}"
         )
-    if normalise is not None and normalise not in NORMALISATIONS:
-        hint = did_you_mean(normalise, NORMALISATIONS)
-        raise ValueError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {normalise!r}{hint}")
+    if normalise is not None:
+        check_choice("normalise", normalise, NORMALISATIONS)
     if comma and normalise not in (None, constants):
         raise ValueError(f"normalise must be {constants}, which model {name!r} has, got {normalise}")
     return text, constants if comma else normalise
@@ -278,10 +237,10 @@ def _check_channels(constants: str, inputs: tuple[int, ...] | None) -> None:
         raise ValueError(f"normalise {constants} needs images of {num_channels} channels, got inputs {inputs}")
 
 
-def _check(name: str, inputs: Sequence[int] | None, num_classes: int) -> None:
-    check_sizes(name, (3, 1, 1) if inputs is None else inputs, num_classes, 1)
-
-
-def _name(library: str, model: str, inputs: Sequence[int] | None, num_classes: int) -> str:
-    sizes = str(num_classes) if inputs is None else write_sizes(inputs, num_classes)
-    return f"{library}:{model}:{sizes}"
+def _vision_library(library: str, model: str) -> Any:
+    try:
+        return importlib.import_module(library)
+    except (ImportError, RuntimeError) as error:  # a torchvision for another torch fails with a RuntimeError
+        raise ImportError(
+            f"{library}:{model} needs {library}, which does not import here ({error}): pip install 'dubio[vision]'"
+        ) from error

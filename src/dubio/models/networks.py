@@ -1,38 +1,34 @@
-"""Dense networks: FC-* of the papers, the DAD networks (methods, section 7.6) and the VIB network (section 10.2).
+"""Networks of the papers as functions, their names and sizes, and layers that normalise inputs.
 
-All of them flatten their inputs first, so images go in as they are.
+**Dense networks**: FC-* of the papers, the DAD networks (methods, section 7.6) and the VIB network (section 10.2). They
+flatten their inputs first, so they accept images.
 
-Convolutional networks without shortcuts: LeNet and VGG16 as NFI has them, and the CNN of DAD (section 7.6).
+**Convolutional networks**: LeNet and VGG16 as in NFI, and the CNN of DAD (section 7.6).
 
-Residual networks: ResNet-18, ResNet-50, ResNeXt-101 32x8d, and ResNet-18 with pre-activation.
-
-Two stems: ``cifar`` is one 3x3 convolution, ``imagenet`` a 7x7 convolution of stride 2 and max-pooling, as torchvision
-has it. Parameters have torchvision's names and shapes, so its weights load into the networks with the ImageNet stem;
-where a bottleneck shrinks the image, its 3x3 convolution does, as there. Convolutions start Kaiming-normal by fan-out
-(He et al. 2016).
-
-Where size changes, the shortcut is a strided 1x1 convolution with batch norm (ResNet-18 V2 in the words of IWE). The
+**Residual networks**: ResNet-18, ResNet-50, ResNeXt-101 32x8d, and ResNet-18 with pre-activation. The stem ``cifar`` is
+a 3x3 convolution; ``imagenet`` is a 7x7 convolution of stride 2 and max-pooling, as in torchvision. Parameters have the
+names and shapes of torchvision, so its weights load into the networks with the ImageNet stem. A bottleneck that shrinks
+the image does so in its 3x3 convolution, as in torchvision. Convolutions start Kaiming-normal by fan-out (He et al.
+2016). Where the size changes, the shortcut is a strided 1x1 convolution with batch norm ("ResNet-18 V2" in IWE). The
 pre-activated network is V2 in the sense of He et al. 2016, Identity Mappings in Deep Residual Networks: norm and ReLU
-before each convolution, shortcuts of a bare 1x1 convolution, and a norm and ReLU at the end.
+before each convolution, shortcuts that are a 1x1 convolution alone, and a norm and ReLU at the end.
 
-Normalisation as the first layer of a network, so that inputs stay as they are for everything else.
+**Normalisation** is the first layer of a network. Images stay in [0, 1]: ``Normalise`` has the constants of the papers
+(methods, section 1.6). Tables stay in their own units: ``Standardise`` has the mean and standard deviation of every
+feature of the training data as buffers. A saved, exported or pruned network therefore needs nothing else
+(``tests/models/test_normalising.py``).
 
-Images stay in [0, 1]: ``Normalise`` has the constants that the papers use (methods, section 1.6). Tables stay in their
-own units: ``Standardise`` has the mean and standard deviation of every feature of the training data, as buffers, so
-that a saved, exported or pruned network needs nothing else.
-
-What a network is called, and the sizes that stand in its name.
-
-A network that dubio built carries its name as ``dubio_architecture``; conversion and copying keep it, ``dubio.save``
-writes it down, and ``build`` makes the same network from it alone. The last part of a name is its sizes,
+**Names**: a network of dubio has its name in the attribute ``dubio_architecture``. Conversion and copies keep it,
+``dubio.save`` stores it, and ``build`` makes the same network from it. The last part of a name are its sizes,
 ``1x28x28-10`` or ``784-100-10``: the shape of one input first, the number of classes last.
 """
 
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal, TypeVar, get_args
 
@@ -40,9 +36,36 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dubio.checks import check_choice, check_count, check_positive, check_value
+
+Stem = Literal["cifar", "imagenet"]
+Net = TypeVar("Net", bound=nn.Module)
+VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+STAGE_WIDTHS = (64, 128, 256, 512)
+NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),  # NFI
+    "cifar10_pni": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
+    "cifar100": ((129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255)),
+    "signed": ((0.5,), (0.5,)),  # to [-1, 1]: NFI on FashionMNIST, VIB
+    "double": ((0.0,), (0.5,)),  # to [0, 2]: BWS
+    "over126": ((0.0,), (126 / 255,)),  # raw / 126: Weight Uncertainty
+}
+"""Means and standard deviations by name: one of each for every channel, or one for all."""
+NUMBER = "[1-9][0-9]*"
+WIDTHS = re.compile(rf"{NUMBER}(-{NUMBER})*")
+SIZES = re.compile(rf"(?:(?P<inputs>{NUMBER}(?:x{NUMBER}x{NUMBER})?)-)?(?P<num_classes>{NUMBER})")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Shape of one input and number of outputs, each None if the name does not contain it."""
+
+    inputs: tuple[int, ...] | None
+    num_classes: int | None
+
 
 def mlp(*widths: int) -> nn.Sequential:
-    """Linear layers of these widths, inputs first, with ReLU between."""
+    """Linear layers of these widths, inputs first, with ReLU between them."""
     _check_widths("mlp", widths)
     layers = [layer for inputs, outputs in pairwise(widths) for layer in (nn.Linear(inputs, outputs), nn.ReLU())]
     return named(nn.Sequential(nn.Flatten(), *layers[:-1]), f"mlp:{'-'.join(map(str, widths))}")
@@ -71,8 +94,8 @@ def dad_mlp(*widths: int) -> nn.Sequential:
 class VIBMLP(nn.Module):
     """The network of Deep VIB with its noise off.
 
-    Two hidden layers of 1024, a bottleneck of 256 means, a linear decoder. Nothing stands between bottleneck and
-    decoder but, once the network is stochastic, the noise.
+    Two hidden layers of 1024, a bottleneck of 256 means, a linear decoder. Between bottleneck and decoder there is
+    only the noise of the stochastic network.
     """
 
     def __init__(self, num_inputs: int, num_classes: int) -> None:
@@ -90,42 +113,14 @@ class VIBMLP(nn.Module):
 
 
 def vib_mlp(inputs: Sequence[int], num_classes: int) -> VIBMLP:
-    """The VIB network for these inputs; the paper's reads 784 pixels in [-1, 1]: normalise by ``signed``."""
+    """The VIB network for these inputs; that of the paper has 784 pixels in [-1, 1], which ``signed`` normalises to."""
     check_sizes("vib_mlp", inputs, num_classes, None)
     num_inputs = math.prod(inputs)
     return named(VIBMLP(num_inputs, num_classes), f"vib_mlp:{num_inputs}-{num_classes}")
 
 
-def init_glorot(net: nn.Module) -> None:
-    """Glorot-uniform weights and zero biases in every layer (DAD)."""
-    for module in net.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.xavier_uniform_(module.weight)
-            assert module.bias is not None
-            nn.init.zeros_(module.bias)
-
-
-def init_truncated(net: nn.Module, std: float) -> None:
-    """Weights and biases of every layer from N(0, std^2), cut off at two standard deviations and not rescaled (BWS)."""
-    if not 0.0 < std < math.inf:
-        raise ValueError(f"std must be positive and finite, got {std}")
-    for module in net.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            for parameter in module.parameters(recurse=False):
-                nn.init.trunc_normal_(parameter, std=std, a=-2.0 * std, b=2.0 * std)
-
-
-def _check_widths(kind: str, widths: Sequence[int]) -> None:
-    if len(widths) < 2 or any(width < 1 for width in widths):
-        article = "an" if kind == "mlp" else "a"
-        raise ValueError(f"{article} {kind} needs at least two widths of at least 1, inputs and outputs, got {widths}")
-
-
-VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-
-
 class LeNet(nn.Module):
-    """Two convolutions and three linear layers; averaging to 4x4 makes the linear part the same for every size."""
+    """Two convolutions and three linear layers; average pooling to 4x4 makes the sizes of the linear layers fixed."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
@@ -170,7 +165,7 @@ class DADCNN(nn.Module):
 class VGG16(nn.Module):
     """Thirteen 3x3 convolutions with batch norm in five stages, each ending in max-pooling, and three linear layers.
 
-    At 32x32 one position is left at the end; of larger images the rest is averaged.
+    Images of 32x32 have one position left at the end; the positions of larger images are averaged.
     """
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
@@ -192,20 +187,17 @@ class VGG16(nn.Module):
             nn.Dropout(0.5),
             nn.Linear(512, num_classes),
         )
-        self._init_weights()
+        _init_convolutions(self)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.01)
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                assert module.bias is not None
+                nn.init.zeros_(module.bias)
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
         """Logits."""
         return self.classifier(self.pool(self.features(images)))  # type: ignore[no-any-return]
-
-    def _init_weights(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.01)
-            if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 def lenet(inputs: Sequence[int], num_classes: int) -> LeNet:
@@ -226,39 +218,22 @@ def vgg16(inputs: Sequence[int], num_classes: int) -> VGG16:
     return named(VGG16(inputs[0], num_classes), f"vgg16:{write_sizes(inputs, num_classes)}")
 
 
-Stem = Literal["cifar", "imagenet"]
-
-
-STAGE_WIDTHS = (64, 128, 256, 512)
-
-
-@dataclass(frozen=True)
-class _Branch:
-    """Sizes of one residual branch: channels that enter, the stage's width, stride, and how filters are split."""
-
-    in_channels: int
-    width: int
-    stride: int
-    groups: int
-    width_per_group: int
-
-
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around which the input goes."""
+    """Two 3x3 convolutions and a shortcut around them."""
 
     expansion = 1
 
-    def __init__(self, branch: _Branch) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = _conv(branch.in_channels, branch.width, 3, branch.stride)
-        self.bn1 = nn.BatchNorm2d(branch.width)
-        self.conv2 = _conv(branch.width, branch.width, 3)
-        self.bn2 = nn.BatchNorm2d(branch.width)
+        self.conv1 = _conv(in_channels, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
-        self.downsample = _shortcut(branch, branch.width)
+        self.downsample = _shortcut(in_channels, width, stride)
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
-        """The input, or what its shortcut makes of it, plus the branch."""
+        """The input, or its shortcut, plus the branch."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         return self.relu(y + (x if self.downsample is None else self.downsample(x)))  # type: ignore[no-any-return]
@@ -269,21 +244,21 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, branch: _Branch) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int, groups: int = 1, width_per_group: int = 64) -> None:
         super().__init__()
-        inner = branch.width * branch.width_per_group // 64 * branch.groups
-        outer = branch.width * self.expansion
-        self.conv1 = _conv(branch.in_channels, inner, 1)
+        inner = width * width_per_group // 64 * groups
+        outer = width * self.expansion
+        self.conv1 = _conv(in_channels, inner, 1)
         self.bn1 = nn.BatchNorm2d(inner)
-        self.conv2 = _conv(inner, inner, 3, branch.stride, branch.groups)
+        self.conv2 = _conv(inner, inner, 3, stride, groups)
         self.bn2 = nn.BatchNorm2d(inner)
         self.conv3 = _conv(inner, outer, 1)
         self.bn3 = nn.BatchNorm2d(outer)
         self.relu = nn.ReLU()
-        self.downsample = _shortcut(branch, outer)
+        self.downsample = _shortcut(in_channels, outer, stride)
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
-        """The input, or what its shortcut makes of it, plus the branch."""
+        """The input, or its shortcut, plus the branch."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
@@ -291,25 +266,24 @@ class Bottleneck(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """Two 3x3 convolutions, each after its norm and ReLU; nothing is done to the sum."""
+    """Two 3x3 convolutions, each after a norm and ReLU; the sum is the output."""
 
     expansion = 1
 
-    def __init__(self, branch: _Branch) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.bn1 = nn.BatchNorm2d(branch.in_channels)
-        self.conv1 = _conv(branch.in_channels, branch.width, 3, branch.stride)
-        self.bn2 = nn.BatchNorm2d(branch.width)
-        self.conv2 = _conv(branch.width, branch.width, 3)
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = _conv(in_channels, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3)
         self.relu = nn.ReLU()
-        resized = branch.stride != 1 or branch.in_channels != branch.width
-        self.downsample = _conv(branch.in_channels, branch.width, 1, branch.stride) if resized else None
+        resized = stride != 1 or in_channels != width
+        self.downsample = _conv(in_channels, width, 1, stride) if resized else None
 
     def forward(self, x: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch out down across"]:
-        """The input, or what its shortcut makes of the activated input, plus the branch."""
+        """The input, or the shortcut of the activated input, plus the branch."""
         active = self.relu(self.bn1(x))
-        y = self.conv1(active)
-        y = self.conv2(self.relu(self.bn2(y)))
+        y = self.conv2(self.relu(self.bn2(self.conv1(active))))
         return y + (x if self.downsample is None else self.downsample(active))  # type: ignore[no-any-return]
 
 
@@ -318,22 +292,20 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: Callable[[int, int, int], BasicBlock | Bottleneck],
         depths: Sequence[int],
         in_channels: int,
         num_classes: int,
         stem: Stem,
-        groups: int = 1,
-        width_per_group: int = 64,
     ) -> None:
         super().__init__()
         self.conv1 = _stem_conv(in_channels, stem)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
         self.maxpool = _stem_pool(stem)
-        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(block, depths, groups, width_per_group)
+        (self.layer1, self.layer2, self.layer3, self.layer4), num_features = _stages(block, depths)
         self.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.fc = nn.Linear(STAGE_WIDTHS[-1] * block.expansion, num_classes)
+        self.fc = nn.Linear(num_features, num_classes)
         _init_convolutions(self)
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
@@ -350,11 +322,11 @@ class PreActResNet(nn.Module):
         super().__init__()
         self.conv1 = _stem_conv(in_channels, stem)
         self.maxpool = _stem_pool(stem)
-        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(PreActBlock, depths, 1, 64)
-        self.bn = nn.BatchNorm2d(STAGE_WIDTHS[-1])
+        (self.layer1, self.layer2, self.layer3, self.layer4), num_features = _stages(PreActBlock, depths)
+        self.bn = nn.BatchNorm2d(num_features)
         self.relu = nn.ReLU()
         self.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.fc = nn.Linear(STAGE_WIDTHS[-1], num_classes)
+        self.fc = nn.Linear(num_features, num_classes)
         _init_convolutions(self)
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch class"]:
@@ -379,8 +351,8 @@ def resnet50(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> R
 def resnext101_32x8d(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> ResNet:
     """ResNeXt-101 for images of this shape: 3-4-23-3 bottlenecks of 32 groups, 8 wide in the first stage."""
     name = _checked_name("resnext101_32x8d", inputs, num_classes, stem)
-    net = ResNet(Bottleneck, (3, 4, 23, 3), inputs[0], num_classes, stem, groups=32, width_per_group=8)
-    return named(net, name)
+    block = partial(Bottleneck, groups=32, width_per_group=8)
+    return named(ResNet(block, (3, 4, 23, 3), inputs[0], num_classes, stem), name)
 
 
 def preresnet18(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -> PreActResNet:
@@ -389,72 +361,12 @@ def preresnet18(inputs: Sequence[int], num_classes: int, stem: Stem = "cifar") -
     return named(PreActResNet((2, 2, 2, 2), inputs[0], num_classes, stem), name)
 
 
-def _checked_name(kind: str, inputs: Sequence[int], num_classes: int, stem: Stem) -> str:
-    if stem not in get_args(Stem):
-        raise ValueError(f"stem of {kind} must be 'cifar' or 'imagenet', got {stem!r}")
-    check_sizes(kind, inputs, num_classes, 1)
-    return f"{kind}:{stem}:{write_sizes(inputs, num_classes)}"
-
-
-def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False)
-
-
-def _stem_conv(in_channels: int, stem: Stem) -> nn.Conv2d:
-    return _conv(in_channels, 64, 7, stride=2) if stem == "imagenet" else _conv(in_channels, 64, 3)
-
-
-def _stem_pool(stem: Stem) -> nn.Module:
-    return nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
-
-
-def _shortcut(branch: _Branch, out_channels: int) -> nn.Sequential | None:
-    if branch.stride == 1 and branch.in_channels == out_channels:
-        return None
-    return nn.Sequential(_conv(branch.in_channels, out_channels, 1, branch.stride), nn.BatchNorm2d(out_channels))
-
-
-def _stages(
-    block: type[BasicBlock] | type[Bottleneck] | type[PreActBlock],
-    depths: Sequence[int],
-    groups: int,
-    width_per_group: int,
-) -> list[nn.Sequential]:
-    """Blocks stage by stage; each stage but the first halves the image in its first block."""
-    stages, channels = [], STAGE_WIDTHS[0]
-    for stage, (depth, width) in enumerate(zip(depths, STAGE_WIDTHS, strict=True)):
-        blocks = []
-        for index in range(depth):
-            stride = 2 if stage > 0 and index == 0 else 1
-            blocks.append(block(_Branch(channels, width, stride, groups, width_per_group)))
-            channels = width * block.expansion
-        stages.append(nn.Sequential(*blocks))
-    return stages
-
-
-def _init_convolutions(net: nn.Module) -> None:
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-
-NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),  # NFI
-    "cifar10_pni": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
-    "cifar100": ((129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255)),
-    "signed": ((0.5,), (0.5,)),  # to [-1, 1]: NFI on FashionMNIST, VIB
-    "double": ((0.0,), (0.5,)),  # to [0, 2]: BWS
-    "over126": ((0.0,), (126 / 255,)),  # raw / 126: Weight Uncertainty
-}
-"""Means and standard deviations by name: one of each for every channel, or one for all."""
-
-
 class Normalise(nn.Module):
     """Subtracts a mean and divides by a standard deviation, channel by channel.
 
     Args:
-        mean: one for every channel, or a single one for all inputs of whatever shape.
-        std: as many, each positive.
+        mean: one for every channel, or a single one for inputs of any shape.
+        std: one for each mean, positive.
     """
 
     mean: Tensor
@@ -473,7 +385,7 @@ class Normalise(nn.Module):
     def forward(self, inputs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The inputs, normalised."""
         if not inputs.dtype.is_floating_point:
-            raise TypeError(f"inputs must be numbers in [0, 1], got {inputs.dtype}; dubio.data.scaled makes them so")
+            raise TypeError(f"inputs must be numbers in [0, 1], got {inputs.dtype}; dubio.data.scaled converts them")
         if self.mean.dim() and (inputs.dim() < 3 or inputs.shape[-3] != len(self.mean)):
             raise ValueError(
                 f"inputs must be images of {len(self.mean)} channels, as the constants are, "
@@ -485,7 +397,7 @@ class Normalise(nn.Module):
 class Standardise(nn.Module):
     """Subtracts the mean of each feature and divides by its standard deviation.
 
-    It begins with means of 0 and standard deviations of 1; ``measure`` sets them.
+    Initially the means are 0 and the standard deviations are 1; ``measure`` sets them.
 
     Args:
         num_features: size of the last axis of the inputs.
@@ -496,21 +408,21 @@ class Standardise(nn.Module):
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
-        if num_features < 1:
-            raise ValueError(f"num_features must be at least 1, got {num_features}")
+        check_count("num_features", num_features)
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("std", torch.ones(num_features))
 
     @torch.no_grad()
     def measure(self, inputs: Float[Tensor, "*rows feature"]) -> None:
-        """Take mean and standard deviation from inputs; a feature that is constant keeps a standard deviation of 1."""
+        """Set mean and standard deviation from inputs; the standard deviation of a constant feature is 1."""
         if inputs.shape[-1] != len(self.mean) or inputs.numel() == 0:
             raise ValueError(f"inputs must have {len(self.mean)} features, got shape {tuple(inputs.shape)}")
         rows = inputs.detach().reshape(-1, inputs.shape[-1]).double().cpu()  # 1e30 squared is past float32
         std, mean = torch.std_mean(rows, dim=0, correction=0)
         limits = torch.finfo(torch.float32)
-        if not (std.isfinite() & (rows.abs().amax(dim=0) < limits.max / 4)).all():
-            feature = int((~std.isfinite() | (rows.abs().amax(dim=0) >= limits.max / 4)).nonzero()[0])
+        is_valid = std.isfinite() & (rows.abs().amax(dim=0) < limits.max / 4)
+        if not is_valid.all():
+            feature = int((~is_valid).nonzero()[0])
             raise ValueError(
                 f"inputs must be finite and smaller than {limits.max / 4:.0e} to be standardised, got "
                 f"{rows[:, feature].abs().max():g} in feature {feature}; scale it, or take its logarithm"
@@ -527,65 +439,62 @@ class Standardise(nn.Module):
 
 
 def standardised(net: nn.Module, inputs: Float[Tensor, "row *rows feature"]) -> nn.Sequential:
-    """The network behind a layer that standardises its inputs, feature by feature.
+    """The network after a layer that standardises its inputs, feature by feature.
 
     Args:
-        net: a network that reads standardised inputs; it becomes a part of the new one.
+        net: a network for standardised inputs; it becomes a part of the new one.
         inputs: the training inputs, rows first and features last, from which mean and standard deviation are taken.
     """
-    behind = standardising(net, inputs.shape[-1])
-    first = behind[0]
+    whole = with_standardise(net, inputs.shape[-1])
+    first = whole[0]
     assert isinstance(first, Standardise)
     first.measure(inputs)
-    return behind
+    return whole
 
 
-def standardising(net: nn.Module, num_features: int) -> nn.Sequential:
-    """The network behind a layer that standardises and has not been given means and standard deviations yet."""
+def with_standardise(net: nn.Module, num_features: int) -> nn.Sequential:
+    """The network after a ``Standardise`` layer without means and standard deviations."""
     name, sizes = architecture_of(net), sizes_of(net)
     if name is not None and (sizes is None or sizes.inputs != (num_features,) or "," in name):
         raise ValueError(f"standardised inputs are for networks of {num_features} features, got {name!r}")
-    behind = nn.Sequential(OrderedDict(standardise=Standardise(num_features), net=net))
-    return behind if name is None else named(behind, f"{name},standardise=features")
+    whole = nn.Sequential(OrderedDict(standardise=Standardise(num_features), net=net))
+    return whole if name is None else named(whole, f"{name},standardise=features")
 
 
 def normalised(net: nn.Module, constants: str) -> nn.Sequential:
-    """The network behind a normalisation by name, see ``NORMALISATIONS``."""
-    if constants not in NORMALISATIONS:
-        raise ValueError(f"normalise must be one of {', '.join(NORMALISATIONS)}, got {constants!r}")
-    behind = nn.Sequential(OrderedDict(normalise=Normalise(*NORMALISATIONS[constants]), net=net))
+    """The network after a normalisation by name, see ``NORMALISATIONS``."""
+    check_choice("normalise", constants, NORMALISATIONS)
+    whole = nn.Sequential(OrderedDict(normalise=Normalise(*NORMALISATIONS[constants]), net=net))
     name = architecture_of(net)
-    return behind if name is None else named(behind, f"{name},normalise={constants}")
+    return whole if name is None else named(whole, f"{name},normalise={constants}")
 
 
-Net = TypeVar("Net", bound=nn.Module)
+def init_glorot(net: nn.Module) -> None:
+    """Glorot-uniform weights and zero biases in every layer (DAD)."""
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight)
+            assert module.bias is not None
+            nn.init.zeros_(module.bias)
 
 
-NUMBER = "[1-9][0-9]*"
-
-
-WIDTHS = re.compile(rf"{NUMBER}(-{NUMBER})*")
-
-
-SIZES = re.compile(rf"(?:(?P<inputs>{NUMBER}(?:x{NUMBER}x{NUMBER})?)-)?(?P<num_classes>{NUMBER})")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Shape of one input, where it is known, and number of outputs, where it is known."""
-
-    inputs: tuple[int, ...] | None
-    num_classes: int | None
+def init_truncated(net: nn.Module, std: float) -> None:
+    """Weights and biases of every layer from N(0, std^2), truncated at two standard deviations, not rescaled (BWS)."""
+    check_positive("std", std)
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            for parameter in module.parameters(recurse=False):
+                nn.init.trunc_normal_(parameter, std=std, a=-2.0 * std, b=2.0 * std)
 
 
 def named(net: Net, name: str) -> Net:
-    """The network, carrying its name."""
+    """The network, with its name as an attribute."""
     net.dubio_architecture = name  # type: ignore[assignment]
     return net
 
 
 def architecture_of(net: nn.Module) -> str | None:
-    """The name a network was built by, where it was."""
+    """The name of a network; None for a network that dubio did not build."""
     name = getattr(net, "dubio_architecture", None)
     return name if isinstance(name, str) else None
 
@@ -603,17 +512,17 @@ def sizes_of(net: nn.Module) -> Sizes | None:
 
 
 def read_widths(text: str) -> tuple[int, ...] | None:
-    """Whole numbers of at least 1 from ``784-100-10``; None where the text is anything else."""
+    """Whole numbers of at least 1 from ``784-100-10``; None for any other text."""
     return tuple(map(int, text.split("-"))) if WIDTHS.fullmatch(text) else None
 
 
 def read_sizes(text: str) -> Sizes | None:
-    """Sizes from ``1x28x28-10``, ``784-10`` or ``10``; None where the text is anything else."""
-    found = SIZES.fullmatch(text)
-    if found is None:
+    """Sizes from ``1x28x28-10``, ``784-10`` or ``10``; None for any other text."""
+    match = SIZES.fullmatch(text)
+    if match is None:
         return None
-    inputs = found["inputs"]
-    return Sizes(None if inputs is None else tuple(map(int, inputs.split("x"))), int(found["num_classes"]))
+    inputs = match["inputs"]
+    return Sizes(None if inputs is None else tuple(map(int, inputs.split("x"))), int(match["num_classes"]))
 
 
 def write_sizes(inputs: Sequence[int], num_classes: int) -> str:
@@ -622,7 +531,7 @@ def write_sizes(inputs: Sequence[int], num_classes: int) -> str:
 
 
 def check_sizes(kind: str, inputs: Sequence[int], num_classes: int, smallest_side: int | None) -> None:
-    """Refuse inputs that a network cannot take: images with sides that are too small, or, with None, any shape."""
+    """Refuse sizes that a network does not accept; without a smallest side, inputs may have any shape."""
     if num_classes < 1:
         raise ValueError(f"num_classes of {kind} must be at least 1, got {num_classes}")
     if smallest_side is None:
@@ -633,3 +542,53 @@ def check_sizes(kind: str, inputs: Sequence[int], num_classes: int, smallest_sid
             f"inputs of {kind} must be (channels, height, width) with sides of at least {smallest_side}, "
             f"got {tuple(inputs)}"
         )
+
+
+def _check_widths(kind: str, widths: Sequence[int]) -> None:
+    if len(widths) < 2 or any(width < 1 for width in widths):
+        article = "an" if kind == "mlp" else "a"
+        raise ValueError(f"{article} {kind} needs at least two widths of at least 1, inputs and outputs, got {widths}")
+
+
+def _checked_name(kind: str, inputs: Sequence[int], num_classes: int, stem: Stem) -> str:
+    check_value(f"stem of {kind}", stem, get_args(Stem))
+    check_sizes(kind, inputs, num_classes, 1)
+    return f"{kind}:{stem}:{write_sizes(inputs, num_classes)}"
+
+
+def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False)
+
+
+def _stem_conv(in_channels: int, stem: Stem) -> nn.Conv2d:
+    return _conv(in_channels, 64, 7, stride=2) if stem == "imagenet" else _conv(in_channels, 64, 3)
+
+
+def _stem_pool(stem: Stem) -> nn.Module:
+    return nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
+
+
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+    if stride == 1 and in_channels == out_channels:
+        return None
+    return nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
+
+
+def _stages(
+    block: Callable[[int, int, int], BasicBlock | Bottleneck | PreActBlock], depths: Sequence[int]
+) -> tuple[list[nn.Sequential], int]:
+    """The stages and their output channels; each stage after the first halves the image in its first block."""
+    stages, channels = [], STAGE_WIDTHS[0]
+    for stage, (depth, width) in enumerate(zip(depths, STAGE_WIDTHS, strict=True)):
+        blocks = []
+        for index in range(depth):
+            blocks.append(block(channels, width, 2 if stage > 0 and index == 0 else 1))
+            channels = width * blocks[-1].expansion
+        stages.append(nn.Sequential(*blocks))
+    return stages, channels
+
+
+def _init_convolutions(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
