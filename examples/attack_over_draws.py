@@ -1,16 +1,17 @@
-"""Attacks over draws: what one draw's gradient hides, and what more draws and other attacks find.
+"""Attacks over draws: what the gradient of a single draw hides, and what more draws and other attacks reveal.
 
-Two networks read digits. Of one, the weights got Gaussian noise of standard deviation 0.15 after ordinary training, a
-defence that has often been proposed; the other is Bayesian and has learned its noise. Each is attacked by PGD and by a
-single step, with gradients averaged over K = 1, 2, 5, 10, 20 and 50 draws; by PGD on the mean logits; and by images
-made on the network with its noise off (transfer). What is left is the accuracy of the mean over 200 fresh draws.
+Two networks classify digits. The weights of the first get Gaussian noise of standard deviation 0.15 after ordinary
+training, a defence that has often been proposed. The second is Bayesian and has learned its noise. Each network is
+attacked by PGD and by a single step, with gradients averaged over K = 1, 2, 5, 10, 20 and 50 draws, by PGD on the mean
+logits, and by images made on the network with its noise off (transfer). The example reports the remaining accuracy of
+the mean over 200 fresh draws.
 
-Expect the network with added noise to look better by some points at K = 1 than at K = 50, and expect mean logits, and
-transfer, which is the cheapest of all, to leave about ten points less. Learned noise is smaller and hides less. Expect
-at last a coin, which ignores its input and is right about half of the time, to be "broken" on every image by the flags
-of an attack, and fresh draws to tell the truth.
+Expect the network with added noise to look better by a few percentage points at K = 1 than at K = 50. Expect mean
+logits and transfer, which is the cheapest attack, to leave about ten points less. Learned noise is smaller and hides
+less. The last line shows a coin, which ignores its input and is right about half of the time: the flags of an attack
+report every image as "broken", and fresh draws give the true accuracy.
 
-Takes about two minutes; the picture needs matplotlib. That in docs/images is made by
+The example takes about two minutes; the picture needs matplotlib. The picture in docs/images is made by
 ``python examples/attack_over_draws.py --out docs/images/eot.png``.
 """
 
@@ -32,7 +33,7 @@ TINY = bool(os.environ.get("DUBIO_TINY"))
 EPOCHS, NUM_IMAGES, NUM_DRAWS, NUM_SEEDS = (1, 20, 10, 1) if TINY else (30, 449, 200, 3)
 DRAWS = (1, 2) if TINY else (1, 2, 5, 10, 20, 50)
 EPSILON, ADDED_STD = 0.1, 0.15
-SCORING = 999  # a seed that no attack has
+SCORING = 999  # a seed that no attack uses
 COLOURS = {"one step": "#e69f00", "PGD": "#0072b2", "PGD, mean logits": "#cc79a7"}
 
 
@@ -40,7 +41,7 @@ def networks(seed: int = 0) -> dict[str, nn.Module]:
     """The two networks, by name."""
     train = dubio.data.load("digits").train.tensors
     torch.manual_seed(seed)
-    bayes = dubio.Bayes(beta=1.0, init_std=0.05)  # Bayes' rule itself, whose draws differ more than by default
+    bayes = dubio.Bayes(beta=1.0, init_std=0.05)  # Bayes' rule itself: draws differ more than with the default
     plain, learned = dubio.models.mlp(64, 100, 100, 10), bayes.convert(dubio.models.mlp(64, 100, 100, 10))
     dubio.fit(plain, train, epochs=EPOCHS, seed=seed, progress=False)
     dubio.fit(learned, train, epochs=EPOCHS, seed=seed, progress=False)
@@ -48,7 +49,7 @@ def networks(seed: int = 0) -> dict[str, nn.Module]:
 
 
 def attack(name: str, num_samples: int, seed: int) -> Attack:
-    """An attack, by the name it has in the picture."""
+    """The attack with a name of the picture."""
     if name == "one step":
         return FGSM(epsilon=EPSILON, num_samples=num_samples, seed=seed)
     if name == "transfer":
@@ -58,7 +59,7 @@ def attack(name: str, num_samples: int, seed: int) -> Attack:
 
 
 def left(model: nn.Module, name: str, num_samples: int, images: tuple[Tensor, Tensor]) -> float:
-    """Accuracy after an attack, on fresh draws: mean over the attack's seeds."""
+    """Accuracy after an attack, on fresh draws: the mean over the seeds of the attack."""
     found = []
     for seed in range(NUM_SEEDS):
         moved = attack(name, num_samples, seed)(model, *images).inputs
@@ -67,19 +68,19 @@ def left(model: nn.Module, name: str, num_samples: int, images: tuple[Tensor, Te
 
 
 def measure(model: nn.Module, images: tuple[Tensor, Tensor]) -> dict[str, list[float]]:
-    """What every attack leaves, for each number of draws; what needs none has one figure."""
+    """Accuracy after every attack, for each number of draws; transfer has a single value."""
     curves = {name: [left(model, name, num_samples, images) for num_samples in DRAWS] for name in COLOURS}
     return curves | {"transfer": [left(model, "transfer", 1, images)]}
 
 
 def coin(inputs: Tensor) -> Tensor:
-    """Logits of a classifier that ignores its input and says 0 with probability 0.51."""
+    """Logits of a classifier that ignores its input and predicts 0 with probability 0.51."""
     says = (torch.rand(len(inputs)) > 0.51).long()
     return 10.0 * nn.functional.one_hot(says, 2).float()
 
 
 def draw(path: Path, found: dict[str, dict[str, list[float]]]) -> None:
-    """The picture."""
+    """Draw the picture."""
     figure = Figure(figsize=(8.4, 3.7), layout="constrained")
     for axes, (title, curves) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
         for name, colour in COLOURS.items():
@@ -99,14 +100,14 @@ def draw(path: Path, found: dict[str, dict[str, list[float]]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attacks over draws.")
-    parser.add_argument("--out", type=Path, default=Path("runs/eot.png"), help="where the picture goes")
+    parser.add_argument("--out", type=Path, default=Path("runs/eot.png"), help="path of the picture")
     options = parser.parse_args()
 
     images = dubio.data.load_test("digits")[:NUM_IMAGES].tensors
     found = {}
     for name, model in networks().items():
         clean = score(model, *images, num_samples=NUM_DRAWS, seed=SCORING)
-        print(f"{name}: without an attack {clean.predictive.value:.3f}, one draw {clean.single.value:.3f}")
+        print(f"{name}: accuracy without attack {clean.predictive.value:.3f}, of one draw {clean.single.value:.3f}")
         found[name] = measure(model, images)
         print(f"  {'K':<18}" + "".join(f"{num_samples:>7}" for num_samples in DRAWS))
         for attack_name, values in found[name].items():
@@ -117,7 +118,7 @@ def main() -> None:
     zeros = torch.zeros(NUM_IMAGES, dtype=torch.long)
     tried = RandomNoise(epsilon=EPSILON, num_samples=1, tries=10, seed=0)(coin, images[0], zeros)
     truth = score(coin, tried.inputs, zeros, num_samples=NUM_DRAWS, seed=SCORING)
-    print(f"coin: flags say {1.0 - tried.fooled.float().mean():.3f} is left, fresh draws {truth.single.value:.3f}")
+    print(f"coin: accuracy by flags {1.0 - tried.fooled.float().mean():.3f}, on fresh draws {truth.single.value:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Classes of the plane, with doubt as size: what a stochastic network knows, and where its draws disagree.
+"""Decision regions with uncertainty as dot size: where a stochastic network is confident, and where its draws disagree.
 
-One class lies in the middle, the other in four clusters around it that overlap it; the best possible classifier is
-right in 95 % of cases. The network is that of the flow paper's demonstration: one hidden layer of 16 sigmoids, its
-inputs multiplied by noise whose distribution is a normalizing flow of four planar steps.
+One class lies in the middle, the other in four clusters around it that overlap with it; the Bayes-optimal classifier
+is right in 95 % of cases. The network is that of the demonstration in the flow paper: one hidden layer of 16 sigmoids,
+whose inputs are multiplied by noise with the distribution of a normalizing flow of four planar steps.
 
-The picture has the colour of the likelier class, paler where the network is less sure. Dots grow with mutual
-information, what the draws disagree about: filled ones are test points, open ones a grid over the plane.
+The picture shows the more probable class as colour, paler where the network is less confident. Dots grow with mutual
+information, the disagreement of the draws: filled dots are test points, open dots are a grid over the plane.
 
-Expect an accuracy of about 0.93, and several times as much mutual information at the points that it has wrong as at
-those it has right. Dots are large along the border and, beyond the data, in the directions where no cluster lies; far
-out behind a cluster the network is as sure as within it, since its sigmoids have long been saturated there. That is no
-knowledge: nothing in this method says that it has never seen such points.
+Expect an accuracy of about 0.93, and several times as much mutual information at misclassified points as at correctly
+classified ones. Dots are large along the decision boundary and, beyond the data, in directions without a cluster. Far
+out behind a cluster, the network is as confident as inside it, because its sigmoids are saturated there. This
+confidence is not justified: the method does not detect that it has never seen such points.
 
-Takes about ten seconds; the picture needs matplotlib. That in docs/images is made by
+The example takes about ten seconds; the picture needs matplotlib. The picture in docs/images is made by
 ``python examples/decision_regions.py --out docs/images/decision_regions.png``.
 """
 
@@ -30,7 +30,7 @@ SHOWN = 200  # test points in the picture
 
 
 def train(splits: dubio.data.Splits, seed: int, progress: bool = True) -> nn.Module:
-    """A network with flows on its inputs that tells the two classes apart."""
+    """Train a network with flows on its inputs to classify the two classes."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(2, 16), nn.Sigmoid(), nn.Linear(16, 2))
     model = dubio.Flow(blocks=dubio.flows.NormalPlanar1d(4)).convert(net)
@@ -41,9 +41,9 @@ def train(splits: dubio.data.Splits, seed: int, progress: bool = True) -> nn.Mod
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Classes of the plane, with doubt as size.")
-    parser.add_argument("--out", type=Path, default=Path("runs/decision_regions.png"), help="where the picture goes")
-    parser.add_argument("--seed", type=int, default=0, help="first weights, order of the data, and noise")
+    parser = argparse.ArgumentParser(description="Decision regions with uncertainty as dot size.")
+    parser.add_argument("--out", type=Path, default=Path("runs/decision_regions.png"), help="path of the picture")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initial weights, data order, and noise")
     options = parser.parse_args()
 
     clusters = dubio.data.clusters()

@@ -1,15 +1,15 @@
-"""An embedding that can be seen: digits and their classes as clouds of points in the plane.
+"""A two-dimensional embedding: digits and their classes as clouds of points in the plane.
 
-A network ends in a Wasserstein head of two dimensions. It makes a cloud of sixteen points of every image and of every
-class, and takes an image for the class whose cloud is nearest. The picture shows both for two hundred test digits: the
-points of images plain, those of classes outlined, one colour for each digit.
+The network ends in a Wasserstein head with two dimensions. The head generates a cloud of sixteen points for every image
+and for every class, and predicts the class whose cloud is nearest. The picture shows both for two hundred test digits:
+the points of images are plain, those of classes are outlined, and every digit has a colour.
 
-Expect an accuracy above 0.9, and the clouds of classes around a middle, with the points of their digits beyond them,
-further out: a logit is compared with the others, so it pays to be far from every other class. Digits whose points mix
-with those of another class are the ones it is in doubt about. The plane is for the eye; ``Wasserstein()`` has 64
-dimensions. The class clouds are not forced apart, and where two of them meet the distance of whole clouds decides.
+Expect an accuracy above 0.9, and the clouds of classes around a centre, with the points of their digits further out: a
+logit is relative to the others, so the loss decreases with the distance to every other class. The network is uncertain
+about digits whose points mix with those of another class. Two dimensions are for visualisation; ``Wasserstein()`` has
+64. The class clouds are not forced apart, and where two of them meet, the distance of whole clouds decides.
 
-Takes about a minute; the picture needs matplotlib. That in docs/images is made by
+The example takes about a minute; the picture needs matplotlib. The picture in docs/images is made by
 ``python examples/embedding_2d.py --out docs/images/embedding_2d.png``.
 """
 
@@ -26,7 +26,7 @@ EPOCHS = 2 if os.environ.get("DUBIO_TINY") else 100
 
 
 def train(splits: dubio.data.Splits, seed: int, progress: bool = True) -> nn.Module:
-    """A network that puts digits into the plane."""
+    """Train a network that embeds digits in the plane."""
     torch.manual_seed(seed)
     model = dubio.Wasserstein(dim=2).convert(dubio.models.mlp(64, 100, 100, 10))
     dubio.fit(model, splits.train, splits.validation, epochs=EPOCHS, seed=seed, progress=progress)
@@ -35,8 +35,8 @@ def train(splits: dubio.data.Splits, seed: int, progress: bool = True) -> nn.Mod
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Digits and their classes as clouds of points in the plane.")
-    parser.add_argument("--out", type=Path, default=Path("runs/embedding_2d.png"), help="where the picture goes")
-    parser.add_argument("--seed", type=int, default=0, help="first weights, order of the data, and noise")
+    parser.add_argument("--out", type=Path, default=Path("runs/embedding_2d.png"), help="path of the picture")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initial weights, data order, and noise")
     options = parser.parse_args()
 
     digits = dubio.data.load("digits")

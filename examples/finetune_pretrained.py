@@ -1,16 +1,16 @@
-"""Convert a pretrained network and fine-tune it with few labels, on pictures that have changed.
+"""Convert a pretrained network and fine-tune it with few labels, on images that have changed.
 
-A plain convolutional network learns upright digits; that is the pretrained one. Then the scanner is replaced by one
-that mirrors its pictures, and only a hundred of these have labels. The last two layers become Bayesian, with a prior
-centred on the pretrained weights; the convolutions stay as they are. The prior is wide (a standard deviation of 1),
-since mirroring changes much: one of 0.1 holds the network too near to what it was.
+A plain convolutional network is pretrained on upright digits. A new scanner then mirrors the images, and only a hundred
+mirrored images have labels. The last two layers become Bayesian, with a prior centred at the pretrained weights; the
+convolutions remain unchanged. The prior is wide (a standard deviation of 1) because mirroring changes much: a standard
+deviation of 0.1 keeps the network too close to the pretrained one.
 
-``convert(net, example=...)`` proves on real pictures that with noise off the converted network gives what the
-pretrained one gives, so that nothing is lost before fine-tuning begins.
+``convert(net, example=...)`` verifies on real images that the converted network with noise off equals the pretrained
+one, so that nothing is lost before fine-tuning.
 
-Expect the accuracy on mirrored digits to rise from below 0.5 to above 0.8, as ordinary fine-tuning lets it. What the
-posterior adds is doubt: a lower negative log-likelihood, and draws that disagree more than twice as much where the
-network is wrong as where it is right. Takes about fifteen seconds.
+Expect the accuracy on mirrored digits to rise from below 0.5 to above 0.8, as with ordinary fine-tuning. The posterior
+adds uncertainty: a lower negative log-likelihood, and draws that disagree more than twice as much where the network is
+wrong as where it is right. The example takes about fifteen seconds.
 """
 
 import copy
@@ -36,7 +36,7 @@ class Net(nn.Module):
         self.head = nn.Sequential(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Scores of the ten digits."""
+        """Logits of the ten digits."""
         return self.head(self.features(pictures))
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     net.features.requires_grad_(False)
 
     method = dubio.Bayes(prior=dubio.CentredNormal(std=1.0), init_std=0.02, beta=1.0, where="head.*")
-    model = method.convert(net, example=pictures[test])  # raises if noise off were not the pretrained network
+    model = method.convert(net, example=pictures[test])  # raises if noise off differs from the pretrained network
     print(f"{dubio.describe(model)}\n")
     dubio.fit(model, (mirrored[new], labels[new]), epochs=epochs, batch_size=25, num_samples=4, progress=False)
 

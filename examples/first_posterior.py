@@ -1,10 +1,10 @@
-"""A first posterior in twenty lines: a Bayesian network learns digits and is asked about noise.
+"""A first posterior in twenty lines: a Bayesian network learns digits and is evaluated on noise.
 
-The data are scikit-learn's 1797 handwritten digits of 8x8 pixels. Three lines are dubio's: convert, fit, predict.
+The data are the 1797 handwritten digits of 8x8 pixels from scikit-learn. Three lines use dubio: convert, fit, predict.
 
-Expect an accuracy above 0.93 on digits it has not seen, and on pure noise several times the entropy (all doubt
-together) and the mutual information (what the draws disagree about, the mark of inputs unlike the training data).
-Takes about ten seconds.
+Expect an accuracy above 0.93 on test digits. On pure noise, expect several times the entropy (the total uncertainty)
+and the mutual information (the disagreement of the draws, which indicates inputs unlike the training data). The example
+takes about ten seconds.
 """
 
 import os
@@ -21,7 +21,7 @@ test, train = torch.randperm(len(inputs)).split([450, len(inputs) - 450])
 
 net = dubio.models.mlp(64, 100, 100, 10)  # any nn.Module, trained or not
 model = dubio.Bayes().convert(net)  # a new nn.Module; net itself is untouched
-epochs = 2 if os.environ.get("DUBIO_TINY") else None  # None: the method's own number
+epochs = 2 if os.environ.get("DUBIO_TINY") else None  # None: the default of the method
 run = dubio.fit(model, (inputs[train], targets[train]), epochs=epochs)
 
 known = dubio.predict(model, inputs[test], num_samples=100, seed=0)

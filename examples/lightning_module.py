@@ -1,9 +1,10 @@
 """A Lightning module: dubio inside another trainer.
 
-An objective needs a network and a batch, which is all that ``training_step`` has. Five lines are dubio's: convert, make
-the objective, call it, log its parts, predict. Lightning is not a dependency of dubio; without it this script says so.
+An objective needs a network and a batch, which ``training_step`` provides. Five lines use dubio: convert, create the
+objective, call it, log its terms, predict. Lightning is not a dependency of dubio; without it, this script prints a
+message and exits.
 
-Expect an accuracy above 0.93. Takes about fifteen seconds.
+Expect an accuracy above 0.93. The example takes about fifteen seconds.
 """
 
 import os
@@ -19,12 +20,12 @@ import dubio
 try:
     import lightning
 except ImportError:
-    print("this example needs Lightning: pip install lightning")
+    print("This example requires Lightning: pip install lightning")
     sys.exit(0)
 
 
 class Bayesian(lightning.LightningModule):
-    """Any network as a Bayesian one."""
+    """A Bayesian version of any network."""
 
     def __init__(self, net: nn.Module, num_data: int) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class Bayesian(lightning.LightningModule):
         return loss.total
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """As ``dubio.fit`` has it."""
+        """The optimizer of ``dubio.fit``."""
         return torch.optim.Adam(self.parameters(), lr=2e-3)
 
 

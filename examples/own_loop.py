@@ -1,11 +1,11 @@
-"""Your own training loop: what ``dubio.fit`` does, in five lines that you can change.
+"""A custom training loop: what ``dubio.fit`` does, in five lines that you can change.
 
-An objective is a value that is called with a network and a batch. It returns the number to minimise, ``total``, and
-what that is made of: the mean negative log-likelihood ``nll`` and, in ``terms``, the divergence from the prior. The
-number of training examples is given once, to the objective; batches may have any size.
+An objective is called with a network and a batch. It returns the loss, ``total``, and its parts: the mean negative
+log-likelihood ``nll`` and, in ``terms``, the divergence from the prior. The objective receives the number of training
+examples once; batches may have any size.
 
-Expect the negative log-likelihood to fall from about 2.3 (ten classes, nothing known) to below 0.3 while the divergence
-falls too, and an accuracy above 0.93. Takes about ten seconds.
+Expect the negative log-likelihood to decrease from about 2.3 (the value of a uniform prediction over ten classes) to
+below 0.3 while the divergence decreases too, and an accuracy above 0.93. The example takes about ten seconds.
 """
 
 import os
@@ -36,4 +36,4 @@ for epoch in range(1, EPOCHS + 1):
         print(f"epoch {epoch:2d}  nll {loss.nll.item():.3f}  divergence {loss.terms['divergence'].item():.0f}")
 
 found = dubio.predict(model, inputs[test], num_samples=100, seed=0)
-print(f"accuracy {(found.label == targets[test]).float().mean():.3f} on {len(test)} digits it has not seen")
+print(f"accuracy {(found.label == targets[test]).float().mean():.3f} on {len(test)} test digits")

@@ -1,24 +1,25 @@
-"""Regression with bands: a network that knows where its data end.
+"""Regression with uncertainty bands that widen beyond the data.
 
 The curve is that of Blundell et al. 2015 (section 5.2), x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e. An
-ensemble of thirty networks 1-100-2 sees a thousand points with x between 0 and 0.5 and is asked about -0.2 to 1.2. Each
-member is one function; the picture shows their median and the bands that hold the middle half and the middle 90 % of
-them. Dotted lines add the noise, whose size each network learns as a function of x. Where there are data the functions
-agree; beyond, they fan out.
+ensemble of thirty networks 1-100-2 is trained on a thousand points with x between 0 and 0.5 and evaluated from -0.2 to
+1.2. Each member is one function. The picture shows the median of the functions and the bands that contain the middle
+half and the middle 90 % of them. Dotted lines add the noise, whose size each network learns as a function of x. The
+functions agree where there are data and fan out beyond.
 
 Expect the true curve between the dotted lines everywhere, and within the wide band beyond the data. Expect the
-interquartile band on [0.8, 1.2], far from the data, to be at least three times as wide as on [0.1, 0.4], among them.
-Takes about half a minute; the picture needs matplotlib.
+interquartile band to be at least three times as wide on [0.8, 1.2], far from the data, as on [0.1, 0.4], among them.
+The example takes about half a minute; the picture needs matplotlib.
 
-What decides how the functions continue beyond the data is how the networks begin, which stands for the prior:
+The initialisation of the networks takes the role of the prior and determines how the functions continue beyond the
+data:
 
-- The units of the hidden layer bend at places spread over the whole picture, not only among the data. With the usual
-  weights of PyTorch all functions are nearly straight beyond the data, and the curve leaves the bands.
-- The output weights begin large, so that functions without data differ by about two units, the height of the picture.
-- Noise depends on x (``Gaussian("output")``): the points scatter much more near 0 than near 0.4.
+- The hidden units bend at places spread over the whole picture, not only among the data. With the default
+  initialisation of PyTorch, all functions are nearly straight beyond the data, and the curve leaves the bands.
+- The output weights start large, so that functions without data differ by about two units, the height of the picture.
+- The noise depends on x (``Gaussian("output")``): the points scatter much more near 0 than near 0.4.
 
-The thirty functions are trained with the same data and differ in how they began alone. A posterior of independent
-Gaussians (``Bayes``) over weights is another choice; its bands are narrower, and on this curve too narrow.
+The thirty functions are trained on the same data and differ only in their initialisation. A posterior of independent
+Gaussians (``Bayes``) over weights is an alternative; its bands are narrower, and on this curve too narrow.
 
 The picture in docs/images is made by ``python examples/regression_bands.py --out docs/images/regression_bands.png``.
 """
@@ -38,8 +39,8 @@ EPOCHS = 2 if os.environ.get("DUBIO_TINY") else 200
 NUM_MEMBERS = 30
 NUM_UNITS = 100
 NUM_POINTS = 1000
-NOISE_STD = 0.02  # of e, which enters the curve three times
-LEVELS = (0.5, 0.9)  # of the bands
+NOISE_STD = 0.02  # standard deviation of e, which occurs three times in the curve
+LEVELS = (0.5, 0.9)  # levels of the bands
 GRID = torch.linspace(-0.2, 1.2, 281).unsqueeze(1)
 
 
@@ -51,7 +52,7 @@ def points(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def network() -> nn.Module:
-    """A function of x with bends all over the picture, and the softplus argument of the noise's standard deviation."""
+    """A function of x with bends across the picture, and the softplus argument of the noise standard deviation."""
     hidden, out = nn.Linear(1, NUM_UNITS), nn.Linear(NUM_UNITS, 2)
     with torch.no_grad():
         hidden.weight.normal_(0.0, 6.0)
@@ -64,7 +65,7 @@ def network() -> nn.Module:
 
 
 def train(data: tuple[Tensor, Tensor], seed: int, progress: bool = True) -> nn.Module:
-    """An ensemble that has learned the points."""
+    """Train an ensemble on the points."""
     torch.manual_seed(seed)
     method = dubio.Ensemble(members=NUM_MEMBERS)
     model = method.convert([network() for _ in range(NUM_MEMBERS)], likelihood=dubio.Gaussian("output"))
@@ -83,7 +84,7 @@ def train(data: tuple[Tensor, Tensor], seed: int, progress: bool = True) -> nn.M
 
 
 def mean_width(bands: Bands, low: float, high: float) -> float:
-    """Mean width of the interquartile band between two places."""
+    """Mean width of the interquartile band between two values of x."""
     between = (bands.places > low - 1e-6) & (bands.places < high + 1e-6)
     lower, upper = bands.of_draws[bands.levels.index(0.5)]
     return (upper - lower)[between].mean().item()
@@ -95,9 +96,9 @@ def truth(x: Tensor) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Regression with bands.")
-    parser.add_argument("--out", type=Path, default=Path("runs/regression_bands.png"), help="where the picture goes")
-    parser.add_argument("--seed", type=int, default=0, help="points, first weights, order of the data, and noise")
+    parser = argparse.ArgumentParser(description="Regression with uncertainty bands.")
+    parser.add_argument("--out", type=Path, default=Path("runs/regression_bands.png"), help="path of the picture")
+    parser.add_argument("--seed", type=int, default=0, help="seed of points, initial weights, data order, and noise")
     options = parser.parse_args()
 
     data = points(options.seed)
