@@ -9,7 +9,7 @@ PARTS ?= peers
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CHECKS := lint types imports pages tests examples
+CHECKS := lint types imports house pages tests examples
 
 # One thread per worker, and threads that sleep while they wait: workers do not compete for cores.
 TESTENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=

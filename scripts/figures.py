@@ -30,6 +30,7 @@ from speed_words import epoch_in_words, launches_in_words, loading_in_words
 
 from dubio.auditing.checks import CHECKS
 from dubio.cli.fields import fields_of, spell
+from dubio.codec import current_names
 from dubio.methods import METHODS
 from dubio_lab import PAPERS
 from dubio_lab.claims_tables import claims_summary, claims_table
@@ -144,7 +145,7 @@ def digits(choice: str) -> str:
 def _has_defaults(method: str, records: Sequence[dict[str, Any]]) -> bool:
     """Whether the defaults of a method are still those that were measured, as far as the record says them."""
     specs = [record["spec"] for record in records if record["method"] == method and "spec" in record]
-    return all(spec == repr(METHODS[method]()) for spec in specs)
+    return all(current_names(spec) == repr(METHODS[method]()) for spec in specs)
 
 
 def alpha(choice: str) -> str:
