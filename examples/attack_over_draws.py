@@ -60,11 +60,11 @@ def attack(name: str, num_samples: int, seed: int) -> Attack:
 
 def left(model: nn.Module, name: str, num_samples: int, images: tuple[Tensor, Tensor]) -> float:
     """Accuracy after an attack, on fresh draws: the mean over the seeds of the attack."""
-    found = []
+    scores = []
     for seed in range(NUM_SEEDS):
         moved = attack(name, num_samples, seed)(model, *images).inputs
-        found.append(score(model, moved, images[1], num_samples=NUM_DRAWS, seed=SCORING).predictive.value)
-    return sum(found) / len(found)
+        scores.append(score(model, moved, images[1], num_samples=NUM_DRAWS, seed=SCORING).predictive.value)
+    return sum(scores) / len(scores)
 
 
 def measure(model: nn.Module, images: tuple[Tensor, Tensor]) -> dict[str, list[float]]:
@@ -79,10 +79,10 @@ def coin(inputs: Tensor) -> Tensor:
     return 10.0 * nn.functional.one_hot(says, 2).float()
 
 
-def draw(path: Path, found: dict[str, dict[str, list[float]]]) -> None:
+def draw(path: Path, scores: dict[str, dict[str, list[float]]]) -> None:
     """Draw the picture."""
     figure = Figure(figsize=(8.4, 3.7), layout="constrained")
-    for axes, (title, curves) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
+    for axes, (title, curves) in zip(figure.subplots(1, len(scores), sharey=True), scores.items(), strict=True):
         for name, colour in COLOURS.items():
             values = [100.0 * value for value in curves[name]]
             axes.plot(DRAWS, values, "o-", color=colour, markersize=4, label=name)
@@ -104,15 +104,15 @@ def main() -> None:
     options = parser.parse_args()
 
     images = dubio.data.load_test("digits")[:NUM_IMAGES].tensors
-    found = {}
+    scores = {}
     for name, model in networks().items():
         clean = score(model, *images, num_samples=NUM_DRAWS, seed=SCORING)
         print(f"{name}: accuracy without attack {clean.predictive.value:.3f}, of one draw {clean.single.value:.3f}")
-        found[name] = measure(model, images)
+        scores[name] = measure(model, images)
         print(f"  {'K':<18}" + "".join(f"{num_samples:>7}" for num_samples in DRAWS))
-        for attack_name, values in found[name].items():
+        for attack_name, values in scores[name].items():
             print(f"  {attack_name:<18}" + "".join(f"{value:>7.3f}" for value in values))
-    draw(options.out, found)
+    draw(options.out, scores)
     print(f"picture: {options.out}")
 
     zeros = torch.zeros(NUM_IMAGES, dtype=torch.long)

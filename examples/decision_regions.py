@@ -49,9 +49,9 @@ def main() -> None:
     clusters = dubio.data.clusters()
     model = train(clusters, options.seed)
     inputs, labels = clusters.test.tensors
-    found = dubio.predict(model, inputs, num_samples=100, seed=options.seed)
-    right = found.label == labels
-    of_right, of_wrong = (found.mutual_information[rows].mean().item() for rows in (right, ~right))
+    pred = dubio.predict(model, inputs, num_samples=100, seed=options.seed)
+    right = pred.label == labels
+    of_right, of_wrong = (pred.mutual_information[rows].mean().item() for rows in (right, ~right))
     print(f"accuracy {right.float().mean():.3f}")
     print(f"mutual information {of_right:.4f} where right, {of_wrong:.4f} where wrong")
     dubio.plots.draw_regions(

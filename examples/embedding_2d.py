@@ -42,8 +42,8 @@ def main() -> None:
     digits = dubio.data.load("digits")
     model = train(digits, options.seed)
     inputs, labels = digits.test.tensors
-    found = dubio.predict(model, inputs, num_samples=20, seed=options.seed)
-    print(f"accuracy {(found.label == labels).float().mean():.3f}")
+    pred = dubio.predict(model, inputs, num_samples=20, seed=options.seed)
+    print(f"accuracy {(pred.label == labels).float().mean():.3f}")
     dubio.plots.draw_embedding(model, inputs, labels, options.out, seed=options.seed)
     print(f"picture: {options.out}")
 

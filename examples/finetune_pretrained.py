@@ -57,10 +57,10 @@ def train_plainly(net: nn.Module, pictures: Tensor, labels: Tensor, epochs: int,
 
 
 def report(name: str, model: nn.Module, pictures: Tensor, labels: Tensor) -> None:
-    found = dubio.predict(model, pictures, num_samples=100, seed=0)
-    right = found.label == labels
-    print(f"{name:<22}accuracy {right.float().mean():.3f}  nll {nn.functional.nll_loss(found.log_probs, labels):.3f}")
-    for kind, uncertainty in {"entropy": found.entropy, "mutual information": found.mutual_information}.items():
+    pred = dubio.predict(model, pictures, num_samples=100, seed=0)
+    right = pred.label == labels
+    print(f"{name:<22}accuracy {right.float().mean():.3f}  nll {nn.functional.nll_loss(pred.log_probs, labels):.3f}")
+    for kind, uncertainty in {"entropy": pred.entropy, "mutual information": pred.mutual_information}.items():
         print(f"  {kind:<20}{uncertainty[right].mean():.3f} where right, {uncertainty[~right].mean():.3f} where wrong")
 
 

@@ -24,8 +24,8 @@ model = dubio.Bayes().convert(net)  # a new nn.Module; net itself is untouched
 epochs = 2 if os.environ.get("DUBIO_TINY") else None  # None: the default of the method
 run = dubio.fit(model, (inputs[train], targets[train]), epochs=epochs)
 
-known = dubio.predict(model, inputs[test], num_samples=100, seed=0)
-strange = dubio.predict(model, torch.rand(450, 64), num_samples=100, seed=0)
-print(f"accuracy {(known.label == targets[test]).float().mean():.3f} after {run.seconds:.1f} s")
-for name, found in {"digits": known, "noise": strange}.items():
-    print(f"{name:<7}entropy {found.entropy.mean():.3f}  mutual information {found.mutual_information.mean():.3f}")
+pred = dubio.predict(model, inputs[test], num_samples=100, seed=0)
+pred_noise = dubio.predict(model, torch.rand(450, 64), num_samples=100, seed=0)
+print(f"accuracy {(pred.label == targets[test]).float().mean():.3f} after {run.seconds:.1f} s")
+for name, each in {"digits": pred, "noise": pred_noise}.items():
+    print(f"{name:<7}entropy {each.entropy.mean():.3f}  mutual information {each.mutual_information.mean():.3f}")

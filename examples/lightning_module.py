@@ -62,9 +62,9 @@ def main() -> None:
     losses = "  ".join(f"{name} {value.item():.3f}" for name, value in trainer.logged_metrics.items())
     print(f"last batch: {losses}")
 
-    found = dubio.predict(module.model, inputs[test], num_samples=100, seed=0)
-    accuracy = (found.label == targets[test]).float().mean()
-    print(f"accuracy {accuracy:.3f}, mean entropy {found.entropy.mean():.3f}")
+    pred = dubio.predict(module.model, inputs[test], num_samples=100, seed=0)
+    accuracy = (pred.label == targets[test]).float().mean()
+    print(f"accuracy {accuracy:.3f}, mean entropy {pred.entropy.mean():.3f}")
 
 
 if __name__ == "__main__":

@@ -35,5 +35,5 @@ for epoch in range(1, EPOCHS + 1):
     if epoch % 10 == 0 or epoch in (1, EPOCHS):
         print(f"epoch {epoch:2d}  nll {loss.nll.item():.3f}  divergence {loss.terms['divergence'].item():.0f}")
 
-found = dubio.predict(model, inputs[test], num_samples=100, seed=0)
-print(f"accuracy {(found.label == targets[test]).float().mean():.3f} on {len(test)} test digits")
+pred = dubio.predict(model, inputs[test], num_samples=100, seed=0)
+print(f"accuracy {(pred.label == targets[test]).float().mean():.3f} on {len(test)} test digits")
