@@ -33,7 +33,7 @@ from dubio.cli.errors import say
 from dubio.cli.options import device_for
 from dubio.cli.predict import check_fits, test_examples
 from dubio.cli.runs import folder_of, load_model, network_of
-from dubio.cli.terminal import PlainTable
+from dubio.cli.terminal import PlainTable, print_lines
 from dubio.codec import printable, write_atomically
 from dubio.data import Examples
 from dubio.plots import blank_figure, write
@@ -42,14 +42,8 @@ from dubio.report import AttackRow, RobustnessRecord, ScoreRecord, distance_of
 from dubio.training import Interrupted
 from dubio.version import hardware_of, versions
 
-KINDS: dict[str, type[Attack]] = {
-    "fgsm": FGSM,
-    "pgd": PGD,
-    "apgd": APGD,
-    "square": Square,
-    "random_noise": RandomNoise,
-    "transfer": Transfer,
-}
+KINDS: dict[str, type[Attack]] = {"fgsm": FGSM, "pgd": PGD, "apgd": APGD, "square": Square}
+KINDS |= {"random_noise": RandomNoise, "transfer": Transfer}
 STRONGEST = "strongest"
 NUM_TRIES = 10
 SHARED_WITH_TRANSFER = ("norm", "num_samples", "objective", "loss")
@@ -88,11 +82,10 @@ class AttackReport:
 
     def by_epsilon(self) -> "list[AttackReport]":
         """One report for each epsilon, in order."""
-        epsilons = dict.fromkeys(row.record.epsilon for row in self.rows)
-        return [
-            dataclasses.replace(self, rows=[row for row in self.rows if row.record.epsilon == epsilon])
-            for epsilon in epsilons
-        ]
+        rows: dict[str, list[Row]] = {}
+        for row in self.rows:
+            rows.setdefault(row.record.epsilon, []).append(row)
+        return [dataclasses.replace(self, rows=group) for group in rows.values()]
 
     @property
     def file_name(self) -> str:
@@ -190,16 +183,11 @@ def run_attacks(
 
     def row(name: str, value: Attack | None, adversarial: Tensor, results: list[AttackResult]) -> Row:
         fields = None if value is None else {"kind": type(value).__name__, **dataclasses.asdict(value)}
+        costs = {
+            cost: sum(getattr(result, cost) for result in results) for cost in ("forwards", "backwards", "seconds")
+        }
         score = scored(adversarial)
-        record = AttackRow(
-            attack=name,
-            epsilon=epsilon,
-            fields=fields,
-            forwards=sum(result.forwards for result in results),
-            backwards=sum(result.backwards for result in results),
-            seconds=sum(result.seconds for result in results),
-            **_score_fields(score),
-        )
+        record = AttackRow(attack=name, epsilon=epsilon, fields=fields, **costs, **_score_fields(score))
         return Row(record, value, adversarial.cpu(), score)
 
     clean, rows = scored(inputs), []
@@ -377,8 +365,7 @@ def audit_run(
     result.save(folder / FILE)
     console = Console(highlight=False)
     console.print(tabulate_audit(result))
-    for line in summary(result):
-        console.print(printable(line), markup=False)
+    print_lines(console, summary(result))
     if not quiet:
         say(f"record: {folder / FILE}")
     failed = gates_failed(result, require, min_accuracy)
