@@ -357,9 +357,11 @@ def _parse(text: str | bytes, prefix: str, nan_is_null: bool = False) -> Any:
     try:
         if len(text) > MAX_BYTES:
             raise RecordError(f"JSON must have at most {MAX_BYTES} bytes, got {len(text)}")
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        constant = (lambda text: None) if nan_is_null else _refuse_constant
         value = json.loads(
-            text.decode("utf-8") if isinstance(text, bytes) else text,
-            parse_constant=(lambda text: None) if nan_is_null else _refuse_constant,
+            text,
+            parse_constant=constant,
             parse_float=_parse_float,
             parse_int=_parse_int,
             object_pairs_hook=_parse_object,

@@ -39,12 +39,8 @@ from dubio.cli.options import (
 )
 from dubio.version import VERSION
 
-app = Typer(
-    name="dubio",
-    cls=CommandGroup,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+HELP = {"help_option_names": ["-h", "--help"]}
+app = Typer(name="dubio", cls=CommandGroup, pretty_exceptions_enable=False, context_settings=HELP)
 EXAMPLES = "\n\n".join(example(method, "first") for method in METHOD_OPTIONS)
 TRAIN = f"""Train a stochastic network, save it in a run folder, and test it.
 
@@ -352,17 +348,7 @@ def predict(
     model = load_model(named, runs).to(device_for(device))
     if new is not None:
         predict_new(
-            model,
-            new,
-            named,
-            runs,
-            num_samples=samples,
-            level=level,
-            precision=precision,
-            seed=seed,
-            out=out,
-            delimiter=delimiter,
-            quiet=quiet,
+            model, new, named, runs, out, delimiter, quiet, samples=samples, level=level, precision=precision, seed=seed
         )
         return
     if out is not None:
@@ -429,8 +415,8 @@ def evaluate(
         seed=seed,
     )
     line = command_line(ctx, named, "ood", "corruptions", "data", "samples", "resamples", "seed", "precision")
-    made_by = {**evaluation.made_by, "command": line, "network": network_of(named, runs).network}
-    evaluation = dataclasses.replace(evaluation, made_by=made_by)
+    origin = {"command": line, "network": network_of(named, runs).network}
+    evaluation = dataclasses.replace(evaluation, made_by=evaluation.made_by | origin)
     folder = out or folder_of(named, runs)
     folder.mkdir(parents=True, exist_ok=True)
     evaluation.save(folder / FILE)

@@ -98,14 +98,14 @@ def predict_new(
     source: Path,
     named: str,
     runs: Path,
+    out: Path | None,
+    delimiter: str | None,
+    quiet: bool,
     *,
-    num_samples: int,
+    samples: int,
     level: float,
     precision: str,
     seed: int,
-    out: Path | None = None,
-    delimiter: str | None = None,
-    quiet: bool = False,
 ) -> None:
     """Predict data without labels in chunks of a few thousand rows, into a file or onto the screen.
 
@@ -114,13 +114,13 @@ def predict_new(
         source: a table, an ``.npz``, an image, or a folder of images.
         named: the run of the network, which stores how to read the data.
         runs: the folder of the runs.
-        num_samples: number of draws.
+        out: the file to write, in the format of its ending; without one the first rows are shown.
+        delimiter: separator of the cells of a ``.csv``.
+        quiet: show no progress and no remarks.
+        samples: number of draws.
         level: coverage of the intervals of numeric targets.
         precision: precision of the forward pass.
         seed: seed of the draws.
-        out: the file to write, in the format of its ending; by default the first rows are shown.
-        delimiter: separator of the cells of a ``.csv``.
-        quiet: show no progress and no remarks.
     """
     if out is not None and out.suffix.lower() not in OUTPUTS:
         raise ValueError(f"--out must end in {', '.join(OUTPUTS)}, got {str(out)!r}")
@@ -143,7 +143,7 @@ def predict_new(
                 chunks.append(chunk)
                 yield chunk.inputs if expected is None or len(expected) > 1 else chunk.inputs.flatten(1)
 
-        for pred in predict_batches(model, batches(), num_samples, precision=precision, seed=seed):  # type: ignore[arg-type]
+        for pred in predict_batches(model, batches(), samples, precision=precision, seed=seed):  # type: ignore[arg-type]
             chunk = chunks.pop()
             write(columns_of(pred, chunk.names, classes, level))
             remarks += chunk.remarks
@@ -171,15 +171,10 @@ def columns_of(
     if isinstance(pred, ClassificationPredictive):
         return columns | _columns_of_classes(pred, classes)
     assert isinstance(pred, RegressionPredictive)
-    low, high = pred.interval(level)
-    numbers = {
-        "mean": pred.mean,
-        "std": pred.std,
-        "aleatoric_std": pred.aleatoric_std,
-        "epistemic_std": pred.epistemic_std,
-        f"low_{level:g}": low,
-        f"high_{level:g}": high,
+    numbers: dict[str, Tensor] = {
+        name: getattr(pred, name) for name in ("mean", "std", "aleatoric_std", "epistemic_std")
     }
+    numbers |= zip((f"low_{level:g}", f"high_{level:g}"), pred.interval(level), strict=True)
     num_outputs = pred.mean[0].numel()
     for output in range(num_outputs):
         ending = f"_{output}" if num_outputs > 1 else ""
@@ -319,8 +314,7 @@ def _write_npz(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
     """One array for each column, which are written at the end."""
     parts: list[Columns] = []
     yield parts.append
-    columns = {name: [_text(cell) for part in parts for cell in part[name]] for name in parts[0]}
-    arrays: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
+    arrays: Any = {name: np.array([_text(cell) for part in parts for cell in part[name]]) for name in parts[0]}
     np.savez(file, **arrays)
 
 

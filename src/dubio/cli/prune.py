@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from torch import nn
 
-from dubio import pruning
+from dubio import codec, pruning
 from dubio.cli.errors import say
 from dubio.cli.runs import (
     CONFIG,
@@ -28,17 +28,6 @@ from dubio.cli.runs import (
     read_encoder,
 )
 from dubio.cli.terminal import PlainTable
-from dubio.codec import (
-    UNFINISHED,
-    Command,
-    dump_json,
-    flush,
-    read_commands,
-    read_object,
-    remove_unfinished,
-    write_atomically,
-    write_commands,
-)
 from dubio.data import Examples
 from dubio.evaluation import figure
 from dubio.io import Identity, save
@@ -100,10 +89,10 @@ def validation_of(folder: Path, data_dir: Path | None) -> Examples:
 
 def write_run(model: nn.Module, record: Pruning, line: str, source: Path, folder: Path) -> None:
     """Write the run of a pruned network: its weights and record, and how the network was trained."""
-    runs, command = folder.parent, Command(line, source.resolve().name)
+    runs, command = folder.parent, codec.Command(line, source.resolve().name)
     runs.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(runs, recursive=False)
-    unfinished = runs / f"{UNFINISHED}{os.getpid()}-{folder.name}"
+    codec.remove_unfinished(runs, recursive=False)
+    unfinished = runs / f"{codec.UNFINISHED}{os.getpid()}-{folder.name}"
     unfinished.mkdir()
     try:
         for file in (FILE, ENCODER, METRICS):
@@ -113,16 +102,17 @@ def write_run(model: nn.Module, record: Pruning, line: str, source: Path, folder
         network = network_of(str(unfinished / MODEL), unfinished)
         with_source(record, command.line, command.run, network).save(unfinished / RECORD)
         # Calibration and other decisions are of the whole network: only its prunings are passed on.
-        write_commands(unfinished, (*(before for before in read_commands(source) if before.kind == "prune"), command))
-        config = read_object(source / CONFIG)
+        earlier = (before for before in codec.read_commands(source) if before.kind == "prune")
+        codec.write_commands(unfinished, (*earlier, command))
+        config = codec.read_object(source / CONFIG)
         config["parameters"] = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
         config["num_parameters"] = num_trained(model)
-        write_atomically(unfinished / CONFIG, f"{dump_json(config, indent=1)}\n".encode())
+        codec.write_atomically(unfinished / CONFIG, f"{codec.dump_json(config, indent=1)}\n".encode())
         os.rename(unfinished, folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    flush(runs)
+    codec.flush(runs)
 
 
 def _table(points: tuple[PruningPoint, ...], what: str) -> PlainTable:
