@@ -30,9 +30,8 @@ from dubio.attacks import APGD, FGSM, PGD, Attack, AttackResult, RandomNoise, Sc
 from dubio.auditing import Audit, BudgetName, audit
 from dubio.checks import did_you_mean
 from dubio.cli.errors import say
-from dubio.cli.options import device_for
-from dubio.cli.predict import check_fits, test_examples
-from dubio.cli.runs import folder_of, load_model, network_of
+from dubio.cli.predict import load_to_test
+from dubio.cli.runs import folder_of, network_of
 from dubio.cli.terminal import PlainTable, print_lines
 from dubio.codec import printable, write_atomically
 from dubio.data import Examples
@@ -249,10 +248,8 @@ def check_images(examples: Examples, command: str) -> None:
 def tabulate(report: AttackReport) -> PlainTable:
     """One line for each attack and epsilon: accuracies in percent, and below them their 95 % intervals."""
     clean = report.clean
-    table = PlainTable("attack", "epsilon")
     shares = (f"R_pred\nT = {clean.num_samples}", "R_1", f"R_retry\nm = {clean.num_tries}")
-    for heading in (*shares, "passes", "s"):
-        table.add_column(heading, justify="right")
+    table = PlainTable("attack", "epsilon", numbers=(*shares, "passes", "s"))
     table.add_row("none", "0", *_shares(clean), "", "")
     for row in report.rows:
         record = row.record
@@ -339,9 +336,7 @@ def audit_run(
         raise ValueError(f"--epsilon must be one distance for an audit, got {epsilon!r}")
     if min_accuracy is not None and not 0.0 <= min_accuracy <= 1.0:
         raise ValueError(f"--min-accuracy must be in [0, 1], got {min_accuracy}")
-    model = load_model(named, runs).to(device_for(device))
-    examples = test_examples(named, runs, data, data_dir)
-    check_fits(model, examples)
+    model, examples = load_to_test(named, runs, device, data, data_dir)
     check_images(examples, "dubio audit")
     folder = out or folder_of(named, runs)
     options = _changed(

@@ -341,20 +341,19 @@ def predict(
     """
     from rich.console import Console
 
-    from dubio.cli.predict import check_fits, parse_index, predict_new, tabulate, test_examples
+    from dubio.cli.predict import load_to_test, parse_index, predict_new, tabulate
     from dubio.cli.runs import load_model
     from dubio.prediction import predict
 
-    model = load_model(named, runs).to(device_for(device))
     if new is not None:
+        model = load_model(named, runs).to(device_for(device))
         predict_new(
             model, new, named, runs, out, delimiter, quiet, samples=samples, level=level, precision=precision, seed=seed
         )
         return
     if out is not None:
         raise ValueError(f"--out writes predictions of new data; name them: dubio predict {named} new.csv --out {out}")
-    examples = test_examples(named, runs, data, data_dir)
-    check_fits(model, examples)
+    model, examples = load_to_test(named, runs, device, data, data_dir)
     rows = parse_index(index, len(examples))
     pred = predict(model, examples[rows], num_samples=samples, precision=precision, seed=seed)
     Console().print(tabulate(pred, rows, examples.targets[rows], examples.classes))
@@ -396,13 +395,11 @@ def evaluate(
     Example:  dubio evaluate lenet --ood fashionmnist,noise --corruptions all
     """
     from dubio.cli.evaluate import FILE, ood_sets, parse_names, show
-    from dubio.cli.predict import check_fits, config_of, test_examples
-    from dubio.cli.runs import folder_of, load_model, network_of, parse_resize
+    from dubio.cli.predict import config_of, load_to_test
+    from dubio.cli.runs import folder_of, network_of, parse_resize
     from dubio.evaluation import evaluate
 
-    model = load_model(named, runs).to(device_for(device))
-    examples = test_examples(named, runs, data, data_dir)
-    check_fits(model, examples)
+    model, examples = load_to_test(named, runs, device, data, data_dir)
     resize = parse_resize(config_of(named, runs).resize)
     evaluation = evaluate(
         model,
@@ -568,16 +565,14 @@ def attack(
     from rich.console import Console
 
     from dubio.cli.attack import choose_images, parse_attacks, parse_epsilons, picture, run_attacks, summarise, tabulate
-    from dubio.cli.predict import check_fits, test_examples
-    from dubio.cli.runs import folder_of, load_model, network_of
+    from dubio.cli.predict import load_to_test
+    from dubio.cli.runs import folder_of, network_of
 
     names, epsilons = parse_attacks(attack), parse_epsilons(epsilon)
     given = {name: ctx.params[name] for name in ("norm", "steps", "restarts", "objective", "loss", "noise")}
     given["num_samples"] = samples
     fields = {field: value for field, value in given.items() if value is not None}
-    model = load_model(named, runs).to(device_for(device))
-    examples = test_examples(named, runs, data, data_dir)
-    check_fits(model, examples)
+    model, examples = load_to_test(named, runs, device, data, data_dir)
     chosen = choose_images(examples, images)
     report = run_attacks(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed, progress=not quiet)
     folder = out or folder_of(named, runs)

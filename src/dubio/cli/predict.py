@@ -21,10 +21,12 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
+from dubio.cli.options import device_for
 from dubio.cli.runs import (
     FILE,
     TrainConfig,
     folder_of,
+    load_model,
     parse_resize,
     read_config,
     read_encoder,
@@ -46,7 +48,7 @@ SHOWN_NUMBERS = 7
 Columns = dict[str, Sequence[Any]]
 
 
-def test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
+def _test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
     """The test part of the given data, by default of those that a run was trained on."""
     config, encoder = config_of(named, runs), read_encoder(folder_of(named, runs))
     folder = data_dir or config.data_dir
@@ -67,8 +69,12 @@ def config_of(named: str, runs: Path) -> TrainConfig:
     return read_config(folder) if is_trained else TrainConfig()
 
 
-def check_fits(model: nn.Module, examples: Examples) -> None:
-    """Raise an error for examples that a network cannot read."""
+def load_to_test(
+    named: str, runs: Path, device: str | None, data: str | None, data_dir: Path | None
+) -> tuple[nn.Module, Examples]:
+    """A network on its device, and its test examples; raises an error for examples that it cannot read."""
+    model = load_model(named, runs).to(device_for(device))
+    examples = _test_examples(named, runs, data, data_dir)
     sizes = sizes_of(model)
     shape = None if sizes is None else sizes.inputs
     if shape is not None and shape != examples.shape and shape != (examples.inputs[0].numel(),):
@@ -76,6 +82,7 @@ def check_fits(model: nn.Module, examples: Examples) -> None:
             f"this network reads inputs of shape {shape}, and {examples.name} has {examples.shape}; "
             "name its data with --data"
         )
+    return model, examples
 
 
 def parse_index(text: str, count: int) -> list[int]:
