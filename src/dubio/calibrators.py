@@ -82,10 +82,8 @@ class VectorScaling:
         return functional.calibration.vector_scaled_log_probs(log_probs, scale, bias)
 
     def __str__(self) -> str:
-        return (
-            f"vector scaling of {len(self.scale)} classes, scales {min(self.scale):.3g} to {max(self.scale):.3g}, "
-            f"biases {min(self.bias):.3g} to {max(self.bias):.3g}, on the mean prediction"
-        )
+        scales, biases = (f"{min(numbers):.3g} to {max(numbers):.3g}" for numbers in (self.scale, self.bias))
+        return f"vector scaling of {len(self.scale)} classes, scales {scales}, biases {biases}, on the mean prediction"
 
 
 Calibration = Temperature | VectorScaling

@@ -13,7 +13,6 @@ that it prunes, and its own. Training a run again removes the file.
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import math
@@ -26,7 +25,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -178,8 +177,8 @@ def current_names(data: Any) -> Any:
     if isinstance(data, list):
         return [current_names(part) for part in data]
     if isinstance(data, str):
-        name, bracket, fields = data.partition("(")
-        return FORMER_CLASSES.get(name, name) + bracket + fields
+        name, bracket, rest = data.partition("(")
+        return FORMER_CLASSES.get(name, name) + bracket + rest
     return data
 
 
@@ -438,7 +437,7 @@ def _read(kind: Any, data: Any, place: str) -> Any:
     if origin is dict:
         _checked(isinstance(data, dict), data, place)
         return {name: _read(parts[1], part, f"{place}.{_short(name)}") for name, part in data.items()}
-    if dataclasses.is_dataclass(kind):
+    if is_dataclass(kind):
         return _read_fields(kind, data, place)
     _checked(fits(kind, data), data, place)
     return float(data) if kind is float else data
@@ -447,7 +446,7 @@ def _read(kind: Any, data: Any, place: str) -> Any:
 def _read_fields(kind: Any, data: Any, place: str) -> Any:
     _checked(isinstance(data, dict), data, place)
     hints = _type_hints(kind)
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = {field.name for field in fields(kind)}
     data = {FORMER_FIELDS.get(name, name) if name not in names else name: value for name, value in data.items()}
     unknown = sorted(set(data) - names)
     if unknown:

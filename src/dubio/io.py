@@ -26,7 +26,6 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -421,7 +420,7 @@ _HELD: dict[Path, _Held] = {}
 _GUARD = threading.Lock()
 
 
-@contextmanager
+@contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run folder; refuse a folder that another process or thread holds.
 

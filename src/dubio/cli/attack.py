@@ -13,7 +13,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +56,7 @@ WIDTH = 80
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Row:
     """The result of one attack at one epsilon."""
 
@@ -68,7 +67,7 @@ class Row:
     score: Score
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class AttackReport:
     """The results of all attacks on one network."""
 
@@ -99,20 +98,17 @@ class AttackReport:
         settings = sorted({setting for value in values.values() for setting in _settings(value)})
         return "-".join(("attack", "+".join(values), *norms, f"{epsilon:g}", *settings))
 
-    def save(self, folder: Path, origin: dict[str, Any]) -> list[Path]:
-        """Write a record and its images for each epsilon, and replace those of the same attack.
+    def save(self, folder: Path, origin: dict[str, Any]) -> Path:
+        """Write the record and the images of one epsilon, and replace those of the same attack.
 
         Args:
             folder: where files go.
             origin: ``model`` and ``network`` of the record.
 
         Returns:
-            The paths of the records.
+            The path of the record.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        return [part._save(folder, origin) for part in self.by_epsilon()]
-
-    def _save(self, folder: Path, origin: dict[str, Any]) -> Path:
         clean, targets = self.examples.tensors
         attacked = {f"{row.record.attack}@{row.record.epsilon}": row.inputs for row in self.rows}
         tensors = {"clean": clean, "targets": targets, **attacked}

@@ -554,13 +554,14 @@ def attack(
     chosen = choose_images(examples, images)
     report = run_attacks(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed, progress=not quiet)
     folder = out or folder_of(named, runs)
-    records = report.save(folder, {"model": named, "network": network_of(named, runs).tensors})
+    parts, origin = report.by_epsilon(), {"model": named, "network": network_of(named, runs).tensors}
+    records = [part.save(folder, origin) for part in parts]
     Console().print(tabulate(report))
-    pictures = [picture(model, part, folder / f"{part.file_name}.png") for part in report.by_epsilon()]
+    pictures = [picture(model, part, folder / f"{part.file_name}.png") for part in parts]
     if quiet:
         return
     say(summarise(report))
-    for part, record, drawn in zip(report.by_epsilon(), records, pictures, strict=True):
+    for part, record, drawn in zip(parts, records, pictures, strict=True):
         say(f"record: {record}, images: {part.file_name}.safetensors beside it")
         say(drawn)
 

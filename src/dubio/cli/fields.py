@@ -11,7 +11,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -41,7 +40,7 @@ class UnreadableError(Exception):
     """A text that is not of the form of a type."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class FieldReader:
     """One form of a value: the rule in words, and the function that reads it."""
 
@@ -49,7 +48,7 @@ class FieldReader:
     read: Callable[[str], Any]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Field:
     """A field of a method, as an option."""
 

@@ -59,11 +59,10 @@ class MethodOptionsCommand(TyperCommand):
         for option, default in defaults.items():
             is_flag = isinstance(default, bool)
             spelling = f"{option}/--no-{option.removeprefix('--')}" if is_flag else option
-            self.params.append(
-                TyperOption(
-                    param_decls=[spelling], is_flag=is_flag, hidden=True, expose_value=False, callback=_keep_field
-                )
+            param = TyperOption(
+                param_decls=[spelling], is_flag=is_flag, hidden=True, expose_value=False, callback=_keep_field
             )
+            self.params.append(param)
 
 
 def _keep_field(ctx: Context, param: Any, value: str | bool | None) -> None:

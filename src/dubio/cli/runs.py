@@ -298,11 +298,8 @@ def build_for(config: TrainConfig, examples: Examples) -> tuple[nn.Module, Likel
     """The deterministic network of a configuration, with the sizes of the data, and the likelihood of its outputs."""
     likelihood = make_likelihood(config, examples)
     torch.manual_seed(config.seed)
-    if isinstance(likelihood, Categorical):
-        outputs = len(examples.classes)
-    elif isinstance(likelihood, Bernoulli):
-        outputs = 1
-    else:
+    outputs = len(examples.classes) if isinstance(likelihood, Categorical) else 1
+    if isinstance(likelihood, Gaussian):
         outputs = examples.targets[0].numel() * (2 if likelihood.std == "output" else 1)
     net = build(config.model, inputs=examples.shape, num_classes=outputs)
     is_table = examples.inputs.dim() == 2 and data.find_name(config.data) is None
