@@ -21,18 +21,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
+from dubio.cli import runs as run_files
 from dubio.cli.options import device_for
-from dubio.cli.runs import (
-    FILE,
-    TrainConfig,
-    folder_of,
-    load_model,
-    parse_resize,
-    read_config,
-    read_encoder,
-    stored_data,
-    table_options,
-)
 from dubio.cli.terminal import PlainTable
 from dubio.codec import unfinished_file
 from dubio.data import TABLES, Examples, NewRows, TableWarning, find_name, load_test, read_new, remarks_as_text
@@ -50,30 +40,30 @@ Columns = dict[str, Sequence[Any]]
 
 def _test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
     """The test part of the given data, by default of those that a run was trained on."""
-    config, encoder = config_of(named, runs), read_encoder(folder_of(named, runs))
+    config, encoder = config_of(named, runs), run_files.read_encoder(run_files.folder_of(named, runs))
     folder = data_dir or config.data_dir
     if data is not None:  # another table or folder of images is read as that of the run was
         task = None if encoder is not None or Path(data).suffix.lower() not in TABLES else config.task
         is_folder = find_name(data) is None and Path(data).expanduser().is_dir()
-        resize = parse_resize(config.resize) if is_folder else None
+        resize = run_files.parse_resize(config.resize) if is_folder else None
         return load_test(data, folder=folder, task=task, encoder=encoder, resize=resize)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # these are the data that the run was trained on
-        return load_test(config.data, folder=folder, **table_options(config, encoder))
+        return load_test(config.data, folder=folder, **run_files.table_options(config, encoder))
 
 
-def config_of(named: str, runs: Path) -> TrainConfig:
+def config_of(named: str, runs: Path) -> run_files.TrainConfig:
     """The configuration of a run; the defaults for a ``.safetensors`` file and for a run of ``dubio.fit``."""
-    folder = folder_of(named, runs)
-    is_trained = Path(named).suffix != ".safetensors" and (folder / FILE).is_file()
-    return read_config(folder) if is_trained else TrainConfig()
+    folder = run_files.folder_of(named, runs)
+    is_trained = Path(named).suffix != ".safetensors" and (folder / run_files.FILE).is_file()
+    return run_files.read_config(folder) if is_trained else run_files.TrainConfig()
 
 
 def load_to_test(
     named: str, runs: Path, device: str | None, data: str | None, data_dir: Path | None
 ) -> tuple[nn.Module, Examples]:
     """A network on its device, and its test examples; raises an error for examples that it cannot read."""
-    model = load_model(named, runs).to(device_for(device))
+    model = run_files.load_model(named, runs).to(device_for(device))
     examples = _test_examples(named, runs, data, data_dir)
     sizes = sizes_of(model)
     shape = None if sizes is None else sizes.inputs
@@ -135,9 +125,9 @@ def predict_new(
         raise ValueError(f"--out must not be the file that is read, got {str(out)!r}")
     if not 0.0 < level < 1.0:
         raise ValueError(f"--level must be between 0 and 1, got {level}")
-    folder, resize = folder_of(named, runs), parse_resize(config_of(named, runs).resize)
-    encoder = read_encoder(folder)
-    classes, shape = (encoder.target.classes, ()) if encoder else stored_data(folder)
+    folder, resize = run_files.folder_of(named, runs), run_files.parse_resize(config_of(named, runs).resize)
+    encoder = run_files.read_encoder(folder)
+    classes, shape = (encoder.target.classes, ()) if encoder else run_files.stored_data(folder)
     sizes = sizes_of(model)
     expected = None if sizes is None else sizes.inputs  # flat where the network flattens images
     remarks: Counter[str] = Counter()
