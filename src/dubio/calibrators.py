@@ -76,17 +76,14 @@ class VectorScaling:
     def apply(self, log_probs: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch class"]:
         """The scaled log-probabilities."""
         if log_probs.shape[-1] != len(self.scale):
-            raise ValueError(
-                f"this VectorScaling is for {len(self.scale)} classes, got {log_probs.shape[-1]}; calibrate anew"
-            )
+            classes = f"{len(self.scale)} classes, got {log_probs.shape[-1]}"
+            raise ValueError(f"this VectorScaling is for {classes}; calibrate anew")
         scale, bias = (log_probs.new_tensor(numbers) for numbers in (self.scale, self.bias))
         return functional.calibration.vector_scaled_log_probs(log_probs, scale, bias)
 
     def __str__(self) -> str:
-        return (
-            f"vector scaling of {len(self.scale)} classes, scales {min(self.scale):.3g} to {max(self.scale):.3g}, "
-            f"biases {min(self.bias):.3g} to {max(self.bias):.3g}, on the mean prediction"
-        )
+        scales, biases = (f"{min(numbers):.3g} to {max(numbers):.3g}" for numbers in (self.scale, self.bias))
+        return f"vector scaling of {len(self.scale)} classes, scales {scales}, biases {biases}, on the mean prediction"
 
 
 Calibration = Temperature | VectorScaling

@@ -13,7 +13,6 @@ that it prunes, and its own. Training a run again removes the file.
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import math
@@ -22,10 +21,11 @@ import re
 import shlex
 import shutil
 import stat
+import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -39,28 +39,13 @@ MAX_BYTES = 128 * 2**20
 MAX_SHOWN = 200
 """Characters of a wrong value that a message repeats."""
 INTEGERS = range(-(2**63), 2**64)
-FORMER_CLASSES = {
-    "Apgd": "APGD",
-    "Ddn": "DDN",
-    "Elbo": "ELBO",
-    "Fgsm": "FGSM",
-    "Fmn": "FMN",
-    "Pgd": "PGD",
-    "Pni": "PNI",
-    "SeSnn": "SESNN",
-    "TargetedFgsm": "TargetedFGSM",
-    "Vib": "VIB",
-}
+FORMER_CLASSES = {name.capitalize(): name for name in ("APGD", "DDN", "ELBO", "FGSM", "FMN", "PGD", "PNI", "VIB")}
+FORMER_CLASSES |= {"SeSnn": "SESNN", "TargetedFgsm": "TargetedFGSM"}
 """Present names of classes that earlier versions named differently."""
 FORMER_FIELDS = {"doubt": "uncertainty", "words": "summary"}
 """Present names of fields that earlier versions named differently."""
-KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 _type_hints = functools.cache(get_type_hints)
 UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and newline, marks that change the direction of text, and surrogates."""
@@ -192,8 +177,8 @@ def current_names(data: Any) -> Any:
     if isinstance(data, list):
         return [current_names(part) for part in data]
     if isinstance(data, str):
-        name, bracket, fields = data.partition("(")
-        return FORMER_CLASSES.get(name, name) + bracket + fields
+        name, bracket, rest = data.partition("(")
+        return FORMER_CLASSES.get(name, name) + bracket + rest
     return data
 
 
@@ -217,7 +202,8 @@ def fits(kind: Any, value: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(fits(parts[1], part) for part in value.values())
     if kind is float:
-        return _is_float(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and abs(value) <= sys.float_info.max
     if kind is int:
         return type(value) is int
     if origin is type or origin is Callable or "collections.abc.Callable" in str(origin):
@@ -353,10 +339,8 @@ def _is_running(process: int) -> bool:
         return False
     try:
         os.kill(process, 0)  # signal 0 only checks that the process exists
-    except (ProcessLookupError, OverflowError):  # no such process, or a number too large for one
-        return False
-    except OSError:  # another user's process
-        return True
+    except (OSError, OverflowError) as error:  # OverflowError: a number too large for a process
+        return isinstance(error, PermissionError)  # another user's process
     return True
 
 
@@ -372,9 +356,11 @@ def _parse(text: str | bytes, prefix: str, nan_is_null: bool = False) -> Any:
     try:
         if len(text) > MAX_BYTES:
             raise RecordError(f"JSON must have at most {MAX_BYTES} bytes, got {len(text)}")
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        constant = (lambda text: None) if nan_is_null else _refuse_constant
         value = json.loads(
-            text.decode("utf-8") if isinstance(text, bytes) else text,
-            parse_constant=(lambda text: None) if nan_is_null else _refuse_constant,
+            text,
+            parse_constant=constant,
             parse_float=_parse_float,
             parse_int=_parse_int,
             object_pairs_hook=_parse_object,
@@ -414,16 +400,14 @@ def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
-        level = [
-            part
-            for container in level
-            for part in (container.values() if isinstance(container, dict) else container)
-            if isinstance(part, dict | list)
-        ]
+    parts: Iterable[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [part for part in parts if isinstance(part, dict | list)]
         if not level:
             return
+        parts = (
+            part for container in level for part in (container.values() if isinstance(container, dict) else container)
+        )
     raise RecordError(f"JSON must have at most {MAX_DEPTH} levels")
 
 
@@ -447,14 +431,13 @@ def _read(kind: Any, data: Any, place: str) -> Any:
         return _read(members[0], data, place)
     if origin is tuple:
         _checked(isinstance(data, list | tuple), data, place)
-        if parts[1:] != (...,):
-            _checked(len(data) == len(parts), data, place)
-            return tuple(_read(part, data[number], f"{place}[{number}]") for number, part in enumerate(parts))
-        return tuple(_read(parts[0], part, f"{place}[{number}]") for number, part in enumerate(data))
+        kinds = parts[:1] * len(data) if parts[1:] == (...,) else parts
+        _checked(len(data) == len(kinds), data, place)
+        return tuple(_read(kind, data[number], f"{place}[{number}]") for number, kind in enumerate(kinds))
     if origin is dict:
         _checked(isinstance(data, dict), data, place)
         return {name: _read(parts[1], part, f"{place}.{_short(name)}") for name, part in data.items()}
-    if dataclasses.is_dataclass(kind):
+    if is_dataclass(kind):
         return _read_fields(kind, data, place)
     _checked(fits(kind, data), data, place)
     return float(data) if kind is float else data
@@ -463,27 +446,17 @@ def _read(kind: Any, data: Any, place: str) -> Any:
 def _read_fields(kind: Any, data: Any, place: str) -> Any:
     _checked(isinstance(data, dict), data, place)
     hints = _type_hints(kind)
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = {field.name for field in fields(kind)}
     data = {FORMER_FIELDS.get(name, name) if name not in names else name: value for name, value in data.items()}
     unknown = sorted(set(data) - names)
     if unknown:
-        raise RecordError(
-            f"{place} has unknown fields {_short(str(unknown))}; was the file written by a newer version?"
-        )
+        received = _short(str(unknown))
+        raise RecordError(f"{place} has unknown fields {received}; was the file written by a newer version?")
     values = {name: _read(hints[name], value, f"{place}.{name}") for name, value in data.items()}
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:
         raise RecordError(f"{place} cannot be read: {error}") from error
-
-
-def _is_float(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False
 
 
 def _checked(is_right: bool, data: Any, place: str) -> None:

@@ -26,7 +26,6 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -37,19 +36,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from dubio import calibrators, flows
+from dubio import calibrators, codec, flows
 from dubio._engine import available_memory, is_out_of_memory, memory_in_words, tensor_bytes
-from dubio.calibrators import Calibration, PredictionSets, Threshold
-from dubio.codec import (
-    RecordError,
-    check_regular,
-    current_names,
-    dump_json,
-    fits,
-    parse_json,
-    read_value,
-    write_atomically,
-)
+from dubio.calibrators import Decisions
+from dubio.codec import RecordError, read_value
 from dubio.convert import change_spec, consists_of, is_norm, random_names, spec
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.methods import METHODS
@@ -63,20 +53,10 @@ except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = "dubio-1"
-LATER: dict[str, Any] = {
-    "calibration": Calibration | None,
-    "threshold": Threshold | None,
-    "sets": PredictionSets | None,
-    "pruning": Removed | None,
-    "evaluated": tuple[str, ...],
-}
+LATER: dict[str, Any] = get_type_hints(Decisions) | {"pruning": Removed | None, "evaluated": tuple[str, ...]}
 """Fields of the record that are set after conversion, with their types."""
-LIKELIHOODS = (Bernoulli, Categorical, Gaussian)
-PRIORS = (CentredNormal, Normal, ScaleMixture)
-VALUES = {
-    kind.__name__: kind
-    for kind in (*METHODS.values(), *LIKELIHOODS, *PRIORS, *flows.VALUES, *calibrators.VALUES, Removed)
-}
+PLAIN = (Bernoulli, Categorical, Gaussian, CentredNormal, Normal, ScaleMixture, Removed)
+VALUES = {kind.__name__: kind for kind in (*METHODS.values(), *PLAIN, *flows.VALUES, *calibrators.VALUES)}
 FORMER_DEFAULTS: dict[str, dict[str, Any]] = {"Bayes": {"beta": 1.0}}
 """Values of fields that files of earlier versions lack, where the default was another."""
 COUNTED = ("members", "num_planar", "num_mixing")
@@ -104,36 +84,36 @@ def save(model: nn.Module, path: str | Path) -> None:
         model: the network; of weights that were removed, the file holds one bit each.
         path: the file.
     """
-    write_atomically(Path(path), file_content(model))
+    codec.write_atomically(Path(path), file_content(model))
 
 
 def file_content(model: nn.Module) -> bytes:
     """What ``save`` writes."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     record = spec(model)
-    where = getattr(record.method, "where", None)
+    method = record.method
+    if not consists_of(getattr(method, "where", None), str):
+        method = replace(method, where=random_names(model))
     tensors, tied = without_ties(model.state_dict())
     tensors = packed(model, tensors)
     described: dict[str, Any] = {
         "format": FORMAT,
-        "method": to_json(
-            record.method if consists_of(where, str) else replace(record.method, where=random_names(model))
-        ),
+        "method": to_json(method),
         "likelihood": to_json(record.likelihood),
         "architecture": architecture_of(model),
         "tied": tied,
         "later": {name: to_json(getattr(record, name)) for name in LATER if getattr(record, name)},
     }
     described |= dict(zip(HASHES, _hashes(described, tensors), strict=True))
-    return to_bytes(tensors, {"dubio": dump_json(described)})
+    return to_bytes(tensors, {"dubio": codec.dump_json(described)})
 
 
 def identity_of(path: str | Path) -> Identity | None:
     """Which network a file holds, from its metadata; None for a file that holds none."""
     try:
-        check_regular(Path(path))
+        codec.check_regular(Path(path))
         with safe_open(path, framework="pt") as content:
-            described = parse_json((content.metadata() or {})["dubio"], str(path))
+            described = codec.parse_json((content.metadata() or {})["dubio"], str(path))
         return read_value(Identity, {"network": described["sha256"], "tensors": described.get("sha256_of_tensors")})
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError, ValueError):
         return None
@@ -196,11 +176,8 @@ class _Parts:
     @classmethod
     def of(cls, described: _Described) -> "_Parts":
         """From the metadata of a file."""
-        parts = cls(
-            from_json(described.method),
-            from_json(described.likelihood),
-            {name: from_json(value) for name, value in described.later.items()},
-        )
+        later = {name: from_json(value) for name, value in described.later.items()}
+        parts = cls(from_json(described.method), from_json(described.likelihood), later)
         if unknown := sorted(set(parts.later) - set(LATER)):
             raise ValueError(f"unknown fields {unknown}; was the file written by a newer version?")
         if not isinstance(parts.method, tuple(METHODS.values())):
@@ -208,7 +185,7 @@ class _Parts:
         if not isinstance(parts.likelihood, Likelihood):
             raise ValueError(f"likelihood must be one of dubio's, got {parts.likelihood!r}")
         for name, value in parts.later.items():
-            if not fits(LATER[name], value):
+            if not codec.fits(LATER[name], value):
                 raise ValueError(f"{name} has a value of the wrong kind, {value!r}")
         return parts
 
@@ -271,7 +248,7 @@ def _complete(model: nn.Module, described: _Described, tensors: dict[str, Tensor
 def _read(path: Path) -> tuple[_Described, dict[str, Tensor]]:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    check_regular(path)
+    codec.check_regular(path)
     try:
         with safe_open(path, framework="pt") as content:
             metadata = content.metadata() or {}
@@ -281,7 +258,7 @@ def _read(path: Path) -> tuple[_Described, dict[str, Tensor]]:
         raise RecordError(f"{path} is not a whole safetensors file: {error}") from error
     if "dubio" not in metadata:
         raise RecordError(f"{path} is a safetensors file, but holds no network that dubio saved")
-    data = parse_json(metadata["dubio"], str(path))
+    data = codec.parse_json(metadata["dubio"], str(path))
     format = data.get("format") if isinstance(data, dict) else None
     if format != FORMAT:
         raise RecordError(f"{path} has format {format!r}, and this version reads {FORMAT!r}")
@@ -352,7 +329,7 @@ def from_json(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     name = data.get("value")
-    kind = VALUES.get(current_names(name)) if isinstance(name, str) else None
+    kind = VALUES.get(codec.current_names(name)) if isinstance(name, str) else None
     if kind is None:
         raise RecordError(f"unknown value {name!r}; was the file written by a newer version?")
     if unknown := set(data) - {part.name for part in fields(kind)} - {"value"}:
@@ -360,7 +337,7 @@ def from_json(data: Any) -> Any:
     hints = get_type_hints(kind)
     values = {key: from_json(part) for key, part in data.items() if key != "value"}
     for key, value in values.items():
-        if not fits(hints[key], value):
+        if not codec.fits(hints[key], value):
             raise RecordError(f"{key} of {name} has a value of the wrong kind, {value!r}")
     return kind(**FORMER_DEFAULTS.get(kind.__name__, {}) | values)
 
@@ -443,7 +420,7 @@ _HELD: dict[Path, _Held] = {}
 _GUARD = threading.Lock()
 
 
-@contextmanager
+@contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run folder; refuse a folder that another process or thread holds.
 

@@ -142,7 +142,7 @@ def test_a_prune_that_was_killed_blocks_nothing_and_leaves_nothing(runs: Path, m
     def die(*args: object) -> None:
         os._exit(9)
 
-    monkeypatch.setattr(prune_command, "write_commands", die)  # when half of the files are written
+    monkeypatch.setattr(prune_command.codec, "write_commands", die)  # when half of the files are written
     killed = os.fork()
     if not killed:
         CliRunner().invoke(app, args)

@@ -13,7 +13,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,10 +29,9 @@ from dubio.attacks import APGD, FGSM, PGD, Attack, AttackResult, RandomNoise, Sc
 from dubio.auditing import Audit, BudgetName, audit
 from dubio.checks import did_you_mean
 from dubio.cli.errors import say
-from dubio.cli.options import device_for
-from dubio.cli.predict import check_fits, test_examples
-from dubio.cli.runs import folder_of, load_model, network_of
-from dubio.cli.terminal import PlainTable
+from dubio.cli.predict import load_to_test
+from dubio.cli.runs import folder_of, network_of
+from dubio.cli.terminal import PlainTable, print_lines
 from dubio.codec import printable, write_atomically
 from dubio.data import Examples
 from dubio.plots import blank_figure, write
@@ -42,14 +40,8 @@ from dubio.report import AttackRow, RobustnessRecord, ScoreRecord, distance_of
 from dubio.training import Interrupted
 from dubio.version import hardware_of, versions
 
-KINDS: dict[str, type[Attack]] = {
-    "fgsm": FGSM,
-    "pgd": PGD,
-    "apgd": APGD,
-    "square": Square,
-    "random_noise": RandomNoise,
-    "transfer": Transfer,
-}
+KINDS: dict[str, type[Attack]] = {"fgsm": FGSM, "pgd": PGD, "apgd": APGD, "square": Square}
+KINDS |= {"random_noise": RandomNoise, "transfer": Transfer}
 STRONGEST = "strongest"
 NUM_TRIES = 10
 SHARED_WITH_TRANSFER = ("norm", "num_samples", "objective", "loss")
@@ -64,7 +56,7 @@ WIDTH = 80
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Row:
     """The result of one attack at one epsilon."""
 
@@ -75,7 +67,7 @@ class Row:
     score: Score
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class AttackReport:
     """The results of all attacks on one network."""
 
@@ -88,11 +80,10 @@ class AttackReport:
 
     def by_epsilon(self) -> "list[AttackReport]":
         """One report for each epsilon, in order."""
-        epsilons = dict.fromkeys(row.record.epsilon for row in self.rows)
-        return [
-            dataclasses.replace(self, rows=[row for row in self.rows if row.record.epsilon == epsilon])
-            for epsilon in epsilons
-        ]
+        rows: dict[str, list[Row]] = {}
+        for row in self.rows:
+            rows.setdefault(row.record.epsilon, []).append(row)
+        return [dataclasses.replace(self, rows=group) for group in rows.values()]
 
     @property
     def file_name(self) -> str:
@@ -107,20 +98,17 @@ class AttackReport:
         settings = sorted({setting for value in values.values() for setting in _settings(value)})
         return "-".join(("attack", "+".join(values), *norms, f"{epsilon:g}", *settings))
 
-    def save(self, folder: Path, origin: dict[str, Any]) -> list[Path]:
-        """Write a record and its images for each epsilon, and replace those of the same attack.
+    def save(self, folder: Path, origin: dict[str, Any]) -> Path:
+        """Write the record and the images of one epsilon, and replace those of the same attack.
 
         Args:
             folder: where files go.
             origin: ``model`` and ``network`` of the record.
 
         Returns:
-            The paths of the records.
+            The path of the record.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        return [part._save(folder, origin) for part in self.by_epsilon()]
-
-    def _save(self, folder: Path, origin: dict[str, Any]) -> Path:
         clean, targets = self.examples.tensors
         attacked = {f"{row.record.attack}@{row.record.epsilon}": row.inputs for row in self.rows}
         tensors = {"clean": clean, "targets": targets, **attacked}
@@ -190,16 +178,11 @@ def run_attacks(
 
     def row(name: str, value: Attack | None, adversarial: Tensor, results: list[AttackResult]) -> Row:
         fields = None if value is None else {"kind": type(value).__name__, **dataclasses.asdict(value)}
+        costs = {
+            cost: sum(getattr(result, cost) for result in results) for cost in ("forwards", "backwards", "seconds")
+        }
         score = scored(adversarial)
-        record = AttackRow(
-            attack=name,
-            epsilon=epsilon,
-            fields=fields,
-            forwards=sum(result.forwards for result in results),
-            backwards=sum(result.backwards for result in results),
-            seconds=sum(result.seconds for result in results),
-            **_score_fields(score),
-        )
+        record = AttackRow(attack=name, epsilon=epsilon, fields=fields, **costs, **_score_fields(score))
         return Row(record, value, adversarial.cpu(), score)
 
     clean, rows = scored(inputs), []
@@ -261,10 +244,8 @@ def check_images(examples: Examples, command: str) -> None:
 def tabulate(report: AttackReport) -> PlainTable:
     """One line for each attack and epsilon: accuracies in percent, and below them their 95 % intervals."""
     clean = report.clean
-    table = PlainTable("attack", "epsilon")
     shares = (f"R_pred\nT = {clean.num_samples}", "R_1", f"R_retry\nm = {clean.num_tries}")
-    for heading in (*shares, "passes", "s"):
-        table.add_column(heading, justify="right")
+    table = PlainTable("attack", "epsilon", numbers=(*shares, "passes", "s"))
     table.add_row("none", "0", *_shares(clean), "", "")
     for row in report.rows:
         record = row.record
@@ -351,9 +332,7 @@ def audit_run(
         raise ValueError(f"--epsilon must be one distance for an audit, got {epsilon!r}")
     if min_accuracy is not None and not 0.0 <= min_accuracy <= 1.0:
         raise ValueError(f"--min-accuracy must be in [0, 1], got {min_accuracy}")
-    model = load_model(named, runs).to(device_for(device))
-    examples = test_examples(named, runs, data, data_dir)
-    check_fits(model, examples)
+    model, examples = load_to_test(named, runs, device, data, data_dir)
     check_images(examples, "dubio audit")
     folder = out or folder_of(named, runs)
     options = _changed(
@@ -377,8 +356,7 @@ def audit_run(
     result.save(folder / FILE)
     console = Console(highlight=False)
     console.print(tabulate_audit(result))
-    for line in summary(result):
-        console.print(printable(line), markup=False)
+    print_lines(console, summary(result))
     if not quiet:
         say(f"record: {folder / FILE}")
     failed = gates_failed(result, require, min_accuracy)

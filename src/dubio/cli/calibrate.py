@@ -6,7 +6,7 @@ that the library can refuse to decide by them.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,7 @@ class OpenRun:
 def open_run(named: str, runs: Path, data_dir: Path | None, quiet: bool) -> Iterator[OpenRun]:
     """A run with its network and validation data, locked against other writers."""
     folder = find_run(named, runs)
-    config = read_config(folder)
-    if data_dir is not None:
-        config = replace(config, data_dir=str(data_dir))
+    config = read_config(folder) if data_dir is None else read_config(folder, data_dir=str(data_dir))
     with locked(folder):
         model = load_model(named, runs)
         if isinstance(dubio.spec(model).likelihood, dubio.Gaussian):

@@ -13,42 +13,16 @@ from typing import Annotated, Literal
 from typer import Argument, Context, Exit, Option, Typer
 
 from dubio.checks import check_choice
+from dubio.cli import options
 from dubio.cli.errors import INTERRUPTED, CommandGroup, say
-from dubio.cli.options import (
-    CORRUPTION_NAMES,
-    METHOD_OPTIONS,
-    BudgetName,
-    DataDir,
-    DecisionSamples,
-    Device,
-    InPrecision,
-    MethodOptionsCommand,
-    Named,
-    OutDir,
-    Precision,
-    Quiet,
-    RunName,
-    Runs,
-    Samples,
-    Seed,
-    SeveralRuns,
-    TestData,
-    command_line,
-    device_for,
-    example,
-)
 from dubio.version import VERSION
 
-app = Typer(
-    name="dubio",
-    cls=CommandGroup,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-EXAMPLES = "\n\n".join(example(method, "first") for method in METHOD_OPTIONS)
+HELP = {"help_option_names": ["-h", "--help"]}
+app = Typer(name="dubio", cls=CommandGroup, pretty_exceptions_enable=False, context_settings=HELP)
+EXAMPLES = "\n\n".join(options.example(method, "first") for method in options.METHOD_OPTIONS)
 TRAIN = f"""Train a stochastic network, save it in a run folder, and test it.
 
-The method is one of {", ".join(METHOD_OPTIONS)}.
+The method is one of {", ".join(options.METHOD_OPTIONS)}.
 dubio methods NAME lists the options of a method, which this command takes too.
 
 Ctrl-C saves the run, and --resume continues it; with --epochs it trains longer.
@@ -85,16 +59,16 @@ def _version(is_given: bool) -> bool:
 
 def _check_method(name: str | None) -> str | None:
     if name is not None:
-        check_choice("--method", name, METHOD_OPTIONS)
+        check_choice("--method", name, options.METHOD_OPTIONS)
     return name
 
 
 def _complete_method(incomplete: str) -> list[str]:
-    return [name for name in METHOD_OPTIONS if name.startswith(incomplete)]
+    return [name for name in options.METHOD_OPTIONS if name.startswith(incomplete)]
 
 
 @app.callback()
-def options(
+def root(
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
@@ -115,8 +89,8 @@ def demo(
     ] = None,
     epochs: Annotated[int | None, Option(help="Epochs of each network (default: those of the method).")] = None,
     tiny: Annotated[bool, Option("--tiny", help="Only check that everything runs: 3 methods, 1 epoch.")] = False,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Train a network on digits by every method, evaluate and attack it, and write a report.
 
@@ -137,9 +111,9 @@ def demo(
 
 @app.command("data")
 def list_data(
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     download: Annotated[str | None, Option(metavar="NAME", help="Download this dataset first.")] = None,
-    quiet: Quiet = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """List the datasets: which are complete, which are missing, and where they are stored.
 
@@ -158,7 +132,7 @@ def methods(
     name: Annotated[
         str | None, Argument(metavar="[NAME]", autocompletion=_complete_method, help="Method to show with its options.")
     ] = None,
-    quiet: Quiet = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """List the methods, or show one: its options for dubio train and how it is trained.
 
@@ -167,7 +141,7 @@ def methods(
     Example:  dubio methods flow
     """
     if name is not None:
-        check_choice("NAME", name, METHOD_OPTIONS)
+        check_choice("NAME", name, options.METHOD_OPTIONS)
     from dubio.cli.fields import show_method, show_methods
 
     if name is None:
@@ -176,14 +150,14 @@ def methods(
         show_method(name, quiet)
 
 
-@app.command(cls=MethodOptionsCommand, help=TRAIN)
+@app.command(cls=options.MethodOptionsCommand, help=TRAIN)
 def train(
     ctx: Context,
     name: Annotated[str, Argument(metavar="NAME", help="Name of the run; its folder is DIR/NAME.")],
     data: Annotated[
         str | None, Option(help="Dataset (see dubio data), or path of a table or folder of images (default: digits).")
     ] = None,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     target: Annotated[
         str | None,
         Option(metavar="COLUMN", help="Column of a table to predict (default: target, label, class, y, or the last)."),
@@ -222,7 +196,7 @@ def train(
         Option(
             callback=_check_method,
             autocompletion=_complete_method,
-            help=f"{', '.join(METHOD_OPTIONS)} (default: bayes).",
+            help=f"{', '.join(options.METHOD_OPTIONS)} (default: bayes).",
         ),
     ] = None,
     epochs: Annotated[int | None, Option(help="Number of epochs (default: that of the method).")] = None,
@@ -235,9 +209,9 @@ def train(
     batch_size: Annotated[int | None, Option(help="Batch size (default: 128).")] = None,
     samples: Annotated[int | None, Option(help="Draws per training step (default: that of the method).")] = None,
     seed: Annotated[int | None, Option(help="Seed of weights, data order and noise (default: 0).")] = None,
-    device: Device = None,
+    device: options.Device = None,
     precision: Annotated[
-        Precision | None, Option(help="tf32 and bf16 round the factors of products (default: fp32).")
+        options.Precision | None, Option(help="tf32 and bf16 round the factors of products (default: fp32).")
     ] = None,
     fast: Annotated[
         bool | None, Option("--fast/--eager", help="Require a compiled or an eager training step (default: automatic).")
@@ -246,21 +220,21 @@ def train(
         str | None, Option(help="Memory for the draws of a step, such as '2 GiB' (default: what is free).")
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue a run with the options it was trained with.")] = False,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Train a network; ``TRAIN`` is the help of this command."""
     from dubio.cli.runs import TrainConfig, check_name
     from dubio.cli.train import train_run
 
     check_name(name)
-    options = {field.name for field in dataclasses.fields(TrainConfig)}
-    given = {name: value for name, value in ctx.params.items() if name in options and value is not None}
-    train_run(name, runs, ctx.obj, given, resume, device_for(device), quiet)
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    given = {name: value for name, value in ctx.params.items() if name in fields and value is not None}
+    train_run(name, runs, ctx.obj, given, resume, options.device_for(device), quiet)
 
 
 @app.command("runs")
-def show_runs(quiet: Quiet = False, runs: Runs = Path("runs")) -> None:
+def show_runs(quiet: options.Quiet = False, runs: options.Runs = Path("runs")) -> None:
     """List the runs of a folder with the metrics of their best epoch.
 
     Shows the number of epochs, the lowest validation NLL, and the accuracy of
@@ -288,7 +262,7 @@ def show_runs(quiet: Quiet = False, runs: Runs = Path("runs")) -> None:
 
 
 @app.command()
-def describe(named: Named, quiet: Quiet = False, runs: Runs = Path("runs")) -> None:
+def describe(named: options.Named, quiet: options.Quiet = False, runs: options.Runs = Path("runs")) -> None:
     """Show which layers of a network are random, and how.
 
     Shows the method, the likelihood, and the prior and estimator of every layer.
@@ -303,7 +277,7 @@ def describe(named: Named, quiet: Quiet = False, runs: Runs = Path("runs")) -> N
 
 @app.command()
 def predict(
-    named: Named,
+    named: options.Named,
     new: Annotated[
         Path | None,
         Argument(
@@ -317,15 +291,15 @@ def predict(
     ] = None,
     level: Annotated[float, Option(help="Coverage of the intervals of numbers.")] = 0.95,
     delimiter: Annotated[str | None, Option(help="Separator of the cells of a .csv (default: detected).")] = None,
-    quiet: Quiet = False,
+    quiet: options.Quiet = False,
     index: Annotated[str, Option(help="Test examples to predict: 3, 0..9, 40.. or 1,5,7.")] = "0..9",
-    data: TestData = None,
-    data_dir: DataDir = None,
-    samples: Samples = 100,
-    seed: Seed = 0,
-    device: Device = None,
-    precision: InPrecision = "fp32",
-    runs: Runs = Path("runs"),
+    data: options.TestData = None,
+    data_dir: options.DataDir = None,
+    samples: options.Samples = 100,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.InPrecision = "fp32",
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Predict new data or test examples, with the uncertainty of each prediction.
 
@@ -345,30 +319,19 @@ def predict(
     """
     from rich.console import Console
 
-    from dubio.cli.predict import check_fits, parse_index, predict_new, tabulate, test_examples
+    from dubio.cli.predict import load_to_test, parse_index, predict_new, tabulate
     from dubio.cli.runs import load_model
     from dubio.prediction import predict
 
-    model = load_model(named, runs).to(device_for(device))
     if new is not None:
+        model = load_model(named, runs).to(options.device_for(device))
         predict_new(
-            model,
-            new,
-            named,
-            runs,
-            num_samples=samples,
-            level=level,
-            precision=precision,
-            seed=seed,
-            out=out,
-            delimiter=delimiter,
-            quiet=quiet,
+            model, new, named, runs, out, delimiter, quiet, samples=samples, level=level, precision=precision, seed=seed
         )
         return
     if out is not None:
         raise ValueError(f"--out writes predictions of new data; name them: dubio predict {named} new.csv --out {out}")
-    examples = test_examples(named, runs, data, data_dir)
-    check_fits(model, examples)
+    model, examples = load_to_test(named, runs, device, data, data_dir)
     rows = parse_index(index, len(examples))
     pred = predict(model, examples[rows], num_samples=samples, precision=precision, seed=seed)
     Console().print(tabulate(pred, rows, examples.targets[rows], examples.classes))
@@ -377,7 +340,7 @@ def predict(
 @app.command()
 def evaluate(
     ctx: Context,
-    named: Named,
+    named: options.Named,
     ood: Annotated[
         str | None,
         Option(
@@ -386,20 +349,20 @@ def evaluate(
         ),
     ] = None,
     corruptions: Annotated[
-        str, Option(metavar="A,B", help=f"Corruptions of the images: {', '.join(CORRUPTION_NAMES)}; or all.")
+        str, Option(metavar="A,B", help=f"Corruptions of the images: {', '.join(options.CORRUPTION_NAMES)}; or all.")
     ] = "none",
     samples: Annotated[
         int, Option(help="Number of draws; a second set of as many checks whether they are enough.")
     ] = 100,
     resamples: Annotated[int, Option(help="Bootstrap resamples for the intervals; 0 for no intervals.")] = 300,
-    data: TestData = None,
-    data_dir: DataDir = None,
+    data: options.TestData = None,
+    data_dir: options.DataDir = None,
     seed: Annotated[int, Option(help="Seed of the draws and resamples.")] = 0,
-    device: Device = None,
-    precision: InPrecision = "fp32",
-    out: OutDir = None,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    device: options.Device = None,
+    precision: options.InPrecision = "fp32",
+    out: options.OutDir = None,
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Evaluate a network on test data: accuracy, calibration and out-of-distribution detection.
 
@@ -410,27 +373,25 @@ def evaluate(
     Example:  dubio evaluate lenet --ood fashionmnist,noise --corruptions all
     """
     from dubio.cli.evaluate import FILE, ood_sets, parse_names, show
-    from dubio.cli.predict import check_fits, config_of, test_examples
-    from dubio.cli.runs import folder_of, load_model, network_of, parse_resize
+    from dubio.cli.predict import config_of, load_to_test
+    from dubio.cli.runs import folder_of, network_of, parse_resize
     from dubio.evaluation import evaluate
 
-    model = load_model(named, runs).to(device_for(device))
-    examples = test_examples(named, runs, data, data_dir)
-    check_fits(model, examples)
+    model, examples = load_to_test(named, runs, device, data, data_dir)
     resize = parse_resize(config_of(named, runs).resize)
     evaluation = evaluate(
         model,
         examples,
         ood=ood_sets(ood, examples, data_dir, resize) if examples.classes else {},
-        corruptions=parse_names(corruptions, "--corruptions", list(CORRUPTION_NAMES)),
+        corruptions=parse_names(corruptions, "--corruptions", list(options.CORRUPTION_NAMES)),
         num_samples=samples,
         num_resamples=resamples,
         precision=precision,
         seed=seed,
     )
-    line = command_line(ctx, named, "ood", "corruptions", "data", "samples", "resamples", "seed", "precision")
-    made_by = {**evaluation.made_by, "command": line, "network": network_of(named, runs).network}
-    evaluation = dataclasses.replace(evaluation, made_by=made_by)
+    line = options.command_line(ctx, named, "ood", "corruptions", "data", "samples", "resamples", "seed", "precision")
+    origin = {"command": line, "network": network_of(named, runs).network}
+    evaluation = dataclasses.replace(evaluation, made_by=evaluation.made_by | origin)
     folder = out or folder_of(named, runs)
     folder.mkdir(parents=True, exist_ok=True)
     evaluation.save(folder / FILE)
@@ -442,18 +403,18 @@ def evaluate(
 @app.command()
 def calibrate(
     ctx: Context,
-    named: RunName,
+    named: options.RunName,
     kind: Annotated[
         Literal["temperature", "vector"], Option(help="One parameter for all classes, or two for each class.")
     ] = "temperature",
     per_draw: Annotated[
         bool, Option("--per-draw", help="Scale each draw before averaging instead of the mean prediction.")
     ] = False,
-    samples: DecisionSamples = 100,
-    seed: Seed = 0,
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    samples: options.DecisionSamples = 100,
+    seed: options.Seed = 0,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Calibrate the predictions of a run on its validation data.
 
@@ -473,18 +434,18 @@ def calibrate(
 @app.command()
 def abstain(
     ctx: Context,
-    named: RunName,
+    named: options.RunName,
     error: Annotated[float | None, Option(help="Largest error rate among accepted predictions.")] = None,
     coverage: Annotated[float | None, Option(help="Share of predictions to accept, instead of --error.")] = None,
     score: Annotated[
         Literal["confidence", "entropy", "mutual_information"], Option(help="Score that the threshold applies to.")
     ] = "confidence",
     level: Annotated[float, Option(help="Confidence level of the bound on the error.")] = 0.9,
-    samples: DecisionSamples = 100,
-    seed: Seed = 0,
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    samples: options.DecisionSamples = 100,
+    seed: options.Seed = 0,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Choose the threshold at which predictions are accepted, for an error rate or a coverage.
 
@@ -505,17 +466,17 @@ def abstain(
 @app.command()
 def conformal(
     ctx: Context,
-    named: RunName,
+    named: options.RunName,
     coverage: Annotated[float, Option(help="Probability that the set contains the target.")] = 0.9,
     kind: Annotated[
         Literal["lac", "aps"], Option(help="lac: smallest sets on average; aps: more even coverage.")
     ] = "lac",
     allow_empty: Annotated[bool, Option("--allow-empty", help="Allow empty sets.")] = False,
-    samples: DecisionSamples = 100,
-    seed: Seed = 0,
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    samples: options.DecisionSamples = 100,
+    seed: options.Seed = 0,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Predict sets of classes that contain the target with a given probability.
 
@@ -535,7 +496,7 @@ def conformal(
 @app.command()
 def attack(
     ctx: Context,
-    named: Named,
+    named: options.Named,
     attack: Annotated[
         str, Option(help="fgsm, pgd, apgd, square, random_noise or transfer (from noise off); several with commas.")
     ] = "pgd",
@@ -558,13 +519,13 @@ def attack(
         Literal["fresh", "frozen", "off"] | None, Option(help="New draws at each step, the same draws, or none.")
     ] = None,
     images: Annotated[int, Option(help="Number of test images; the same images every time.")] = 500,
-    data: TestData = None,
-    data_dir: DataDir = None,
-    seed: Seed = 0,
-    device: Device = None,
-    out: OutDir = None,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    data: options.TestData = None,
+    data_dir: options.DataDir = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    out: options.OutDir = None,
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Attack a network over many draws, and score the adversarial images on fresh draws.
 
@@ -582,26 +543,25 @@ def attack(
     from rich.console import Console
 
     from dubio.cli.attack import choose_images, parse_attacks, parse_epsilons, picture, run_attacks, summarise, tabulate
-    from dubio.cli.predict import check_fits, test_examples
-    from dubio.cli.runs import folder_of, load_model, network_of
+    from dubio.cli.predict import load_to_test
+    from dubio.cli.runs import folder_of, network_of
 
     names, epsilons = parse_attacks(attack), parse_epsilons(epsilon)
     given = {name: ctx.params[name] for name in ("norm", "steps", "restarts", "objective", "loss", "noise")}
     given["num_samples"] = samples
     fields = {field: value for field, value in given.items() if value is not None}
-    model = load_model(named, runs).to(device_for(device))
-    examples = test_examples(named, runs, data, data_dir)
-    check_fits(model, examples)
+    model, examples = load_to_test(named, runs, device, data, data_dir)
     chosen = choose_images(examples, images)
     report = run_attacks(model, chosen, names, epsilons, fields, num_draws=draws, seed=seed, progress=not quiet)
     folder = out or folder_of(named, runs)
-    records = report.save(folder, {"model": named, "network": network_of(named, runs).tensors})
+    parts, origin = report.by_epsilon(), {"model": named, "network": network_of(named, runs).tensors}
+    records = [part.save(folder, origin) for part in parts]
     Console().print(tabulate(report))
-    pictures = [picture(model, part, folder / f"{part.file_name}.png") for part in report.by_epsilon()]
+    pictures = [picture(model, part, folder / f"{part.file_name}.png") for part in parts]
     if quiet:
         return
     say(summarise(report))
-    for part, record, drawn in zip(report.by_epsilon(), records, pictures, strict=True):
+    for part, record, drawn in zip(parts, records, pictures, strict=True):
         say(f"record: {record}, images: {part.file_name}.safetensors beside it")
         say(drawn)
 
@@ -609,7 +569,7 @@ def attack(
 @app.command()
 def prune(
     ctx: Context,
-    named: RunName,
+    named: options.RunName,
     fraction: Annotated[float | None, Option(help="Share of all weights (or units) to remove.")] = None,
     max_loss: Annotated[
         float | None, Option(help="Largest loss of validation accuracy (NLL for numbers) that pruning may cost.")
@@ -621,12 +581,12 @@ def prune(
         Literal["weights", "units"], Option(help="Remove single weights, or whole units and channels.")
     ] = "weights",
     each_layer: Annotated[bool, Option("--each-layer", help="Remove the share of units from each layer.")] = False,
-    samples: Samples = 100,
-    seed: Seed = 0,
+    samples: options.Samples = 100,
+    seed: options.Seed = 0,
     out: Annotated[str | None, Option(metavar="NAME", help="Name of the new run (default: RUN-pruned).")] = None,
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Prune a network; without --fraction or --max-loss, measure what pruning would cost.
 
@@ -656,7 +616,7 @@ def prune(
     source, given = folder.resolve().name, ("fraction", "max_loss", "by", "what", "each_layer", "samples", "seed")
     if is_measured:
         record = measure(model, validation, by, what, each_layer, samples, seed)
-        save_measured(record, command_line(ctx, source, *given), folder, what, quiet)
+        save_measured(record, options.command_line(ctx, source, *given), folder, what, quiet)
         return
     record = pruning.prune(
         model,
@@ -670,7 +630,7 @@ def prune(
         num_samples=samples,
         seed=seed,
     )
-    write_run(model, record, command_line(ctx, source, *given, out=name), folder, runs / name)
+    write_run(model, record, options.command_line(ctx, source, *given, out=name), folder, runs / name)
     say(str(record))
     if not quiet:
         say(f"{runs / name}: try dubio describe {name}")
@@ -678,14 +638,14 @@ def prune(
 
 @app.command()
 def report(
-    named: SeveralRuns,
+    named: options.SeveralRuns,
     out: Annotated[
         Path | None,
         Option(metavar="FILE", help="Page to write, .html (default: report.html in the run, or beside the runs)."),
     ] = None,
     title: Annotated[str | None, Option(help="Title of the page (default: the names of the runs).")] = None,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Write one HTML page about some runs: numbers, figures, examples, and the commands behind them.
 
@@ -704,10 +664,10 @@ def report(
 
 @app.command()
 def compare(
-    named: SeveralRuns,
+    named: options.SeveralRuns,
     as_json: Annotated[bool, Option("--json", help="Print all numbers as JSON.")] = False,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Compare the main metrics of some runs side by side.
 
@@ -724,11 +684,11 @@ def compare(
 
 @app.command()
 def audit(
-    named: Named,
+    named: options.Named,
     epsilon: Annotated[str, Option(help="Largest perturbation of an image: 0.1 or 8/255.")] = "8/255",
     norm: Annotated[Literal["linf", "l2"], Option(help="Norm of the perturbation.")] = "linf",
     budget: Annotated[
-        BudgetName, Option(help="tiny checks that it runs, quick is a first look, full takes far longer.")
+        options.BudgetName, Option(help="tiny checks that it runs, quick is a first look, full takes far longer.")
     ] = "quick",
     images: Annotated[int | None, Option(help="Number of test images (default: 400, with budget full 1,000).")] = None,
     require: Annotated[Literal["VALID"] | None, Option(help="Exit with code 1 unless the audit is VALID.")] = None,
@@ -736,13 +696,13 @@ def audit(
         float | None,
         Option(help="Exit with code 1 unless the lower end of the headline's 95 % interval is at least this."),
     ] = None,
-    data: TestData = None,
-    data_dir: DataDir = None,
+    data: options.TestData = None,
+    data_dir: options.DataDir = None,
     seed: Annotated[int, Option(help="Seed of the images, attacks and draws.")] = 0,
-    device: Device = None,
-    out: OutDir = None,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    device: options.Device = None,
+    out: options.OutDir = None,
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Audit the robustness of a network: run all attacks, and check whether they can be trusted.
 
@@ -769,15 +729,15 @@ def audit(
 
 @app.command()
 def export(
-    named: Named,
+    named: options.Named,
     out: Annotated[Path, Argument(metavar="OUT", help="File to write: .pt2 for torch.export, or .onnx.")],
     noise: Annotated[
         Literal["off", "fresh", "frozen"], Option(help="The mean network, new draws at each call, or fixed draws.")
     ] = "off",
     samples: Annotated[int | None, Option(help="Number of draws, a leading axis; not with noise off.")] = None,
     seed: Annotated[int, Option(help="Seed of frozen draws.")] = 0,
-    quiet: Quiet = False,
-    runs: Runs = Path("runs"),
+    quiet: options.Quiet = False,
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """Export a network to a file that runs without dubio: .pt2 or .onnx.
 

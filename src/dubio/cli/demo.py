@@ -21,8 +21,7 @@ from dubio.cli.errors import say
 from dubio.cli.evaluate import FILE as EVALUATION, headline, noise_like
 from dubio.cli.prune import RECORD as PRUNING, measure, with_source
 from dubio.cli.runs import TrainConfig, load_splits, network_of, train_network, unused_name
-from dubio.cli.terminal import PlainTable
-from dubio.codec import printable
+from dubio.cli.terminal import PlainTable, print_lines
 from dubio.data import Splits
 from dubio.evaluation import Evaluation, evaluate
 from dubio.methods import METHODS
@@ -85,8 +84,8 @@ def show_demo(
     assert splits.test is not None
     console = Console(highlight=False)
     console.print(_table(results, len(splits.test), size))
-    for line in () if quiet else _explanation(results, runs, size):
-        console.print(printable(line), markup=False)
+    if not quiet:
+        print_lines(console, _explanation(results, runs, size))
     if tiny:
         console.print("This was a tiny demo, to check that everything runs: its numbers mean nothing.")
     report = _write_report([runs / row.run for row in results], runs)

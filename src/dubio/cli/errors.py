@@ -57,10 +57,8 @@ class PluginCommand(TyperCommand):
         try:
             return _as_command(self.entry.name, self.entry.load())
         except Exception as error:
-            raise ImportError(
-                f"the command {self.entry.name} of the package {self.package} cannot be loaded: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            name = f"the command {self.entry.name} of the package {self.package}"
+            raise ImportError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 class CommandGroup(TyperGroup):

@@ -8,8 +8,7 @@ import torch
 from rich.console import Console
 
 from dubio.checks import did_you_mean
-from dubio.cli.terminal import PlainTable
-from dubio.codec import printable
+from dubio.cli.terminal import PlainTable, print_lines
 from dubio.data import OOD_PAIRS, Examples, load_test, load_unseen
 from dubio.evaluation import METRICS, SCORE_INFO, Estimate, Evaluation, failures, figure
 
@@ -22,12 +21,10 @@ EXTRA = ("confidence", "expected_entropy", "aleatoric_std", "epistemic_std", "cl
 def show(evaluation: Evaluation, named: str, quiet: bool) -> None:
     """Print the tables of an evaluation, and unless quiet what they mean."""
     console = Console(highlight=False)
-    for line in failures(evaluation, named):
-        console.print(printable(line), markup=False)
+    print_lines(console, failures(evaluation, named))
     for table in tables(evaluation):
         console.print(table)
-    for line in () if quiet else sentences(evaluation):
-        console.print(printable(line), markup=False)
+    print_lines(console, () if quiet else sentences(evaluation))
 
 
 def parse_names(text: str, option: str, choices: list[str]) -> list[str]:

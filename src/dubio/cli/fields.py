@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -23,21 +23,14 @@ from dubio import data
 from dubio.checks import check_choice, did_you_mean, listed
 from dubio.cli.errors import say
 from dubio.cli.options import example
-from dubio.cli.terminal import PlainTable
-from dubio.codec import printable
+from dubio.cli.terminal import PlainTable, print_lines
 from dubio.convert import Where
 from dubio.flows import NormalAffine, NormalInvConv, NormalPlanar1d
 from dubio.methods import METHODS, Method
 from dubio.priors import CentredNormal, Normal, ScaleMixture
 
-SPELLINGS: dict[str, type] = {
-    "normal": Normal,
-    "mixture": ScaleMixture,
-    "centred": CentredNormal,
-    "affine": NormalAffine,
-    "planar1d": NormalPlanar1d,
-    "invconv": NormalInvConv,
-}
+SPELLINGS: dict[str, type] = {"normal": Normal, "mixture": ScaleMixture, "centred": CentredNormal}
+SPELLINGS |= {"affine": NormalAffine, "planar1d": NormalPlanar1d, "invconv": NormalInvConv}
 """The names of the values that a field may hold."""
 MANY = "several with commas"
 NOISE_OFF = {"source": "the plain network", "own mean": "its own mean", "none": "-"}
@@ -47,7 +40,7 @@ class UnreadableError(Exception):
     """A text that is not of the form of a type."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class FieldReader:
     """One form of a value: the rule in words, and the function that reads it."""
 
@@ -55,7 +48,7 @@ class FieldReader:
     read: Callable[[str], Any]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Field:
     """A field of a method, as an option."""
 
@@ -161,8 +154,7 @@ def show_method(name: str, quiet: bool = False) -> None:
         rule = "" if field.is_flag else f"\nTakes {field.rule}." if field.readings else "\n(only in Python)"
         table.add_row(option, default, f"{field.meaning[:1].upper()}{field.meaning[1:]}{rule}")
     console = Console(highlight=False)
-    for line in (f"{name}: {_summary(kind)}", f"With noise off: {_noise_off(kind)}. {_reference(kind)}"):
-        console.print(printable(line), markup=False)
+    print_lines(console, (f"{name}: {_summary(kind)}", f"With noise off: {_noise_off(kind)}. {_reference(kind)}"))
     console.print(table)
     if quiet:
         return
@@ -216,15 +208,15 @@ def _readings(hint: Any) -> Iterator[FieldReader]:
             yield FieldReader(f"{listed([reading.rule for reading in inner])}, {MANY}", _reader_of_many(inner))
     elif get_origin(hint) is Literal or hint in (bool, NoneType):
         for choice in args or ((True, False) if hint is bool else (None,)):
-            yield FieldReader(spell(choice), _reader_of_choice(choice))
+            yield FieldReader(spell(choice), partial(_read_choice, choice))
     elif hint in (int, float):
-        yield FieldReader("a whole number" if hint is int else "a number", _reader_of_number(hint))
+        yield FieldReader("a whole number" if hint is int else "a number", partial(_read_number, hint))
     elif hint is str:
         yield FieldReader("a text", str)
     for name, kind in SPELLINGS.items():
         if hint is kind:
             numbers = ",".join(field.name.upper() for field in dataclasses.fields(kind))
-            yield FieldReader(f"{name}:{numbers}" if numbers else name, _reader_of_value(name, kind))
+            yield FieldReader(f"{name}:{numbers}" if numbers else name, partial(_read_named, name, kind))
 
 
 def _read_first(readings: Sequence[FieldReader], text: str) -> Any:
@@ -244,38 +236,26 @@ def _read_globs(text: str) -> Any:
     return globs if len(globs) > 1 else text
 
 
-def _reader_of_number(kind: type) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return kind(text)
-        except ValueError:
-            raise UnreadableError from None
-
-    return read
+def _read_number(kind: type, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UnreadableError from None
 
 
-def _reader_of_choice(choice: Any) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        if text != spell(choice):
-            raise UnreadableError
-        return choice
-
-    return read
+def _read_choice(choice: Any, text: str) -> Any:
+    if text != spell(choice):
+        raise UnreadableError
+    return choice
 
 
-def _reader_of_value(name: str, kind: type) -> Callable[[str], Any]:
-    """Reads ``name`` or ``name:1,2``, with all numbers of the value or none."""
-    hints = get_type_hints(kind)
-    readers = [_reader_of_number(hints[field.name]) for field in dataclasses.fields(kind)]
-
-    def read(text: str) -> Any:
-        word, _, rest = text.partition(":")
-        numbers = rest.split(",") if rest else []
-        if word != name or len(numbers) not in (0, len(readers)):
-            raise UnreadableError
-        return kind(*(reader(number) for reader, number in zip(readers, numbers, strict=False)))
-
-    return read
+def _read_named(name: str, kind: type, text: str) -> Any:
+    """The value of ``name`` or ``name:1,2``, with all numbers of the value or none."""
+    hints, (word, _, rest) = get_type_hints(kind), text.partition(":")
+    types, numbers = [hints[field.name] for field in dataclasses.fields(kind)], rest.split(",") if rest else []
+    if word != name or len(numbers) not in (0, len(types)):
+        raise UnreadableError
+    return kind(*map(_read_number, types, numbers))
 
 
 def _reader_of_many(inner: tuple[FieldReader, ...]) -> Callable[[str], Any]:

@@ -16,43 +16,29 @@ from typer.core import TyperCommand, TyperOption
 from dubio.checks import did_you_mean
 
 
-def _parse(options: str) -> dict[str, str | bool]:
-    """Values by option; a flag has True, or False where it is written as ``--no-NAME``."""
-    values: dict[str, str | bool] = {}
-    option = ""
-    for word in options.split():
-        if word.startswith("--"):
-            option = word.replace("--no-", "--")
-            values[option] = word == option
-        else:
-            values[option] = word
-    return values
+def _parse(line: str) -> tuple[str, dict[str, str | bool]]:
+    """A method, and its values by option; a flag has True, or False where it is written as ``--no-NAME``."""
+    options = re.findall(r"--(no-)?(\S+)(?: (?!--)(\S+))?", line)
+    return line.split()[0], {f"--{name}": text or not negation for negation, name, text in options}
 
 
-METHOD_OPTIONS: dict[str, dict[str, str | bool]] = {
-    "bayes": _parse(
-        "--prior normal:0,1 --estimator local --init-std 0.005 --bayesian-bias --no-norms --beta 0.03 --where none"
-    ),
-    "dropout": _parse("--p none --alpha 0 --l2 1e-06 --where none"),
-    "input-noise": _parse(
-        "--prior normal:1,0.3 --components 1 --kl mc --per channel --init-std 0.05 --init-spread none --beta 1 "
-        "--no-freeze-deterministic --where none"
-    ),
-    "flow": _parse(
-        "--blocks none --prior normal:1,0.5 --base none --spatial average --beta 1 --gamma 0 "
-        "--no-freeze-deterministic --where none"
-    ),
-    "se-snn": _parse("--margin 0 --weight 0.1 --at input --classes linear --where none"),
-    "vib": _parse("--beta 0.0001 --at input --where none"),
-    "pni": _parse("--per layer --init 0.1 --where none"),
-    "wasserstein": _parse(
-        "--num-points 8 --dim 64 --noise-dim 64 --noise normal --hidden 256 --prototype generated --distance sliced "
-        "--num-directions 50 --eval-redraws 1 --p 2 --no-root --trained-scale --margin 2 --feature-weight 0.03 "
-        "--class-weight 0.3 --regularisation 1 --num-iterations 20 --where none"
-    ),
-    "deterministic": _parse("--l2 0"),
-    "ensemble": _parse("--members 5 --no-bootstrap"),
-}
+DEFAULTS = """\
+bayes --prior normal:0,1 --estimator local --init-std 0.005 --bayesian-bias --no-norms --beta 0.03 --where none
+dropout --p none --alpha 0 --l2 1e-06 --where none
+input-noise --prior normal:1,0.3 --components 1 --kl mc --per channel --init-std 0.05 --init-spread none --beta 1 \
+--no-freeze-deterministic --where none
+flow --blocks none --prior normal:1,0.5 --base none --spatial average --beta 1 --gamma 0 \
+--no-freeze-deterministic --where none
+se-snn --margin 0 --weight 0.1 --at input --classes linear --where none
+vib --beta 0.0001 --at input --where none
+pni --per layer --init 0.1 --where none
+wasserstein --num-points 8 --dim 64 --noise-dim 64 --noise normal --hidden 256 --prototype generated \
+--distance sliced --num-directions 50 --eval-redraws 1 --p 2 --no-root --trained-scale --margin 2 \
+--feature-weight 0.03 --class-weight 0.3 --regularisation 1 --num-iterations 20 --where none
+deterministic --l2 0
+ensemble --members 5 --no-bootstrap
+"""
+METHOD_OPTIONS = dict(map(_parse, DEFAULTS.splitlines()))
 """The options of each method with their defaults as they are written; the value of a flag is True or False."""
 LONGEST = 76
 """Characters of an example, which fits on one line of 80 columns."""
@@ -73,11 +59,10 @@ class MethodOptionsCommand(TyperCommand):
         for option, default in defaults.items():
             is_flag = isinstance(default, bool)
             spelling = f"{option}/--no-{option.removeprefix('--')}" if is_flag else option
-            self.params.append(
-                TyperOption(
-                    param_decls=[spelling], is_flag=is_flag, hidden=True, expose_value=False, callback=_keep_field
-                )
+            param = TyperOption(
+                param_decls=[spelling], is_flag=is_flag, hidden=True, expose_value=False, callback=_keep_field
             )
+            self.params.append(param)
 
 
 def _keep_field(ctx: Context, param: Any, value: str | bool | None) -> None:

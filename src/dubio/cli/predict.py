@@ -21,16 +21,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
-from dubio.cli.runs import (
-    FILE,
-    TrainConfig,
-    folder_of,
-    parse_resize,
-    read_config,
-    read_encoder,
-    stored_data,
-    table_options,
-)
+from dubio.cli import runs as run_files
+from dubio.cli.options import device_for
 from dubio.cli.terminal import PlainTable
 from dubio.codec import unfinished_file
 from dubio.data import TABLES, Examples, NewRows, TableWarning, find_name, load_test, read_new, remarks_as_text
@@ -46,29 +38,33 @@ SHOWN_NUMBERS = 7
 Columns = dict[str, Sequence[Any]]
 
 
-def test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
+def _test_examples(named: str, runs: Path, data: str | None, data_dir: Path | None) -> Examples:
     """The test part of the given data, by default of those that a run was trained on."""
-    config, encoder = config_of(named, runs), read_encoder(folder_of(named, runs))
+    config, encoder = config_of(named, runs), run_files.read_encoder(run_files.folder_of(named, runs))
     folder = data_dir or config.data_dir
     if data is not None:  # another table or folder of images is read as that of the run was
         task = None if encoder is not None or Path(data).suffix.lower() not in TABLES else config.task
         is_folder = find_name(data) is None and Path(data).expanduser().is_dir()
-        resize = parse_resize(config.resize) if is_folder else None
+        resize = run_files.parse_resize(config.resize) if is_folder else None
         return load_test(data, folder=folder, task=task, encoder=encoder, resize=resize)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # these are the data that the run was trained on
-        return load_test(config.data, folder=folder, **table_options(config, encoder))
+        return load_test(config.data, folder=folder, **run_files.table_options(config, encoder))
 
 
-def config_of(named: str, runs: Path) -> TrainConfig:
+def config_of(named: str, runs: Path) -> run_files.TrainConfig:
     """The configuration of a run; the defaults for a ``.safetensors`` file and for a run of ``dubio.fit``."""
-    folder = folder_of(named, runs)
-    is_trained = Path(named).suffix != ".safetensors" and (folder / FILE).is_file()
-    return read_config(folder) if is_trained else TrainConfig()
+    folder = run_files.folder_of(named, runs)
+    is_trained = Path(named).suffix != ".safetensors" and (folder / run_files.FILE).is_file()
+    return run_files.read_config(folder) if is_trained else run_files.TrainConfig()
 
 
-def check_fits(model: nn.Module, examples: Examples) -> None:
-    """Raise an error for examples that a network cannot read."""
+def load_to_test(
+    named: str, runs: Path, device: str | None, data: str | None, data_dir: Path | None
+) -> tuple[nn.Module, Examples]:
+    """A network on its device, and its test examples; raises an error for examples that it cannot read."""
+    model = run_files.load_model(named, runs).to(device_for(device))
+    examples = _test_examples(named, runs, data, data_dir)
     sizes = sizes_of(model)
     shape = None if sizes is None else sizes.inputs
     if shape is not None and shape != examples.shape and shape != (examples.inputs[0].numel(),):
@@ -76,6 +72,7 @@ def check_fits(model: nn.Module, examples: Examples) -> None:
             f"this network reads inputs of shape {shape}, and {examples.name} has {examples.shape}; "
             "name its data with --data"
         )
+    return model, examples
 
 
 def parse_index(text: str, count: int) -> list[int]:
@@ -98,14 +95,14 @@ def predict_new(
     source: Path,
     named: str,
     runs: Path,
+    out: Path | None,
+    delimiter: str | None,
+    quiet: bool,
     *,
-    num_samples: int,
+    samples: int,
     level: float,
     precision: str,
     seed: int,
-    out: Path | None = None,
-    delimiter: str | None = None,
-    quiet: bool = False,
 ) -> None:
     """Predict data without labels in chunks of a few thousand rows, into a file or onto the screen.
 
@@ -114,13 +111,13 @@ def predict_new(
         source: a table, an ``.npz``, an image, or a folder of images.
         named: the run of the network, which stores how to read the data.
         runs: the folder of the runs.
-        num_samples: number of draws.
+        out: the file to write, in the format of its ending; without one the first rows are shown.
+        delimiter: separator of the cells of a ``.csv``.
+        quiet: show no progress and no remarks.
+        samples: number of draws.
         level: coverage of the intervals of numeric targets.
         precision: precision of the forward pass.
         seed: seed of the draws.
-        out: the file to write, in the format of its ending; by default the first rows are shown.
-        delimiter: separator of the cells of a ``.csv``.
-        quiet: show no progress and no remarks.
     """
     if out is not None and out.suffix.lower() not in OUTPUTS:
         raise ValueError(f"--out must end in {', '.join(OUTPUTS)}, got {str(out)!r}")
@@ -128,9 +125,9 @@ def predict_new(
         raise ValueError(f"--out must not be the file that is read, got {str(out)!r}")
     if not 0.0 < level < 1.0:
         raise ValueError(f"--level must be between 0 and 1, got {level}")
-    folder, resize = folder_of(named, runs), parse_resize(config_of(named, runs).resize)
-    encoder = read_encoder(folder)
-    classes, shape = (encoder.target.classes, ()) if encoder else stored_data(folder)
+    folder, resize = run_files.folder_of(named, runs), run_files.parse_resize(config_of(named, runs).resize)
+    encoder = run_files.read_encoder(folder)
+    classes, shape = (encoder.target.classes, ()) if encoder else run_files.stored_data(folder)
     sizes = sizes_of(model)
     expected = None if sizes is None else sizes.inputs  # flat where the network flattens images
     remarks: Counter[str] = Counter()
@@ -143,7 +140,7 @@ def predict_new(
                 chunks.append(chunk)
                 yield chunk.inputs if expected is None or len(expected) > 1 else chunk.inputs.flatten(1)
 
-        for pred in predict_batches(model, batches(), num_samples, precision=precision, seed=seed):  # type: ignore[arg-type]
+        for pred in predict_batches(model, batches(), samples, precision=precision, seed=seed):  # type: ignore[arg-type]
             chunk = chunks.pop()
             write(columns_of(pred, chunk.names, classes, level))
             remarks += chunk.remarks
@@ -171,15 +168,10 @@ def columns_of(
     if isinstance(pred, ClassificationPredictive):
         return columns | _columns_of_classes(pred, classes)
     assert isinstance(pred, RegressionPredictive)
-    low, high = pred.interval(level)
-    numbers = {
-        "mean": pred.mean,
-        "std": pred.std,
-        "aleatoric_std": pred.aleatoric_std,
-        "epistemic_std": pred.epistemic_std,
-        f"low_{level:g}": low,
-        f"high_{level:g}": high,
+    numbers: dict[str, Tensor] = {
+        name: getattr(pred, name) for name in ("mean", "std", "aleatoric_std", "epistemic_std")
     }
+    numbers |= zip((f"low_{level:g}", f"high_{level:g}"), pred.interval(level), strict=True)
     num_outputs = pred.mean[0].numel()
     for output in range(num_outputs):
         ending = f"_{output}" if num_outputs > 1 else ""
@@ -319,8 +311,7 @@ def _write_npz(file: IO[bytes]) -> Iterator[Callable[[Columns], None]]:
     """One array for each column, which are written at the end."""
     parts: list[Columns] = []
     yield parts.append
-    columns = {name: [_text(cell) for part in parts for cell in part[name]] for name in parts[0]}
-    arrays: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
+    arrays: Any = {name: np.array([_text(cell) for part in parts for cell in part[name]]) for name in parts[0]}
     np.savez(file, **arrays)
 
 

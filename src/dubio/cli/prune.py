@@ -13,32 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from torch import nn
 
-from dubio import pruning
+from dubio import codec, pruning
+from dubio.cli import runs as run_files
 from dubio.cli.errors import say
-from dubio.cli.runs import (
-    CONFIG,
-    ENCODER,
-    FILE,
-    METRICS,
-    MODEL,
-    in_rows,
-    load_splits,
-    network_of,
-    read_config,
-    read_encoder,
-)
 from dubio.cli.terminal import PlainTable
-from dubio.codec import (
-    UNFINISHED,
-    Command,
-    dump_json,
-    flush,
-    read_commands,
-    read_object,
-    remove_unfinished,
-    write_atomically,
-    write_commands,
-)
 from dubio.data import Examples
 from dubio.evaluation import figure
 from dubio.io import Identity, save
@@ -69,7 +47,8 @@ def measure(
 
 def save_measured(record: Pruning, line: str, folder: Path, what: pruning.What, quiet: bool) -> None:
     """Save and print what pruning the network of a run costs."""
-    with_source(record, line, folder.resolve().name, network_of(str(folder / MODEL), folder)).save(folder / RECORD)
+    network = run_files.network_of(str(folder / run_files.MODEL), folder)
+    with_source(record, line, folder.resolve().name, network).save(folder / RECORD)
     Console().print(_table(record.curve, what))
     size = f"{record.num_weights:,} weights, {record.bytes_before:,} bytes"
     say(size if quiet else f"{size}; record: {folder / RECORD}")
@@ -91,38 +70,41 @@ def check_options(fraction: float | None, max_loss: float | None, what: pruning.
 
 def validation_of(folder: Path, data_dir: Path | None) -> Examples:
     """The validation part of the data of a run, which decides what is removed."""
-    config = read_config(folder) if data_dir is None else read_config(folder, data_dir=str(data_dir))
-    validation = load_splits(config, read_encoder(folder)).validation
+    config = (
+        run_files.read_config(folder) if data_dir is None else run_files.read_config(folder, data_dir=str(data_dir))
+    )
+    validation = run_files.load_splits(config, run_files.read_encoder(folder)).validation
     if validation is None:
         raise ValueError(f"{config.data} has no validation part to measure the loss on; use dubio.prune in Python")
-    return in_rows(validation)
+    return run_files.in_rows(validation)
 
 
 def write_run(model: nn.Module, record: Pruning, line: str, source: Path, folder: Path) -> None:
     """Write the run of a pruned network: its weights and record, and how the network was trained."""
-    runs, command = folder.parent, Command(line, source.resolve().name)
+    runs, command = folder.parent, codec.Command(line, source.resolve().name)
     runs.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(runs, recursive=False)
-    unfinished = runs / f"{UNFINISHED}{os.getpid()}-{folder.name}"
+    codec.remove_unfinished(runs, recursive=False)
+    unfinished = runs / f"{codec.UNFINISHED}{os.getpid()}-{folder.name}"
     unfinished.mkdir()
     try:
-        for file in (FILE, ENCODER, METRICS):
+        for file in (run_files.FILE, run_files.ENCODER, run_files.METRICS):
             if (source / file).is_file():
                 shutil.copyfile(source / file, unfinished / file)
-        save(model, unfinished / MODEL)
-        network = network_of(str(unfinished / MODEL), unfinished)
+        save(model, unfinished / run_files.MODEL)
+        network = run_files.network_of(str(unfinished / run_files.MODEL), unfinished)
         with_source(record, command.line, command.run, network).save(unfinished / RECORD)
         # Calibration and other decisions are of the whole network: only its prunings are passed on.
-        write_commands(unfinished, (*(before for before in read_commands(source) if before.kind == "prune"), command))
-        config = read_object(source / CONFIG)
+        earlier = (before for before in codec.read_commands(source) if before.kind == "prune")
+        codec.write_commands(unfinished, (*earlier, command))
+        config = codec.read_object(source / run_files.CONFIG)
         config["parameters"] = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
         config["num_parameters"] = num_trained(model)
-        write_atomically(unfinished / CONFIG, f"{dump_json(config, indent=1)}\n".encode())
+        codec.write_atomically(unfinished / run_files.CONFIG, f"{codec.dump_json(config, indent=1)}\n".encode())
         os.rename(unfinished, folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    flush(runs)
+    codec.flush(runs)
 
 
 def _table(points: tuple[PruningPoint, ...], what: str) -> PlainTable:

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from dubio.cli.errors import PartlyFailedError, say
 from dubio.cli.runs import find_run
-from dubio.cli.terminal import PlainTable
-from dubio.codec import dump_json, printable
+from dubio.cli.terminal import PlainTable, print_lines
+from dubio.codec import dump_json
 from dubio.report import (
     Cell,
     Column,
@@ -63,15 +63,13 @@ def compare(named: list[str], as_json: bool, quiet: bool, runs: Path) -> None:
         say(dump_json(content, indent=1))
     else:
         console = Console(highlight=False)
-        for line in failures_of(records):
-            console.print(printable(line), markup=False)
+        print_lines(console, failures_of(records))
         for headline in results:
             for table in tabulate(headline, console.width):
                 console.print(table)
             if not quiet:
                 _explain(headline, console)
-        for sentence in [] if quiet else unpaired(results):
-            console.print(printable(sentence), markup=False, soft_wrap=True)
+        print_lines(console, [] if quiet else unpaired(results), soft_wrap=True)
     _fail_for(errors)
 
 
@@ -180,12 +178,10 @@ def _explain(headline: HeadlineTable, console: Console) -> None:
     if any(cell.mark for row in headline.rows for cell in row.cells.values()):
         tests = ", ".join(dict.fromkeys(pair.test for pair in headline.comparisons))
         lines.append(f"* is best, = does not differ significantly from the best: paired tests ({tests}), Holm, 5 %.")
-    for line in lines:
-        console.print(printable(line), markup=False)
+    print_lines(console, lines)
     for row in headline.rows:
         if all(row.cells[name].value is None for name in row.cells if name not in ("parameters", "bytes", "r_pred")):
-            line = printable(f"{row.run} was not evaluated yet: dubio evaluate {row.run}")
-            console.print(line, markup=False, soft_wrap=True)
+            print_lines(console, [f"{row.run} was not evaluated yet: dubio evaluate {row.run}"], soft_wrap=True)
 
 
 def _default_path(folders: Sequence[Path], runs: Path) -> Path:

@@ -7,6 +7,7 @@
 import contextlib
 import csv
 import dataclasses
+import itertools
 import math
 import re
 import warnings
@@ -18,37 +19,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dubio import codec, data
 from dubio._engine import Precision
 from dubio.checks import did_you_mean
 from dubio.cli.fields import make_method
-from dubio.codec import (
-    MAX_BYTES,
-    RecordError,
-    check_fields,
-    current_names,
-    dump_json,
-    forget_commands,
-    printable,
-    read_commands,
-    read_file,
-    read_history,
-    read_object,
-    read_value,
-    write_atomically,
-)
-from dubio.data import (
-    CropAndFlip,
-    DataError,
-    Examples,
-    Loader,
-    Splits,
-    TableEncoder,
-    TableWarning,
-    Task,
-    find_name,
-    load,
-    parse_label_noise,
-)
+from dubio.data import Examples, Splits, TableEncoder, Task
 from dubio.io import Identity, identity_of, load as load_network, locked, save
 from dubio.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubio.models import build, standardised
@@ -135,9 +110,9 @@ def train_network(
     if config.augment and train.inputs.dim() != 4:
         raise ValueError(f"--augment needs images, and {config.data} has inputs of shape {train.shape}")
     model = method.convert(*build_for(config, train))
-    examples: Examples | Loader = in_rows(train)
+    examples: Examples | data.Loader = in_rows(train)
     if config.augment:
-        examples = Loader(train, config.batch_size, seed=config.seed, augment=CropAndFlip(), device=device)
+        examples = data.Loader(train, config.batch_size, seed=config.seed, augment=data.CropAndFlip(), device=device)
     with contextlib.ExitStack() as lock:
         processes.by_writer(lambda: lock.enter_context(locked(folder)))
         if not resume:
@@ -213,7 +188,7 @@ def num_processes_of(folder: Path) -> int | None:
 
 def check_resumable(folder: Path) -> None:
     """Raise an error for a pruned run, because training would build the whole network."""
-    pruned = [command for command in read_commands(folder) if command.kind == "prune"]
+    pruned = [command for command in codec.read_commands(folder) if command.kind == "prune"]
     if pruned:
         raise ValueError(
             f"a pruned run cannot be resumed, got {folder}; continue the run before pruning and prune again "
@@ -236,11 +211,10 @@ def find_run(named: str, runs: Path) -> Path:
 
 def list_runs(runs: Path) -> tuple[list[Summary], list[str]]:
     """All runs of a folder by name, and an error for each that cannot be read."""
-    summaries: list[Summary] = []
-    errors: list[str] = []
+    summaries, errors = [], []
     for name in _names(runs):
         try:
-            config, history = _run_config(runs / name), read_history(runs / name / METRICS)
+            config, history = _run_config(runs / name), codec.read_history(runs / name / METRICS)
             best = min(history, key=_validation_nll) if history else {}
             method = "Deterministic" if config["method"] == "None" else config["method"].partition("(")[0]
             summaries.append(Summary(name, method, len(history), config["epochs"], best))
@@ -251,17 +225,15 @@ def list_runs(runs: Path) -> tuple[list[Summary], list[str]]:
 
 def check_name(name: str) -> None:
     """Raise an error for names that leave the folder of runs, or that a terminal does not show as they are."""
-    if not name or name.startswith((".", "-")) or any(sign in name for sign in "/\\\t\n") or printable(name) != name:
+    has_signs = any(sign in name for sign in "/\\\t\n") or codec.printable(name) != name
+    if not name or name.startswith((".", "-")) or has_signs:
         raise ValueError(f"NAME must be a plain name such as first or mlp-2, got {name!r}; --runs names the folder")
 
 
 def unused_name(name: str, runs: Path, ending: str = "") -> str:
     """The name, or the name with a number where a folder (or a file with this ending) has that name."""
-    number, unused = 1, name
-    while (runs / f"{unused}{ending}").exists():
-        number += 1
-        unused = f"{name}-{number}"
-    return unused
+    names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+    return next(name for name in names if not (runs / f"{name}{ending}").exists())
 
 
 def load_splits(config: TrainConfig, encoder: TableEncoder | None = None) -> Splits:
@@ -270,13 +242,13 @@ def load_splits(config: TrainConfig, encoder: TableEncoder | None = None) -> Spl
     A run that has an encoder reads its table with it, even if the file has changed since.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TableWarning)  # these are the data that the run was trained on
-        splits = load(config.data, folder=config.data_dir, **table_options(config, encoder))
+        warnings.simplefilter("ignore", data.TableWarning)  # these are the data that the run was trained on
+        splits = data.load(config.data, folder=config.data_dir, **table_options(config, encoder))
     if splits.train is None:
         raise FileNotFoundError(f"--data {config.data} has no training part here, only a test part; see dubio data")
     if config.label_noise is None:
         return splits
-    noise = parse_label_noise(config.label_noise)
+    noise = data.parse_label_noise(config.label_noise)
     if not splits.train.classes:
         raise ValueError(f"--label-noise needs classes to mix up, and {config.data} has numbers for targets")
     parts = [splits.train] if splits.validation is None else [splits.train, splits.validation]
@@ -307,9 +279,9 @@ def read_encoder(folder: Path) -> TableEncoder | None:
     if not file.exists():
         return None
     try:
-        return TableEncoder.from_json(read_file(file, MAX_BYTES, DataError).decode("utf-8"))
+        return TableEncoder.from_json(codec.read_file(file, codec.MAX_BYTES, data.DataError).decode("utf-8"))
     except ValueError as error:
-        raise DataError(f"{file} cannot be read: {str(error).removeprefix(f'{file} ')}") from error
+        raise data.DataError(f"{file} cannot be read: {str(error).removeprefix(f'{file} ')}") from error
 
 
 def parse_resize(text: str | None) -> tuple[int, int] | None:
@@ -326,14 +298,11 @@ def build_for(config: TrainConfig, examples: Examples) -> tuple[nn.Module, Likel
     """The deterministic network of a configuration, with the sizes of the data, and the likelihood of its outputs."""
     likelihood = make_likelihood(config, examples)
     torch.manual_seed(config.seed)
-    if isinstance(likelihood, Categorical):
-        outputs = len(examples.classes)
-    elif isinstance(likelihood, Bernoulli):
-        outputs = 1
-    else:
+    outputs = len(examples.classes) if isinstance(likelihood, Categorical) else 1
+    if isinstance(likelihood, Gaussian):
         outputs = examples.targets[0].numel() * (2 if likelihood.std == "output" else 1)
     net = build(config.model, inputs=examples.shape, num_classes=outputs)
-    is_table = examples.inputs.dim() == 2 and find_name(config.data) is None
+    is_table = examples.inputs.dim() == 2 and data.find_name(config.data) is None
     if config.standardise and is_table and "," not in config.model:  # a model with a comma normalises by itself
         net = standardised(net, examples.inputs)
     return net, likelihood
@@ -351,9 +320,8 @@ def make_likelihood(config: TrainConfig, examples: Examples) -> Likelihood:
             f"--likelihood {suitable}"
         )
     if name == "bernoulli" and len(examples.classes) != 2:
-        raise ValueError(
-            f"--likelihood bernoulli is for two classes, and {config.data} has {len(examples.classes)}; leave it out"
-        )
+        count = len(examples.classes)
+        raise ValueError(f"--likelihood bernoulli is for two classes, and {config.data} has {count}; leave it out")
     if examples.classes:
         return Bernoulli() if name == "bernoulli" else Categorical()
     if not config.standardise_targets:
@@ -388,13 +356,12 @@ def read_config(folder: Path, fields: dict[str, str | bool] | None = None, **cha
         raise FileNotFoundError(f"{folder} was not made by dubio train (it has no {FILE}), so it cannot be continued")
     # Runs from before inputs and targets were standardised continue without.
     earlier = {"standardise": False, "standardise_targets": False}
-    stored = read_value(TrainConfig, {**earlier, **read_object(file)}, str(file))
+    stored = codec.read_value(TrainConfig, {**earlier, **codec.read_object(file)}, str(file))
     for name in (*OF_TABLES, "standardise"):
         before, now = getattr(stored, name), changed.get(name, getattr(stored, name))
         if before != now:
-            raise ValueError(
-                f"cannot resume with another configuration: {name} was {before!r}, is {now!r}; train another run for it"
-            )
+            change = f"{name} was {before!r}, is {now!r}"
+            raise ValueError(f"cannot resume with another configuration: {change}; train another run for it")
     kept = stored.fields if changed.get("method", stored.method) == stored.method else {}
     return dataclasses.replace(stored, fields={**kept, **(fields or {})}, **changed)
 
@@ -435,7 +402,7 @@ def _names(runs: Path) -> list[str]:
 def _is_of_a_run(file: Path) -> bool:
     """Whether a file may be the configuration of a run; a file that cannot be read may be one."""
     try:
-        return {"method", "epochs"} <= read_object(file).keys()
+        return {"method", "epochs"} <= codec.read_object(file).keys()
     except (OSError, ValueError):
         return True
 
@@ -443,10 +410,10 @@ def _is_of_a_run(file: Path) -> bool:
 def _run_config(folder: Path) -> dict[str, Any]:
     """The configuration that ``dubio.fit`` wrote."""
     file = folder / CONFIG
-    config: dict[str, Any] = current_names(read_object(file))
+    config: dict[str, Any] = codec.current_names(codec.read_object(file))
     if not {"method", "epochs"} <= config.keys():
-        raise RecordError(f"{file} is not the configuration of a run: it names no method or no epochs")
-    check_fields(config, {"method": str, "epochs": int, "num_processes": int}, str(file))
+        raise codec.RecordError(f"{file} is not the configuration of a run: it names no method or no epochs")
+    codec.check_fields(config, {"method": str, "epochs": int, "num_processes": int}, str(file))
     return config
 
 
@@ -458,10 +425,10 @@ def _validation_nll(metrics: dict[str, Any]) -> float:
 
 def _save_model(model: nn.Module, folder: Path) -> None:
     save(model, folder / MODEL)
-    forget_commands(folder)
+    codec.forget_commands(folder)
 
 
 def _write_config(config: TrainConfig, folder: Path, train: Examples | None = None) -> None:
     if train is not None and train.encoder is not None:
-        write_atomically(folder / ENCODER, train.encoder.to_json().encode())
-    write_atomically(folder / FILE, f"{dump_json(dataclasses.asdict(config), indent=1)}\n".encode())
+        codec.write_atomically(folder / ENCODER, train.encoder.to_json().encode())
+    codec.write_atomically(folder / FILE, f"{codec.dump_json(dataclasses.asdict(config), indent=1)}\n".encode())

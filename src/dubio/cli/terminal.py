@@ -1,9 +1,9 @@
 """Tables for the terminal, in which names of files and folders are neither markup nor control sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +27,12 @@ class PlainTable(Table):
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         """Add a row."""
         super().add_row(*map(_plain, cells), **options)
+
+
+def print_lines(console: Console, lines: Iterable[str], soft_wrap: bool | None = None) -> None:
+    """Print lines as they are, without reading square brackets as markup."""
+    for line in lines:
+        console.print(printable(line), markup=False, soft_wrap=soft_wrap)
 
 
 def _plain(cell: Any) -> Any:

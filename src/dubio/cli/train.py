@@ -19,22 +19,10 @@ import torch
 import torch.distributed as dist
 
 from dubio._engine import memory_limit
+from dubio.cli import runs as run_files
 from dubio.cli.errors import REFUSALS, mark_as_printed, print_error, say
 from dubio.cli.evaluate import headline
 from dubio.cli.fields import make_method
-from dubio.cli.runs import (
-    CONFIG,
-    TrainConfig,
-    check_resumable,
-    find_run,
-    load_splits,
-    num_processes_of,
-    parse_likelihood,
-    parse_resize,
-    read_config,
-    read_encoder,
-    train_network,
-)
 from dubio.evaluation import evaluate, failures
 from dubio.nn import num_members
 from dubio.training import Interrupted, LostProcessError, Processes, is_raised_by_all
@@ -56,22 +44,24 @@ def train_run(
     folder = runs / name
     with Processes.here(torch.device(device)).joined() as processes, printed_once(processes):
         config = processes.by_writer(lambda: _config(name, runs, fields, given, resume, processes.count))
-        encoder = read_encoder(folder if folder.is_dir() else find_run(name, runs)) if resume else None
-        splits = processes.together(lambda: load_splits(config, encoder))
+        encoder = (
+            run_files.read_encoder(folder if folder.is_dir() else run_files.find_run(name, runs)) if resume else None
+        )
+        splits = processes.together(lambda: run_files.load_splits(config, encoder))
         train = splits.train
         if processes.is_writer and not quiet and not resume and train is not None and train.encoder is not None:
             say(train.encoder.summary())
         hint = f"; go on with: {_resume_command(name, runs, processes.count)}"
         try:
             with nullcontext() if config.memory is None else memory_limit(config.memory):
-                model, result = train_network(
+                model, result = run_files.train_network(
                     config, splits, folder, resume, str(processes.device), progress=not quiet, processes=processes
                 )
         except Interrupted:
             raise Interrupted(f"{folder} is saved{hint}") from None
         except LostProcessError as error:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others; this one prints the reason
-            raise LostProcessError(f"{error}{hint if (folder / CONFIG).exists() else ''}") from None
+            raise LostProcessError(f"{error}{hint if (folder / run_files.CONFIG).exists() else ''}") from None
     if not processes.is_writer:  # the others need not wait for the evaluation
         return
     say(f"{folder}: best epoch {result.best_epoch} of {len(result.history)}, {result.seconds:.1f} s")
@@ -101,26 +91,26 @@ def printed_once(processes: Processes) -> Iterator[None]:
 
 def _config(
     name: str, runs: Path, fields: dict[str, str | bool], given: dict[str, Any], resume: bool, num_processes: int
-) -> TrainConfig:
+) -> run_files.TrainConfig:
     """The configuration from the given options; that of a resumed run with the given options changed."""
     folder = runs / name
     if resume:
-        stored = folder if folder.is_dir() else find_run(name, runs)
-        check_resumable(stored)
-        config = read_config(stored, fields, **given)
-        before = num_processes_of(stored)
+        stored = folder if folder.is_dir() else run_files.find_run(name, runs)
+        run_files.check_resumable(stored)
+        config = run_files.read_config(stored, fields, **given)
+        before = run_files.num_processes_of(stored)
         if before is not None and before != num_processes:
             raise ValueError(
                 f"cannot resume with another configuration: num_processes was {before}, is {num_processes}; go on "
                 f"with: {_resume_command(name, runs, before)}"
             )
-    elif (folder / CONFIG).exists():
+    elif (folder / run_files.CONFIG).exists():
         raise FileExistsError(f"{folder} holds a run already; add --resume to go on with it, or choose another name")
     else:
-        config = TrainConfig(fields=fields, **given)
+        config = run_files.TrainConfig(fields=fields, **given)
     # These raise errors for bad options before any data are read.
-    parse_resize(config.resize)
-    parse_likelihood(config.likelihood)
+    run_files.parse_resize(config.resize)
+    run_files.parse_likelihood(config.likelihood)
     make_method(config.method, config.fields)
     return config
 
