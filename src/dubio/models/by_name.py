@@ -71,8 +71,9 @@ def build(
             f"model must be one of {', '.join(READERS)}, with its sizes as in mlp:64-100-100-10, got {name!r}"
             f"{did_you_mean(kind, READERS)}"
         )
-    if constants is not None:
-        _check_channels(constants, given.inputs)
+    channels = 1 if constants is None else len(NORMALISATIONS[constants][0])
+    if channels > 1 and given.inputs is not None and (len(given.inputs) != 3 or given.inputs[0] != channels):
+        raise ValueError(f"normalise {constants} needs images of {channels} channels, got inputs {given.inputs}")
 
     net = READERS[kind](_NameReader(name, tuple(parts), given))
     return net if constants is None else networks.normalised(net, constants)
@@ -229,12 +230,6 @@ def _split_normalisation(name: str, normalise: str | None) -> tuple[str, str | N
     if comma and normalise not in (None, constants):
         raise ValueError(f"normalise must be {constants}, which model {name!r} has, got {normalise}")
     return text, constants if comma else normalise
-
-
-def _check_channels(constants: str, inputs: tuple[int, ...] | None) -> None:
-    num_channels = len(NORMALISATIONS[constants][0])
-    if inputs is not None and num_channels > 1 and (len(inputs) != 3 or inputs[0] != num_channels):
-        raise ValueError(f"normalise {constants} needs images of {num_channels} channels, got inputs {inputs}")
 
 
 def _vision_library(library: str, model: str) -> Any:
