@@ -30,15 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dubio.codec import RecordError, parse_json, read_value
-from dubio.data.columns import (
-    TYPING_ERRORS,
-    TableChunk,
-    Target,
-    encode_targets,
-    finite_number,
-    is_missing,
-    without_zone,
-)
+from dubio.data.columns import TYPING_ERRORS, TableChunk, Target, cell_text, encode_targets, finite_number, without_zone
 from dubio.data.files import DataError
 
 Kind = Literal["number", "boolean", "date", "category", "dropped"]
@@ -412,7 +404,7 @@ def _date_parts(days: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
 def _texts(cells: NDArray[Any]) -> list[str | None]:
     """Cells as texts, a missing value as None; a whole number is written without a point."""
     if cells.dtype.kind in "OUS":
-        return [None if cell is None or is_missing(str(cell)) else str(cell).strip() for cell in cells.tolist()]
+        return [cell_text(cell) for cell in cells.tolist()]
     if cells.dtype.kind == "M":
         return [None if np.isnat(cell) else str(cell) for cell in cells]
     return [None if cell != cell else f"{cell:g}" if float(cell).is_integer() else str(cell) for cell in cells.tolist()]
@@ -424,17 +416,12 @@ def _chunk_of(columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> TableChunk
     for name, values in columns.items():
         array = np.asarray(values)
         if array.dtype.kind not in "biufM":
-            array = np.array([_cell(value) for value in values], dtype=object)
+            array = np.array([cell_text(value) for value in values], dtype=object)
         arrays[name] = array
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns must all have as many rows, got {lengths}")
     return TableChunk(arrays, "the table", np.arange(next(iter(lengths.values()), 0)))
-
-
-def _cell(value: Any) -> str | None:
-    text = None if value is None or value != value else str(value).strip()
-    return None if text is None or is_missing(text) else text
 
 
 def _check(encoder: TableEncoder) -> None:

@@ -124,7 +124,7 @@ class CifarForm:
     train: tuple[tuple[str, str], ...]
     test: tuple[tuple[str, str], ...]
     names: tuple[str, str | None]
-    binary: bool
+    binary: bool = False
 
     def md5(self, part: Part) -> dict[str, str | None]:
         """The checksums of the batches of a part and, last, of the file with the names of the classes."""
@@ -294,7 +294,6 @@ CIFAR10 = CifarSet(
             ),
             test=(("test_batch", "40351d587109b95175f43aff81a1287e"),),
             names=("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
-            binary=False,
         ),
         CifarForm(
             folder="cifar-10-batches-bin",
@@ -325,7 +324,6 @@ CIFAR100 = CifarSet(
             train=(("train", "16019d7e3df5f24257cddd939b257f8d"),),
             test=(("test", "f0ef6b0ae62326f3e7ffdfab6717acfc"),),
             names=("meta", "7973b15100ade9c7d40fb424638fde48"),
-            binary=False,
         ),
         CifarForm(
             folder="cifar-100-binary",
