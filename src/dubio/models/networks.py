@@ -108,8 +108,7 @@ class VIBMLP(nn.Module):
 
     def forward(self, inputs: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch class"]:
         """Logits."""
-        code = self.bottleneck(self.encoder(inputs))
-        return self.decoder(code)  # type: ignore[no-any-return]
+        return self.decoder(self.bottleneck(self.encoder(inputs)))  # type: ignore[no-any-return]
 
 
 def vib_mlp(inputs: Sequence[int], num_classes: int) -> VIBMLP:
