@@ -421,18 +421,16 @@ def _read_parquet(path: Path, skip: Collection[str], chunk_rows: int) -> Iterato
 def _values(column: Any, file: str, name: str) -> NDArray[Any]:
     """A column of pyarrow as numbers, dates or texts."""
     kind = str(column.type)
-    if re.fullmatch(r"bool|null|u?int(8|16|32|64)|halffloat|float|double|decimal.*", kind):
+    if re.fullmatch(r"bool|u?int(8|16|32|64)|halffloat|float|double|decimal.*", kind):
         if kind == "bool":
             return np.array([None if cell is None else str(cell).lower() for cell in column.to_pylist()], dtype=object)
-        if kind == "null":
-            return np.full(len(column), None, dtype=object)
         if column.null_count == 0 and not kind.startswith("decimal"):
             return np.asarray(column.to_numpy(zero_copy_only=False))
         return np.array([np.nan if cell is None else float(cell) for cell in column.to_pylist()])
     if re.fullmatch(r"timestamp.*|date(32|64).*", kind):
         dates = ["NaT" if cell is None else without_zone(cell) for cell in column.to_pylist()]
         return np.array(dates, dtype="datetime64[us]")
-    if re.fullmatch(r"(large_)?string|string_view|dictionary<values=(large_)?string,.*", kind):
+    if re.fullmatch(r"null|(large_)?string|string_view|dictionary<values=(large_)?string,.*", kind):
         return np.array([cell_text(cell) for cell in column.to_pylist()], dtype=object)
     raise DataError(
         f"{file} must have numbers, texts or dates in column {name!r}, got {kind}",

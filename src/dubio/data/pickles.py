@@ -10,6 +10,7 @@ bytes first. ``tests/data/test_pickles.py`` tests this with pickles that try to 
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -41,35 +42,31 @@ def parse_pickle(content: bytes, file: str) -> dict[str, Any]:
         raise DataError(f"{file} is not a whole pickle; fetch it again") from None
     if not isinstance(value, dict):
         raise DataError(f"{file} must hold a dictionary, got {type(value).__name__}")
-    return {_text(key): _array(entry, file) if isinstance(entry, _Array) else entry for key, entry in value.items()}
+    if any(isinstance(entry, _Array) and entry.value is None for entry in value.values()):
+        raise DataError(f"{file} has an array without contents; fetch it again")
+    return {_text(key): entry.value if isinstance(entry, _Array) else entry for key, entry in value.items()}
 
 
+@dataclass(slots=True, eq=False)
 class _Name:
     """One of the admitted names of numpy; the object itself has no behaviour."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
+@dataclass(slots=True, eq=False)
 class _Type:
     """The type of the numbers of an array, such as ``u1``, and their byte order."""
 
-    __slots__ = ("code", "order")
-
-    def __init__(self, code: str) -> None:
-        self.code = code
-        self.order = "="
+    code: str
+    order: str = "="
 
 
+@dataclass(slots=True, eq=False)
 class _Array:
     """An array, which is created first and filled later."""
 
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: NDArray[Any] | None = None
+    value: NDArray[Any] | None = None
 
 
 class _Reader:
@@ -137,9 +134,7 @@ class _Reader:
         elif kind == RECONSTRUCT and _are(given, (_Name,), (tuple,), (str, bytes)) and given[0].name == ARRAY:
             self.stack.append(_Array())
         elif kind == FROM_BUFFER and _are(given, (bytes, bytearray), (_Type,), (tuple,), (str, bytes)):
-            array = _Array()
-            array.value = self.filled(given[2], given[1], _text(given[3]) == "F", given[0])
-            self.stack.append(array)
+            self.stack.append(_Array(self.filled(given[2], given[1], _text(given[3]) == "F", given[0])))
         else:
             self.refuse("calls something that makes no array of numbers")
 
@@ -201,12 +196,6 @@ def _are(values: Any, *kinds: tuple[type, ...]) -> bool:
         and len(values) == len(kinds)
         and all(isinstance(value, kind) for value, kind in zip(values, kinds, strict=True))
     )
-
-
-def _array(entry: _Array, file: str) -> NDArray[Any]:
-    if entry.value is None:
-        raise DataError(f"{file} has an array without contents; fetch it again")
-    return entry.value
 
 
 def _push(make: Callable[[_Reader], Any]) -> Callable[[_Reader], None]:
