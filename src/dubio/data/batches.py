@@ -13,7 +13,7 @@ itself and drops a remainder that is smaller than the number of processes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -99,7 +99,9 @@ def batches_from(
     if is_pair and isinstance(data[1], Tensor | np.ndarray):
         data = pytree.tree_map_only(np.ndarray, _from_numpy, tuple(data))
         data = (*data[:2], sample_weight) if sample_weight is not None else data
-        return _from_tensors(_on_device(data, device), batch_size, name, seed)
+        if device is not None and device.type == "cuda" and _fits(data, device):
+            data = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), data)
+        return _from_tensors(data, batch_size, name, seed)
     if sample_weight is not None:
         raise ValueError(
             f"sample_weight goes with {name} given as tensors; else let {name} yield (inputs, targets, weights)"
@@ -145,13 +147,6 @@ def _from_tensors(data: Any, batch_size: int, name: str, seed: int | None) -> Ba
     return Batches(len(targets), -(-len(targets) // batch_size), items, may_draw=False)
 
 
-def _on_device(data: Any, device: torch.device | None) -> Any:
-    """Tensors on the device, if that is a GPU with enough memory for all of them."""
-    if device is None or device.type != "cuda" or not _fits(data, device):
-        return data
-    return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), data)
-
-
 def _fits(data: Any, device: torch.device) -> bool:
     """Whether a device has memory for all data at once; on a CPU they already are."""
     size = sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor))
@@ -189,12 +184,8 @@ def _from_loader(loader: DataLoader[Any]) -> Batches:
         stream = Stream(noise_key(f"epoch {number} of a loader{place}"))
         # The loader and its sampler draw when they start. It also forks its workers then, which would inherit the
         # mode that redirects random numbers.
-        with ExitStack() as stack:
-            if loader.num_workers == 0:
-                stack.enter_context(redirected(stream))
-            else:
-                stack.enter_context(_disable_current_modes())
-                stack.enter_context(stream.lent())
+        modes = redirected(stream) if loader.num_workers == 0 else _disable_current_modes()
+        with modes, nullcontext() if loader.num_workers == 0 else stream.lent():
             iterator = iter(loader)
             skipped = list(islice(iterator, max(first, 1)))
         return iterator if first else chain(skipped, iterator)
@@ -463,10 +454,8 @@ def shared_batches(
         num_parts = _num_parts(len(batch.targets), num_ranks)
         return batch.map(lambda leaf: _rows_of_rank(leaf, rank, num_parts), num_parts)
 
-    def items(number: int, first: int) -> Iterator[Batch]:
-        return map(part, whole.epoch(number, first))
-
-    return Batches(whole.num_data, whole.num_batches, items, may_draw=False)  # ``whole.epoch`` redirects what it draws
+    # ``whole.epoch`` redirects what it draws.
+    return Batches(whole.num_data, whole.num_batches, lambda *place: map(part, whole.epoch(*place)), may_draw=False)
 
 
 def _check_shareable(data: Any, batch_size: int, name: str, rank: int, num_ranks: int) -> None:

@@ -136,9 +136,10 @@ def joined(chunks: Sequence[TableChunk]) -> TableChunk:
     return TableChunk(columns, chunks[0].file, np.concatenate([chunk.places for chunk in chunks]), chunks[0].unit)
 
 
-def is_missing(text: str) -> bool:
-    """Whether a cell of text is a missing value."""
-    return text.strip().lower() in MISSING
+def cell_text(value: Any) -> str | None:
+    """The text of a cell without blanks around it; None for a missing value."""
+    text = None if value is None or value != value else str(value).strip()
+    return None if text is None or text.lower() in MISSING else text
 
 
 def finite_number(text: str) -> float | None:
@@ -281,7 +282,7 @@ def _read_csv(
                     _refuse_nul(texts, places, file, [name] * len(texts))
                     if mark == ";":
                         texts = _with_points(texts, places, name, file, decimal_marks)
-                    columns[name] = np.array([None if is_missing(cell) else cell for cell in texts], dtype=object)
+                    columns[name] = np.array([cell_text(cell) for cell in texts], dtype=object)
                 yield TableChunk(columns, file, places, "line")
         except UnicodeDecodeError as error:
             at = opened.tell() - len(error.object) + error.start
@@ -291,10 +292,8 @@ def _read_csv(
         except csv.Error as error:
             text.seek(0)
             opening = _open_quote(islice(text, reader.line_num), mark)
-            reason = f"line {reader.line_num}: {error}"
-            if opening is not None:
-                reason = f"line {opening}: a quote opens here and is not closed"
-            raise DataError(f"{file} is not a valid .csv: {reason}") from None
+            what = error if opening is None else "a quote opens here and is not closed"
+            raise DataError(f"{file} is not a valid .csv: line {opening or reader.line_num}: {what}") from None
     if num_rows == 0:
         raise DataError(f"{file} must have at least one row after the names of its columns, got none")
 
@@ -422,21 +421,17 @@ def _read_parquet(path: Path, skip: Collection[str], chunk_rows: int) -> Iterato
 def _values(column: Any, file: str, name: str) -> NDArray[Any]:
     """A column of pyarrow as numbers, dates or texts."""
     kind = str(column.type)
-    if re.fullmatch(r"bool|null|u?int(8|16|32|64)|halffloat|float|double|decimal.*", kind):
+    if re.fullmatch(r"bool|u?int(8|16|32|64)|halffloat|float|double|decimal.*", kind):
         if kind == "bool":
             return np.array([None if cell is None else str(cell).lower() for cell in column.to_pylist()], dtype=object)
-        if kind == "null":
-            return np.full(len(column), None, dtype=object)
         if column.null_count == 0 and not kind.startswith("decimal"):
             return np.asarray(column.to_numpy(zero_copy_only=False))
         return np.array([np.nan if cell is None else float(cell) for cell in column.to_pylist()])
     if re.fullmatch(r"timestamp.*|date(32|64).*", kind):
-        return np.array(
-            ["NaT" if cell is None else without_zone(cell) for cell in column.to_pylist()], dtype="datetime64[us]"
-        )
-    if re.fullmatch(r"(large_)?string|string_view|dictionary<values=(large_)?string,.*", kind):
-        cells = column.to_pylist()
-        return np.array([None if cell is None or is_missing(cell) else cell.strip() for cell in cells], dtype=object)
+        dates = ["NaT" if cell is None else without_zone(cell) for cell in column.to_pylist()]
+        return np.array(dates, dtype="datetime64[us]")
+    if re.fullmatch(r"null|(large_)?string|string_view|dictionary<values=(large_)?string,.*", kind):
+        return np.array([cell_text(cell) for cell in column.to_pylist()], dtype=object)
     raise DataError(
         f"{file} must have numbers, texts or dates in column {name!r}, got {kind}",
         f"encode it first, or {{drop={name}}}",

@@ -157,7 +157,15 @@ class LabelNoise(ABC):
 
     def __call__(self, labels: Int[Tensor, " example"], num_classes: int, generator: torch.Generator) -> NoisyLabels:
         """Noisy labels, and the transition matrix that they were drawn from."""
-        _check_labels(type(self).__name__, labels, num_classes)
+        if num_classes < 2:
+            raise ValueError(f"num_classes of {type(self).__name__} must be at least 2, got {num_classes}")
+        if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise TypeError(
+                f"labels must be whole numbers, one for each example, got {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+        if not 0 <= low <= high < num_classes:
+            raise ValueError(f"labels must be from 0 to {num_classes - 1}, got {low} to {high}")
         transition = self.transition(num_classes, generator).to(generator.device)
         uniforms = torch.rand(len(labels), dtype=torch.float64, generator=generator, device=generator.device)
         noisy = functional.corruption.redrawn_labels(labels.to(generator.device), transition, uniforms)
@@ -242,14 +250,3 @@ def _images(examples: Examples) -> Images:
             "corrupt them before they are normalised"
         )
     return images
-
-
-def _check_labels(kind: str, labels: Tensor, num_classes: int) -> None:
-    if num_classes < 2:
-        raise ValueError(f"num_classes of {kind} must be at least 2, got {num_classes}")
-    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(
-            f"labels must be whole numbers, one for each example, got {labels.dtype} of shape {tuple(labels.shape)}"
-        )
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-        raise ValueError(f"labels must be from 0 to {num_classes - 1}, got {int(labels.min())} to {int(labels.max())}")

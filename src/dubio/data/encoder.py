@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,20 +29,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dubio.codec import RecordError, parse_json, read_value
-from dubio.data.columns import (
-    TYPING_ERRORS,
-    TableChunk,
-    Target,
-    encode_targets,
-    finite_number,
-    is_missing,
-    without_zone,
-)
+from dubio.data.columns import TYPING_ERRORS, TableChunk, Target, cell_text, encode_targets, finite_number, without_zone
 from dubio.data.files import DataError
 
 Kind = Literal["number", "boolean", "date", "category", "dropped"]
 MAX_CATEGORIES = 30
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
+BOOLEANS = {**dict.fromkeys((*TRUE, "1", "1.0"), 1.0), **dict.fromkeys((*FALSE, "0", "0.0"), 0.0)}
 DATE_FORMATS = ("iso", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
 ROW_NUMBERS = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """Names that pandas gives to the index of a frame in files."""
@@ -242,8 +234,6 @@ def _fit(name: str, train: TableChunk, is_dropped: bool) -> TableColumn:
         column = TableColumn(name, "date")
     elif cells.dtype.kind == "O":
         texts = [text for text in cells if text is not None]
-        if not texts:
-            return TableColumn(name, "dropped", reason="empty in every training row")
         if _are_numbers(texts, train, name):
             column = TableColumn(name, "number")
         elif {text.lower() for text in texts} <= {*TRUE, *FALSE}:
@@ -369,20 +359,16 @@ def _values(column: TableColumn, chunk: TableChunk) -> NDArray[np.float64]:
         if infinite := np.flatnonzero(np.isinf(values)).tolist():
             raise _cell_error(chunk, infinite[0], column)
         return values
-    read: Callable[[str], float | None] = finite_number
-    if column.kind == "date":
-        read = partial(_day, date_format=column.date_format)
-    elif column.kind == "boolean":
-        words = {**dict.fromkeys((*TRUE, "1", "1.0"), 1.0), **dict.fromkeys((*FALSE, "0", "0.0"), 0.0)}
-        read = lambda text: words.get(text.lower())  # noqa: E731
-    values = np.full(len(cells), np.nan)
-    for row, cell in enumerate(_texts(cells)):
-        if cell is not None:
-            value = read(cell)
-            if value is None:
-                raise _cell_error(chunk, row, column)
-            values[row] = value
-    return values
+    reads: dict[str, Callable[[str], float | None]] = {
+        "number": finite_number,
+        "boolean": lambda text: BOOLEANS.get(text.lower()),
+        "date": lambda text: _day(text, column.date_format),
+    }
+    read = reads[column.kind]
+    numbers = [np.nan if cell is None else read(cell) for cell in _texts(cells)]
+    if None in numbers:
+        raise _cell_error(chunk, numbers.index(None), column)
+    return np.array(numbers, dtype=np.float64)
 
 
 def _cell_error(chunk: TableChunk, row: int, column: TableColumn) -> DataError:
@@ -412,7 +398,7 @@ def _date_parts(days: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
 def _texts(cells: NDArray[Any]) -> list[str | None]:
     """Cells as texts, a missing value as None; a whole number is written without a point."""
     if cells.dtype.kind in "OUS":
-        return [None if cell is None or is_missing(str(cell)) else str(cell).strip() for cell in cells.tolist()]
+        return [cell_text(cell) for cell in cells.tolist()]
     if cells.dtype.kind == "M":
         return [None if np.isnat(cell) else str(cell) for cell in cells]
     return [None if cell != cell else f"{cell:g}" if float(cell).is_integer() else str(cell) for cell in cells.tolist()]
@@ -420,21 +406,14 @@ def _texts(cells: NDArray[Any]) -> list[str | None]:
 
 def _chunk_of(columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> TableChunk:
     """Columns in memory as a chunk of a table."""
-    arrays = {}
-    for name, values in columns.items():
-        array = np.asarray(values)
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    for name, array in arrays.items():
         if array.dtype.kind not in "biufM":
-            array = np.array([_cell(value) for value in values], dtype=object)
-        arrays[name] = array
+            arrays[name] = np.array([cell_text(value) for value in columns[name]], dtype=object)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns must all have as many rows, got {lengths}")
     return TableChunk(arrays, "the table", np.arange(next(iter(lengths.values()), 0)))
-
-
-def _cell(value: Any) -> str | None:
-    text = None if value is None or value != value else str(value).strip()
-    return None if text is None or is_missing(text) else text
 
 
 def _check(encoder: TableEncoder) -> None:

@@ -133,9 +133,8 @@ def _check_size(size: int, file: str) -> None:
 
 def _as_argument(match: re.Match[str]) -> str:
     name, value = match.groups()
-    if value is None:
-        return name
-    return f"{name}={[value]!r}" if name == "drop" else f"{name}={value!r}"
+    given = [value] if name == "drop" else value
+    return name if value is None else f"{name}={given!r}"
 
 
 def _as_option(match: re.Match[str]) -> str:

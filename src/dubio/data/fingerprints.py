@@ -170,11 +170,8 @@ def _held_batches(data: Any, sample_weight: Tensor | None) -> list[list[Tensor]]
 def _tensors_of(batch: Any) -> list[Tensor]:
     if isinstance(batch, Batch):
         batch = (batch.inputs, batch.targets, batch.weight)
-    return [
-        torch.as_tensor(leaf, device="cpu")
-        for leaf in pytree.tree_leaves(batch)
-        if isinstance(leaf, Tensor | np.ndarray)
-    ]
+    arrays = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor | np.ndarray))
+    return [torch.as_tensor(array, device="cpu") for array in arrays]
 
 
 def _row_hashes(leaves: list[Tensor]) -> NDArray[np.uint64]:

@@ -52,7 +52,9 @@ def read_image_folder(
     Raises:
         DataError: an image cannot be read or has another size than the others, or there are none.
     """
-    size = _size(resize)
+    size = (resize, resize) if isinstance(resize, int) else resize
+    if size is not None and (len(size) != 2 or not all(1 <= side <= MAX_SIDE for side in size)):
+        raise ValueError(f"resize must be a height and a width from 1 to {MAX_SIDE} pixels, got {resize!r}")
     train, test = root / "train", root / "test"
     if not train.is_dir() and not test.is_dir():
         images = _Images(root, root.name, size)
@@ -160,13 +162,6 @@ class _Images:
             total = self.num_grey + self.num_coloured
             warnings.warn(f"{self.name}: of {total} images {' and '.join(changed)}", DataWarning, stacklevel=5)
         self.num_transparent = self.num_grey = 0
-
-
-def _size(resize: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    size = (resize, resize) if isinstance(resize, int) else resize
-    if size is not None and (len(size) != 2 or not all(1 <= side <= MAX_SIDE for side in size)):
-        raise ValueError(f"resize must be a height and a width from 1 to {MAX_SIDE} pixels, got {resize!r}")
-    return size
 
 
 def _classes(folder: Path) -> tuple[str, ...]:

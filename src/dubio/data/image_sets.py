@@ -63,7 +63,7 @@ OMNIGLOT_MAX_DOWNLOAD = 16_000_000
 """Bytes; both archives are smaller."""
 OMNIGLOT_ADDRESS = "https://github.com/brendenlake/omniglot/raw/master/python/"
 
-Images = NDArray[np.uint8]
+Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
 
@@ -124,7 +124,7 @@ class CifarForm:
     train: tuple[tuple[str, str], ...]
     test: tuple[tuple[str, str], ...]
     names: tuple[str, str | None]
-    binary: bool
+    binary: bool = False
 
     def md5(self, part: Part) -> dict[str, str | None]:
         """The checksums of the batches of a part and, last, of the file with the names of the classes."""
@@ -294,7 +294,6 @@ CIFAR10 = CifarSet(
             ),
             test=(("test_batch", "40351d587109b95175f43aff81a1287e"),),
             names=("batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
-            binary=False,
         ),
         CifarForm(
             folder="cifar-10-batches-bin",
@@ -325,7 +324,6 @@ CIFAR100 = CifarSet(
             train=(("train", "16019d7e3df5f24257cddd939b257f8d"),),
             test=(("test", "f0ef6b0ae62326f3e7ffdfab6717acfc"),),
             names=("meta", "7973b15100ade9c7d40fb424638fde48"),
-            binary=False,
         ),
         CifarForm(
             folder="cifar-100-binary",
@@ -360,9 +358,7 @@ def read_labelled_images(
     return Examples(torch.tensor(pixels).unsqueeze(1), torch.tensor(targets).long(), classes, name)
 
 
-def read_idx(
-    path: Path, axes: int | None = None, md5: str | None = None, limit: int | None = None
-) -> NDArray[np.uint8]:
+def read_idx(path: Path, axes: int | None = None, md5: str | None = None, limit: int | None = None) -> Bytes:
     """The array in an idx file, raw or gzipped.
 
     Args:
@@ -381,7 +377,7 @@ def read_idx(
 
 def parse_idx(
     content: bytes, file: str, axes: int | None = None, md5: str | None = None, limit: int | None = None
-) -> NDArray[np.uint8]:
+) -> Bytes:
     """The array in the bytes of an idx file; error messages name it ``file``."""
     content = _inflated(content, file, limit) if content[:2] == GZIP else content
     shape = _shape(content, file)
@@ -397,14 +393,13 @@ def parse_idx(
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
-def parse_cifar_pickle(content: bytes, file: str, num_classes: int) -> tuple[Images, Labels]:
+def parse_cifar_pickle(content: bytes, file: str, num_classes: int) -> tuple[Bytes, Labels]:
     """Images `(example, 3, 32, 32)` and fine labels of a batch of the Python version."""
     batch = parse_pickle(content, file)
     pixels = batch.get("data")
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (CIFAR_PIXELS,):
-        raise DataError(
-            f"{file} must have an array 'data' of bytes, (examples, {CIFAR_PIXELS}), got {_described(pixels)}"
-        )
+        got = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+        raise DataError(f"{file} must have an array 'data' of bytes, (examples, {CIFAR_PIXELS}), got {got}")
     labels = batch.get("fine_labels" if num_classes == 100 else "labels")
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
         labels = labels.tolist()
@@ -415,7 +410,7 @@ def parse_cifar_pickle(content: bytes, file: str, num_classes: int) -> tuple[Ima
     return pixels.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
 
 
-def parse_cifar_binary(content: bytes, file: str, num_classes: int) -> tuple[Images, Labels]:
+def parse_cifar_binary(content: bytes, file: str, num_classes: int) -> tuple[Bytes, Labels]:
     """Images `(example, 3, 32, 32)` and fine labels of a batch in the binary form."""
     num_labels = 2 if num_classes == 100 else 1
     size = num_labels + CIFAR_PIXELS
@@ -516,17 +511,13 @@ def _class_names(content: bytes, file: str, form: CifarForm, num_classes: int) -
     return tuple(name if isinstance(name, str) else name.decode("latin1").strip() for name in names)
 
 
-def _described(value: Any) -> str:
-    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
-
-
 def _folder_or_archive(folder: Path, file: str) -> Path:
     """The folder, or the archive if there is no folder."""
     extracted, packed = folder / file, folder / f"{file}.zip"
     return packed if packed.is_file() and not extracted.is_dir() else extracted
 
 
-def _drawing(content: bytes, file: str) -> NDArray[np.uint8]:
+def _drawing(content: bytes, file: str) -> Bytes:
     pixels = decode_image(content, file).pixels
     if pixels.shape != (1, OMNIGLOT_FILE_SIZE, OMNIGLOT_FILE_SIZE):
         raise DataError(

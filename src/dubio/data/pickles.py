@@ -10,6 +10,7 @@ bytes first. ``tests/data/test_pickles.py`` tests this with pickles that try to 
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -22,14 +23,9 @@ NUMBERS = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2",
 MAX_INSTRUCTIONS = 2**21
 """Ten times as many as CIFAR-100 has; an instruction of one byte can make an object of sixty bytes."""
 TYPE, ARRAY, RECONSTRUCT, FROM_BUFFER = "dtype", "ndarray", "_reconstruct", "_frombuffer"
-ADMITTED = {
-    ("numpy", TYPE),
-    ("numpy", ARRAY),
-    ("numpy.core.multiarray", RECONSTRUCT),
-    ("numpy._core.multiarray", RECONSTRUCT),
-    ("numpy.core.numeric", FROM_BUFFER),
-    ("numpy._core.numeric", FROM_BUFFER),
-}
+ADMITTED = {("numpy", TYPE), ("numpy", ARRAY)}
+ADMITTED |= {("numpy.core.multiarray", RECONSTRUCT), ("numpy._core.multiarray", RECONSTRUCT)}
+ADMITTED |= {("numpy.core.numeric", FROM_BUFFER), ("numpy._core.numeric", FROM_BUFFER)}
 
 
 def parse_pickle(content: bytes, file: str) -> dict[str, Any]:
@@ -46,35 +42,31 @@ def parse_pickle(content: bytes, file: str) -> dict[str, Any]:
         raise DataError(f"{file} is not a whole pickle; fetch it again") from None
     if not isinstance(value, dict):
         raise DataError(f"{file} must hold a dictionary, got {type(value).__name__}")
-    return {_text(key): _array(entry, file) if isinstance(entry, _Array) else entry for key, entry in value.items()}
+    if any(isinstance(entry, _Array) and entry.value is None for entry in value.values()):
+        raise DataError(f"{file} has an array without contents; fetch it again")
+    return {_text(key): entry.value if isinstance(entry, _Array) else entry for key, entry in value.items()}
 
 
+@dataclass(slots=True, eq=False)
 class _Name:
     """One of the admitted names of numpy; the object itself has no behaviour."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
+@dataclass(slots=True, eq=False)
 class _Type:
     """The type of the numbers of an array, such as ``u1``, and their byte order."""
 
-    __slots__ = ("code", "order")
-
-    def __init__(self, code: str) -> None:
-        self.code = code
-        self.order = "="
+    code: str
+    order: str = "="
 
 
+@dataclass(slots=True, eq=False)
 class _Array:
     """An array, which is created first and filled later."""
 
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: NDArray[Any] | None = None
+    value: NDArray[Any] | None = None
 
 
 class _Reader:
@@ -108,10 +100,6 @@ class _Reader:
         self.place = end
         return taken
 
-    def skip(self, count: int) -> None:
-        """Skip bytes that are not needed."""
-        self.take(count)
-
     def number(self, size: int, signed: bool = False) -> int:
         """The next integer of ``size`` bytes."""
         return int.from_bytes(self.take(size), "little", signed=signed)
@@ -126,8 +114,7 @@ class _Reader:
     def since_mark(self) -> list[Any]:
         """Remove the items since the last mark from the stack and return them."""
         start = self.marks.pop()
-        taken = self.stack[start:]
-        del self.stack[start:]
+        taken, self.stack[start:] = self.stack[start:], []
         return taken
 
     def name(self, module: Any, name: Any) -> None:
@@ -147,20 +134,15 @@ class _Reader:
         elif kind == RECONSTRUCT and _are(given, (_Name,), (tuple,), (str, bytes)) and given[0].name == ARRAY:
             self.stack.append(_Array())
         elif kind == FROM_BUFFER and _are(given, (bytes, bytearray), (_Type,), (tuple,), (str, bytes)):
-            array = _Array()
-            array.value = self.filled(given[2], given[1], _text(given[3]) == "F", given[0])
-            self.stack.append(array)
+            self.stack.append(_Array(self.filled(given[2], given[1], _text(given[3]) == "F", given[0])))
         else:
             self.refuse("calls something that makes no array of numbers")
 
     def state(self) -> None:
         """Set the byte order of a type, or the contents of an array."""
         given, target = self.stack.pop(), self.stack[-1]
-        if (
-            isinstance(target, _Type)
-            and isinstance(given, tuple)
-            and _are(given[1:5], (str, bytes), *[(NoneType,)] * 3)
-        ):
+        order_alone = (str, bytes), *[(NoneType,)] * 3
+        if isinstance(target, _Type) and isinstance(given, tuple) and _are(given[1:5], *order_alone):
             target.order = _text(given[1])
         elif isinstance(target, _Array) and _are(given, (int,), (tuple,), (_Type,), (int,), (bytes, bytearray)):
             target.value = self.filled(given[1], given[2], bool(given[3]), given[4])
@@ -216,12 +198,6 @@ def _are(values: Any, *kinds: tuple[type, ...]) -> bool:
     )
 
 
-def _array(entry: _Array, file: str) -> NDArray[Any]:
-    if entry.value is None:
-        raise DataError(f"{file} has an array without contents; fetch it again")
-    return entry.value
-
-
 def _push(make: Callable[[_Reader], Any]) -> Callable[[_Reader], None]:
     return lambda reader: reader.stack.append(make(reader))
 
@@ -248,9 +224,9 @@ def _remember(index: Callable[[_Reader], int]) -> Callable[[_Reader], None]:
 
 
 STOP = ord(".")
-INSTRUCTIONS: dict[int, Callable[[_Reader], None]] = {
-    0x80: lambda reader: reader.skip(1),  # version of the format
-    0x95: lambda reader: reader.skip(8),  # length of a section
+INSTRUCTIONS: dict[int, Callable[[_Reader], object]] = {
+    0x80: lambda reader: reader.take(1),  # version of the format
+    0x95: lambda reader: reader.take(8),  # length of a section
     # numbers and the like
     ord("N"): _push(lambda reader: None),
     0x88: _push(lambda reader: True),
@@ -261,24 +237,16 @@ INSTRUCTIONS: dict[int, Callable[[_Reader], None]] = {
     0x8A: _push(lambda reader: reader.number(reader.number(1), signed=True)),
     ord("G"): _push(lambda reader: struct.unpack(">d", reader.take(8))[0]),
     # texts and bytes
-    ord("X"): _counted(4, text=True),
-    0x8C: _counted(1, text=True),
-    0x8D: _counted(8, text=True),
-    ord("U"): _counted(1),  # U and T: texts of Python 2
-    ord("T"): _counted(4),
-    ord("C"): _counted(1),
-    ord("B"): _counted(4),
-    0x8E: _counted(8),
-    0x96: _counted(8),
+    **{code: _counted(size, text=True) for code, size in zip(b"X\x8c\x8d", (4, 1, 8), strict=True)},
+    **{code: _counted(size) for code, size in zip(b"UT", (1, 4), strict=True)},  # texts of Python 2
+    **{code: _counted(size) for code, size in zip(b"CB\x8e\x96", (1, 4, 8, 8), strict=True)},
     # containers
     ord("}"): _push(lambda reader: {}),
     ord("]"): _push(lambda reader: []),
     ord(")"): _push(lambda reader: ()),
     ord("("): lambda reader: reader.marks.append(len(reader.stack)),
     ord("t"): _push(lambda reader: tuple(reader.since_mark())),
-    0x85: _tuple_of(1),
-    0x86: _tuple_of(2),
-    0x87: _tuple_of(3),
+    **{code: _tuple_of(count) for count, code in enumerate(b"\x85\x86\x87", start=1)},
     ord("a"): lambda reader: reader.elements([reader.stack.pop()]),
     ord("e"): lambda reader: reader.elements(reader.since_mark()),
     ord("s"): lambda reader: reader.entries([reader.stack.pop() for _ in range(2)][::-1]),

@@ -31,9 +31,7 @@ from dubio.data.image_sets import CIFAR10, CIFAR100, FASHIONMNIST, KMNIST, MNIST
 from dubio.data.stored import Part, StoredSet, download as download_file
 from dubio.data.tables import NAMED_COLUMNS, TABLES, read_table, read_unseen_table
 
-STORED: dict[str, StoredSet] = {
-    dataset.name: dataset for dataset in (MNIST, FASHIONMNIST, KMNIST, OMNIGLOT, CIFAR10, CIFAR100)
-}
+STORED: dict[str, StoredSet] = {each.name: each for each in (MNIST, FASHIONMNIST, KMNIST, OMNIGLOT, CIFAR10, CIFAR100)}
 OOD_PAIRS: dict[str, tuple[str, ...]] = {
     "mnist": ("fashionmnist", "kmnist", "omniglot"),
     "fashionmnist": ("mnist",),
@@ -118,9 +116,8 @@ def load(
     if name in EMBEDDED:
         return EMBEDDED[name][0](validation)
     dataset, where = STORED[name], data_folder(folder)
-    train = None
-    if not dataset.train_optional or download or not dataset.missing(where, "train"):
-        train = _read(dataset, where, "train", download)
+    has_train = not dataset.train_optional or download or not dataset.missing(where, "train")
+    train = _read(dataset, where, "train", download) if has_train else None
     return with_validation(train, _read(dataset, where, "test", download), validation)
 
 
@@ -296,10 +293,8 @@ def diabetes_table() -> Examples:
 
 def standardised(table: Examples, seen: Examples) -> Examples:
     """Inputs and targets, standardised by the mean and standard deviation of the examples ``seen``."""
-    inputs, targets = (
-        (values - past.mean(dim=0)) / past.std(dim=0)
-        for values, past in ((table.inputs, seen.inputs), (table.targets, seen.targets))
-    )
+    pairs = (table.inputs, seen.inputs), (table.targets, seen.targets)
+    inputs, targets = ((values - past.mean(dim=0)) / past.std(dim=0) for values, past in pairs)
     return replace(table, inputs=inputs, targets=targets)
 
 
@@ -339,10 +334,8 @@ def _fetch(dataset: StoredSet, where: Path, part: Part, progress: bool = True) -
 
 
 def _status(dataset: StoredSet, where: Path) -> Status:
-    files, missing = (
-        tuple(dict.fromkeys(file for part in get_args(Part) for file in listed(part)))
-        for listed in (dataset.files, lambda part: dataset.missing(where, part))
-    )
+    files = tuple(dict.fromkeys(file for part in get_args(Part) for file in dataset.files(part)))
+    missing = tuple(dict.fromkeys(file for part in get_args(Part) for file in dataset.missing(where, part)))
     state: Literal["present", "incomplete", "missing"]
     state = "present" if not missing else "missing" if len(missing) >= len(files) else "incomplete"
     return Status(dataset.name, dataset.what, state, dataset.place, missing)

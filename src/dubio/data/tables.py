@@ -96,9 +96,8 @@ def read_table(
         raise ValueError(f"a table must end in {', '.join(TABLES)}, got {file!r}")
     if encoder is not None and (target is not None or task is not None or drop):
         raise ValueError("an encoder has its own target, task and dropped columns; leave these arguments out")
-    table = columns.joined(
-        list(columns.read_rows(path, delimiter, skip=drop if encoder is None else encoder.dropped_names))
-    )
+    skipped = drop if encoder is None else encoder.dropped_names
+    table = columns.joined(list(columns.read_rows(path, delimiter, skip=skipped)))
     if encoder is not None and encoder.target.name not in table.columns:
         raise DataError(f"{file} must have the target column {encoder.target.name!r}, got {', '.join(table.columns)}")
     used = encoder or _fit(table, path.stem, validation, target, task, drop)
@@ -108,22 +107,6 @@ def read_table(
     assert targets is not None
     examples = Examples(inputs, targets, used.target.classes, path.stem, used)
     return split_examples(examples, validation)
-
-
-def read_inputs(path: Path) -> Tensor:
-    """The inputs in a ``.npz``, from the array ``x`` or ``inputs``; targets are not needed.
-
-    Raises:
-        DataError: the file is damaged, or has no such array.
-    """
-    arrays = _load(path)
-    names = [name for name in INPUTS if name in arrays]
-    if len(names) != 1 or arrays[names[0]].ndim == 0 or len(arrays[names[0]]) == 0:
-        raise DataError(
-            f"{path} must have one array of inputs with at least one row, called {' or '.join(INPUTS)}, "
-            f"got {', '.join(f'{name} {arrays[name].shape}' for name in sorted(arrays)) or 'none'}"
-        )
-    return _inputs(arrays[names[0]], str(path))
 
 
 def read_unseen_table(path: Path, encoder: TableEncoder) -> Examples:
@@ -339,13 +322,19 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _cell(value: Any) -> str | None:
     """A value as the text that a ``.csv`` has for it."""
-    if value is None or isinstance(value, str):
-        return value or None
-    return json.dumps(value)
+    return (value or None) if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def _read_array(source: Path) -> Iterator[NewRows]:
-    inputs = read_inputs(source)
+    """The array ``x`` or ``inputs`` of a ``.npz``; targets are not needed."""
+    arrays = _load(source)
+    names = [name for name in INPUTS if name in arrays]
+    if len(names) != 1 or arrays[names[0]].ndim == 0 or len(arrays[names[0]]) == 0:
+        raise DataError(
+            f"{source} must have one array of inputs with at least one row, called {' or '.join(INPUTS)}, "
+            f"got {', '.join(f'{name} {arrays[name].shape}' for name in sorted(arrays)) or 'none'}"
+        )
+    inputs = _inputs(arrays[names[0]], str(source))
     for start in range(0, len(inputs), CHUNK_ROWS):
         part = inputs[start : start + CHUNK_ROWS]
         yield NewRows(scaled(part), range(start, start + len(part)), total=len(inputs))

@@ -39,35 +39,11 @@ from dubio.models.networks import (
 if TYPE_CHECKING:
     from dubio.models.by_name import build
 
-__all__ = [
-    "DADCNN",
-    "LeNet",
-    "NORMALISATIONS",
-    "Normalise",
-    "PreActResNet",
-    "ResNet",
-    "Sizes",
-    "Standardise",
-    "Stem",
-    "VGG16",
-    "VIBMLP",
-    "architecture_of",
-    "build",
-    "dad_cnn",
-    "dad_mlp",
-    "fc",
-    "lenet",
-    "mlp",
-    "normalised",
-    "preresnet18",
-    "resnet18",
-    "resnet50",
-    "resnext101_32x8d",
-    "sizes_of",
-    "standardised",
-    "vgg16",
-    "vib_mlp",
-]
+__all__ = ["Sizes", "Stem", "architecture_of", "build", "sizes_of"]
+__all__ += ["dad_cnn", "dad_mlp", "fc", "lenet", "mlp", "vgg16", "vib_mlp"]
+__all__ += ["preresnet18", "resnet18", "resnet50", "resnext101_32x8d"]
+__all__ += ["DADCNN", "VGG16", "VIBMLP", "LeNet", "PreActResNet", "ResNet"]
+__all__ += ["NORMALISATIONS", "Normalise", "Standardise", "normalised", "standardised"]
 
 if not TYPE_CHECKING:  # a type checker would accept every other name too
     __getattr__ = import_later("dubio.models", {"by_name": ("build",)})

@@ -38,9 +38,6 @@ from dubio.models import networks
 from dubio.models.networks import NORMALISATIONS, Sizes, Stem, named
 
 STANDARDISED = ",standardise=features"
-MakeSized = Callable[[Sequence[int], int], nn.Module]
-MakeStemmed = Callable[[Sequence[int], int, Stem], nn.Module]
-MakeExternal = Callable[[str, Sequence[int] | None, int], nn.Module]
 
 
 def build(
@@ -71,8 +68,9 @@ def build(
             f"model must be one of {', '.join(READERS)}, with its sizes as in mlp:64-100-100-10, got {name!r}"
             f"{did_you_mean(kind, READERS)}"
         )
-    if constants is not None:
-        _check_channels(constants, given.inputs)
+    channels = 1 if constants is None else len(NORMALISATIONS[constants][0])
+    if channels > 1 and given.inputs is not None and (len(given.inputs) != 3 or given.inputs[0] != channels):
+        raise ValueError(f"normalise {constants} needs images of {channels} channels, got inputs {given.inputs}")
 
     net = READERS[kind](_NameReader(name, tuple(parts), given))
     return net if constants is None else networks.normalised(net, constants)
@@ -128,15 +126,16 @@ class _NameReader:
             )
 
 
+Read = Callable[[_NameReader], nn.Module]
+
+
 def _read_fc(reader: _NameReader) -> nn.Module:
     hidden = reader.widths("fc:100-100") if reader.parts else ()
     inputs, num_classes = reader.given_sizes("mlp:784-100-100-10")
     return networks.fc(*hidden, inputs=inputs, num_classes=num_classes)
 
 
-def _dense(
-    make: Callable[..., nn.Module], example: str, hidden: tuple[int, ...] | None = None
-) -> Callable[[_NameReader], nn.Module]:
+def _dense(make: Callable[..., nn.Module], example: str, hidden: tuple[int, ...] | None = None) -> Read:
     def read(reader: _NameReader) -> nn.Module:
         if hidden is not None and not reader.parts:
             inputs, num_classes = reader.given_sizes(example)
@@ -148,11 +147,11 @@ def _dense(
     return read
 
 
-def _sized(make: MakeSized, example: str) -> Callable[[_NameReader], nn.Module]:
+def _sized(make: Callable[[Sequence[int], int], nn.Module], example: str) -> Read:
     return lambda reader: make(*reader.sizes(reader.parts, example))
 
 
-def _stemmed(make: MakeStemmed, example: str) -> Callable[[_NameReader], nn.Module]:
+def _stemmed(make: Callable[[Sequence[int], int, Stem], nn.Module], example: str) -> Read:
     def read(reader: _NameReader) -> nn.Module:
         is_named = reader.parts[:1] and reader.parts[0] in get_args(Stem)
         stem, *parts = reader.parts if is_named else ("cifar", *reader.parts)
@@ -161,7 +160,7 @@ def _stemmed(make: MakeStemmed, example: str) -> Callable[[_NameReader], nn.Modu
     return read
 
 
-def _external(library: str, make: MakeExternal, example: str) -> Callable[[_NameReader], nn.Module]:
+def _external(library: str, make: Callable[[str, Sequence[int] | None, int], nn.Module], example: str) -> Read:
     def read(reader: _NameReader) -> nn.Module:
         model, *parts = reader.parts or ("",)
         sizes = networks.read_sizes(parts[0]) if len(parts) == 1 else None if parts else reader.given
@@ -199,7 +198,7 @@ def _timm_model(model: str, inputs: Sequence[int] | None, num_classes: int) -> n
     return cast(nn.Module, timm.create_model(model, pretrained=False, num_classes=num_classes, **channels))
 
 
-READERS: dict[str, Callable[[_NameReader], nn.Module]] = {
+READERS: dict[str, Read] = {
     "mlp": _dense(networks.mlp, "mlp:784-100-100-10"),
     "fc": _read_fc,
     "dad_mlp": _dense(networks.dad_mlp, "dad_mlp:784-100-100-10", hidden=(100, 100)),
@@ -229,12 +228,6 @@ def _split_normalisation(name: str, normalise: str | None) -> tuple[str, str | N
     if comma and normalise not in (None, constants):
         raise ValueError(f"normalise must be {constants}, which model {name!r} has, got {normalise}")
     return text, constants if comma else normalise
-
-
-def _check_channels(constants: str, inputs: tuple[int, ...] | None) -> None:
-    num_channels = len(NORMALISATIONS[constants][0])
-    if inputs is not None and num_channels > 1 and (len(inputs) != 3 or inputs[0] != num_channels):
-        raise ValueError(f"normalise {constants} needs images of {num_channels} channels, got inputs {inputs}")
 
 
 def _vision_library(library: str, model: str) -> Any:

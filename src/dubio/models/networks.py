@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -108,8 +108,7 @@ class VIBMLP(nn.Module):
 
     def forward(self, inputs: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch class"]:
         """Logits."""
-        code = self.bottleneck(self.encoder(inputs))
-        return self.decoder(code)  # type: ignore[no-any-return]
+        return self.decoder(self.bottleneck(self.encoder(inputs)))  # type: ignore[no-any-return]
 
 
 def vib_mlp(inputs: Sequence[int], num_classes: int) -> VIBMLP:
@@ -124,15 +123,8 @@ class LeNet(nn.Module):
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(in_channels, 6, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(4),
-            nn.Flatten(),
-        )
+        first = nn.Conv2d(in_channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)
+        self.features = nn.Sequential(*first, nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
         self.classifier = nn.Sequential(
             nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, num_classes)
         )
@@ -178,15 +170,8 @@ class VGG16(nn.Module):
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.classifier = nn.Sequential(
-            nn.Linear(512, 1024),
-            nn.ReLU(),
-            nn.Dropout(0.5),
-            nn.Linear(1024, 512),
-            nn.ReLU(),
-            nn.Dropout(0.5),
-            nn.Linear(512, num_classes),
-        )
+        hidden = nn.Linear(512, 1024), nn.ReLU(), nn.Dropout(0.5), nn.Linear(1024, 512), nn.ReLU(), nn.Dropout(0.5)
+        self.classifier = nn.Sequential(*hidden, nn.Linear(512, num_classes))
         _init_convolutions(self)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -225,10 +210,8 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = _conv(in_channels, width, 3, stride)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _conv(width, width, 3)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.conv1, self.bn1 = _conv(in_channels, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _conv(width, width, 3), nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
         self.downsample = _shortcut(in_channels, width, stride)
 
@@ -248,12 +231,9 @@ class Bottleneck(nn.Module):
         super().__init__()
         inner = width * width_per_group // 64 * groups
         outer = width * self.expansion
-        self.conv1 = _conv(in_channels, inner, 1)
-        self.bn1 = nn.BatchNorm2d(inner)
-        self.conv2 = _conv(inner, inner, 3, stride, groups)
-        self.bn2 = nn.BatchNorm2d(inner)
-        self.conv3 = _conv(inner, outer, 1)
-        self.bn3 = nn.BatchNorm2d(outer)
+        self.conv1, self.bn1 = _conv(in_channels, inner, 1), nn.BatchNorm2d(inner)
+        self.conv2, self.bn2 = _conv(inner, inner, 3, stride, groups), nn.BatchNorm2d(inner)
+        self.conv3, self.bn3 = _conv(inner, outer, 1), nn.BatchNorm2d(outer)
         self.relu = nn.ReLU()
         self.downsample = _shortcut(in_channels, outer, stride)
 
@@ -272,10 +252,8 @@ class PreActBlock(nn.Module):
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.bn1 = nn.BatchNorm2d(in_channels)
-        self.conv1 = _conv(in_channels, width, 3, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv2 = _conv(width, width, 3)
+        self.bn1, self.conv1 = nn.BatchNorm2d(in_channels), _conv(in_channels, width, 3, stride)
+        self.bn2, self.conv2 = nn.BatchNorm2d(width), _conv(width, width, 3)
         self.relu = nn.ReLU()
         resized = stride != 1 or in_channels != width
         self.downsample = _conv(in_channels, width, 1, stride) if resized else None
@@ -287,17 +265,13 @@ class PreActBlock(nn.Module):
         return y + (x if self.downsample is None else self.downsample(active))  # type: ignore[no-any-return]
 
 
+Block = Callable[[int, int, int], BasicBlock | Bottleneck | PreActBlock]
+
+
 class ResNet(nn.Module):
     """Stem, four stages of blocks, global average, one linear layer."""
 
-    def __init__(
-        self,
-        block: Callable[[int, int, int], BasicBlock | Bottleneck],
-        depths: Sequence[int],
-        in_channels: int,
-        num_classes: int,
-        stem: Stem,
-    ) -> None:
+    def __init__(self, block: Block, depths: Sequence[int], in_channels: int, num_classes: int, stem: Stem) -> None:
         super().__init__()
         self.conv1 = _stem_conv(in_channels, stem)
         self.bn1 = nn.BatchNorm2d(64)
@@ -446,9 +420,7 @@ def standardised(net: nn.Module, inputs: Float[Tensor, "row *rows feature"]) -> 
         inputs: the training inputs, rows first and features last, from which mean and standard deviation are taken.
     """
     whole = with_standardise(net, inputs.shape[-1])
-    first = whole[0]
-    assert isinstance(first, Standardise)
-    first.measure(inputs)
+    cast(Standardise, whole[0]).measure(inputs)
     return whole
 
 
@@ -574,9 +546,7 @@ def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential
     return nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
 
-def _stages(
-    block: Callable[[int, int, int], BasicBlock | Bottleneck | PreActBlock], depths: Sequence[int]
-) -> tuple[list[nn.Sequential], int]:
+def _stages(block: Block, depths: Sequence[int]) -> tuple[list[nn.Sequential], int]:
     """The stages and their output channels; each stage after the first halves the image in its first block."""
     stages, channels = [], STAGE_WIDTHS[0]
     for stage, (depth, width) in enumerate(zip(depths, STAGE_WIDTHS, strict=True)):
