@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dubio.checks import listed
 from dubio.codec import dump_json, printable, write_atomically
 from dubio.report import robustness, sections
 from dubio.report.charts import draw
@@ -28,7 +29,6 @@ from dubio.report.elements import (
     Section,
     Table,
     decimal,
-    listed,
     number,
     percent,
 )
@@ -124,7 +124,7 @@ def make_report(records: Sequence[RunRecord], title: str | None = None) -> Repor
     tables, names = headlines(records), [run.name for run in records]
     made = _with_missing_once([(make(records), *needs) for make, *needs in SECTIONS], records)
     return Report(
-        title=title or f"Report on {listed(names) if len(names) <= 3 else f'{len(names)} networks'}",
+        title=title or f"Report on {listed(names, 'and') if len(names) <= 3 else f'{len(names)} networks'}",
         summary=summarise(records, tables),
         headlines=tables,
         sections=tuple(

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from dubio.checks import listed
 from dubio.codec import fits
 from dubio.evaluation import (
     METRICS,
@@ -48,7 +49,6 @@ from dubio.report.elements import (
     bytes_text,
     cell,
     line_of,
-    listed,
     number,
     percent,
     points,
@@ -562,7 +562,7 @@ def _card(example: NotableExample) -> Card:
         labels,
         f"confidence {percent(example.confidence)}",
         f"doubt {number(example.entropy)}, in the network {number(example.mutual_information)}",
-        *([f"or else {listed(others)}"] if others else []),
+        *([f"or else {listed(others, 'and')}"] if others else []),
     )
     if example.image is None:
         return Card((), lines)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Literal
 
 from dubio.auditing import FEWEST_IMAGES
+from dubio.checks import listed
 from dubio.evaluation import (
     METRICS,
     SCORE_INFO,
@@ -37,7 +38,6 @@ from dubio.report.elements import (
     bytes_text,
     cell,
     decimal,
-    listed,
     percent,
     percent_cell,
     plural,
@@ -131,8 +131,8 @@ def headlines(records: Sequence[RunRecord]) -> tuple[HeadlineTable, ...]:
 
 def summarise(records: Sequence[RunRecord], headlines: Sequence[HeadlineTable]) -> tuple[str, ...]:
     """A few sentences about all runs."""
-    methods = listed(list(dict.fromkeys(run.method for run in records)))
-    data = listed(list(dict.fromkeys(run.data for run in records)))
+    methods = listed(list(dict.fromkeys(run.method for run in records)), "and")
+    data = listed(list(dict.fromkeys(run.data for run in records)), "and")
     sentences = (
         f"{plural(len(records), 'network')}, trained by {methods} on {data}.",
         *failures_of(records),
@@ -360,7 +360,9 @@ def _ranking(records: Sequence[RunRecord], headline: HeadlineTable, name: str) -
     if any(cell.mark == "tied" for cell in cells.values()):
         return _tie(records, cells, compared, name)
     title = next((column.title for column in headline.columns if column.name == name), name)
-    return f"{title}: {listed([f'{run} {_with_interval(cell)}' for run, cell in cells.items()])}." if cells else ""
+    return (
+        f"{title}: {listed([f'{run} {_with_interval(cell)}' for run, cell in cells.items()], 'and')}." if cells else ""
+    )
 
 
 def _others(best: str, cells: dict[str, Cell], compared: Sequence[Comparison]) -> str:
@@ -381,7 +383,7 @@ def _tie(records: Sequence[RunRecord], cells: dict[str, Cell], compared: Sequenc
     is_many = len(tied) > MOST_NAMED
     ordered = sorted(tied, key=numbers.__getitem__)
     ends = [f"{cells[run].text} ({run})" for run in (ordered[0], ordered[-1])]
-    values = " to ".join(ends) if is_many else listed([f"{run} {cells[run].text}" for run in tied])
+    values = " to ".join(ends) if is_many else listed([f"{run} {cells[run].text}" for run in tied], "and")
     significant = [pair for pair in compared if pair.p_value < SIGNIFICANT]
     if not significant:
         counts = {run.evaluation.data.num_examples for run in records if run.evaluation}
@@ -437,7 +439,9 @@ def _robustness_summary(records: Sequence[RunRecord]) -> str:
         f"{run} on {percent(left[run])}{f' at epsilon {attack.distance_text()}' if distance is None else ''}"
         for run, attack in attacks.items()
     ]
-    return f"Under attack{where} these are right: {listed(parts)} of the images; stronger attacks may leave less."
+    return (
+        f"Under attack{where} these are right: {listed(parts, 'and')} of the images; stronger attacks may leave less."
+    )
 
 
 def _audit_summary(records: Sequence[RunRecord]) -> str:
@@ -446,4 +450,4 @@ def _audit_summary(records: Sequence[RunRecord]) -> str:
         if run.audit:
             reserved = run.audit.status != "UPPER BOUND ONLY" and run.audit.caveats
             parts.append(f"{run.name} {run.audit.status}{' with reservations' if reserved else ''}")
-    return f"Audits say: {listed(parts)}." if parts else ""
+    return f"Audits say: {listed(parts, 'and')}." if parts else ""
