@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dubio._engine import check_module, frozen
+from dubio.checks import check_count
 from dubio.nn import WassersteinHead
 from dubio.plots.figures import blank_figure, check_labels, check_rows, class_colours, class_names, classes_of, write
 
@@ -87,8 +88,7 @@ def regions_of(
         uncertainty: the measure: mutual_information, entropy, expected_entropy, variation_ratio or top_std.
         seed: the seed of the draws.
     """
-    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 2:
-        raise ValueError(f"resolution must be a whole number of at least 2, got {resolution!r}")
+    check_count("resolution", resolution, 2)
     if len(low) != 2 or len(high) != 2 or not all(first < last for first, last in zip(low, high, strict=True)):
         raise ValueError(f"low and high must be corners (x, y), low below high on both axes, got {low} and {high}")
     if uncertainty not in get_args(UncertaintyMeasure):
@@ -297,8 +297,7 @@ def draw_embedding(
         raise ValueError(f"dim must be 2 to be drawn, got {head.dim}; train with Wasserstein(dim=2)")
     if labels.shape != inputs.shape[:1]:
         raise ValueError(f"labels must be one per input, got shapes {tuple(labels.shape)} and {tuple(inputs.shape)}")
-    if isinstance(num_inputs, bool) or not isinstance(num_inputs, int) or num_inputs < 1:
-        raise ValueError(f"num_inputs must be a whole number of at least 1, got {num_inputs!r}")
+    check_count("num_inputs", num_inputs)
     names = class_names(classes, head.num_classes)
     figure = blank_figure(7.4, 6.4)
 
@@ -329,14 +328,8 @@ def _draw_background(axes: Any, regions: Regions, colours: list[Any]) -> None:
     half_x, half_y = (0.5 * (places[1] - places[0]).item() for places in (regions.x, regions.y))
     left, right = regions.x[0].item() - half_x, regions.x[-1].item() + half_x
     bottom, top = regions.y[0].item() - half_y, regions.y[-1].item() + half_y
-    axes.imshow(
-        pixels.numpy(),
-        origin="lower",
-        extent=(left, right, bottom, top),
-        aspect="auto",
-        interpolation="bilinear",
-        zorder=0,
-    )
+    place = {"origin": "lower", "extent": (left, right, bottom, top), "aspect": "auto", "zorder": 0}
+    axes.imshow(pixels.numpy(), interpolation="bilinear", **place)
 
 
 def _draw_legends(axes: Any, names: list[str], colours: list[Any], uncertainty: str, most: float) -> None:

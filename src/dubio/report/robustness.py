@@ -63,18 +63,12 @@ def attacks(records: Sequence[RunRecord]) -> Section:
     attacked = [(run.name, record) for run in records for record in run.attacks if record.rows]
     norms = sorted({record.norm for _, record in attacked})
     blocks: list[Block] = [_attack_curve([pair for pair in attacked if pair[1].norm == norm], norm) for norm in norms]
-    lines = [
-        (name, attack, epsilon, score)
-        for name, record in attacked
-        for attack, epsilon, score in (
-            ("none", "0", record.clean),
-            *((row.attack, row.epsilon, row) for row in record.rows),
-        )
-    ]
-    rows = dict.fromkeys(
-        (*map(Cell, texts), *map(percent_cell, (score.predictive, score.single, score.retry)))
-        for *texts, score in lines
-    )
+    rows: dict[tuple[Cell, ...], None] = {}
+    for name, record in attacked:
+        under_attack = ((row.attack, row.epsilon, row) for row in record.rows)
+        for attack, epsilon, score in (("none", "0", record.clean), *under_attack):
+            shares = map(percent_cell, (score.predictive, score.single, score.retry))
+            rows[(*map(Cell, (name, attack, epsilon)), *shares)] = None
     columns = ("run", "attack", "epsilon", "R_pred", "R_1", "R_retry")
     blocks += [Table("All attacks", columns, tuple(rows))] if rows else []
     about = (
@@ -88,19 +82,13 @@ def attacks(records: Sequence[RunRecord]) -> Section:
 
 def before_and_after(records: Sequence[RunRecord]) -> Section:
     """Images before and after the strongest attack of each run."""
-    blocks = [
-        gallery
-        for run in records
-        if run.attack
-        for gallery in [_gallery(run.name, run.attack, run.folder / f"{run.attack.file_name}.safetensors")]
-        if gallery
-    ]
+    galleries = (_gallery(run.name, run.attack, run.folder) for run in records if run.attack)
     about = (
         "Images before the attack, what it added (made stronger to be seen; grey is no change), and after it. Images "
         "that were right and are wrong now come first. A person should hardly see the difference: that is what makes "
         "the attack one."
     )
-    return Section("adversarial", "What do attacked images look like?", about, tuple(blocks))
+    return Section("adversarial", "What do attacked images look like?", about, tuple(filter(None, galleries)))
 
 
 def audits(records: Sequence[RunRecord]) -> Section:
@@ -137,7 +125,8 @@ def _attack_curve(attacked: list[tuple[str, RobustnessRecord]], norm: str) -> Li
     )
 
 
-def _gallery(name: str, record: RobustnessRecord, file: Path) -> Gallery | None:
+def _gallery(name: str, record: RobustnessRecord, folder: Path) -> Gallery | None:
+    file = folder / f"{record.file_name}.safetensors"
     if not file.is_file():
         return None
     if record.sha256_of_images and hashlib.sha256(file.read_bytes()).hexdigest() != record.sha256_of_images:
@@ -191,9 +180,7 @@ def _verdict(name: str, audit: Audit) -> Note:
     left, threat = audit.headline, audit.threat
     caveats = () if audit.status == "UPPER BOUND ONLY" else audit.caveats
     reservations = "".join(f" Reservation: {caveat}." for caveat in caveats)
-    tone: Literal["plain", "good", "warn"] = "warn"
-    if audit.status == "VALID":
-        tone = "plain" if reservations else "good"
+    tone: Literal["plain", "good", "warn"] = "warn" if audit.status != "VALID" else "plain" if reservations else "good"
     failed = f" Failed: {', '.join(f'{check.id} {check.name}' for check in audit.failed)}." if audit.failed else ""
     return Note(
         f"{name}: {audit.status}. {VERDICTS[audit.status]}{failed} At {threat.norm} distance {number(threat.epsilon)}, "

@@ -206,27 +206,19 @@ def uncertainty(records: Sequence[RunRecord]) -> Section:
 
 def intervals(records: Sequence[RunRecord]) -> Section:
     """Coverage and width of prediction intervals, by level."""
-    coverages, widths, held = [], [], []
+    coverages, widths = [], []
     for name, evaluation in _evaluations(records):
-        rows = sorted(evaluation.intervals, key=lambda row: row.level)
-        if rows:
+        if rows := sorted(evaluation.intervals, key=lambda row: row.level):
             coverages.append(line_of(name, [(row.level, row.coverage.value) for row in rows]))
             widths.append(line_of(name, [(row.level, row.width.value) for row in rows]))
-            share = percent(rows[-1].coverage.value)
-            held.append(f"{name}: intervals at {percent(rows[-1].level)} hold {share} of the targets")
     about = (
         "An interval of level 90 % should hold the target in 90 % of the cases: lines should lie on the dotted one. "
         "Below it, intervals are too narrow. Of two networks on the line, the one with narrower intervals says more."
     )
-    coverage = LineChart(
-        "Coverage by level",
-        f"{'; '.join(held)}.",
-        "level",
-        "share of targets held",
-        tuple(coverages),
-        y_range=(0.0, 1.0),
-        diagonal="dotted: as it should be",
-    )
+    held = (f"{line.name}: intervals at {percent(line.x[-1])} hold {percent(line.y[-1])}" for line in coverages)
+    summary, label = f"{'; '.join(f'{part} of the targets' for part in held)}.", "share of targets held"
+    shown, ideal = tuple(coverages), "dotted: as it should be"
+    coverage = LineChart("Coverage by level", summary, "level", label, shown, y_range=(0.0, 1.0), diagonal=ideal)
     wide = "; ".join(f"{line.name}: {number(line.y[-1])} at {percent(line.x[-1])}" for line in widths)
     summary, y_range = f"Mean width of intervals: {wide}.", (0.0, _highest(widths))
     width = LineChart("Width by level", summary, "level", "mean width", tuple(widths), y_range=y_range)
@@ -259,12 +251,8 @@ def unseen(records: Sequence[RunRecord]) -> Section:
 def corruptions(records: Sequence[RunRecord]) -> Section:
     """Accuracy and calibration error on corrupted inputs."""
     curves = {name: evaluation.corruptions for name, evaluation in _evaluations(records) if evaluation.corruptions}
-    blocks: list[Block] = []
-    if curves:
-        blocks += [
-            _strength_chart(curves, "accuracy", "Accuracy by strength", "accuracy"),
-            _strength_chart(curves, "ece", "Calibration error by strength", "ECE"),
-        ]
+    charts = (("accuracy", "Accuracy by strength", "accuracy"), ("ece", "Calibration error by strength", "ECE"))
+    blocks: list[Block] = [_strength_chart(curves, *chart) for chart in charts if curves]
     columns = ("corruption", "strength", "accuracy", "NLL", "ECE", "entropy", "mutual information")
     for run, kinds in curves.items():
         rows = []
@@ -289,11 +277,8 @@ def wrong_labels(records: Sequence[RunRecord]) -> Section:
             family = (run.method, str(run.order.get("model")), run.evaluation.data.fingerprint)
             strength = str(run.order.get("label_noise") or "none:0").partition(":")[2]
             families.setdefault(family, {})[float(strength)] = run.evaluation
-    lines = tuple(
-        _accuracy_line(", ".join(family[:2]), evaluations)
-        for family, evaluations in families.items()
-        if len(evaluations) > 1
-    )
+    several = {family: evaluations for family, evaluations in families.items() if len(evaluations) > 1}
+    lines = tuple(_accuracy_line(", ".join(family[:2]), evaluations) for family, evaluations in several.items())
     about = (
         "Networks of one kind that were trained with more and more wrong labels, judged on clean test data. Good: "
         "accuracy stays high although many labels lied."
@@ -305,28 +290,16 @@ def wrong_labels(records: Sequence[RunRecord]) -> Section:
 
 def classes(records: Sequence[RunRecord]) -> Section:
     """Recall, precision and confusions of each class."""
-    columns = (
-        "class",
-        "examples",
-        "found (recall)",
-        "right when named (precision)",
-        "mean confidence",
-        "NLL",
-        "most often taken for",
-    )
+    numbers = ("examples", "found (recall)", "right when named (precision)", "mean confidence", "NLL")
+    columns = ("class", *numbers, "most often taken for")
     blocks = []
     for name, evaluation in _evaluations(records):
-        rows = tuple(
-            (
-                Cell(row.name),
-                Cell(str(row.num_examples), float(row.num_examples)),
-                *(Cell(percent(share), share) for share in (row.recall, row.precision, row.confidence)),
-                Cell(number(row.nll), row.nll),
-                Cell(row.taken_for or "-"),
-            )
-            for row in sorted(evaluation.classes, key=lambda row: (row.recall is None, row.recall))
-        )
-        blocks += [Table(f"{name}: classes, those found least first", columns, rows)] if rows else []
+        rows = []
+        for row in sorted(evaluation.classes, key=lambda row: (row.recall is None, row.recall)):
+            size = Cell(str(row.num_examples), float(row.num_examples))
+            parts = (Cell(percent(share), share) for share in (row.recall, row.precision, row.confidence))
+            rows.append((Cell(row.name), size, *parts, Cell(number(row.nll), row.nll), Cell(row.taken_for or "-")))
+        blocks += [Table(f"{name}: classes, those found least first", columns, tuple(rows))] if rows else []
     about = "How each class fares. A class that is rarely found, or often named wrongly, needs more or better examples."
     return Section("classes", "Which classes are mixed up?", about, tuple(blocks))
 
@@ -436,11 +409,11 @@ def _training_curve(run: RunRecord, metric: str) -> list[Series]:
 
 def _training_chart(lines: list[Series], metric: str, title: str, label: str) -> LineChart:
     best_of, word = (max, "most") if metric == "val_accuracy" else (min, "least")
-    parts = [
-        f"{line.name}: {word} {number(best_of(line.y))} in epoch {number(line.x[line.y.index(best_of(line.y))])}, "
-        f"{number(line.y[-1])} in the last"
-        for line in lines
-    ]
+    parts = []
+    for line in lines:
+        best, last = best_of(line.y), number(line.y[-1])
+        epoch = number(line.x[line.y.index(best)])
+        parts.append(f"{line.name}: {word} {number(best)} in epoch {epoch}, {last} in the last")
     lowest = min(min(line.y) for line in lines)
     log_y = metric != "val_accuracy" and lowest > 0.0 and _highest(lines) > 20.0 * lowest
     return LineChart(title, f"{'; '.join(parts)}.", "epoch", label, tuple(lines), log_y=log_y)

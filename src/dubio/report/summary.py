@@ -14,6 +14,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Literal
 
 from dubio.auditing import FEWEST_IMAGES
@@ -66,39 +67,24 @@ def _metric(name: str, title: str) -> Column:
     return Column(name, title, info.meaning, "" if info.better == "neither" else info.better)
 
 
+ABOUT_ENTROPY = "How well entropy separates unseen data from known; 0.5 is chance, 1 is perfect."
+ABOUT_INFORMATION = "The same by mutual information, which a network without noise does not have."
 SIZES = (
     Column("parameters", "Parameters", "Numbers that training moves, without those that were removed."),
     Column("bytes", "File", "Size of the network's file."),
 )
 COLUMNS: dict[Literal["classification", "regression"], tuple[Column, ...]] = {
     "classification": (
-        _metric("accuracy", "Accuracy"),
-        _metric("nll", "NLL"),
-        _metric("ece", "ECE"),
-        Column(
-            "auroc_entropy",
-            "AUROC (H)",
-            "How well entropy separates unseen data from known; 0.5 is chance, 1 is perfect.",
-            "more",
-        ),
-        Column(
-            "auroc",
-            "AUROC (MI)",
-            "The same by mutual information, which a network without noise does not have.",
-            "more",
-        ),
+        *starmap(_metric, {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE"}.items()),
+        Column("auroc_entropy", "AUROC (H)", ABOUT_ENTROPY, "more"),
+        Column("auroc", "AUROC (MI)", ABOUT_INFORMATION, "more"),
         Column("r_pred", "R_pred", "Accuracy of the mean over draws under the strongest attack tried.", "more"),
         Column("audit", "Audit", "Whether the claimed robustness is real."),
         *SIZES,
     ),
     "regression": (
-        _metric("rmse", "RMSE"),
-        _metric("mae", "MAE"),
-        _metric("nll", "NLL"),
-        _metric("crps", "CRPS"),
-        _metric("std", "Spread"),
-        _metric("aleatoric_std", "of the data"),
-        _metric("epistemic_std", "of the network"),
+        *starmap(_metric, {"rmse": "RMSE", "mae": "MAE", "nll": "NLL", "crps": "CRPS", "std": "Spread"}.items()),
+        *starmap(_metric, {"aleatoric_std": "of the data", "epistemic_std": "of the network"}.items()),
         *SIZES,
     ),
 }
@@ -225,25 +211,18 @@ def _with_distance(column: Column, records: Sequence[RunRecord]) -> Column:
 def _row(run: RunRecord, columns: tuple[Column, ...], dataset: str | None, distance: float | None) -> HeadlineRow:
     metrics = run.evaluation.metrics if run.evaluation else {}
     fingerprint = run.evaluation.data.fingerprint if run.evaluation else ""
+    count, size = run.num_parameters, run.num_bytes
     special = {
         **{name: _detection(run, dataset, score) for name, score in DETECTORS.items()},
         "r_pred": _robustness(run, distance),
         "audit": _audit(run),
-        "parameters": Cell(
-            "-" if run.num_parameters is None else f"{run.num_parameters:,}", _float(run.num_parameters)
-        ),
-        "bytes": Cell(bytes_text(run.num_bytes), _float(run.num_bytes)),
+        "parameters": Cell("-") if count is None else Cell(f"{count:,}", float(count)),
+        "bytes": Cell("-") if size is None else Cell(bytes_text(size), float(size)),
         "accuracy": percent_cell(metrics.get("accuracy"), fingerprint),
     }
-    cells = {
-        column.name: special[column.name] if column.name in special else cell(metrics.get(column.name), fingerprint)
-        for column in columns
-    }
+    names = [column.name for column in columns]
+    cells = {name: special.get(name) or cell(metrics.get(name), fingerprint) for name in names}
     return HeadlineRow(run.name, run.method, run.data, cells, run.stale)
-
-
-def _float(count: int | None) -> float | None:
-    return None if count is None else float(count)
 
 
 def _detection(run: RunRecord, name: str | None, score: str) -> Cell:
@@ -310,12 +289,9 @@ def _marked(
     """The rows with the best of a column marked among those of the same examples; the tests are added to a list."""
     marks: dict[str, Mark] = {}
     cells = {row.run: row.cells[column.name] for row in rows}
-    for examples in dict.fromkeys(values.examples for values in paired.values()):
-        group = {
-            run: values
-            for run, values in paired.items()
-            if values.examples == examples and cells[run].value is not None
-        }
+    measured = {run: values for run, values in paired.items() if cells[run].value is not None}
+    for examples in dict.fromkeys(values.examples for values in measured.values()):
+        group = {run: values for run, values in measured.items() if values.examples == examples}
         compared = compare_pairs(column.name, group)
         marks |= _marks({run: cells[run] for run in group}, column, compared)
         comparisons += compared
@@ -391,12 +367,8 @@ def _tie(records: Sequence[RunRecord], cells: dict[str, Cell], compared: Sequenc
         smallest = min(compared, key=lambda pair: pair.p_value)
         return f"{examples} difference in {noun} is significant (smallest {smallest}): {values}."
     clearest = min(significant, key=lambda pair: pair.p_value)
-    first_leads = (
-        numbers[clearest.first] < numbers[clearest.second]
-        if name == "rmse"
-        else numbers[clearest.first] > numbers[clearest.second]
-    )
-    won, lost = (clearest.first, clearest.second) if first_leads else (clearest.second, clearest.first)
+    sign = -1.0 if name == "rmse" else 1.0
+    lost, won = sorted((clearest.first, clearest.second), key=lambda run: sign * numbers[run])
     more = f", the clearest of {len(significant)} significant differences" if len(significant) > 1 else ""
     runs = f"The {len(tied)} best runs" if is_many else "The best runs"
     return f"{runs} do not differ significantly in {noun}: {values}. {won} {better} than {lost} ({clearest}){more}."
