@@ -108,11 +108,7 @@ def judge(
 
 
 def judge_unseen(
-    seen: ClassificationPredictive,
-    unseen: ClassificationPredictive,
-    record: DataRecord,
-    num_resamples: int,
-    seed: int = 0,
+    seen: ClassificationPredictive, unseen: ClassificationPredictive, record: DataRecord, num_resamples: int, seed: int
 ) -> UnseenSet:
     """How well each score separates unseen inputs (the positives) from those of the data."""
     scores = {}

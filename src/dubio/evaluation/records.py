@@ -69,7 +69,7 @@ METRIC_TEXTS: dict[str, tuple[str, str, Better]] = {
 METRICS = {name: MetricInfo(*row) for name, row in METRIC_TEXTS.items()}
 
 
-SCORE_INFO: dict[str, str] = {
+SCORE_INFO = {
     "entropy": "entropy",
     "mutual_information": "mutual information",
     "lack_of_confidence": "1 - confidence",
@@ -349,11 +349,9 @@ def _intervals(evaluation: Evaluation, run: str | None) -> str:
     held = f"95 % intervals hold {100 * row.coverage.value:.1f} % of the targets"
     if row.coverage.value > LEVEL:
         return f"{held}: too wide; train for more epochs."
-    advice = (
-        "with likelihood=dubio.Gaussian.for_targets(train_targets, 'output', beta=0.5)"
-        if run is None
-        else "with --likelihood gaussian or --method ensemble"
-    )
+    advice = "with --likelihood gaussian or --method ensemble"
+    if run is None:
+        advice = "with likelihood=dubio.Gaussian.for_targets(train_targets, 'output', beta=0.5)"
     return f"{held}: too narrow; train on more data, or, where it was trained otherwise, {advice}."
 
 

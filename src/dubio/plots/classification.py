@@ -225,21 +225,20 @@ def draw_votes(
         check_labels(inputs, labels)
     if names is not None and len(names) != len(inputs):
         raise ValueError(f"names must be one per input, {len(inputs)}, got {len(names)}")
-    figure = blank_figure(max(1.1 + 1.5 * len(inputs), 3.6), 5.2 if _are_images(inputs) else 3.8)
+    are_images = inputs.dim() == 4 and inputs.shape[1] in (1, 3)
+    figure = blank_figure(max(1.1 + 1.5 * len(inputs), 3.6), 5.2 if are_images else 3.8)
 
     votes = votes_of(model, inputs, num_samples=num_samples, seed=seed)
     class_labels = class_names(classes, votes.votes.shape[1])
-    heights = [1.0, 1.25, 0.8] if _are_images(inputs) else [1.25, 0.8]
+    heights = [1.0, 1.25, 0.8] if are_images else [1.25, 0.8]
     rows = figure.subplots(len(heights), len(inputs), squeeze=False, height_ratios=heights)
-    if _are_images(inputs):
-        for axes, image in zip(rows[0], inputs, strict=True):
-            _draw_image(axes, image)
+    for axes, image in zip(rows[0], inputs, strict=True) if are_images else ():
+        _draw_image(axes, image)
     for number, (votes_axes, scores_axes) in enumerate(zip(rows[-2], rows[-1], strict=True)):
         _draw_votes(votes_axes, votes.votes[number], int(votes.label[number]), class_labels)
         _draw_scores(scores_axes, votes.top_scores[:, number])
-        if number > 0:
-            votes_axes.tick_params(labelleft=False)
-            scores_axes.tick_params(labelleft=False)
+        for axes in (votes_axes, scores_axes) if number > 0 else ():
+            axes.tick_params(labelleft=False)
     _draw_titles(rows, votes, class_labels, labels, names)
     write(figure, path)
     return figure
@@ -413,10 +412,6 @@ def _draw_titles(
     middle, place = rows.shape[1] // 2, 0.5 if rows.shape[1] % 2 else -0.06  # between two columns where none is midmost
     rows[-2][middle].set_xlabel(f"share of {draws} draws that vote for a class", x=place)
     rows[-1][middle].set_xlabel("probability of the answer, over draws", x=place)
-
-
-def _are_images(inputs: Tensor) -> bool:
-    return inputs.dim() == 4 and inputs.shape[1] in (1, 3)
 
 
 def _head_of(model: nn.Module) -> WassersteinHead:

@@ -265,10 +265,8 @@ def percent_cell(estimate: Estimate | Accuracy | None, like: str = "") -> Cell:
     return cell(estimate, like, percent)
 
 
-def bytes_text(size: int | None) -> str:
+def bytes_text(size: int) -> str:
     """A file's size."""
-    if size is None:
-        return "-"
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 

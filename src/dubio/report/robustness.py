@@ -216,16 +216,12 @@ def _accuracies(name: str, audit: Audit) -> Table:
 
 def _checks(name: str, audit: Audit) -> Table:
     questions = {check.id: check.question for check in CHECKS}
-    rows = tuple(
-        (
-            Cell(f"{check.id} {check.name}"),
-            Cell(check.status + (", required" if check.required else "")),
-            Cell(questions.get(check.id, "")),
-            Cell(check.summary),
-        )
-        for check in audit.checks
-    )
-    return Table(f"{name}: every check", ("check", "verdict", "what it asks", "what was found"), rows)
+    rows = []
+    for check in audit.checks:
+        verdict = check.status + (", required" if check.required else "")
+        texts = (f"{check.id} {check.name}", verdict, questions.get(check.id, ""), check.summary)
+        rows.append(tuple(map(Cell, texts)))
+    return Table(f"{name}: every check", ("check", "verdict", "what it asks", "what was found"), tuple(rows))
 
 
 def _check(audit: Audit, id: str) -> CheckRecord:

@@ -182,10 +182,8 @@ def uncertainty(records: Sequence[RunRecord]) -> Section:
         data = {group: part.expected_entropy for group, part in groups.items()}
         network = {group: part.mutual_information for group, part in groups.items()}
         # Earlier versions calibrated the entropy and not its parts, which then do not add up to it.
-        if any(
-            abs(data[group] + network[group] - part.entropy) > 1e-4 + 1e-3 * part.entropy
-            for group, part in groups.items()
-        ):
+        sums = ((part.expected_entropy + part.mutual_information, part.entropy) for part in groups.values())
+        if any(abs(total - entropy) > 1e-4 + 1e-3 * entropy for total, entropy in sums):
             blocks.append(Note(UNCALIBRATED_PARTS.format(name=name), "warn"))
         elif groups:
             summary = "; ".join(
