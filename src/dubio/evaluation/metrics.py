@@ -104,9 +104,8 @@ def mean_over_outputs(values: Float[Tensor, "example *rest"]) -> Float[Tensor, "
 def reliability_bins(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Bins:
     """Share, confidence and accuracy by bin of confidence; None for the confidence and accuracy of an empty bin."""
     bins = functional.calibration.reliability(functional.calibration.bin_sums(confidence, correct))
-    means = (
-        tuple(None if value != value else value for value in part.tolist()) for part in (bins.confidence, bins.accuracy)
-    )
+    parts = (bins.confidence.tolist(), bins.accuracy.tolist())
+    means = (tuple(None if value != value else value for value in part) for part in parts)
     return Bins(tuple(bins.share.tolist()), *means)
 
 

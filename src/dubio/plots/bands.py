@@ -58,7 +58,9 @@ def bands_of(
         num_samples: number of draws.
         seed: the seed of the draws.
     """
-    _check_levels(levels)
+    ordered = all(first < second for first, second in pairwise(levels))
+    if not levels or not ordered or not all(0.0 < level < 1.0 for level in levels):
+        raise ValueError(f"levels must be probabilities between 0 and 1, each above the one before, got {levels}")
     check_module(model)
     if places.dim() != 2 or places.shape[1] != 1:
         raise ValueError(f"places must be numbers, of shape (n, 1), got {tuple(places.shape)}")
@@ -152,12 +154,6 @@ def _around(x: Float[Tensor, " batch"]) -> tuple[float, float]:
     low, high = x.min().item(), x.max().item()
     beyond = (high - low) / 4 if high > low else 1.0
     return low - beyond, high + beyond
-
-
-def _check_levels(levels: Sequence[float]) -> None:
-    ordered = all(first < second for first, second in pairwise(levels))
-    if not levels or not ordered or not all(0.0 < level < 1.0 for level in levels):
-        raise ValueError(f"levels must be probabilities between 0 and 1, each above the one before, got {levels}")
 
 
 def _check_data(inputs: Tensor, targets: Tensor, grid: tuple[float, float] | None) -> None:

@@ -98,10 +98,8 @@ def regions_of(
     across, up = torch.meshgrid(x, y, indexing="xy")
     places = torch.stack([across, up], dim=-1).flatten(0, 1)
     pred = classes_of(model, places, num_samples=num_samples, seed=seed)
-    label, confidence, uncertainties = (
-        values.cpu().unflatten(0, (resolution, resolution))
-        for values in (pred.label, pred.confidence, getattr(pred, uncertainty))
-    )
+    parts = (pred.label, pred.confidence, getattr(pred, uncertainty))
+    label, confidence, uncertainties = (part.cpu().unflatten(0, (resolution, resolution)) for part in parts)
     return Regions(x, y, label, confidence, uncertainties, pred.log_probs.shape[-1])
 
 

@@ -43,9 +43,8 @@ OPTIONS: dict[str, dict[str, type | None]] = {
     "prune": {
         **dict.fromkeys(("by", "what", "out"), str),
         **dict.fromkeys(("fraction", "max-loss"), float),
+        **dict.fromkeys(("samples", "seed"), int),
         "each-layer": None,
-        "samples": int,
-        "seed": int,
     },
 }
 """The options of each command that records may hold, and the type of their values; None for flags."""

@@ -120,9 +120,8 @@ def _attack_curve(attacked: list[tuple[str, RobustnessRecord]], norm: str) -> Li
         parts.append(f"{name}: {percent(values[0])} without attack, {percent(values[-1])} at {last.epsilon}")
     explained = f" ({norm}: {NORMS[norm]})" if norm in NORMS else ""
     summary = f"{'; '.join(parts)}{explained}."
-    return LineChart(
-        "Accuracy by size of the attack", summary, f"epsilon, {norm}", "accuracy left", tuple(lines), y_range=(0.0, 1.0)
-    )
+    title, axis = "Accuracy by size of the attack", f"epsilon, {norm}"
+    return LineChart(title, summary, axis, "accuracy left", tuple(lines), y_range=(0.0, 1.0))
 
 
 def _gallery(name: str, record: RobustnessRecord, folder: Path) -> Gallery | None:
@@ -163,10 +162,8 @@ def _cards(record: RobustnessRecord, row: AttackRow, file: Path) -> tuple[Card, 
         index = record.indices[place] if place < len(record.indices) else place
         right, still_right = ("right" if correct[place] else "wrong" for correct in (before, after))
         shown = {"before": image, "what was added": 0.5 + 0.5 * scale * (moved - image), "after": moved}
-        pictures = tuple(
-            Picture(data_address(small_image(pixels)), f"Test example {index}, {what}")
-            for what, pixels in shown.items()
-        )
+        sources = {what: data_address(small_image(pixels)) for what, pixels in shown.items()}
+        pictures = tuple(Picture(source, f"Test example {index}, {what}") for what, source in sources.items())
         lines = (
             f"test example {index}",
             f"before: {right}, after: {still_right}",
@@ -193,12 +190,8 @@ def _verdict(name: str, audit: Audit) -> Note:
 
 def _audit_curve(audited: dict[str, Audit], id: str) -> LineChart:
     title, axis = CURVES[id]
-    curves = {name: _check(audit, id).curve for name, audit in audited.items()}
-    lines = tuple(
-        line_of(name, [(point.x, point.accuracy) for point in curve])
-        for name, curve in curves.items()
-        if len(curve) > 1
-    )
+    curves = {name: curve for name, audit in audited.items() if len(curve := _check(audit, id).curve) > 1}
+    lines = tuple(line_of(name, [(point.x, point.accuracy) for point in curve]) for name, curve in curves.items())
     summary = f"{ranges_of(lines, percent)}."
     return LineChart(f"{id}: {title}", summary, axis, "accuracy left", lines, y_range=(0.0, 1.0))
 

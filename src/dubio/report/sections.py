@@ -23,7 +23,6 @@ from dubio.codec import fits
 from dubio.evaluation import (
     METRICS,
     SCORE_INFO,
-    CorruptionPoint,
     DetectionScore,
     Evaluation,
     NotableExample,
@@ -99,16 +98,14 @@ def training(records: Sequence[RunRecord]) -> Section:
 def pruning(records: Sequence[RunRecord]) -> Section:
     """Weights that were removed, their signal-to-noise ratios, and the cost of removing more."""
     blocks: list[Block] = []
-    for run in records:
-        if run.pruning is None:
-            continue
-        if sentence := _pruning_summary(run.pruning):
-            blocks.append(Note(f"{run.name}: {sentence}"))
-        density = run.pruning.density
+    for name, record in ((run.name, run.pruning) for run in records if run.pruning):
+        if sentence := _pruning_summary(record):
+            blocks.append(Note(f"{name}: {sentence}"))
+        density = record.density
         if density is not None and len(density.edges) == len(density.counts) + 1 > 1:
-            blocks.append(_density_chart(run.name, density))
+            blocks.append(_density_chart(name, density))
         for metric, label in (("accuracy", "accuracy"), ("nll", "NLL (nats)")):
-            blocks += _pruning_chart(run.name, run.pruning, metric, label)
+            blocks += _pruning_chart(name, record, metric, label)
     about = (
         "A weight's signal-to-noise ratio (SNR) is the size of its mean over its standard deviation, here in decibels: "
         "at 0 they are equal, and a weight far below is noise that can go. The curves show what is left when a "
@@ -248,13 +245,13 @@ def unseen(records: Sequence[RunRecord]) -> Section:
 
 def corruptions(records: Sequence[RunRecord]) -> Section:
     """Accuracy and calibration error on corrupted inputs."""
-    curves = {name: evaluation.corruptions for name, evaluation in _evaluations(records) if evaluation.corruptions}
+    judged = [(name, evaluation) for name, evaluation in _evaluations(records) if evaluation.corruptions]
     charts = (("accuracy", "Accuracy by strength", "accuracy"), ("ece", "Calibration error by strength", "ECE"))
-    blocks: list[Block] = [_strength_chart(curves, *chart) for chart in charts if curves]
+    blocks: list[Block] = [_strength_chart(judged, *chart) for chart in charts if judged]
     columns = ("corruption", "strength", "accuracy", "NLL", "ECE", "entropy", "mutual information")
-    for run, kinds in curves.items():
+    for run, evaluation in judged:
         rows = []
-        for kind, point in ((kind, point) for kind, curve in kinds.items() for point in curve):
+        for kind, point in ((kind, point) for kind, curve in evaluation.corruptions.items() for point in curve):
             values = (point.accuracy, point.nll, point.ece, point.entropy, point.mutual_information)
             numbers = (Cell(number(value), value) for value in values)
             rows.append((Cell(kind), Cell(str(point.strength), point.strength), *numbers))
@@ -483,23 +480,19 @@ def _score_histogram(title: str, score: str, dataset: UnseenSet) -> Bars:
     label, result = SCORE_INFO.get(score, score), dataset.scores[score]
     auroc = result.auroc
     interval = "" if auroc.low is None or auroc.high is None else f" ({auroc.low:.3f} to {auroc.high:.3f})"
-    summary = (
-        f"{label.capitalize()} of {dataset.num_examples} unseen examples against known ones: AUROC "
-        f"{auroc.value:.3f}{interval}."
-    )
+    area = f"AUROC {auroc.value:.3f}{interval}"
+    summary = f"{label.capitalize()} of {dataset.num_examples} unseen examples against known ones: {area}."
     groups = {name: shares(counts) for name, counts in result.histogram.counts.items()}
     axis = f"{label} (nats)" if score in IN_NATS else label
     return Bars(title, summary, axis, "share of the group", result.histogram.edges, groups)
 
 
-def _strength_chart(
-    curves: dict[str, dict[str, tuple[CorruptionPoint, ...]]], metric: str, title: str, label: str
-) -> LineChart:
+def _strength_chart(judged: Sequence[tuple[str, Evaluation]], metric: str, title: str, label: str) -> LineChart:
     """A metric by strength, averaged over corruptions."""
     lines = []
-    for run, kinds in curves.items():
+    for run, evaluation in judged:
         values: dict[int, list[float]] = {}
-        for point in (point for curve in kinds.values() for point in curve):
+        for point in (point for curve in evaluation.corruptions.values() for point in curve):
             values.setdefault(point.strength, []).append(getattr(point, metric))
         means = [(float(strength), sum(values[strength]) / len(values[strength])) for strength in sorted(values)]
         lines.append(line_of(run, means))
