@@ -299,9 +299,8 @@ def _interval_row(
     low, high = (end.cpu() for end in pred.interval(level))
     inside = mean_over_outputs(((low <= values) & (values <= high)).double())
     width = mean_over_outputs((high - low).double())
-    row = estimate(
-        lambda weight: {"coverage": weighted_mean(inside, weight), "width": weighted_mean(width, weight)}, len(values)
-    )
+    parts = {"coverage": inside, "width": width}
+    row = estimate(lambda weight: {name: weighted_mean(part, weight) for name, part in parts.items()}, len(values))
     return IntervalRow(level, row["coverage"], row["width"])
 
 

@@ -360,11 +360,10 @@ def _no_better_than_the_mean(evaluation: Evaluation) -> str:
     if rmse is None or constant is None:
         return ""
     values = f"RMSE {figure(rmse.value)}, of the mean {figure(constant)}"
-    if rmse.value >= constant:
-        return f"No better than always predicting the mean of these targets: {values}."
-    if rmse.high is not None and rmse.high >= constant:
-        return f"Not clearly better than always predicting the mean of these targets: {values}."
-    return ""
+    if rmse.value < constant and (rmse.high is None or rmse.high < constant):
+        return ""
+    how = "No better" if rmse.value >= constant else "Not clearly better"
+    return f"{how} than always predicting the mean of these targets: {values}."
 
 
 def _no_better_than_one_class(evaluation: Evaluation) -> str:

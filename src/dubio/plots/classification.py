@@ -216,9 +216,8 @@ def draw_votes(
     """
     check_rows(model, inputs)
     if not 1 <= len(inputs) <= MOST_INPUTS:
-        raise ValueError(
-            f"inputs must be from 1 to {MOST_INPUTS} to be drawn side by side, got {len(inputs)}; choose some"
-        )
+        got = f"{len(inputs)}; choose some"
+        raise ValueError(f"inputs must be from 1 to {MOST_INPUTS} to be drawn side by side, got {got}")
     if labels is not None:
         check_labels(inputs, labels)
     if names is not None and len(names) != len(inputs):
@@ -417,7 +416,5 @@ def _head_of(model: nn.Module) -> WassersteinHead:
     for module in model.modules():
         if isinstance(module, WassersteinHead):
             return module
-    raise ValueError(
-        f"model must have a Wasserstein head, got a {type(model).__name__} without one; "
-        "convert it with dubio.Wasserstein(dim=2)"
-    )
+    got = f"got a {type(model).__name__} without one; convert it with dubio.Wasserstein(dim=2)"
+    raise ValueError(f"model must have a Wasserstein head, {got}")

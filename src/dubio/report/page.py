@@ -117,13 +117,12 @@ def make_report(records: Sequence[RunRecord], title: str | None = None) -> Repor
     """The whole report on some runs."""
     tables, names = headlines(records), [run.name for run in records]
     made = _with_missing_once([(make(records), *needs) for *needs, makes in SECTIONS for make in makes], records)
+    shown = (*made, sections.training(records), reproduction(records))
     return Report(
         title=title or f"Report on {listed(names, 'and') if len(names) <= 3 else f'{len(names)} networks'}",
         summary=summarise(records, tables),
         headlines=tables,
-        sections=tuple(
-            _with_styles(part, names) for part in (*made, sections.training(records), reproduction(records))
-        ),
+        sections=tuple(_with_styles(section, names) for section in shown),
         made_by=versions(),
     )
 

@@ -197,10 +197,8 @@ def _audit_curve(audited: dict[str, Audit], id: str) -> LineChart:
 
 
 def _accuracies(name: str, audit: Audit) -> Table:
-    rows = [
-        (Cell(label), percent_cell(getattr(audit, field)), Cell(meaning))
-        for field, (label, meaning) in ACCURACIES.items()
-    ]
+    texts = ACCURACIES.items()
+    rows = [(Cell(label), percent_cell(getattr(audit, field)), Cell(about)) for field, (label, about) in texts]
     if audit.r_frozen is not None:
         frozen = Cell(percent(audit.r_frozen), audit.r_frozen)
         rows.append((Cell("R_frozen"), frozen, Cell("The attacker knows the draws that answer.")))

@@ -100,8 +100,10 @@ def headlines(records: Sequence[RunRecord]) -> tuple[HeadlineTable, ...]:
             continue
         dataset, distance = most_common_unseen(runs), shared_distance(runs)
         rows = [_row(run, all_columns, dataset, distance) for run in runs]
+        attack = next((run.attack for run in runs if run.attack), None)
+        where = f" at {attack.distance_text()}" if attack and distance is not None else ""
         columns = tuple(
-            _with_distance(column, runs) if column.name == "r_pred" and distance is not None else column
+            replace(column, title=f"{column.title}{where}") if column.name == "r_pred" else column
             for column in all_columns
             if any(row.cells[column.name].text != "-" for row in rows)
         )
@@ -200,12 +202,6 @@ def _current_attacks(run: RunRecord) -> list[RobustnessRecord]:
 
 def _distance(attack: RobustnessRecord) -> float:
     return attack.rows[0].distance
-
-
-def _with_distance(column: Column, records: Sequence[RunRecord]) -> Column:
-    """The column with the distance of attacks in its title."""
-    distance = next(run.attack.distance_text() for run in records if run.attack)
-    return replace(column, title=f"{column.title} at {distance}")
 
 
 def _row(run: RunRecord, columns: tuple[Column, ...], dataset: str | None, distance: float | None) -> HeadlineRow:
