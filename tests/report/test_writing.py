@@ -110,7 +110,12 @@ def test_the_json_has_the_numbers_of_the_page(full: tuple[Report, Text, dict[str
             assert all(cell.text in text.summary for cell in row)
 
 
-KINDS = {kind.__name__.lower() for kind in FIGURES}
+KINDS = {"lines", "bars", "reliability", "stacks"}
+
+
+def test_kinds_of_blocks_keep_their_names_in_the_json(full: tuple[Report, Text, dict[str, Any]]) -> None:
+    kinds = {block["kind"] for part in full[2]["sections"] for block in part["blocks"]}
+    assert kinds == KINDS | {"commands", "gallery", "note", "table"}
 
 
 def test_every_figure_has_words_with_numbers_and_a_table(full: tuple[Report, Text, dict[str, Any]]) -> None:

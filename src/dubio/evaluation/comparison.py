@@ -23,12 +23,7 @@ from dubio import functional
 from dubio.evaluation.records import Estimate, Evaluation, PerExample
 
 Kind = Literal["share", "mean", "calibration", "area"]
-TESTS: dict[Kind, str] = {
-    "share": "McNemar",
-    "mean": "paired t-test",
-    "calibration": "paired bootstrap",
-    "area": "DeLong",
-}
+TESTS = {"share": "McNemar", "mean": "paired t-test", "calibration": "paired bootstrap", "area": "DeLong"}
 """The test of each kind of metric."""
 DTYPES: dict[str, str] = {"float16": "<f2", "float32": "<f4"}
 PAIRED_SCORES = ("entropy", "mutual_information")
@@ -114,11 +109,9 @@ def metric_curve(evaluations: Mapping[float, Evaluation], metric: str = "accurac
     for x, evaluation in evaluations.items():
         if metric not in evaluation.metrics:
             raise ValueError(f"metric must be one of {', '.join(evaluation.metrics)} at {x:g}, got {metric!r}")
-    fingerprints = {evaluation.data.fingerprint for evaluation in evaluations.values()}
-    if len(fingerprints) > 1:
-        raise ValueError(
-            f"evaluations must be of the same data to make a curve, got {len(fingerprints)} different sets"
-        )
+    num_sets = len({evaluation.data.fingerprint for evaluation in evaluations.values()})
+    if num_sets > 1:
+        raise ValueError(f"evaluations must be of the same data to make a curve, got {num_sets} different sets")
     return tuple(MetricPoint(x, evaluations[x].metrics[metric]) for x in sorted(evaluations))
 
 

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from dubio._engine import Precision, check_num_samples, noise_key
 from dubio.calibrators import DecisionWarning, decisions_of
+from dubio.checks import check_count
 from dubio.convert import change_spec
 from dubio.data import CORRUPTIONS, Examples, batches_from, corrupt, fingerprint_of, order_of
 from dubio.evaluation.judge import in_rows, judge, judge_unseen
@@ -99,23 +101,15 @@ def evaluate(
     if double and pred.num_samples == num_samples:  # an ensemble has no more members
         again = draw(judged.inputs, noise_key(f"again {seed}"), keep_samples=isinstance(pred, RegressionPredictive))
         again = None if torch.equal(_mean(pred), _mean(again)) else again
-    evaluation = judge(
-        pred,
-        judged.targets,
-        again=again,
-        inputs=judged.inputs,
-        record=judged.record,
-        num_resamples=num_resamples,
-        seed=seed,
-    )
+    judging = partial(judge, pred, judged.targets, again=again, inputs=judged.inputs, record=judged.record)
+    evaluation = judging(num_resamples=num_resamples, seed=seed)
     if isinstance(pred, ClassificationPredictive):
         seen = in_rows(pred)
         preds = {name: in_rows(draw(inputs)) for name, (inputs, _) in unseen.items()}
+        sets = {name: judge_unseen(seen, other, unseen[name][1], num_resamples, seed) for name, other in preds.items()}
         evaluation = replace(
             evaluation,
-            unseen={
-                name: judge_unseen(seen, other, unseen[name][1], num_resamples, seed) for name, other in preds.items()
-            },
+            unseen=sets,
             uncertainty=evaluation.uncertainty | {name: uncertainty_of(other) for name, other in preds.items()},
             corruptions={name: _corruption_curve(data, name, draw, seed) for name in corruptions},
         )
@@ -192,8 +186,7 @@ def _mean(pred: Any) -> Tensor:
 
 def _check(data: Any, num_samples: int, num_resamples: int, corruptions: Sequence[str]) -> None:
     check_num_samples(num_samples)
-    if isinstance(num_resamples, bool) or not isinstance(num_resamples, int) or num_resamples < 0:
-        raise ValueError(f"num_resamples must be a whole number of at least 0, got {num_resamples!r}")
+    check_count("num_resamples", num_resamples, 0)
     if isinstance(corruptions, str) or not set(corruptions) <= set(CORRUPTIONS):
         raise ValueError(f"corruptions must name some of {', '.join(CORRUPTIONS)}, got {corruptions!r}")
     if corruptions and not isinstance(data, Examples):

@@ -108,11 +108,7 @@ def judge(
 
 
 def judge_unseen(
-    seen: ClassificationPredictive,
-    unseen: ClassificationPredictive,
-    record: DataRecord,
-    num_resamples: int,
-    seed: int = 0,
+    seen: ClassificationPredictive, unseen: ClassificationPredictive, record: DataRecord, num_resamples: int, seed: int
 ) -> UnseenSet:
     """How well each score separates unseen inputs (the positives) from those of the data."""
     scores = {}
@@ -192,20 +188,12 @@ def _judge_classes(
         groups = functional.statistics.group_means(pred.samples.double(), NUM_GROUPS)
         means = functional.statistics.left_out_means(groups)
         left_out = [class_measures(pred.calibrated(mean), labels) for mean in means]
-    metrics = estimate(
-        lambda weight: _class_metrics(pred, labels, weight),
-        len(labels),
-        left_out=left_out,
-        doubled=None if again is None else class_measures(_average(pred, in_rows(again)), labels),
-    )
-    return Evaluation(
-        kind="classification",
-        data=dataclasses.replace(record, classes=names),
-        num_samples=pred.num_samples,
-        seed=pred.seed,
-        seconds=0.0,
-        metrics=metrics,
-        draws=None if again is None else _check_draws(metrics, pred.num_samples),
+    doubled = None if again is None else class_measures(_average(pred, in_rows(again)), labels)
+    metrics = estimate(partial(_class_metrics, pred, labels), len(labels), left_out=left_out, doubled=doubled)
+    draws = None if doubled is None else _check_draws(metrics, pred.num_samples)
+    data = dataclasses.replace(record, classes=names)
+    return dataclasses.replace(
+        Evaluation("classification", data, pred.num_samples, pred.seed, 0.0, metrics, draws),
         reliability=reliability_bins(confidence, correct),
         confidence=histogram({"right": confidence[correct], "wrong": confidence[~correct]}, 20, (0.0, 1.0)),
         risk_coverage=risk_curve(confidence, correct),
@@ -295,17 +283,10 @@ def _judge_reals(
         group = torch.arange(len(means) // NUM_GROUPS * NUM_GROUPS) // (len(means) // NUM_GROUPS)
         kept = [(group != left).nonzero().squeeze(-1) for left in range(NUM_GROUPS)]
         left_out = [real_measures(real_measures_per_example(means[rows], stds[rows], values)) for rows in kept]
-    metrics = estimate(
-        lambda weight: real_measures(per_example, weight), len(values), left_out=left_out, doubled=doubled
-    )
-    return Evaluation(
-        kind="regression",
-        data=record,
-        num_samples=pred.num_samples,
-        seed=pred.seed,
-        seconds=0.0,
-        metrics=metrics,
-        draws=None if doubled is None else _check_draws(metrics, pred.num_samples),
+    metrics = estimate(partial(real_measures, per_example), len(values), left_out=left_out, doubled=doubled)
+    draws = None if doubled is None else _check_draws(metrics, pred.num_samples)
+    return dataclasses.replace(
+        Evaluation("regression", record, pred.num_samples, pred.seed, 0.0, metrics, draws),
         per_example=real_values(per_example),
         baseline={"rmse": float(values.double().var(dim=0, correction=0).mean().sqrt())},
         intervals=tuple(_interval_row(pred, values, level, estimate) for level in LEVELS),
@@ -318,9 +299,8 @@ def _interval_row(
     low, high = (end.cpu() for end in pred.interval(level))
     inside = mean_over_outputs(((low <= values) & (values <= high)).double())
     width = mean_over_outputs((high - low).double())
-    row = estimate(
-        lambda weight: {"coverage": weighted_mean(inside, weight), "width": weighted_mean(width, weight)}, len(values)
-    )
+    parts = {"coverage": inside, "width": width}
+    row = estimate(lambda weight: {name: weighted_mean(part, weight) for name, part in parts.items()}, len(values))
     return IntervalRow(level, row["coverage"], row["width"])
 
 
@@ -345,12 +325,9 @@ def _judge_score(
     name: str, negative: Float[Tensor, " seen"], positive: Float[Tensor, " unseen"], num_resamples: int, seed: int
 ) -> DetectionScore:
     detection = functional.uncertainty.detection
-    weights = zip(
-        resamples(len(negative), num_resamples, 2 * seed),
-        resamples(len(positive), num_resamples, 2 * seed + 1),
-        strict=True,
-    )
-    resampled = [detection(negative, positive, *pair) for pair in weights]
+    seeds = ((negative, 2 * seed), (positive, 2 * seed + 1))
+    weights = (resamples(len(values), num_resamples, start) for values, start in seeds)
+    resampled = [detection(negative, positive, *pair) for pair in zip(*weights, strict=True)]
     auroc, aupr, fpr95 = (
         _with_interval(value.item(), [part[place] for part in resampled])
         for place, value in enumerate(detection(negative, positive))

@@ -104,9 +104,8 @@ def mean_over_outputs(values: Float[Tensor, "example *rest"]) -> Float[Tensor, "
 def reliability_bins(confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"]) -> Bins:
     """Share, confidence and accuracy by bin of confidence; None for the confidence and accuracy of an empty bin."""
     bins = functional.calibration.reliability(functional.calibration.bin_sums(confidence, correct))
-    means = (
-        tuple(None if value != value else value for value in part.tolist()) for part in (bins.confidence, bins.accuracy)
-    )
+    parts = (bins.confidence.tolist(), bins.accuracy.tolist())
+    means = (tuple(None if value != value else value for value in part) for part in parts)
     return Bins(tuple(bins.share.tolist()), *means)
 
 
@@ -146,17 +145,10 @@ def class_table(
     for number, name in enumerate(names):
         members, right = targets == number, int(confusion[number, number])
         size, predicted = int(confusion[number].sum()), int(confusion[:, number].sum())
-        rows.append(
-            ClassRow(
-                name=name,
-                num_examples=size,
-                recall=right / size if size else None,
-                precision=right / predicted if predicted else None,
-                confidence=confidence[members].mean().item() if size else None,
-                nll=nll[members].mean().item() if size else None,
-                taken_for=names[int(mistakes[number].argmax())] if size > right else None,
-            )
-        )
+        recall, precision = (right / whole if whole else None for whole in (size, predicted))
+        surety, cost = (values[members].mean().item() if size else None for values in (confidence, nll))
+        taken_for = names[int(mistakes[number].argmax())] if size > right else None
+        rows.append(ClassRow(name, size, recall, precision, surety, cost, taken_for))
     return tuple(rows)
 
 
@@ -193,16 +185,12 @@ def _notable(
     pred: ClassificationPredictive, targets: Tensor, names: tuple[str, ...], inputs: Any, row: int
 ) -> NotableExample:
     probs, labels = pred.probs[row].topk(min(NUM_NAMED, len(names)))
-    return NotableExample(
-        index=row,
-        target=names[int(targets[row])],
-        label=names[int(pred.label[row])],
-        confidence=pred.confidence[row].item(),
-        entropy=pred.entropy[row].item(),
-        mutual_information=pred.mutual_information[row].item(),
-        probs={names[label]: prob for label, prob in zip(labels.tolist(), probs.tolist(), strict=True)},
-        image=_thumbnail(inputs[row]) if isinstance(inputs, Tensor) else None,
-    )
+    most_probable = {names[label]: prob for label, prob in zip(labels.tolist(), probs.tolist(), strict=True)}
+    target, label = names[int(targets[row])], names[int(pred.label[row])]
+    confidence, entropy = pred.confidence[row].item(), pred.entropy[row].item()
+    disagreement = pred.mutual_information[row].item()
+    image = _thumbnail(inputs[row]) if isinstance(inputs, Tensor) else None
+    return NotableExample(row, target, label, confidence, entropy, disagreement, most_probable, image)
 
 
 def _thumbnail(image: Tensor) -> Thumbnail | None:

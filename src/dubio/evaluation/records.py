@@ -22,54 +22,54 @@ LEAST_GAP = 0.02
 """The smallest difference of mean confidence and accuracy that makes a sentence."""
 
 
+Better = Literal["more", "less", "neither"]
+
+
 @dataclass(frozen=True)
 class MetricInfo:
     """Name and meaning of a metric, and which direction is better."""
 
     label: str
     meaning: str
-    better: Literal["more", "less", "neither"]
+    better: Better
 
 
-METRICS: dict[str, MetricInfo] = {
-    "accuracy": MetricInfo("accuracy", "Share of examples whose most probable class is the true one.", "more"),
-    "nll": MetricInfo(
-        "NLL", "What the truth costs in nats at the probabilities given; sure but wrong is worst.", "less"
-    ),
-    "brier": MetricInfo("Brier score", "Squared distance of the probabilities from the truth, 0 to 2.", "less"),
-    "confidence": MetricInfo("mean confidence", "Mean probability of the class that is predicted.", "neither"),
-    "entropy": MetricInfo("entropy", "All doubt together, in nats; 0 is certain.", "neither"),
-    "ece": MetricInfo(
-        "ECE", "How far confidence and accuracy lie apart, in 15 bins of equal width (calibration error).", "less"
-    ),
-    "adaptive_ece": MetricInfo("adaptive ECE", "The same in 15 bins of equally many examples.", "less"),
-    "classwise_ece": MetricInfo("class-wise ECE", "The same for the probability of every class, averaged.", "less"),
-    "aurc": MetricInfo(
+METRIC_TEXTS: dict[str, tuple[str, str, Better]] = {
+    "accuracy": ("accuracy", "Share of examples whose most probable class is the true one.", "more"),
+    "nll": ("NLL", "What the truth costs in nats at the probabilities given; sure but wrong is worst.", "less"),
+    "brier": ("Brier score", "Squared distance of the probabilities from the truth, 0 to 2.", "less"),
+    "confidence": ("mean confidence", "Mean probability of the class that is predicted.", "neither"),
+    "entropy": ("entropy", "All doubt together, in nats; 0 is certain.", "neither"),
+    "ece": ("ECE", "How far confidence and accuracy lie apart, in 15 bins of equal width (calibration error).", "less"),
+    "adaptive_ece": ("adaptive ECE", "The same in 15 bins of equally many examples.", "less"),
+    "classwise_ece": ("class-wise ECE", "The same for the probability of every class, averaged.", "less"),
+    "aurc": (
         "AURC",
         "Error among the most confident, averaged over how many are accepted: whether doubt knows errors.",
         "less",
     ),
-    "expected_entropy": MetricInfo(
-        "doubt of the data", "The part of the entropy that all draws have, in nats.", "neither"
+    "expected_entropy": ("doubt of the data", "The part of the entropy that all draws have, in nats.", "neither"),
+    "mutual_information": (
+        "doubt of the network",
+        "What draws disagree about, in nats: mutual information.",
+        "neither",
     ),
-    "mutual_information": MetricInfo(
-        "doubt of the network", "What draws disagree about, in nats: mutual information.", "neither"
-    ),
-    "single_draw_accuracy": MetricInfo("accuracy of one draw", "Mean accuracy of single draws.", "more"),
-    "accepted_share": MetricInfo("accepted", "Share of examples above the threshold of doubt.", "more"),
-    "accepted_error": MetricInfo("error among accepted", "Share of the accepted that are wrong.", "less"),
-    "set_coverage": MetricInfo("coverage of sets", "Share of prediction sets that hold the true class.", "neither"),
-    "set_size": MetricInfo("size of sets", "Mean number of classes in a prediction set.", "less"),
-    "rmse": MetricInfo("RMSE", "Root of the mean squared error of the mean.", "less"),
-    "mae": MetricInfo("MAE", "Mean absolute error of the mean.", "less"),
-    "crps": MetricInfo("CRPS", "Ranked probability score, in the unit of the target.", "less"),
-    "std": MetricInfo("predicted std", "Mean standard deviation of the prediction, both kinds of doubt.", "neither"),
-    "aleatoric_std": MetricInfo("std of the data", "The part that lies in the data.", "neither"),
-    "epistemic_std": MetricInfo("std of the network", "The part that draws disagree about.", "neither"),
+    "single_draw_accuracy": ("accuracy of one draw", "Mean accuracy of single draws.", "more"),
+    "accepted_share": ("accepted", "Share of examples above the threshold of doubt.", "more"),
+    "accepted_error": ("error among accepted", "Share of the accepted that are wrong.", "less"),
+    "set_coverage": ("coverage of sets", "Share of prediction sets that hold the true class.", "neither"),
+    "set_size": ("size of sets", "Mean number of classes in a prediction set.", "less"),
+    "rmse": ("RMSE", "Root of the mean squared error of the mean.", "less"),
+    "mae": ("MAE", "Mean absolute error of the mean.", "less"),
+    "crps": ("CRPS", "Ranked probability score, in the unit of the target.", "less"),
+    "std": ("predicted std", "Mean standard deviation of the prediction, both kinds of doubt.", "neither"),
+    "aleatoric_std": ("std of the data", "The part that lies in the data.", "neither"),
+    "epistemic_std": ("std of the network", "The part that draws disagree about.", "neither"),
 }
+METRICS = {name: MetricInfo(*row) for name, row in METRIC_TEXTS.items()}
 
 
-SCORE_INFO: dict[str, str] = {
+SCORE_INFO = {
     "entropy": "entropy",
     "mutual_information": "mutual information",
     "lack_of_confidence": "1 - confidence",
@@ -296,13 +296,8 @@ class Evaluation(Record):
         Each metric has its value under its name, and its interval under ``<name>_low`` and ``<name>_high``; AUROCs are
         named ``auroc_<score>_<unseen set>``. ``to_json()`` holds everything.
         """
-        row: dict[str, Any] = {
-            "kind": self.kind,
-            "data": self.data.name,
-            "num_examples": self.data.num_examples,
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-        }
+        row: dict[str, Any] = {"kind": self.kind, "data": self.data.name, "num_examples": self.data.num_examples}
+        row |= {"num_samples": self.num_samples, "seed": self.seed}
         areas = {
             f"auroc_{score}_{name}": scored.auroc
             for name, unseen in self.unseen.items()
@@ -354,11 +349,9 @@ def _intervals(evaluation: Evaluation, run: str | None) -> str:
     held = f"95 % intervals hold {100 * row.coverage.value:.1f} % of the targets"
     if row.coverage.value > LEVEL:
         return f"{held}: too wide; train for more epochs."
-    advice = (
-        "with likelihood=dubio.Gaussian.for_targets(train_targets, 'output', beta=0.5)"
-        if run is None
-        else "with --likelihood gaussian or --method ensemble"
-    )
+    advice = "with --likelihood gaussian or --method ensemble"
+    if run is None:
+        advice = "with likelihood=dubio.Gaussian.for_targets(train_targets, 'output', beta=0.5)"
     return f"{held}: too narrow; train on more data, or, where it was trained otherwise, {advice}."
 
 
@@ -367,11 +360,10 @@ def _no_better_than_the_mean(evaluation: Evaluation) -> str:
     if rmse is None or constant is None:
         return ""
     values = f"RMSE {figure(rmse.value)}, of the mean {figure(constant)}"
-    if rmse.value >= constant:
-        return f"No better than always predicting the mean of these targets: {values}."
-    if rmse.high is not None and rmse.high >= constant:
-        return f"Not clearly better than always predicting the mean of these targets: {values}."
-    return ""
+    if rmse.value < constant and (rmse.high is None or rmse.high < constant):
+        return ""
+    how = "No better" if rmse.value >= constant else "Not clearly better"
+    return f"{how} than always predicting the mean of these targets: {values}."
 
 
 def _no_better_than_one_class(evaluation: Evaluation) -> str:

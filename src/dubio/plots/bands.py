@@ -58,7 +58,9 @@ def bands_of(
         num_samples: number of draws.
         seed: the seed of the draws.
     """
-    _check_levels(levels)
+    ordered = all(first < second for first, second in pairwise(levels))
+    if not levels or not ordered or not all(0.0 < level < 1.0 for level in levels):
+        raise ValueError(f"levels must be probabilities between 0 and 1, each above the one before, got {levels}")
     check_module(model)
     if places.dim() != 2 or places.shape[1] != 1:
         raise ValueError(f"places must be numbers, of shape (n, 1), got {tuple(places.shape)}")
@@ -112,7 +114,13 @@ def draw_bands(
     Returns:
         The figure of matplotlib.
     """
-    _check_data(inputs, targets, grid)
+    if inputs.dim() != 2 or inputs.shape[1] != 1 or len(inputs) == 0:
+        raise ValueError(f"inputs must be numbers, of shape (n, 1), got {tuple(inputs.shape)}")
+    if tuple(targets.shape) not in ((len(inputs),), (len(inputs), 1)):
+        shapes = f"{tuple(targets.shape)} and {tuple(inputs.shape)}"
+        raise ValueError(f"targets must be one number per input, got shapes {shapes}")
+    if grid is not None and (len(grid) != 2 or not grid[0] < grid[1]):
+        raise ValueError(f"grid must be (low, high) with low below high, got {grid}")
     figure = blank_figure(9.6, 4.2)
 
     x, y = inputs.detach().flatten().cpu(), targets.detach().flatten().cpu()
@@ -152,20 +160,3 @@ def _around(x: Float[Tensor, " batch"]) -> tuple[float, float]:
     low, high = x.min().item(), x.max().item()
     beyond = (high - low) / 4 if high > low else 1.0
     return low - beyond, high + beyond
-
-
-def _check_levels(levels: Sequence[float]) -> None:
-    ordered = all(first < second for first, second in pairwise(levels))
-    if not levels or not ordered or not all(0.0 < level < 1.0 for level in levels):
-        raise ValueError(f"levels must be probabilities between 0 and 1, each above the one before, got {levels}")
-
-
-def _check_data(inputs: Tensor, targets: Tensor, grid: tuple[float, float] | None) -> None:
-    if inputs.dim() != 2 or inputs.shape[1] != 1 or len(inputs) == 0:
-        raise ValueError(f"inputs must be numbers, of shape (n, 1), got {tuple(inputs.shape)}")
-    if tuple(targets.shape) not in ((len(inputs),), (len(inputs), 1)):
-        raise ValueError(
-            f"targets must be one number per input, got shapes {tuple(targets.shape)} and {tuple(inputs.shape)}"
-        )
-    if grid is not None and (len(grid) != 2 or not grid[0] < grid[1]):
-        raise ValueError(f"grid must be (low, high) with low below high, got {grid}")

@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dubio._engine import check_module, frozen
+from dubio.checks import check_count
 from dubio.nn import WassersteinHead
 from dubio.plots.figures import blank_figure, check_labels, check_rows, class_colours, class_names, classes_of, write
 
@@ -87,8 +88,7 @@ def regions_of(
         uncertainty: the measure: mutual_information, entropy, expected_entropy, variation_ratio or top_std.
         seed: the seed of the draws.
     """
-    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 2:
-        raise ValueError(f"resolution must be a whole number of at least 2, got {resolution!r}")
+    check_count("resolution", resolution, 2)
     if len(low) != 2 or len(high) != 2 or not all(first < last for first, last in zip(low, high, strict=True)):
         raise ValueError(f"low and high must be corners (x, y), low below high on both axes, got {low} and {high}")
     if uncertainty not in get_args(UncertaintyMeasure):
@@ -98,10 +98,8 @@ def regions_of(
     across, up = torch.meshgrid(x, y, indexing="xy")
     places = torch.stack([across, up], dim=-1).flatten(0, 1)
     pred = classes_of(model, places, num_samples=num_samples, seed=seed)
-    label, confidence, uncertainties = (
-        values.cpu().unflatten(0, (resolution, resolution))
-        for values in (pred.label, pred.confidence, getattr(pred, uncertainty))
-    )
+    parts = (pred.label, pred.confidence, getattr(pred, uncertainty))
+    label, confidence, uncertainties = (part.cpu().unflatten(0, (resolution, resolution)) for part in parts)
     return Regions(x, y, label, confidence, uncertainties, pred.log_probs.shape[-1])
 
 
@@ -218,28 +216,26 @@ def draw_votes(
     """
     check_rows(model, inputs)
     if not 1 <= len(inputs) <= MOST_INPUTS:
-        raise ValueError(
-            f"inputs must be from 1 to {MOST_INPUTS} to be drawn side by side, got {len(inputs)}; choose some"
-        )
+        got = f"{len(inputs)}; choose some"
+        raise ValueError(f"inputs must be from 1 to {MOST_INPUTS} to be drawn side by side, got {got}")
     if labels is not None:
         check_labels(inputs, labels)
     if names is not None and len(names) != len(inputs):
         raise ValueError(f"names must be one per input, {len(inputs)}, got {len(names)}")
-    figure = blank_figure(max(1.1 + 1.5 * len(inputs), 3.6), 5.2 if _are_images(inputs) else 3.8)
+    are_images = inputs.dim() == 4 and inputs.shape[1] in (1, 3)
+    figure = blank_figure(max(1.1 + 1.5 * len(inputs), 3.6), 5.2 if are_images else 3.8)
 
     votes = votes_of(model, inputs, num_samples=num_samples, seed=seed)
     class_labels = class_names(classes, votes.votes.shape[1])
-    heights = [1.0, 1.25, 0.8] if _are_images(inputs) else [1.25, 0.8]
+    heights = [1.0, 1.25, 0.8] if are_images else [1.25, 0.8]
     rows = figure.subplots(len(heights), len(inputs), squeeze=False, height_ratios=heights)
-    if _are_images(inputs):
-        for axes, image in zip(rows[0], inputs, strict=True):
-            _draw_image(axes, image)
+    for axes, image in zip(rows[0], inputs, strict=True) if are_images else ():
+        _draw_image(axes, image)
     for number, (votes_axes, scores_axes) in enumerate(zip(rows[-2], rows[-1], strict=True)):
         _draw_votes(votes_axes, votes.votes[number], int(votes.label[number]), class_labels)
         _draw_scores(scores_axes, votes.top_scores[:, number])
-        if number > 0:
-            votes_axes.tick_params(labelleft=False)
-            scores_axes.tick_params(labelleft=False)
+        for axes in (votes_axes, scores_axes) if number > 0 else ():
+            axes.tick_params(labelleft=False)
     _draw_titles(rows, votes, class_labels, labels, names)
     write(figure, path)
     return figure
@@ -297,8 +293,7 @@ def draw_embedding(
         raise ValueError(f"dim must be 2 to be drawn, got {head.dim}; train with Wasserstein(dim=2)")
     if labels.shape != inputs.shape[:1]:
         raise ValueError(f"labels must be one per input, got shapes {tuple(labels.shape)} and {tuple(inputs.shape)}")
-    if isinstance(num_inputs, bool) or not isinstance(num_inputs, int) or num_inputs < 1:
-        raise ValueError(f"num_inputs must be a whole number of at least 1, got {num_inputs!r}")
+    check_count("num_inputs", num_inputs)
     names = class_names(classes, head.num_classes)
     figure = blank_figure(7.4, 6.4)
 
@@ -329,14 +324,8 @@ def _draw_background(axes: Any, regions: Regions, colours: list[Any]) -> None:
     half_x, half_y = (0.5 * (places[1] - places[0]).item() for places in (regions.x, regions.y))
     left, right = regions.x[0].item() - half_x, regions.x[-1].item() + half_x
     bottom, top = regions.y[0].item() - half_y, regions.y[-1].item() + half_y
-    axes.imshow(
-        pixels.numpy(),
-        origin="lower",
-        extent=(left, right, bottom, top),
-        aspect="auto",
-        interpolation="bilinear",
-        zorder=0,
-    )
+    place = {"origin": "lower", "extent": (left, right, bottom, top), "aspect": "auto", "zorder": 0}
+    axes.imshow(pixels.numpy(), interpolation="bilinear", **place)
 
 
 def _draw_legends(axes: Any, names: list[str], colours: list[Any], uncertainty: str, most: float) -> None:
@@ -422,16 +411,10 @@ def _draw_titles(
     rows[-1][middle].set_xlabel("probability of the answer, over draws", x=place)
 
 
-def _are_images(inputs: Tensor) -> bool:
-    return inputs.dim() == 4 and inputs.shape[1] in (1, 3)
-
-
 def _head_of(model: nn.Module) -> WassersteinHead:
     check_module(model)
     for module in model.modules():
         if isinstance(module, WassersteinHead):
             return module
-    raise ValueError(
-        f"model must have a Wasserstein head, got a {type(model).__name__} without one; "
-        "convert it with dubio.Wasserstein(dim=2)"
-    )
+    got = f"got a {type(model).__name__} without one; convert it with dubio.Wasserstein(dim=2)"
+    raise ValueError(f"model must have a Wasserstein head, {got}")

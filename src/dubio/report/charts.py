@@ -50,16 +50,6 @@ class Scale:
         return (_log_ticks if self.log else ticks)(self.low, self.high, most)
 
 
-@dataclass(frozen=True)
-class Axes:
-    """The place of the plot on its canvas, and the labels of its axes."""
-
-    x: Scale
-    y: Scale
-    x_label: str
-    y_label: str
-
-
 def draw(figure: Figure) -> str:
     """Draw a figure as SVG."""
     match figure:
@@ -114,24 +104,23 @@ def _draw_lines(figure: LineChart) -> Element:
     right = 1.06 * LETTER_WIDTH * longest + 14 if named_at_ends else RIGHT
     x = Scale(first, last, LEFT, WIDTH - right)
     y = Scale(low, high, top + PLOT_HEIGHT, top, figure.log_y)
-    axes = Axes(x, y, figure.x_label, figure.y_label)
-    _draw_axes(svg, axes)
+    _draw_axes(svg, x, y, figure.x_label, figure.y_label)
     if figure.diagonal:
         low, high = max(x.low, y.low), min(x.high, y.high)
         _add(svg, "line", "ideal", x1=x(low), y1=y(low), x2=x(high), y2=y(high))
         _add(svg, "text", "note", figure.diagonal, x=x.end - 6, y=y.start - 8, text_anchor="end")
     styles = [place if series.style is None else series.style for place, series in enumerate(figure.series)]
     for style, series in zip(styles, figure.series, strict=True):
-        _draw_line(svg, axes, style, series)
+        _draw_line(svg, x, y, style, series)
     if named_at_ends:
-        _name_ends(svg, axes, figure.series, styles)
+        _name_ends(svg, x, y, figure.series, styles)
     _draw_legend(svg, in_legend, styles)
     return svg
 
 
-def _draw_line(svg: Element, axes: Axes, style: int, series: Series) -> None:
+def _draw_line(svg: Element, x: Scale, y: Scale, style: int, series: Series) -> None:
     def path(points: Sequence[tuple[float, float]]) -> str:
-        return "M" + "L".join(f"{axes.x(x):.2f} {axes.y(y):.2f}" for x, y in points)
+        return "M" + "L".join(f"{x(left):.2f} {y(up):.2f}" for left, up in points)
 
     colour = f"s{style % COLOURS}"
     if series.low:
@@ -139,21 +128,20 @@ def _draw_line(svg: Element, axes: Axes, style: int, series: Series) -> None:
         _add(svg, "path", f"band {colour}", d=f"{path([*lower, *upper[::-1]])}z")
     points = list(zip(series.x, series.y, strict=True))
     _add(svg, "path", f"line {colour}", d=path(points), stroke_dasharray=_dashes_of(style))
-    for x, y in points[:: max(-(-len(points) // MOST_MARKS), 1)]:
-        _draw_mark(svg, style, axes.x(x), axes.y(y))
+    for left, up in points[:: max(-(-len(points) // MOST_MARKS), 1)]:
+        _draw_mark(svg, style, x(left), y(up))
 
 
-def _name_ends(svg: Element, axes: Axes, lines: Sequence[Series], styles: Sequence[int]) -> None:
+def _name_ends(svg: Element, x: Scale, y: Scale, lines: Sequence[Series], styles: Sequence[int]) -> None:
     """Names beside the last points, moved apart so that they do not touch."""
-    lowest = axes.y.start
+    lowest = y.start
     placed: list[tuple[float, int]] = []
-    for y, place in sorted(((axes.y(line.y[-1]), place) for place, line in enumerate(lines)), reverse=True):
-        lowest = min(y, lowest)
-        placed.append((lowest, place))
-        lowest -= 14
-    lift = max(axes.y.end - placed[-1][0], 0.0)
-    for y, place in placed:
-        _add(svg, "text", f"name s{styles[place] % COLOURS}", lines[place].name, x=axes.x.end + 6, y=y + lift + 4)
+    for end, place in sorted(((y(line.y[-1]), place) for place, line in enumerate(lines)), reverse=True):
+        placed.append((min(end, lowest), place))
+        lowest = placed[-1][0] - 14
+    lift = max(y.end - placed[-1][0], 0.0)
+    for end, place in placed:
+        _add(svg, "text", f"name s{styles[place] % COLOURS}", lines[place].name, x=x.end + 6, y=end + lift + 4)
 
 
 def _draw_bars(figure: Bars) -> Element:
@@ -164,7 +152,7 @@ def _draw_bars(figure: Bars) -> Element:
     headroom = 1.05 if figure.line is None else 1.2
     x = Scale(figure.edges[0], figure.edges[-1], LEFT, WIDTH - RIGHT)
     y = Scale(0.0, headroom * highest, top + PLOT_HEIGHT, top)
-    _draw_axes(svg, Axes(x, y, figure.x_label, figure.y_label))
+    _draw_axes(svg, x, y, figure.x_label, figure.y_label)
     for style, shares in zip(styles, figure.groups.values(), strict=True):
         steps = "".join(f"V{y(share):.2f}H{x(end):.2f}" for share, end in zip(shares, figure.edges[1:], strict=True))
         _add(svg, "path", style, d=f"M{x.start:g} {y.start:g}{steps}V{y.start:g}z")
@@ -182,7 +170,7 @@ def _draw_reliability(figure: ReliabilityChart) -> Element:
     names, styles = ["accuracy", "share of examples"], _area_styles("area", 2)
     svg, top = _canvas(figure, names)
     x, y = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT), Scale(0.0, 1.0, top + PLOT_HEIGHT, top)
-    _draw_axes(svg, Axes(x, y, "confidence", "accuracy"))
+    _draw_axes(svg, x, y, "confidence", "accuracy")
     edges = [x(place / len(figure.share)) for place in range(len(figure.share) + 1)]
     for (begin, end), share, accuracy in zip(pairwise(edges), figure.share, figure.accuracy, strict=True):
         if accuracy is not None:
@@ -205,7 +193,7 @@ def _draw_stacks(figure: Stacks) -> Element:
     begin = 18 + LETTER_WIDTH * min(max(map(len, figure.rows)), 20)
     x = Scale(0.0, max(wholes) or 1.0, begin, WIDTH - RIGHT - 34)
     rows = Scale(0.0, 1.0, top + step * len(figure.rows), top)
-    _draw_axes(svg, Axes(x, rows, figure.x_label, ""), y_ticks=False)
+    _draw_axes(svg, x, rows, figure.x_label)
     for place, (row, whole) in enumerate(zip(figure.rows, wholes, strict=True)):
         y, so_far = top + step * place + 7, 0.0
         _add(svg, "text", "tick", shortened(row, 20), x=begin - 6, y=y + 14, text_anchor="end")
@@ -237,21 +225,20 @@ def _add(parent: Element, name: str, css: str, text: str | None = None, **attrib
     SubElement(parent, name, {"class": css, **written}).text = text
 
 
-def _draw_axes(svg: Element, axes: Axes, *, y_ticks: bool = True) -> None:
-    """Grid, ticks and labels."""
-    x, y = axes.x, axes.y
+def _draw_axes(svg: Element, x: Scale, y: Scale, x_label: str, y_label: str = "") -> None:
+    """Grid, ticks and labels; an axis without a label has no ticks."""
     for value in x.ticks():
         _add(svg, "line", "grid", x1=x(value), x2=x(value), y1=y.start, y2=y.end)
         _add(svg, "text", "tick", tick_text(value), x=x(value), y=y.start + 16, text_anchor="middle")
-    for value in y.ticks() if y_ticks else ():
+    for value in y.ticks() if y_label else ():
         _add(svg, "line", "grid", x1=x.start, x2=x.end, y1=y(value), y2=y(value))
         _add(svg, "text", "tick", tick_text(value), x=x.start - 6, y=y(value) + 4, text_anchor="end")
     _add(svg, "path", "axis", d=f"M{x.start:g} {y.end:g}V{y.start:g}H{x.end:g}")
-    _add(svg, "text", "label", axes.x_label, x=(x.start + x.end) / 2, y=y.start + 37, text_anchor="middle")
-    if axes.y_label:
+    _add(svg, "text", "label", x_label, x=(x.start + x.end) / 2, y=y.start + 37, text_anchor="middle")
+    if y_label:
         middle = (y.start + y.end) / 2
-        turned = {"transform": f"rotate(-90 13 {middle:g})", "text_anchor": "middle"}
-        _add(svg, "text", "label", axes.y_label, x=13, y=middle, **turned)
+        turned = f"rotate(-90 13 {middle:g})"
+        _add(svg, "text", "label", y_label, x=13, y=middle, transform=turned, text_anchor="middle")
 
 
 def _draw_mark(svg: Element, style: int, x: float, y: float, size: float = 3.4) -> None:

@@ -24,12 +24,8 @@ OPTIONS: dict[str, dict[str, type | None]] = {
     "train": {
         **dict.fromkeys(("data", "data-dir", "target", "task", "drop", "delimiter", "label-noise", "model"), str),
         **dict.fromkeys(("method", "schedule", "precision", "memory", "resize", "likelihood"), str),
-        "epochs": int,
-        "lr": float,
-        "noise-lr": float,
-        "batch-size": int,
-        "samples": int,
-        "seed": int,
+        **dict.fromkeys(("lr", "noise-lr"), float),
+        **dict.fromkeys(("epochs", "batch-size", "samples", "seed"), int),
         **dict.fromkeys(("augment", "fast", "eager", "standardise", "as-is"), None),
     },
     "evaluate": {
@@ -46,11 +42,9 @@ OPTIONS: dict[str, dict[str, type | None]] = {
     "audit": {**dict.fromkeys(("epsilon", "norm", "budget", "data"), str), "images": int, "seed": int},
     "prune": {
         **dict.fromkeys(("by", "what", "out"), str),
-        "fraction": float,
-        "max-loss": float,
+        **dict.fromkeys(("fraction", "max-loss"), float),
+        **dict.fromkeys(("samples", "seed"), int),
         "each-layer": None,
-        "samples": int,
-        "seed": int,
     },
 }
 """The options of each command that records may hold, and the type of their values; None for flags."""
@@ -150,9 +144,9 @@ def decision_commands(run: RunRecord) -> dict[str, str]:
     for command in run.commands:
         if command.kind == "calibrate":  # a calibration resets the other decisions
             lines = {}
-        if command.kind in DECISIONS:
-            lines.pop(DECISIONS[command.kind], None)
-            lines[DECISIONS[command.kind]] = command.line
+        if what := DECISIONS.get(command.kind):
+            lines.pop(what, None)
+            lines[what] = command.line
     return lines
 
 

@@ -96,11 +96,17 @@ class Series:
 
 
 @dataclass(frozen=True)
-class LineChart:
-    """Lines over one axis."""
+class Titled:
+    """A block with a title and a summary of what it shows."""
 
     title: str
     summary: str
+
+
+@dataclass(frozen=True)
+class LineChart(Titled):
+    """Lines over one axis."""
+
     x_label: str
     y_label: str
     series: tuple[Series, ...]
@@ -113,11 +119,9 @@ class LineChart:
 
 
 @dataclass(frozen=True)
-class Bars:
+class Bars(Titled):
     """How often values fall between edges, for each of several groups, as shares of the group."""
 
-    title: str
-    summary: str
     x_label: str
     y_label: str
     edges: tuple[float, ...]
@@ -127,28 +131,26 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class ReliabilityChart:
+class ReliabilityChart(Titled):
     """By bin of confidence, the share of examples, their mean confidence and their accuracy."""
 
-    title: str
-    summary: str
     share: tuple[float, ...]
     confidence: tuple[float | None, ...]
     accuracy: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
-class Stacks:
+class Stacks(Titled):
     """Parts of a whole, one bar for each row."""
 
-    title: str
-    summary: str
     x_label: str
     rows: tuple[str, ...]
     parts: dict[str, tuple[float, ...]]
 
 
 Figure = LineChart | Bars | ReliabilityChart | Stacks
+KINDS: dict[type, str] = {LineChart: "lines", ReliabilityChart: "reliability"}
+"""Kinds of blocks in the JSON file that are not the name of the class in small letters."""
 
 
 @dataclass(frozen=True)
@@ -168,11 +170,9 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class Gallery(Titled):
     """Examples side by side."""
 
-    title: str
-    summary: str
     cards: tuple[Card, ...]
 
 
@@ -265,16 +265,9 @@ def percent_cell(estimate: Estimate | Accuracy | None, like: str = "") -> Cell:
     return cell(estimate, like, percent)
 
 
-def bytes_text(size: int | None) -> str:
+def bytes_text(size: int) -> str:
     """A file's size."""
-    if size is None:
-        return "-"
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
-
-
-def listed(names: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def plural(count: int, noun: str) -> str:
@@ -301,7 +294,8 @@ def thinned(count: int, most: int = 100) -> list[int]:
 
 def _as_json(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        kind = {"kind": type(value).__name__.lower()} if isinstance(value, Block) else {}
+        name = KINDS.get(type(value), type(value).__name__.lower())
+        kind = {"kind": name} if isinstance(value, Block) else {}
         return kind | {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
         return {name: _as_json(part) for name, part in value.items()}

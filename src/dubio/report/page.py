@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dubio.checks import listed
 from dubio.codec import dump_json, printable, write_atomically
 from dubio.report import robustness, sections
 from dubio.report.charts import draw
@@ -28,7 +29,6 @@ from dubio.report.elements import (
     Section,
     Table,
     decimal,
-    listed,
     number,
     percent,
 )
@@ -40,25 +40,19 @@ EVALUATE, ATTACK, PRUNE, AUDIT = "dubio evaluate", "dubio attack", "dubio prune"
 FILES = {EVALUATE: "evaluation", ATTACK: "attacks", PRUNE: "pruning", AUDIT: "audit"}
 """By command, the field of ``RunRecord`` with its results."""
 CLASSES, BOTH = ("classification",), ("classification", "regression")
-SECTIONS: tuple[tuple[Callable[[Sequence[RunRecord]], Section], str, tuple[str, ...]], ...] = (
-    (sections.reliability, EVALUATE, CLASSES),
-    (sections.confidence, EVALUATE, CLASSES),
-    (sections.risk_coverage, EVALUATE, CLASSES),
-    (sections.intervals, EVALUATE, ("regression",)),
-    (sections.uncertainty, EVALUATE, CLASSES),
-    (sections.unseen, EVALUATE, CLASSES),
-    (sections.corruptions, EVALUATE, CLASSES),
-    (sections.wrong_labels, EVALUATE, ()),
-    (sections.notable, EVALUATE, CLASSES),
-    (sections.classes, EVALUATE, CLASSES),
-    (sections.metrics, EVALUATE, BOTH),
-    (robustness.attacks, ATTACK, CLASSES),
-    (robustness.before_and_after, ATTACK, CLASSES),
-    (robustness.audits, AUDIT, ()),
-    (sections.pruning, PRUNE, BOTH),
+SECTIONS: tuple[tuple[str, tuple[str, ...], tuple[Callable[[Sequence[RunRecord]], Section], ...]], ...] = (
+    (EVALUATE, CLASSES, (sections.reliability, sections.confidence, sections.risk_coverage)),
+    (EVALUATE, ("regression",), (sections.intervals,)),
+    (EVALUATE, CLASSES, (sections.uncertainty, sections.unseen, sections.corruptions)),
+    (EVALUATE, (), (sections.wrong_labels,)),
+    (EVALUATE, CLASSES, (sections.notable, sections.classes)),
+    (EVALUATE, BOTH, (sections.metrics,)),
+    (ATTACK, CLASSES, (robustness.attacks, robustness.before_and_after)),
+    (AUDIT, (), (robustness.audits,)),
+    (PRUNE, BOTH, (sections.pruning,)),
 )
-"""The function that makes a section, the command whose results it shows, and the kinds of networks that lack it without
-those results."""
+"""In the order of the page: the command whose results sections show, the kinds of networks that lack them without those
+results, and the functions that make them."""
 
 
 def write_report(folders: Sequence[str | Path], path: str | Path, *, title: str | None = None) -> Report:
@@ -122,14 +116,13 @@ def tabulate(figure: Figure) -> Table:
 def make_report(records: Sequence[RunRecord], title: str | None = None) -> Report:
     """The whole report on some runs."""
     tables, names = headlines(records), [run.name for run in records]
-    made = _with_missing_once([(make(records), *needs) for make, *needs in SECTIONS], records)
+    made = _with_missing_once([(make(records), *needs) for *needs, makes in SECTIONS for make in makes], records)
+    shown = (*made, sections.training(records), reproduction(records))
     return Report(
-        title=title or f"Report on {listed(names) if len(names) <= 3 else f'{len(names)} networks'}",
+        title=title or f"Report on {listed(names, 'and') if len(names) <= 3 else f'{len(names)} networks'}",
         summary=summarise(records, tables),
         headlines=tables,
-        sections=tuple(
-            _with_styles(part, names) for part in (*made, sections.training(records), reproduction(records))
-        ),
+        sections=tuple(_with_styles(section, names) for section in shown),
         made_by=versions(),
     )
 

@@ -63,18 +63,12 @@ def attacks(records: Sequence[RunRecord]) -> Section:
     attacked = [(run.name, record) for run in records for record in run.attacks if record.rows]
     norms = sorted({record.norm for _, record in attacked})
     blocks: list[Block] = [_attack_curve([pair for pair in attacked if pair[1].norm == norm], norm) for norm in norms]
-    lines = [
-        (name, attack, epsilon, score)
-        for name, record in attacked
-        for attack, epsilon, score in (
-            ("none", "0", record.clean),
-            *((row.attack, row.epsilon, row) for row in record.rows),
-        )
-    ]
-    rows = dict.fromkeys(
-        (*map(Cell, texts), *map(percent_cell, (score.predictive, score.single, score.retry)))
-        for *texts, score in lines
-    )
+    rows: dict[tuple[Cell, ...], None] = {}
+    for name, record in attacked:
+        under_attack = ((row.attack, row.epsilon, row) for row in record.rows)
+        for attack, epsilon, score in (("none", "0", record.clean), *under_attack):
+            shares = map(percent_cell, (score.predictive, score.single, score.retry))
+            rows[(*map(Cell, (name, attack, epsilon)), *shares)] = None
     columns = ("run", "attack", "epsilon", "R_pred", "R_1", "R_retry")
     blocks += [Table("All attacks", columns, tuple(rows))] if rows else []
     about = (
@@ -88,19 +82,13 @@ def attacks(records: Sequence[RunRecord]) -> Section:
 
 def before_and_after(records: Sequence[RunRecord]) -> Section:
     """Images before and after the strongest attack of each run."""
-    blocks = [
-        gallery
-        for run in records
-        if run.attack
-        for gallery in [_gallery(run.name, run.attack, run.folder / f"{run.attack.file_name}.safetensors")]
-        if gallery
-    ]
+    galleries = (_gallery(run.name, run.attack, run.folder) for run in records if run.attack)
     about = (
         "Images before the attack, what it added (made stronger to be seen; grey is no change), and after it. Images "
         "that were right and are wrong now come first. A person should hardly see the difference: that is what makes "
         "the attack one."
     )
-    return Section("adversarial", "What do attacked images look like?", about, tuple(blocks))
+    return Section("adversarial", "What do attacked images look like?", about, tuple(filter(None, galleries)))
 
 
 def audits(records: Sequence[RunRecord]) -> Section:
@@ -132,12 +120,12 @@ def _attack_curve(attacked: list[tuple[str, RobustnessRecord]], norm: str) -> Li
         parts.append(f"{name}: {percent(values[0])} without attack, {percent(values[-1])} at {last.epsilon}")
     explained = f" ({norm}: {NORMS[norm]})" if norm in NORMS else ""
     summary = f"{'; '.join(parts)}{explained}."
-    return LineChart(
-        "Accuracy by size of the attack", summary, f"epsilon, {norm}", "accuracy left", tuple(lines), y_range=(0.0, 1.0)
-    )
+    title, axis = "Accuracy by size of the attack", f"epsilon, {norm}"
+    return LineChart(title, summary, axis, "accuracy left", tuple(lines), y_range=(0.0, 1.0))
 
 
-def _gallery(name: str, record: RobustnessRecord, file: Path) -> Gallery | None:
+def _gallery(name: str, record: RobustnessRecord, folder: Path) -> Gallery | None:
+    file = folder / f"{record.file_name}.safetensors"
     if not file.is_file():
         return None
     if record.sha256_of_images and hashlib.sha256(file.read_bytes()).hexdigest() != record.sha256_of_images:
@@ -174,10 +162,8 @@ def _cards(record: RobustnessRecord, row: AttackRow, file: Path) -> tuple[Card, 
         index = record.indices[place] if place < len(record.indices) else place
         right, still_right = ("right" if correct[place] else "wrong" for correct in (before, after))
         shown = {"before": image, "what was added": 0.5 + 0.5 * scale * (moved - image), "after": moved}
-        pictures = tuple(
-            Picture(data_address(small_image(pixels)), f"Test example {index}, {what}")
-            for what, pixels in shown.items()
-        )
+        sources = {what: data_address(small_image(pixels)) for what, pixels in shown.items()}
+        pictures = tuple(Picture(source, f"Test example {index}, {what}") for what, source in sources.items())
         lines = (
             f"test example {index}",
             f"before: {right}, after: {still_right}",
@@ -191,9 +177,7 @@ def _verdict(name: str, audit: Audit) -> Note:
     left, threat = audit.headline, audit.threat
     caveats = () if audit.status == "UPPER BOUND ONLY" else audit.caveats
     reservations = "".join(f" Reservation: {caveat}." for caveat in caveats)
-    tone: Literal["plain", "good", "warn"] = "warn"
-    if audit.status == "VALID":
-        tone = "plain" if reservations else "good"
+    tone: Literal["plain", "good", "warn"] = "warn" if audit.status != "VALID" else "plain" if reservations else "good"
     failed = f" Failed: {', '.join(f'{check.id} {check.name}' for check in audit.failed)}." if audit.failed else ""
     return Note(
         f"{name}: {audit.status}. {VERDICTS[audit.status]}{failed} At {threat.norm} distance {number(threat.epsilon)}, "
@@ -206,21 +190,15 @@ def _verdict(name: str, audit: Audit) -> Note:
 
 def _audit_curve(audited: dict[str, Audit], id: str) -> LineChart:
     title, axis = CURVES[id]
-    curves = {name: _check(audit, id).curve for name, audit in audited.items()}
-    lines = tuple(
-        line_of(name, [(point.x, point.accuracy) for point in curve])
-        for name, curve in curves.items()
-        if len(curve) > 1
-    )
+    curves = {name: curve for name, audit in audited.items() if len(curve := _check(audit, id).curve) > 1}
+    lines = tuple(line_of(name, [(point.x, point.accuracy) for point in curve]) for name, curve in curves.items())
     summary = f"{ranges_of(lines, percent)}."
     return LineChart(f"{id}: {title}", summary, axis, "accuracy left", lines, y_range=(0.0, 1.0))
 
 
 def _accuracies(name: str, audit: Audit) -> Table:
-    rows = [
-        (Cell(label), percent_cell(getattr(audit, field)), Cell(meaning))
-        for field, (label, meaning) in ACCURACIES.items()
-    ]
+    texts = ACCURACIES.items()
+    rows = [(Cell(label), percent_cell(getattr(audit, field)), Cell(about)) for field, (label, about) in texts]
     if audit.r_frozen is not None:
         frozen = Cell(percent(audit.r_frozen), audit.r_frozen)
         rows.append((Cell("R_frozen"), frozen, Cell("The attacker knows the draws that answer.")))
@@ -229,16 +207,12 @@ def _accuracies(name: str, audit: Audit) -> Table:
 
 def _checks(name: str, audit: Audit) -> Table:
     questions = {check.id: check.question for check in CHECKS}
-    rows = tuple(
-        (
-            Cell(f"{check.id} {check.name}"),
-            Cell(check.status + (", required" if check.required else "")),
-            Cell(questions.get(check.id, "")),
-            Cell(check.summary),
-        )
-        for check in audit.checks
-    )
-    return Table(f"{name}: every check", ("check", "verdict", "what it asks", "what was found"), rows)
+    rows = []
+    for check in audit.checks:
+        verdict = check.status + (", required" if check.required else "")
+        texts = (f"{check.id} {check.name}", verdict, questions.get(check.id, ""), check.summary)
+        rows.append(tuple(map(Cell, texts)))
+    return Table(f"{name}: every check", ("check", "verdict", "what it asks", "what was found"), tuple(rows))
 
 
 def _check(audit: Audit, id: str) -> CheckRecord:

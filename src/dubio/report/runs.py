@@ -32,11 +32,9 @@ from dubio.pruning import Pruning
 R = TypeVar("R", bound=Record)
 
 CONFIG_TYPES: dict[str, Any] = {
-    "method": str,
-    "likelihood": str,
-    "epochs": int,
+    **dict.fromkeys(("method", "likelihood"), str),
+    **dict.fromkeys(("epochs", "num_parameters"), int),
     "seed": int | None,
-    "num_parameters": int,
     "parameters": dict[str, tuple[int, ...]],
 }
 """Types of the fields of ``config.json`` that a report reads."""
@@ -301,9 +299,8 @@ def distance_of(epsilon: str) -> float:
 
 def _load_attacks(folder: Path, command: str) -> tuple[RobustnessRecord, ...]:
     files = (folder / "attack.json", *folder.glob("attack-*.json"))
-    records = (
-        replace(record, file_name=file.stem) for file in files if (record := _load(RobustnessRecord, file, command))
-    )
+    loaded = ((file.stem, _load(RobustnessRecord, file, command)) for file in files)
+    records = (replace(record, file_name=stem) for stem, record in loaded if record)
     return tuple(sorted(records, key=lambda part: (part.norm, min(part.weakest(), default=0.0), part.file_name)))
 
 

@@ -18,11 +18,11 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from dubio.checks import listed
 from dubio.codec import fits
 from dubio.evaluation import (
     METRICS,
     SCORE_INFO,
-    CorruptionPoint,
     DetectionScore,
     Evaluation,
     NotableExample,
@@ -48,7 +48,6 @@ from dubio.report.elements import (
     bytes_text,
     cell,
     line_of,
-    listed,
     number,
     percent,
     points,
@@ -99,16 +98,14 @@ def training(records: Sequence[RunRecord]) -> Section:
 def pruning(records: Sequence[RunRecord]) -> Section:
     """Weights that were removed, their signal-to-noise ratios, and the cost of removing more."""
     blocks: list[Block] = []
-    for run in records:
-        if run.pruning is None:
-            continue
-        if sentence := _pruning_summary(run.pruning):
-            blocks.append(Note(f"{run.name}: {sentence}"))
-        density = run.pruning.density
+    for name, record in ((run.name, run.pruning) for run in records if run.pruning):
+        if sentence := _pruning_summary(record):
+            blocks.append(Note(f"{name}: {sentence}"))
+        density = record.density
         if density is not None and len(density.edges) == len(density.counts) + 1 > 1:
-            blocks.append(_density_chart(run.name, density))
+            blocks.append(_density_chart(name, density))
         for metric, label in (("accuracy", "accuracy"), ("nll", "NLL (nats)")):
-            blocks += _pruning_chart(run.name, run.pruning, metric, label)
+            blocks += _pruning_chart(name, record, metric, label)
     about = (
         "A weight's signal-to-noise ratio (SNR) is the size of its mean over its standard deviation, here in decibels: "
         "at 0 they are equal, and a weight far below is noise that can go. The curves show what is left when a "
@@ -182,10 +179,8 @@ def uncertainty(records: Sequence[RunRecord]) -> Section:
         data = {group: part.expected_entropy for group, part in groups.items()}
         network = {group: part.mutual_information for group, part in groups.items()}
         # Earlier versions calibrated the entropy and not its parts, which then do not add up to it.
-        if any(
-            abs(data[group] + network[group] - part.entropy) > 1e-4 + 1e-3 * part.entropy
-            for group, part in groups.items()
-        ):
+        sums = ((part.expected_entropy + part.mutual_information, part.entropy) for part in groups.values())
+        if any(abs(total - entropy) > 1e-4 + 1e-3 * entropy for total, entropy in sums):
             blocks.append(Note(UNCALIBRATED_PARTS.format(name=name), "warn"))
         elif groups:
             summary = "; ".join(
@@ -206,27 +201,19 @@ def uncertainty(records: Sequence[RunRecord]) -> Section:
 
 def intervals(records: Sequence[RunRecord]) -> Section:
     """Coverage and width of prediction intervals, by level."""
-    coverages, widths, held = [], [], []
+    coverages, widths = [], []
     for name, evaluation in _evaluations(records):
-        rows = sorted(evaluation.intervals, key=lambda row: row.level)
-        if rows:
+        if rows := sorted(evaluation.intervals, key=lambda row: row.level):
             coverages.append(line_of(name, [(row.level, row.coverage.value) for row in rows]))
             widths.append(line_of(name, [(row.level, row.width.value) for row in rows]))
-            share = percent(rows[-1].coverage.value)
-            held.append(f"{name}: intervals at {percent(rows[-1].level)} hold {share} of the targets")
     about = (
         "An interval of level 90 % should hold the target in 90 % of the cases: lines should lie on the dotted one. "
         "Below it, intervals are too narrow. Of two networks on the line, the one with narrower intervals says more."
     )
-    coverage = LineChart(
-        "Coverage by level",
-        f"{'; '.join(held)}.",
-        "level",
-        "share of targets held",
-        tuple(coverages),
-        y_range=(0.0, 1.0),
-        diagonal="dotted: as it should be",
-    )
+    held = (f"{line.name}: intervals at {percent(line.x[-1])} hold {percent(line.y[-1])}" for line in coverages)
+    summary, label = f"{'; '.join(f'{part} of the targets' for part in held)}.", "share of targets held"
+    shown, ideal = tuple(coverages), "dotted: as it should be"
+    coverage = LineChart("Coverage by level", summary, "level", label, shown, y_range=(0.0, 1.0), diagonal=ideal)
     wide = "; ".join(f"{line.name}: {number(line.y[-1])} at {percent(line.x[-1])}" for line in widths)
     summary, y_range = f"Mean width of intervals: {wide}.", (0.0, _highest(widths))
     width = LineChart("Width by level", summary, "level", "mean width", tuple(widths), y_range=y_range)
@@ -258,17 +245,13 @@ def unseen(records: Sequence[RunRecord]) -> Section:
 
 def corruptions(records: Sequence[RunRecord]) -> Section:
     """Accuracy and calibration error on corrupted inputs."""
-    curves = {name: evaluation.corruptions for name, evaluation in _evaluations(records) if evaluation.corruptions}
-    blocks: list[Block] = []
-    if curves:
-        blocks += [
-            _strength_chart(curves, "accuracy", "Accuracy by strength", "accuracy"),
-            _strength_chart(curves, "ece", "Calibration error by strength", "ECE"),
-        ]
+    judged = [(name, evaluation) for name, evaluation in _evaluations(records) if evaluation.corruptions]
+    charts = (("accuracy", "Accuracy by strength", "accuracy"), ("ece", "Calibration error by strength", "ECE"))
+    blocks: list[Block] = [_strength_chart(judged, *chart) for chart in charts if judged]
     columns = ("corruption", "strength", "accuracy", "NLL", "ECE", "entropy", "mutual information")
-    for run, kinds in curves.items():
+    for run, evaluation in judged:
         rows = []
-        for kind, point in ((kind, point) for kind, curve in kinds.items() for point in curve):
+        for kind, point in ((kind, point) for kind, curve in evaluation.corruptions.items() for point in curve):
             values = (point.accuracy, point.nll, point.ece, point.entropy, point.mutual_information)
             numbers = (Cell(number(value), value) for value in values)
             rows.append((Cell(kind), Cell(str(point.strength), point.strength), *numbers))
@@ -289,11 +272,8 @@ def wrong_labels(records: Sequence[RunRecord]) -> Section:
             family = (run.method, str(run.order.get("model")), run.evaluation.data.fingerprint)
             strength = str(run.order.get("label_noise") or "none:0").partition(":")[2]
             families.setdefault(family, {})[float(strength)] = run.evaluation
-    lines = tuple(
-        _accuracy_line(", ".join(family[:2]), evaluations)
-        for family, evaluations in families.items()
-        if len(evaluations) > 1
-    )
+    several = {family: evaluations for family, evaluations in families.items() if len(evaluations) > 1}
+    lines = tuple(_accuracy_line(", ".join(family[:2]), evaluations) for family, evaluations in several.items())
     about = (
         "Networks of one kind that were trained with more and more wrong labels, judged on clean test data. Good: "
         "accuracy stays high although many labels lied."
@@ -305,28 +285,16 @@ def wrong_labels(records: Sequence[RunRecord]) -> Section:
 
 def classes(records: Sequence[RunRecord]) -> Section:
     """Recall, precision and confusions of each class."""
-    columns = (
-        "class",
-        "examples",
-        "found (recall)",
-        "right when named (precision)",
-        "mean confidence",
-        "NLL",
-        "most often taken for",
-    )
+    numbers = ("examples", "found (recall)", "right when named (precision)", "mean confidence", "NLL")
+    columns = ("class", *numbers, "most often taken for")
     blocks = []
     for name, evaluation in _evaluations(records):
-        rows = tuple(
-            (
-                Cell(row.name),
-                Cell(str(row.num_examples), float(row.num_examples)),
-                *(Cell(percent(share), share) for share in (row.recall, row.precision, row.confidence)),
-                Cell(number(row.nll), row.nll),
-                Cell(row.taken_for or "-"),
-            )
-            for row in sorted(evaluation.classes, key=lambda row: (row.recall is None, row.recall))
-        )
-        blocks += [Table(f"{name}: classes, those found least first", columns, rows)] if rows else []
+        rows = []
+        for row in sorted(evaluation.classes, key=lambda row: (row.recall is None, row.recall)):
+            size = Cell(str(row.num_examples), float(row.num_examples))
+            parts = (Cell(percent(share), share) for share in (row.recall, row.precision, row.confidence))
+            rows.append((Cell(row.name), size, *parts, Cell(number(row.nll), row.nll), Cell(row.taken_for or "-")))
+        blocks += [Table(f"{name}: classes, those found least first", columns, tuple(rows))] if rows else []
     about = "How each class fares. A class that is rarely found, or often named wrongly, needs more or better examples."
     return Section("classes", "Which classes are mixed up?", about, tuple(blocks))
 
@@ -436,11 +404,11 @@ def _training_curve(run: RunRecord, metric: str) -> list[Series]:
 
 def _training_chart(lines: list[Series], metric: str, title: str, label: str) -> LineChart:
     best_of, word = (max, "most") if metric == "val_accuracy" else (min, "least")
-    parts = [
-        f"{line.name}: {word} {number(best_of(line.y))} in epoch {number(line.x[line.y.index(best_of(line.y))])}, "
-        f"{number(line.y[-1])} in the last"
-        for line in lines
-    ]
+    parts = []
+    for line in lines:
+        best, last = best_of(line.y), number(line.y[-1])
+        epoch = number(line.x[line.y.index(best)])
+        parts.append(f"{line.name}: {word} {number(best)} in epoch {epoch}, {last} in the last")
     lowest = min(min(line.y) for line in lines)
     log_y = metric != "val_accuracy" and lowest > 0.0 and _highest(lines) > 20.0 * lowest
     return LineChart(title, f"{'; '.join(parts)}.", "epoch", label, tuple(lines), log_y=log_y)
@@ -512,23 +480,19 @@ def _score_histogram(title: str, score: str, dataset: UnseenSet) -> Bars:
     label, result = SCORE_INFO.get(score, score), dataset.scores[score]
     auroc = result.auroc
     interval = "" if auroc.low is None or auroc.high is None else f" ({auroc.low:.3f} to {auroc.high:.3f})"
-    summary = (
-        f"{label.capitalize()} of {dataset.num_examples} unseen examples against known ones: AUROC "
-        f"{auroc.value:.3f}{interval}."
-    )
+    area = f"AUROC {auroc.value:.3f}{interval}"
+    summary = f"{label.capitalize()} of {dataset.num_examples} unseen examples against known ones: {area}."
     groups = {name: shares(counts) for name, counts in result.histogram.counts.items()}
     axis = f"{label} (nats)" if score in IN_NATS else label
     return Bars(title, summary, axis, "share of the group", result.histogram.edges, groups)
 
 
-def _strength_chart(
-    curves: dict[str, dict[str, tuple[CorruptionPoint, ...]]], metric: str, title: str, label: str
-) -> LineChart:
+def _strength_chart(judged: Sequence[tuple[str, Evaluation]], metric: str, title: str, label: str) -> LineChart:
     """A metric by strength, averaged over corruptions."""
     lines = []
-    for run, kinds in curves.items():
+    for run, evaluation in judged:
         values: dict[int, list[float]] = {}
-        for point in (point for curve in kinds.values() for point in curve):
+        for point in (point for curve in evaluation.corruptions.values() for point in curve):
             values.setdefault(point.strength, []).append(getattr(point, metric))
         means = [(float(strength), sum(values[strength]) / len(values[strength])) for strength in sorted(values)]
         lines.append(line_of(run, means))
@@ -562,7 +526,7 @@ def _card(example: NotableExample) -> Card:
         labels,
         f"confidence {percent(example.confidence)}",
         f"doubt {number(example.entropy)}, in the network {number(example.mutual_information)}",
-        *([f"or else {listed(others)}"] if others else []),
+        *([f"or else {listed(others, 'and')}"] if others else []),
     )
     if example.image is None:
         return Card((), lines)

@@ -14,9 +14,11 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Literal
 
 from dubio.auditing import FEWEST_IMAGES
+from dubio.checks import listed
 from dubio.evaluation import (
     METRICS,
     SCORE_INFO,
@@ -37,7 +39,6 @@ from dubio.report.elements import (
     bytes_text,
     cell,
     decimal,
-    listed,
     percent,
     percent_cell,
     plural,
@@ -66,39 +67,24 @@ def _metric(name: str, title: str) -> Column:
     return Column(name, title, info.meaning, "" if info.better == "neither" else info.better)
 
 
+ABOUT_ENTROPY = "How well entropy separates unseen data from known; 0.5 is chance, 1 is perfect."
+ABOUT_INFORMATION = "The same by mutual information, which a network without noise does not have."
 SIZES = (
     Column("parameters", "Parameters", "Numbers that training moves, without those that were removed."),
     Column("bytes", "File", "Size of the network's file."),
 )
 COLUMNS: dict[Literal["classification", "regression"], tuple[Column, ...]] = {
     "classification": (
-        _metric("accuracy", "Accuracy"),
-        _metric("nll", "NLL"),
-        _metric("ece", "ECE"),
-        Column(
-            "auroc_entropy",
-            "AUROC (H)",
-            "How well entropy separates unseen data from known; 0.5 is chance, 1 is perfect.",
-            "more",
-        ),
-        Column(
-            "auroc",
-            "AUROC (MI)",
-            "The same by mutual information, which a network without noise does not have.",
-            "more",
-        ),
+        *starmap(_metric, {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE"}.items()),
+        Column("auroc_entropy", "AUROC (H)", ABOUT_ENTROPY, "more"),
+        Column("auroc", "AUROC (MI)", ABOUT_INFORMATION, "more"),
         Column("r_pred", "R_pred", "Accuracy of the mean over draws under the strongest attack tried.", "more"),
         Column("audit", "Audit", "Whether the claimed robustness is real."),
         *SIZES,
     ),
     "regression": (
-        _metric("rmse", "RMSE"),
-        _metric("mae", "MAE"),
-        _metric("nll", "NLL"),
-        _metric("crps", "CRPS"),
-        _metric("std", "Spread"),
-        _metric("aleatoric_std", "of the data"),
-        _metric("epistemic_std", "of the network"),
+        *starmap(_metric, {"rmse": "RMSE", "mae": "MAE", "nll": "NLL", "crps": "CRPS", "std": "Spread"}.items()),
+        *starmap(_metric, {"aleatoric_std": "of the data", "epistemic_std": "of the network"}.items()),
         *SIZES,
     ),
 }
@@ -114,8 +100,10 @@ def headlines(records: Sequence[RunRecord]) -> tuple[HeadlineTable, ...]:
             continue
         dataset, distance = most_common_unseen(runs), shared_distance(runs)
         rows = [_row(run, all_columns, dataset, distance) for run in runs]
+        attack = next((run.attack for run in runs if run.attack), None)
+        where = f" at {attack.distance_text()}" if attack and distance is not None else ""
         columns = tuple(
-            _with_distance(column, runs) if column.name == "r_pred" and distance is not None else column
+            replace(column, title=f"{column.title}{where}") if column.name == "r_pred" else column
             for column in all_columns
             if any(row.cells[column.name].text != "-" for row in rows)
         )
@@ -131,8 +119,8 @@ def headlines(records: Sequence[RunRecord]) -> tuple[HeadlineTable, ...]:
 
 def summarise(records: Sequence[RunRecord], headlines: Sequence[HeadlineTable]) -> tuple[str, ...]:
     """A few sentences about all runs."""
-    methods = listed(list(dict.fromkeys(run.method for run in records)))
-    data = listed(list(dict.fromkeys(run.data for run in records)))
+    methods = listed(list(dict.fromkeys(run.method for run in records)), "and")
+    data = listed(list(dict.fromkeys(run.data for run in records)), "and")
     sentences = (
         f"{plural(len(records), 'network')}, trained by {methods} on {data}.",
         *failures_of(records),
@@ -216,34 +204,21 @@ def _distance(attack: RobustnessRecord) -> float:
     return attack.rows[0].distance
 
 
-def _with_distance(column: Column, records: Sequence[RunRecord]) -> Column:
-    """The column with the distance of attacks in its title."""
-    distance = next(run.attack.distance_text() for run in records if run.attack)
-    return replace(column, title=f"{column.title} at {distance}")
-
-
 def _row(run: RunRecord, columns: tuple[Column, ...], dataset: str | None, distance: float | None) -> HeadlineRow:
     metrics = run.evaluation.metrics if run.evaluation else {}
     fingerprint = run.evaluation.data.fingerprint if run.evaluation else ""
+    count, size = run.num_parameters, run.num_bytes
     special = {
         **{name: _detection(run, dataset, score) for name, score in DETECTORS.items()},
         "r_pred": _robustness(run, distance),
         "audit": _audit(run),
-        "parameters": Cell(
-            "-" if run.num_parameters is None else f"{run.num_parameters:,}", _float(run.num_parameters)
-        ),
-        "bytes": Cell(bytes_text(run.num_bytes), _float(run.num_bytes)),
+        "parameters": Cell("-") if count is None else Cell(f"{count:,}", float(count)),
+        "bytes": Cell("-") if size is None else Cell(bytes_text(size), float(size)),
         "accuracy": percent_cell(metrics.get("accuracy"), fingerprint),
     }
-    cells = {
-        column.name: special[column.name] if column.name in special else cell(metrics.get(column.name), fingerprint)
-        for column in columns
-    }
+    names = [column.name for column in columns]
+    cells = {name: special.get(name) or cell(metrics.get(name), fingerprint) for name in names}
     return HeadlineRow(run.name, run.method, run.data, cells, run.stale)
-
-
-def _float(count: int | None) -> float | None:
-    return None if count is None else float(count)
 
 
 def _detection(run: RunRecord, name: str | None, score: str) -> Cell:
@@ -310,12 +285,9 @@ def _marked(
     """The rows with the best of a column marked among those of the same examples; the tests are added to a list."""
     marks: dict[str, Mark] = {}
     cells = {row.run: row.cells[column.name] for row in rows}
-    for examples in dict.fromkeys(values.examples for values in paired.values()):
-        group = {
-            run: values
-            for run, values in paired.items()
-            if values.examples == examples and cells[run].value is not None
-        }
+    measured = {run: values for run, values in paired.items() if cells[run].value is not None}
+    for examples in dict.fromkeys(values.examples for values in measured.values()):
+        group = {run: values for run, values in measured.items() if values.examples == examples}
         compared = compare_pairs(column.name, group)
         marks |= _marks({run: cells[run] for run in group}, column, compared)
         comparisons += compared
@@ -360,7 +332,9 @@ def _ranking(records: Sequence[RunRecord], headline: HeadlineTable, name: str) -
     if any(cell.mark == "tied" for cell in cells.values()):
         return _tie(records, cells, compared, name)
     title = next((column.title for column in headline.columns if column.name == name), name)
-    return f"{title}: {listed([f'{run} {_with_interval(cell)}' for run, cell in cells.items()])}." if cells else ""
+    return (
+        f"{title}: {listed([f'{run} {_with_interval(cell)}' for run, cell in cells.items()], 'and')}." if cells else ""
+    )
 
 
 def _others(best: str, cells: dict[str, Cell], compared: Sequence[Comparison]) -> str:
@@ -381,7 +355,7 @@ def _tie(records: Sequence[RunRecord], cells: dict[str, Cell], compared: Sequenc
     is_many = len(tied) > MOST_NAMED
     ordered = sorted(tied, key=numbers.__getitem__)
     ends = [f"{cells[run].text} ({run})" for run in (ordered[0], ordered[-1])]
-    values = " to ".join(ends) if is_many else listed([f"{run} {cells[run].text}" for run in tied])
+    values = " to ".join(ends) if is_many else listed([f"{run} {cells[run].text}" for run in tied], "and")
     significant = [pair for pair in compared if pair.p_value < SIGNIFICANT]
     if not significant:
         counts = {run.evaluation.data.num_examples for run in records if run.evaluation}
@@ -389,12 +363,8 @@ def _tie(records: Sequence[RunRecord], cells: dict[str, Cell], compared: Sequenc
         smallest = min(compared, key=lambda pair: pair.p_value)
         return f"{examples} difference in {noun} is significant (smallest {smallest}): {values}."
     clearest = min(significant, key=lambda pair: pair.p_value)
-    first_leads = (
-        numbers[clearest.first] < numbers[clearest.second]
-        if name == "rmse"
-        else numbers[clearest.first] > numbers[clearest.second]
-    )
-    won, lost = (clearest.first, clearest.second) if first_leads else (clearest.second, clearest.first)
+    sign = -1.0 if name == "rmse" else 1.0
+    lost, won = sorted((clearest.first, clearest.second), key=lambda run: sign * numbers[run])
     more = f", the clearest of {len(significant)} significant differences" if len(significant) > 1 else ""
     runs = f"The {len(tied)} best runs" if is_many else "The best runs"
     return f"{runs} do not differ significantly in {noun}: {values}. {won} {better} than {lost} ({clearest}){more}."
@@ -437,7 +407,9 @@ def _robustness_summary(records: Sequence[RunRecord]) -> str:
         f"{run} on {percent(left[run])}{f' at epsilon {attack.distance_text()}' if distance is None else ''}"
         for run, attack in attacks.items()
     ]
-    return f"Under attack{where} these are right: {listed(parts)} of the images; stronger attacks may leave less."
+    return (
+        f"Under attack{where} these are right: {listed(parts, 'and')} of the images; stronger attacks may leave less."
+    )
 
 
 def _audit_summary(records: Sequence[RunRecord]) -> str:
@@ -446,4 +418,4 @@ def _audit_summary(records: Sequence[RunRecord]) -> str:
         if run.audit:
             reserved = run.audit.status != "UPPER BOUND ONLY" and run.audit.caveats
             parts.append(f"{run.name} {run.audit.status}{' with reservations' if reserved else ''}")
-    return f"Audits say: {listed(parts)}." if parts else ""
+    return f"Audits say: {listed(parts, 'and')}." if parts else ""
