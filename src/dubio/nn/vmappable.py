@@ -228,15 +228,8 @@ class Embedding(nn.Embedding):
         return torch.where((input == self.padding_idx).unsqueeze(-1), vectors.detach(), vectors)
 
     def _look_up(self, input: Tensor) -> Tensor:
-        return F.embedding(
-            input,
-            self.weight,
-            self.padding_idx,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            _gives_sparse_gradients(self),
-        )
+        options = self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq
+        return F.embedding(input, self.weight, *options, _gives_sparse_gradients(self))
 
 
 class EmbeddingBag(nn.EmbeddingBag):
@@ -244,19 +237,9 @@ class EmbeddingBag(nn.EmbeddingBag):
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look the indices up and put those of each bag together."""
-        return F.embedding_bag(
-            input,
-            self.weight,
-            offsets,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.mode,
-            _gives_sparse_gradients(self),
-            per_sample_weights,
-            self.include_last_offset,
-            self.padding_idx,
-        )
+        options = self.max_norm, self.norm_type, self.scale_grad_by_freq, self.mode, _gives_sparse_gradients(self)
+        last = per_sample_weights, self.include_last_offset, self.padding_idx
+        return F.embedding_bag(input, self.weight, offsets, *options, *last)
 
 
 class PReLU(nn.PReLU):
