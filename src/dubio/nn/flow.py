@@ -240,13 +240,9 @@ class ActnormStep(FlowStep):
 
 
 _MIXING: dict[flows.Parametrisation, Callable[..., FlowStep]] = {"full": FullMixingStep, "lu": LuMixingStep}
-_MAKERS: dict[type, Callable[..., FlowStep]] = {
-    flows.Actnorm: ActnormStep,
-    flows.Affine: AffineStep,
-    flows.AffineCoupling: AffineCouplingStep,
-    flows.InvertibleConv: lambda step, n: _MIXING[step.parametrisation](step, n),
-    flows.Planar: PlanarStep,
-}
+_MAKERS: dict[type, Callable[..., FlowStep]] = {flows.Actnorm: ActnormStep, flows.Affine: AffineStep}
+_MAKERS |= {flows.AffineCoupling: AffineCouplingStep, flows.Planar: PlanarStep}
+_MAKERS[flows.InvertibleConv] = lambda step, channels: _MIXING[step.parametrisation](step, channels)
 
 
 def _orthogonal(channels: int) -> Float[Tensor, "channel channel"]:

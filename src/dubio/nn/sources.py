@@ -92,10 +92,8 @@ class Posterior(Source):
 
     def wants(self, run: Pass) -> tuple[bool, bool]:
         """Whether a pass collects the divergence of this posterior, and its entropy."""
-        return (
-            "divergence" in run.collecting and (self.per_call or not self.has_closed_divergence),
-            "entropy" in run.collecting and (self.per_call or not self.has_closed_entropy),
-        )
+        divergence = "divergence" in run.collecting and (self.per_call or not self.has_closed_divergence)
+        return divergence, "entropy" in run.collecting and (self.per_call or not self.has_closed_entropy)
 
 
 def sources(model: nn.Module) -> list[Source]:
