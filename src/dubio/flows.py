@@ -18,21 +18,8 @@ from typing import Literal, get_args
 
 from dubio.checks import check_choice, check_count, check_flag, check_positive
 
-__all__ = [
-    "Actnorm",
-    "Affine",
-    "AffineCoupling",
-    "Block",
-    "FlowBlock",
-    "GlowStep",
-    "InvertibleConv",
-    "NormalAffine",
-    "NormalInvConv",
-    "NormalPlanar1d",
-    "Parametrisation",
-    "Planar",
-    "Step",
-]
+__all__ = ["Actnorm", "Affine", "AffineCoupling", "GlowStep", "InvertibleConv", "Parametrisation", "Planar", "Step"]
+__all__ += ["Block", "FlowBlock", "NormalAffine", "NormalInvConv", "NormalPlanar1d"]
 
 Parametrisation = Literal["lu", "full"]
 

@@ -22,6 +22,7 @@ from dubio.checks import check_choice
 Outputs = Float[Tensor, "sample batch ..."]
 Targets = Shaped[Tensor, "batch ..."]
 Scale = Float[Tensor, "..."] | None
+Std = float | Literal["learned", "output"]
 ROUNDING = 1e-5
 """Largest distance from 1 of the sum of a softmax."""
 
@@ -139,7 +140,7 @@ class Gaussian:
             examples whose noise it holds for large. Predictions and validation do not change by it.
     """
 
-    std: float | Literal["learned", "output"] = "learned"
+    std: Std = "learned"
     target_mean: float | tuple[float, ...] = 0.0
     target_std: float | tuple[float, ...] = 1.0
     beta: float = 0.0
@@ -165,12 +166,7 @@ class Gaussian:
         return f"Gaussian({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @classmethod
-    def for_targets(
-        cls,
-        targets: Float[Tensor, "batch ..."],
-        std: float | Literal["learned", "output"] = "learned",
-        beta: float = 0.0,
-    ) -> "Gaussian":
+    def for_targets(cls, targets: Float[Tensor, "batch ..."], std: Std = "learned", beta: float = 0.0) -> "Gaussian":
         """A ``Gaussian`` whose network predicts standardised targets: mean 0 and standard deviation 1.
 
         Args:

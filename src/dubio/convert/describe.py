@@ -85,39 +85,20 @@ class Description:
 
     def __str__(self) -> str:
         rows = [("layer", "type", "random", "weights", "remark")]
-        rows += [
-            (
-                layer.name or "(root)",
-                layer.kind,
-                ", ".join(layer.random) or "-",
-                f"{layer.num_random + layer.num_fixed:,}",
-                layer.remark,
-            )
-            for layer in self.layers
-        ]
+        for layer in self.layers:
+            random, weights = ", ".join(layer.random) or "-", f"{layer.num_random + layer.num_fixed:,}"
+            rows.append((layer.name or "(root)", layer.kind, random, weights, layer.remark))
         removed = f", {self.num_removed:,} were removed" if self.num_removed else ""
         layers = "1 layer has" if self.num_noisy == 1 else f"{self.num_noisy} layers have"
         noisy = f"; {layers} noise on activations" if self.num_noisy else ""
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-        lines = [
-            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-        ]
-        return "\n".join(
-            [
-                f"method      {self.method}",
-                f"likelihood  {self.likelihood}",
-                *(f"decided     {decision}" for decision in self.decided),
-                "",
-                *(line.rstrip() for line in lines),
-                "",
-                f"{self.num_random:,} weights are random, {self.num_fixed:,} are not{removed}{noisy}",
-                *self.executors,
-                *(
-                    f"draws from {generator} itself: seeded runs of it hold one lock"
-                    for generator in self.global_generators
-                ),
-            ]
-        )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [f"method      {self.method}", f"likelihood  {self.likelihood}"]
+        lines += [f"decided     {decision}" for decision in self.decided]
+        lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), ""]
+        lines.append(f"{self.num_random:,} weights are random, {self.num_fixed:,} are not{removed}{noisy}")
+        lines += self.executors
+        lines += [f"draws from {name} itself: seeded runs of it hold one lock" for name in self.global_generators]
+        return "\n".join(lines)
 
 
 def describe(model: nn.Module) -> Description:
@@ -139,14 +120,10 @@ def describe(model: nn.Module) -> Description:
         if own_parameters(module) or is_random(module)
     ]
     executors = [f"executor in {name}: {plan.executor}; {plan.reason}" for name, plan in plans(model).items()]
-    return Description(
-        "none: not converted" if record is None else repr(record.method),
-        "none" if record is None else repr(record.likelihood),
-        tuple(layers),
-        tuple(executors) or ("executor: chosen at the first run with several draws",),
-        tuple(decisions_of(model).summary().values()),
-        noticed(model),
-    )
+    executors = executors or ["executor: chosen at the first run with several draws"]
+    made = ("none: not converted", "none") if record is None else (repr(record.method), repr(record.likelihood))
+    decided = tuple(decisions_of(model).summary().values())
+    return Description(*made, tuple(layers), tuple(executors), decided, noticed(model))
 
 
 def _describe_layer(

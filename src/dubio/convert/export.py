@@ -141,28 +141,24 @@ class _Unrolled(nn.Module):
         self.num_samples = num_samples
         self.frozen = seed is not None
         names = {module: name for name, module in self.model.named_modules()}
-        self.posteriors = [] if seed is None else [names[posterior] for posterior in posteriors(self.model)]
+        frozen = [] if seed is None else posteriors(self.model)
+        self.posteriors = [names[posterior] for posterior in frozen]
         if seed is not None:
-            self._freeze(Settings("frozen", seed_tensor(seed)))
+            name_sources(self.model)
+            with torch.no_grad():
+                for place in range(num_samples or 1):
+                    run = Pass(Settings("frozen", seed_tensor(seed)), torch.tensor(place))
+                    for number, posterior in enumerate(frozen):
+                        self.register_buffer(f"draw{place}_{number}", posterior.perturbation(run))
 
     def forward(self, *args: Any) -> Any:
         """All draws, with a leading axis unless ``num_samples`` is None."""
         settings = Settings(estimator="weight") if self.posteriors else Settings()
         call = Call(self.model, args, {}, settings)
         numbered = self.frozen or self.num_samples is not None  # else a random member of an ensemble
-        draws = [
-            one_draw(call, torch.tensor(place) if numbered else None, self._drawn(place))[0]
-            for place in range(self.num_samples or 1)
-        ]
+        numbers = [torch.tensor(place) if numbered else None for place in range(self.num_samples or 1)]
+        draws = [one_draw(call, number, self._drawn(place))[0] for place, number in enumerate(numbers)]
         return draws[0] if self.num_samples is None else pytree.tree_map(lambda *leaves: torch.stack(leaves), *draws)
-
-    @torch.no_grad()
-    def _freeze(self, settings: Settings) -> None:
-        name_sources(self.model)
-        for place in range(self.num_samples or 1):
-            run = Pass(settings, torch.tensor(place))
-            for number, posterior in enumerate(posteriors(self.model)):
-                self.register_buffer(f"draw{place}_{number}", posterior.perturbation(run))
 
     def _drawn(self, place: int) -> dict[int, Tensor]:
         means = [self.model.get_submodule(name).mean for name in self.posteriors]
@@ -212,13 +208,11 @@ def _to_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX export needs onnx and onnxscript: pip install 'dubio[export]'") from error
-    destination = None if path is None else str(path)
+    file = None if path is None else str(path)
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
     log.setLevel(logging.ERROR)  # without torchvision it warns of each of its operators
     try:
-        return torch.onnx.export(
-            network, args, destination, kwargs=kwargs, dynamic_shapes=shapes, dynamo=True, verbose=False
-        )
+        return torch.onnx.export(network, args, file, kwargs=kwargs, dynamic_shapes=shapes, dynamo=True, verbose=False)
     finally:
         log.setLevel(level)

@@ -61,6 +61,8 @@ from dubio.nn import (
 
 MakePosterior = Callable[[nn.Parameter, Tensor | None], WeightSource]
 """A posterior from the parameter that becomes its mean, and a mask of the elements that stay fixed."""
+MakeNoises = Callable[[dict[str, nn.Module]], Sequence[InputSource]]
+"""One source of noise for each of these layers, which come by name."""
 Where = str | type[nn.Module] | Callable[[str, nn.Module], bool] | tuple["Where", ...] | None
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 DROPOUT = nn.modules.dropout._DropoutNd
@@ -72,29 +74,19 @@ class ConversionWarning(UserWarning):
 
 
 def randomise(
-    net: nn.Module,
-    make_posterior: MakePosterior,
-    *,
-    estimator: Estimator,
-    bayesian_bias: bool = True,
-    norms: bool = False,
-    where: Where = None,
-    strict: bool = True,
+    net: nn.Module, make: MakePosterior, where: Where, strict: bool, *, estimator: Estimator, biases: bool, norms: bool
 ) -> nn.Module:
     """A copy of ``net`` whose chosen parameters are drawn; ``net`` itself is not changed."""
     model = plain_copy(net)
-    chosen = {
-        name: module
-        for name, module in model.named_modules(remove_duplicate=False)
-        if own_parameters(module) and (norms or not is_norm(module)) and chooses(where, name, module)
-    }
+    holders = {name: m for name, m in model.named_modules(remove_duplicate=False) if own_parameters(m)}
+    drawable = {name: module for name, module in holders.items() if norms or not is_norm(module)}
+    chosen = {name: module for name, module in drawable.items() if chooses(where, name, module)}
     unconvertible = {name: reason for name, module in chosen.items() if (reason := why_unconvertible(module))}
     if strict:
         refuse_unconvertible(unconvertible)
     make_mappable(model)
-    posteriors = _make_posteriors(
-        [module for name, module in chosen.items() if name not in unconvertible], make_posterior, bayesian_bias
-    )
+    convertible = [module for name, module in chosen.items() if name not in unconvertible]
+    posteriors = _make_posteriors(convertible, make, biases)
     if not posteriors:
         raise ValueError(_nothing_to_convert(model, where, list(unconvertible)))
     for module in chosen.values():
@@ -182,30 +174,21 @@ def _nothing_to_convert(model: nn.Module, where: Where, unconvertible: list[str]
     return f"nothing to convert: where={where!r} chooses no layer of this network that has parameters{hint}"
 
 
-def _make_posteriors(
-    modules: list[nn.Module], make_posterior: MakePosterior, bayesian_bias: bool
-) -> dict[int, WeightSource]:
+def _make_posteriors(modules: list[nn.Module], make: MakePosterior, biases: bool) -> dict[int, WeightSource]:
     """One posterior for each parameter of the modules, by identity of the parameter."""
-    parameters = {
-        id(parameter): parameter
-        for module in modules
-        for name, parameter in module.named_parameters(recurse=False)
-        if bayesian_bias or "bias" not in name
-    }
+    named = [pair for module in modules for pair in module.named_parameters(recurse=False)]
+    parameters = {id(parameter): parameter for name, parameter in named if biases or "bias" not in name}
     fixed: dict[int, Tensor] = {}  # the padding row of an embedding is constant
     for module in modules:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.padding_idx is not None:
             fixed[id(module.weight)] = torch.zeros_like(module.weight, dtype=torch.bool)
             fixed[id(module.weight)][module.padding_idx] = True
-    return {key: make_posterior(parameter, fixed.get(key)) for key, parameter in parameters.items()}
+    return {key: make(parameter, fixed.get(key)) for key, parameter in parameters.items()}
 
 
 def _draw(module: nn.Module, posteriors: dict[int, WeightSource], estimator: Estimator) -> None:
-    drawn_params = {
-        name: posteriors[id(parameter)]
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
-        if id(parameter) in posteriors
-    }
+    params = module.named_parameters(recurse=False, remove_duplicate=False)
+    drawn_params = {name: posteriors[id(parameter)] for name, parameter in params if id(parameter) in posteriors}
     if not drawn_params:
         return
     base = type(module)
@@ -250,15 +233,8 @@ def _check_ties(model: nn.Module, posteriors: dict[int, WeightSource]) -> None:
                 )
 
 
-def insert_noise(
-    net: nn.Module,
-    make_noise: Callable[[dict[str, nn.Module]], Sequence[InputSource]],
-    *,
-    where: Where = None,
-    strict: bool = True,
-    freeze: bool = False,
-) -> nn.Module:
-    """A copy of ``net`` with noise before its chosen layers; ``make_noise`` gives one source for each, by name.
+def insert_noise(net: nn.Module, make: MakeNoises, *, where: Where, strict: bool, freeze: bool) -> nn.Module:
+    """A copy of ``net`` with noise before its chosen layers.
 
     With ``freeze`` the network's own parameters are not trained, and its running statistics do not change.
     """
@@ -272,14 +248,12 @@ def insert_noise(
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.momentum = 0.0  # training still normalises by the batch, but does not change the statistics
-    for layer, noise in zip(chosen.values(), make_noise(chosen), strict=True):
+    for layer, noise in zip(chosen.values(), make(chosen), strict=True):
         add_noise(layer, noise.to(next(layer.parameters())))
     return attach(model)
 
 
-def randomise_dropout(
-    net: nn.Module, rate: float | None, inserted_rate: float, where: Where, strict: bool
-) -> nn.Module:
+def randomise_dropout(net: nn.Module, rate: float | None, inserted: float, where: Where, strict: bool) -> nn.Module:
     """A copy of ``net`` in which the chosen dropout modules are always on and other chosen layers have a mask before.
 
     Without a choice: its dropout modules or, in a network that has none, a mask before every linear layer. A ``rate``
@@ -309,7 +283,7 @@ def randomise_dropout(
         module.p = float(p)
         module.__class__ = DROPOUTS[type(module)]
     for layer in chosen.values():
-        add_noise(layer, InputMask(inserted_rate if rate is None else rate))
+        add_noise(layer, InputMask(inserted if rate is None else rate))
     return attach(model)
 
 
@@ -321,11 +295,9 @@ def _chosen_layers(
     fitting = {name: module for name, module in chosen.items() if isinstance(module, kind) and takes_noise(module)}
     if strict and where is not None:
         others = {
-            name: f"{type(module).__name__}{rule}"
-            for name, module in chosen.items()
-            if name not in fitting and own_parameters(module) and not isinstance(module, (*NORMS, *UNCALLED))
+            name: m for name, m in chosen.items() if name not in fitting and not isinstance(m, (*NORMS, *UNCALLED))
         }
-        refuse_unconvertible(others)
+        refuse_unconvertible({name: f"{type(m).__name__}{rule}" for name, m in others.items() if own_parameters(m)})
     return fitting
 
 
@@ -373,9 +345,7 @@ def calls_of(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
             handle.remove()
 
 
-def replace_head(
-    net: nn.Module, make_head: Callable[[nn.Linear], Head], where: Where, strict: bool = True
-) -> nn.Module:
+def replace_head(net: nn.Module, make_head: Callable[[nn.Linear], Head], where: Where, strict: bool) -> nn.Module:
     """A copy of ``net`` whose classifier, the chosen linear layer or the last one, is replaced by a head."""
     model = plain_copy(net)
     chosen = _linear_layers(model, where, strict)
@@ -388,7 +358,7 @@ def replace_head(
 
 
 def with_activation_noise(
-    net: nn.Module, make_noise: Callable[[int, int], ActivationNoise], where: Where, behind: bool, strict: bool = True
+    net: nn.Module, make_noise: Callable[[int, int], ActivationNoise], where: Where, behind: bool, strict: bool
 ) -> nn.Module:
     """A copy of ``net`` with noise before, or behind, its chosen linear layers, by default the last."""
     model = plain_copy(net)
@@ -427,16 +397,12 @@ def copy_of(net: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(net)
     except RuntimeError as error:  # a tensor that is not a leaf, kept on a module
-        computed = (
-            f"{name}.{key}".lstrip(".")
-            for name, module in net.named_modules()
-            for key, value in vars(module).items()
-            if isinstance(value, Tensor) and value.grad_fn is not None
-        )
-        keeper = next(computed, None)
-        kept = f": {keeper} keeps a tensor that forward computed" if keeper else ""
+        kept = ((f"{name}.{key}", value) for name, m in net.named_modules() for key, value in vars(m).items())
+        computed = (name for name, value in kept if isinstance(value, Tensor) and value.grad_fn is not None)
+        keeper = next(computed, "").lstrip(".")
+        reason = f": {keeper} keeps a tensor that forward computed" if keeper else ""
         raise ValueError(
-            f"the network must be copyable, but copy.deepcopy fails on it{kept}; remove it, or where it comes from "
+            f"the network must be copyable, but copy.deepcopy fails on it{reason}; remove it, or where it comes from "
             "torch.nn.utils.weight_norm or spectral_norm, use those of torch.nn.utils.parametrizations"
         ) from error
 

@@ -8,12 +8,11 @@ that reads its parameters in another way than as attributes, from a list it made
 then silently compute with its means.
 """
 
-import contextlib
 import inspect
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,16 +71,6 @@ def spec(model: nn.Module) -> ModelSpec:
     return record
 
 
-def attach_spec(model: nn.Module, record: ModelSpec) -> None:
-    """Give a network its record, and the parameter that its likelihood learns."""
-    likelihood = record.likelihood
-    if isinstance(likelihood, Gaussian) and likelihood.std == "learned":
-        start = functional.variational.inverse_softplus(torch.tensor(likelihood.INITIAL_STD))
-        first = next(model.parameters())
-        model.register_parameter("observation_rho", nn.Parameter(start.to(first)))
-    model.dubio_spec = record  # type: ignore[assignment]
-
-
 def change_spec(model: nn.Module, **changes: Any) -> None:
     """Give a network a record that differs in some fields."""
     model.dubio_spec = replace(spec(model), **changes)  # type: ignore[assignment]
@@ -121,7 +110,7 @@ def warn_of_probabilities(model: nn.Module, likelihood: Likelihood) -> None:
 def finish(
     model: nn.Module, net: nn.Module | None, method: Any, likelihood: Likelihood, example: Inputs | None
 ) -> nn.Module:
-    """Give a converted network its record; with an example, prove the conversion on it.
+    """Give a converted network its record and what its likelihood learns; with an example, prove the conversion.
 
     Without ``net`` the example is only run. A function in the method's ``where`` is replaced by the names it chose.
     """
@@ -129,7 +118,10 @@ def finish(
         raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
     if not consists_of(getattr(method, "where", None), str, type):
         method = replace(method, where=random_names(model))
-    attach_spec(model, ModelSpec(method, likelihood))
+    if isinstance(likelihood, Gaussian) and likelihood.std == "learned":
+        start = functional.variational.inverse_softplus(torch.tensor(likelihood.INITIAL_STD))
+        model.register_parameter("observation_rho", nn.Parameter(start.to(next(model.parameters()))))
+    model.dubio_spec = ModelSpec(method, likelihood)  # type: ignore[assignment]
     warn_of_probabilities(model, likelihood)
     if example is not None and net is not None:
         prove(model, net, example)
@@ -145,14 +137,13 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
     Both run in eval mode, and their modes are restored. A layer that is called several times draws its weights from
     then on: it has one draw in a pass.
     """
-    args, kwargs = arguments(example)
     with torch.no_grad(), _plain_attention(), same_numbers(net):
-        expected = _leaves(_run(net, args, kwargs, None))
+        expected = _leaves(_run(net, example, None))
         if not expected:
             raise TypeError(
                 "the network's outputs must be tensors, in tuples, lists or dicts, or have .logits, to be compared"
             )
-        outputs = _leaves(_run(model, args, kwargs, Settings("off")))
+        outputs = _leaves(_run(model, example, Settings("off")))
         for place, (output, target) in enumerate(zip(outputs, expected, strict=True)):
             if not _close(output, target):
                 distance = (output.double() - target.double()).abs().max().item()
@@ -163,7 +154,7 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
         reading = Settings(estimator="weight")
         running = Pass(reading)
         with calls_of(module for module in model.modules() if isinstance(module, Drawn)) as calls:
-            _run(model, args, kwargs, reading, running)
+            _run(model, example, reading, running)
     for module, count in Counter(calls).items():
         if count > 1 and isinstance(module, Drawn):
             share_draw(module, "called several times: it has one draw")
@@ -184,15 +175,11 @@ def prove(model: nn.Module, net: nn.Module, example: Inputs) -> None:
 
 def find_functional_dropout(net: nn.Module, example: Inputs) -> list[FunctionCall]:
     """Where a network's own code calls dropout as a function; the network runs once in each mode."""
-    args, kwargs = arguments(example)
     calls: list[FunctionCall] = []
     for training in (False, True):
-        with (
-            torch.no_grad(),
-            _Dropouts() as dropouts,
-            contextlib.suppress(*((RuntimeError, ValueError) if training else ())),
-        ):
-            _run(net, args, kwargs, None, training=training)  # batch norm may refuse to train on one row
+        refusals = (RuntimeError, ValueError) if training else ()  # batch norm may refuse to train on one row
+        with torch.no_grad(), _Dropouts() as dropouts, suppress(*refusals):
+            _run(net, example, None, training=training)
         calls += dropouts.calls
     return list(dict.fromkeys(calls))
 
@@ -225,13 +212,9 @@ class _Dropouts(TorchFunctionMode):
 
 
 def _run(
-    net: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    settings: Settings | None,
-    running: Pass | None = None,
-    training: bool = False,
+    net: nn.Module, inputs: Inputs, settings: Settings | None, running: Pass | None = None, training: bool = False
 ) -> Any:
+    args, kwargs = arguments(inputs)
     modes = {module: module.training for module in net.modules()}
     former = STATE.own.settings, STATE.own.current
     net.train(training)

@@ -16,16 +16,7 @@ from dubio.methods.se_snn import SESNN as SESNN
 from dubio.methods.vib import VIB as VIB
 from dubio.methods.wasserstein import Wasserstein as Wasserstein
 
-METHODS: dict[str, type[Method]] = {
-    "bayes": Bayes,
-    "dropout": Dropout,
-    "input-noise": InputNoise,
-    "flow": Flow,
-    "se-snn": SESNN,
-    "vib": VIB,
-    "pni": PNI,
-    "wasserstein": Wasserstein,
-    "deterministic": Deterministic,
-    "ensemble": Ensemble,
-}
+METHODS: dict[str, type[Method]] = {"bayes": Bayes, "dropout": Dropout, "input-noise": InputNoise, "flow": Flow}
+METHODS |= {"se-snn": SESNN, "vib": VIB, "pni": PNI, "wasserstein": Wasserstein}
+METHODS |= {"deterministic": Deterministic, "ensemble": Ensemble}
 """Every method by its name on the command line."""

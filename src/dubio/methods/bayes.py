@@ -6,7 +6,7 @@ Reference: Blundell et al. 2015, Weight Uncertainty in Neural Networks.
 from dataclasses import dataclass
 from typing import get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from dubio._engine import Estimator
 from dubio.checks import check_choice, check_positive
@@ -52,15 +52,11 @@ class Bayes(Method):
         self.objective()
 
     def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
-        return randomise(
-            net,
-            lambda weight, fixed: GaussianPosterior(weight, self.prior, self.init_std, fixed),
-            estimator=self.estimator,
-            bayesian_bias=self.bayesian_bias,
-            norms=self.norms,
-            where=self.where,
-            strict=strict,
-        )
+        def make(weight: nn.Parameter, fixed: Tensor | None) -> GaussianPosterior:
+            return GaussianPosterior(weight, self.prior, self.init_std, fixed)
+
+        biases, norms = self.bayesian_bias, self.norms
+        return randomise(net, make, self.where, strict, estimator=self.estimator, biases=biases, norms=norms)
 
     def objective(self, num_data: int | None = None) -> ELBO:
         """The evidence lower bound."""

@@ -124,12 +124,8 @@ def _reinitialised(net: nn.Module, strict: bool) -> nn.Module:
     built = None if architecture is None else build(architecture)
     if built is not None and _shapes(built) == _shapes(net):  # else the network was changed after it was built
         # Means and standard deviations of the inputs belong to the data: all members share them.
-        of_data = {
-            f"{place}.{name}"
-            for place, module in net.named_modules()
-            if isinstance(module, Standardise)
-            for name in module.state_dict()
-        }
+        shared = [(place, module) for place, module in net.named_modules() if isinstance(module, Standardise)]
+        of_data = {f"{place}.{name}" for place, module in shared for name in module.state_dict()}
         new = {name: tensor for name, tensor in built.state_dict().items() if name not in of_data}
         member.load_state_dict(member.state_dict() | new)
         return member

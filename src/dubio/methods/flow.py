@@ -76,14 +76,9 @@ class Flow(Method):
         return Recipe(noise_ratio=10.0)
 
     def _noises(self, layers: dict[str, nn.Module]) -> Sequence[InputSource]:
+        base, summed = self.base or self.prior, self.spatial == "sum"
         return [
-            FlowNoise(
-                *channels_of(layer),
-                self.prior,
-                block=block,
-                base=self.base or self.prior,
-                sum_positions=self.spatial == "sum",
-            )
+            FlowNoise(*channels_of(layer), self.prior, block=block, base=base, sum_positions=summed)
             for block, layer in zip(self._placed(layers), layers.values(), strict=True)
         ]
 

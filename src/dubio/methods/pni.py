@@ -35,14 +35,12 @@ class PNI(Method):
 
     def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
         self._check_layers(net, strict)
-        return randomise(
-            net,
-            lambda weight, fixed: ParametricNoise(weight, self.per, self.init),
-            estimator="weight",
-            bayesian_bias=False,
-            where=_layers if self.where is None else self.where,
-            strict=strict,
-        )
+
+        def make(weight: nn.Parameter, fixed: Tensor | None) -> ParametricNoise:
+            return ParametricNoise(weight, self.per, self.init)
+
+        where = _layers if self.where is None else self.where
+        return randomise(net, make, where, strict, estimator="weight", biases=False, norms=False)
 
     def _check_layers(self, net: nn.Module, strict: bool) -> None:
         reasons = {}

@@ -4,6 +4,7 @@ Reference: Yu et al. 2021, Simple and Effective Stochastic Neural Networks.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 from torch import nn
@@ -56,10 +57,5 @@ class SESNN(Method):
     def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
         if self.replaces_classifier:
             return replace_head(net, lambda layer: GaussianHead(layer, self), self.where, strict)
-        return with_activation_noise(
-            net,
-            lambda inputs, outputs: EntropicNoise(inputs, outputs, self.margin, self.weight),
-            self.where,
-            behind=self.at == "output",
-            strict=strict,
-        )
+        make_noise = partial(EntropicNoise, margin=self.margin, weight=self.weight)
+        return with_activation_noise(net, make_noise, self.where, behind=self.at == "output", strict=strict)

@@ -4,6 +4,7 @@ Reference: Alemi et al. 2017, Deep Variational Information Bottleneck.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 from torch import nn
@@ -38,10 +39,5 @@ class VIB(Method):
         check_where(self.where)
 
     def _convert(self, net: nn.Module, strict: bool) -> nn.Module:
-        return with_activation_noise(
-            net,
-            lambda inputs, outputs: InformationNoise(inputs, outputs, self.beta),
-            self.where,
-            behind=self.at == "output",
-            strict=strict,
-        )
+        make_noise = partial(InformationNoise, beta=self.beta)
+        return with_activation_noise(net, make_noise, self.where, behind=self.at == "output", strict=strict)

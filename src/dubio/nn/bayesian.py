@@ -18,8 +18,8 @@ needed, draws are multiplied one after another, outside the map, into one tensor
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -125,8 +125,6 @@ class BayesianLayer(Drawn, ABC):
 class Linear(BayesianLayer, nn.Linear):
     """``nn.Linear`` with drawn weights."""
 
-    dubio_plain_class = nn.Linear
-
     def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         weight = cast(Tensor, weight)
         units = weight.shape[-2]
@@ -148,8 +146,7 @@ class Linear(BayesianLayer, nn.Linear):
             )
 
 
-class _Convolution(BayesianLayer):
-    in_channels: int
+class _Convolution(BayesianLayer, nn.modules.conv._ConvNd):
     weight_posterior: WeightSource
     _conv_forward: Any
 
@@ -178,29 +175,18 @@ class _Convolution(BayesianLayer):
 class Conv1d(_Convolution, nn.Conv1d):
     """``nn.Conv1d`` with drawn weights."""
 
-    dubio_plain_class = nn.Conv1d
-
 
 class Conv2d(_Convolution, nn.Conv2d):
     """``nn.Conv2d`` with drawn weights."""
-
-    dubio_plain_class = nn.Conv2d
 
 
 class Conv3d(_Convolution, nn.Conv3d):
     """``nn.Conv3d`` with drawn weights."""
 
-    dubio_plain_class = nn.Conv3d
-
 
 class _Transposed(_Convolution):
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
     padding: Any
-    dilation: tuple[int, ...]
-    groups: int
     _output_padding: Any
-    _function: ClassVar[Callable[..., Tensor]]
 
     def forward(
         self, input: Float[Tensor, "*shape"], output_size: Sequence[int] | None = None
@@ -211,40 +197,32 @@ class _Transposed(_Convolution):
     def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None, *options: Any) -> Tensor:
         (output_size,) = options or (None,)
         size = None if output_size is None else list(output_size)
-        output_padding = self._output_padding(
-            input, size, self.stride, self.padding, self.kernel_size, self._num_positions, self.dilation
-        )
-        return type(self)._function(
-            input, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation
-        )
+        window = self.stride, self.padding, self.kernel_size, self._num_positions, self.dilation
+        output_padding = self._output_padding(input, size, *window)
+        function: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[self._num_positions - 1]
+        options = self.stride, self.padding, output_padding, self.groups, self.dilation
+        return cast(Tensor, function(input, weight, bias, *options))
 
 
 class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     """``nn.ConvTranspose1d`` with drawn weights."""
 
-    dubio_plain_class = nn.ConvTranspose1d
-    _function = staticmethod(F.conv_transpose1d)
-
 
 class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     """``nn.ConvTranspose2d`` with drawn weights."""
-
-    dubio_plain_class = nn.ConvTranspose2d
-    _function = staticmethod(F.conv_transpose2d)
 
 
 class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """``nn.ConvTranspose3d`` with drawn weights."""
 
-    dubio_plain_class = nn.ConvTranspose3d
-    _function = staticmethod(F.conv_transpose3d)
-
 
 BAYESIAN: dict[type[nn.Module], type[BayesianLayer]] = {
-    layer.dubio_plain_class: layer
+    getattr(nn, layer.__name__): layer
     for layer in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
 }
-"""The layer with all three estimators for each plain one; any other module draws its weights."""
+"""The layer with all three estimators for each plain one, which has the same name; others draw their weights."""
+for plain, layer in BAYESIAN.items():
+    layer.dubio_plain_class = plain
 
 
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ Reference: Rezende and Mohamed 2015, Variational Inference with Normalizing Flow
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -64,13 +64,20 @@ class FlowNoise(InputPosterior):
 class FlowStep(nn.Module):
     """An invertible map of rows."""
 
-    @abstractmethod
+    functions: ClassVar[tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]]
+    """The map and its inverse, of ``z`` and the options."""
+
     def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
         """The image of ``z``, and the logarithm of the Jacobian determinant of every row."""
+        return self.functions[0](z, *self.options(z))
 
-    @abstractmethod
     def inverse(self, z: Rows) -> Rows:
         """The point that the step maps to ``z``."""
+        return self.functions[1](z, *self.options(z))
+
+    def options(self, z: Rows) -> tuple[Any, ...]:
+        """What the functions are called with beside ``z``: by default the parameters, in its type."""
+        return tuple(parameter.to(z.dtype) for parameter in self.parameters())
 
 
 def run_steps(steps: Iterable[FlowStep], z: Rows) -> tuple[Rows, list[Float[Tensor, "*rows"]]]:
@@ -109,22 +116,18 @@ def make_step(step: flows.Step, channels: int) -> FlowStep:
 class AffineStep(FlowStep):
     """``functional.flows.affine_step``, initialised as the identity."""
 
+    functions = functional.flows.affine_step, functional.flows.affine_inverse
+
     def __init__(self, step: flows.Affine, channels: int) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.zeros(channels))
         self.log_scale = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
-        """The image of ``z``, and its log-determinants."""
-        return functional.flows.affine_step(z, *_like(z, self.shift, self.log_scale))
-
-    def inverse(self, z: Rows) -> Rows:
-        """The point that the step maps to ``z``."""
-        return functional.flows.affine_inverse(z, *_like(z, self.shift, self.log_scale))
-
 
 class PlanarStep(FlowStep):
     """``functional.flows.planar_step``."""
+
+    functions = functional.flows.planar_step, functional.flows.planar_inverse
 
     def __init__(self, step: flows.Planar, channels: int) -> None:
         super().__init__()
@@ -133,15 +136,9 @@ class PlanarStep(FlowStep):
         self.bias = nn.Parameter(torch.zeros(()))
         self.shifted = step.shifted
 
-    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
-        """The image of ``z``, and its log-determinants."""
-        direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
-        return functional.flows.planar_step(z, direction, weight, bias, self.shifted)
-
-    def inverse(self, z: Rows) -> Rows:
-        """The point that the step maps to ``z``."""
-        direction, weight, bias = _like(z, self.direction, self.weight, self.bias)
-        return functional.flows.planar_inverse(z, direction, weight, bias, self.shifted)
+    def options(self, z: Rows) -> tuple[Any, ...]:
+        """The parameters, and whether the step is shifted."""
+        return *super().options(z), self.shifted
 
 
 class AffineCouplingStep(FlowStep):
@@ -149,6 +146,8 @@ class AffineCouplingStep(FlowStep):
 
     Its last layer is zero at initialisation, so that the step is the identity.
     """
+
+    functions = functional.flows.coupling_step, functional.flows.coupling_inverse
 
     def __init__(self, step: flows.AffineCoupling, channels: int) -> None:
         super().__init__()
@@ -164,19 +163,11 @@ class AffineCouplingStep(FlowStep):
         self.conditioner = nn.Sequential(nn.Linear(self.num_kept, step.hidden), nn.ReLU(), last)
         self.bound = step.bound
 
-    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
-        """The image of ``z``, and its log-determinants."""
-        return functional.flows.coupling_step(z, *self._scale_and_shift(z), self.bound)
-
-    def inverse(self, z: Rows) -> Rows:
-        """The point that the step maps to ``z``."""
-        return functional.flows.coupling_inverse(z, *self._scale_and_shift(z), self.bound)
-
-    def _scale_and_shift(self, z: Rows) -> tuple[Tensor, Tensor]:
-        first, first_bias, last, last_bias = _like(z, *self.conditioner.parameters())
+    def options(self, z: Rows) -> tuple[Any, ...]:
+        """Log scale before the bound, shift, and the bound."""
+        first, first_bias, last, last_bias = super().options(z)
         hidden = F.relu(F.linear(z[..., : self.num_kept], first, first_bias))
-        raw_log_scale, shift = F.linear(hidden, last, last_bias).chunk(2, dim=-1)
-        return raw_log_scale, shift
+        return *F.linear(hidden, last, last_bias).chunk(2, dim=-1), self.bound
 
 
 class MixingStep(FlowStep):
@@ -240,32 +231,18 @@ class ActnormStep(FlowStep):
     that changes parameters would make the result depend on the order of calls.
     """
 
+    functions = functional.flows.actnorm_step, functional.flows.actnorm_inverse
+
     def __init__(self, step: flows.Actnorm, channels: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(channels))
         self.log_scale = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, z: Rows) -> tuple[Rows, Float[Tensor, "*rows"]]:
-        """The image of ``z``, and its log-determinants."""
-        return functional.flows.actnorm_step(z, *_like(z, self.bias, self.log_scale))
-
-    def inverse(self, z: Rows) -> Rows:
-        """The point that the step maps to ``z``."""
-        return functional.flows.actnorm_inverse(z, *_like(z, self.bias, self.log_scale))
-
 
 _MIXING: dict[flows.Parametrisation, Callable[..., FlowStep]] = {"full": FullMixingStep, "lu": LuMixingStep}
-_MAKERS: dict[type, Callable[..., FlowStep]] = {
-    flows.Actnorm: ActnormStep,
-    flows.Affine: AffineStep,
-    flows.AffineCoupling: AffineCouplingStep,
-    flows.InvertibleConv: lambda step, n: _MIXING[step.parametrisation](step, n),
-    flows.Planar: PlanarStep,
-}
-
-
-def _like(z: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-    return tuple(parameter.to(z.dtype) for parameter in parameters)
+_MAKERS: dict[type, Callable[..., FlowStep]] = {flows.Actnorm: ActnormStep, flows.Affine: AffineStep}
+_MAKERS |= {flows.AffineCoupling: AffineCouplingStep, flows.Planar: PlanarStep}
+_MAKERS[flows.InvertibleConv] = lambda step, channels: _MIXING[step.parametrisation](step, channels)
 
 
 def _orthogonal(channels: int) -> Float[Tensor, "channel channel"]:

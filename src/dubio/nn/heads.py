@@ -206,13 +206,11 @@ class WassersteinHead(Head):
 
     def _collect_margins(self, run: Pass, features: Tensor, classes: Tensor) -> None:
         """What clouds fall short of the least variance, by example and by class (E-54)."""
-        terms = (
-            ("feature_margin", self.options.feature_weight, features),
-            ("class_margin", self.options.class_weight, classes),
-        )
-        for name, weight, clouds in terms:
+        options = self.options
+        terms = {"feature_margin": (options.feature_weight, features), "class_margin": (options.class_weight, classes)}
+        for name, (weight, clouds) in terms.items():
             if weight:
-                run.collect(name, weight * functional.wasserstein.variance_margin(clouds, self.options.margin).mean())
+                run.collect(name, weight * functional.wasserstein.variance_margin(clouds, options.margin).mean())
 
     def _centred(self, noise: Tensor | None) -> Tensor | None:
         return 2.0 * noise - 1.0 if noise is not None and self.options.noise == "uniform" else noise

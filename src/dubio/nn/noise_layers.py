@@ -305,13 +305,9 @@ class RandomDropout(_Masks):
 class BernoulliDropout(RandomDropout, nn.Dropout):
     """``nn.Dropout``, always on."""
 
-    dubio_plain_class = nn.Dropout
-
 
 class AlphaDropout(RandomDropout, nn.AlphaDropout):
     """``nn.AlphaDropout``, always on."""
-
-    dubio_plain_class = nn.AlphaDropout
 
     def forward(self, input: Tensor) -> Tensor:
         """The inputs with some of them at the floor of a SELU."""
@@ -338,14 +334,12 @@ class _ChannelDropout(RandomDropout):
 class Dropout1d(_ChannelDropout, nn.Dropout1d):
     """``nn.Dropout1d``, always on."""
 
-    dubio_plain_class = nn.Dropout1d
     positions = 1
 
 
 class Dropout2d(_ChannelDropout, nn.Dropout2d):
     """``nn.Dropout2d``, always on."""
 
-    dubio_plain_class = nn.Dropout2d
     positions = 2
 
     def forward(self, input: Tensor) -> Tensor:
@@ -358,14 +352,11 @@ class Dropout2d(_ChannelDropout, nn.Dropout2d):
 class Dropout3d(_ChannelDropout, nn.Dropout3d):
     """``nn.Dropout3d``, always on."""
 
-    dubio_plain_class = nn.Dropout3d
     positions = 3
 
 
 class FeatureAlphaDropout(RandomDropout, nn.FeatureAlphaDropout):
     """``nn.FeatureAlphaDropout``, always on."""
-
-    dubio_plain_class = nn.FeatureAlphaDropout
 
     def forward(self, input: Tensor) -> Tensor:
         """The inputs with some channels at the floor of a SELU."""
@@ -374,7 +365,9 @@ class FeatureAlphaDropout(RandomDropout, nn.FeatureAlphaDropout):
 
 
 DROPOUTS: dict[type[nn.Module], type[RandomDropout]] = {
-    layer.dubio_plain_class: layer
+    layer.__bases__[-1]: layer
     for layer in (BernoulliDropout, Dropout1d, Dropout2d, Dropout3d, AlphaDropout, FeatureAlphaDropout)
 }
 """The always-on layer for each plain one."""
+for plain, layer in DROPOUTS.items():
+    layer.dubio_plain_class = plain

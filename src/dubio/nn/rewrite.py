@@ -159,23 +159,13 @@ def rewritten_class(
     if key not in _CLASSES:
         named = plain or base
         is_masked = issubclass(aspect, Masked)
-        getter = plain_value if is_masked else drawn_value
-        members: dict[str, Any] = {
-            "__doc__": f"``{named.__name__}``, {aspect.__name__.lower()}.",
-            "__module__": named.__module__,
-            "__qualname__": named.__qualname__,
-            "__reduce_ex__": _reduce,
-            "dubio_recipe": key,
-            "dubio_unmasked_class" if is_masked else "dubio_plain_class": named,
-            **({"dubio_masked_names": names} if is_masked else {}),
-            **{name: _property(name, getter) for name in names},
-        }
+        members: dict[str, Any] = {"__doc__": f"``{named.__name__}``, {aspect.__name__.lower()}.", "dubio_recipe": key}
+        members |= {"__module__": named.__module__, "__qualname__": named.__qualname__, "__reduce_ex__": _reduce}
+        members |= {name: drawn_property(name, plain_value if is_masked else drawn_value) for name in names}
+        members["dubio_unmasked_class" if is_masked else "dubio_plain_class"] = named
+        members |= {"dubio_masked_names": names} if is_masked else {}
         _CLASSES[key] = type(named.__name__, (aspect, base), members)
     return _CLASSES[key]  # type: ignore[no-any-return]
-
-
-def _property(name: str, getter: Callable[[nn.Module, str], Tensor | None]) -> property:
-    return property(lambda self: getter(self, name), doc=f"``{name}`` of the running pass; outside any pass, its mean.")
 
 
 def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
@@ -228,16 +218,13 @@ def plain_value(module: nn.Module, name: str) -> Tensor | None:
 
 def drawn_names(module: nn.Module) -> list[str]:
     """Names of the parameters of a module that are drawn."""
-    return [
-        name.removesuffix("_posterior")
-        for name, child in module._modules.items()
-        if isinstance(child, WeightSource) and name.endswith("_posterior")
-    ]
+    children = [name for name, child in module._modules.items() if isinstance(child, WeightSource)]
+    return [name.removesuffix("_posterior") for name in children if name.endswith("_posterior")]
 
 
-def drawn_property(name: str) -> property:
+def drawn_property(name: str, getter: Callable[[nn.Module, str], Tensor | None] = drawn_value) -> property:
     """An attribute that is the draw of its posterior in a pass, and its mean outside."""
-    return _property(name, drawn_value)
+    return property(lambda self: getter(self, name), doc=f"``{name}`` of the running pass; outside any pass, its mean.")
 
 
 def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: Mapping[str, WeightSource]) -> Drawn:

@@ -92,10 +92,8 @@ class Posterior(Source):
 
     def wants(self, run: Pass) -> tuple[bool, bool]:
         """Whether a pass collects the divergence of this posterior, and its entropy."""
-        return (
-            "divergence" in run.collecting and (self.per_call or not self.has_closed_divergence),
-            "entropy" in run.collecting and (self.per_call or not self.has_closed_entropy),
-        )
+        divergence = "divergence" in run.collecting and (self.per_call or not self.has_closed_divergence)
+        return divergence, "entropy" in run.collecting and (self.per_call or not self.has_closed_entropy)
 
 
 def sources(model: nn.Module) -> list[Source]:
@@ -132,14 +130,12 @@ def divergence(
 
 def closed_divergence(model: nn.Module) -> Float[Tensor, ""] | None:
     """The part of the divergence that needs no forward; None where no posterior of the network has one."""
-    closed = [posterior for posterior in _posteriors(model) if posterior.has_closed_divergence]
-    return _sum(posterior.closed_divergence() for posterior in closed if not posterior.per_call)
+    return _sum(p.closed_divergence() for p in _posteriors(model) if p.has_closed_divergence and not p.per_call)
 
 
 def closed_entropy(model: nn.Module) -> Float[Tensor, ""] | None:
     """The part of the entropy that needs no forward; None where no posterior of the network has one."""
-    closed = [posterior for posterior in _posteriors(model) if posterior.has_closed_entropy]
-    return _sum(posterior.closed_entropy() for posterior in closed if not posterior.per_call)
+    return _sum(p.closed_entropy() for p in _posteriors(model) if p.has_closed_entropy and not p.per_call)
 
 
 def noise_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -236,9 +232,9 @@ class WeightSource(Source):
         return name != "mean"
 
     @property
-    @abstractmethod
     def num_random(self) -> int:
-        """How many weights are random."""
+        """How many weights are random: of those that are left, all but the fixed ones."""
+        return self.mean.numel() - self.num_removed
 
     @abstractmethod
     def describe(self) -> str:
@@ -319,7 +315,7 @@ class GaussianPosterior(WeightSource, Posterior):
     @property
     def num_random(self) -> int:
         """How many weights are random."""
-        return self.mean.numel() - (0 if self.fixed is None else int(self.fixed.sum())) - self.num_removed
+        return super().num_random - (0 if self.fixed is None else int(self.fixed.sum()))
 
     def describe(self) -> str:
         """The prior it is held to."""
@@ -404,11 +400,6 @@ class ParametricNoise(WeightSource):
         shapes = {"layer": (), "channel": (len(weight), *(1,) * (weight.dim() - 1)), "element": tuple(weight.shape)}
         size = torch.full(shapes[per], init, dtype=weight.dtype, device=weight.device)
         self.size = nn.Parameter(size, requires_grad=weight.requires_grad)
-
-    @property
-    def num_random(self) -> int:
-        """All weights that are left."""
-        return self.mean.numel() - self.num_removed
 
     def describe(self) -> str:
         """What kind of distribution this is, in a few words."""

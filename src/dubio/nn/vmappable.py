@@ -122,37 +122,32 @@ class MultiheadAttention(nn.MultiheadAttention):
             return None
         if all(part.dtype == torch.bool for part in parts):
             return (parts[0] if len(parts) == 1 else parts[0] | parts[1]).logical_not()
-        biases = [
-            part if part.is_floating_point() else query.new_zeros(part.shape).masked_fill(part, -torch.inf)
-            for part in parts
-        ]
+        zeros = query.new_zeros
+        biases = [p if p.is_floating_point() else zeros(p.shape).masked_fill(p, -torch.inf) for p in parts]
         return sum(biases[1:], biases[0])
+
+
+def _other_in_passes(name: str, inside: object) -> property:
+    """An attribute that has another value while a pass runs."""
+
+    def read(self: nn.Module) -> Any:
+        return self.__dict__[name] if current_pass() is None else inside
+
+    return property(read, lambda self, value: self.__dict__.update({name: value}))
 
 
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     """``nn.TransformerEncoderLayer`` that can be mapped over draws."""
 
-    @property
-    def activation_relu_or_gelu(self) -> Any:
-        """Which activation the fused path would use: none while a pass runs."""
-        return 0 if current_pass() is not None else self.__dict__["activation_relu_or_gelu"]
-
-    @activation_relu_or_gelu.setter
-    def activation_relu_or_gelu(self, value: int) -> None:
-        self.__dict__["activation_relu_or_gelu"] = value
+    activation_relu_or_gelu: Any = _other_in_passes("activation_relu_or_gelu", 0)
+    """Which activation the fused path would use: none while a pass runs."""
 
 
 class TransformerEncoder(nn.TransformerEncoder):
     """``nn.TransformerEncoder`` without nested tensors while a pass runs: its layers could not read them."""
 
-    @property
-    def use_nested_tensor(self) -> Any:
-        """Whether padded inputs become nested tensors on the fused path."""
-        return current_pass() is None and self.__dict__["use_nested_tensor"]
-
-    @use_nested_tensor.setter
-    def use_nested_tensor(self, value: bool) -> None:
-        self.__dict__["use_nested_tensor"] = value
+    use_nested_tensor: Any = _other_in_passes("use_nested_tensor", False)
+    """Whether padded inputs become nested tensors on the fused path."""
 
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -228,15 +223,8 @@ class Embedding(nn.Embedding):
         return torch.where((input == self.padding_idx).unsqueeze(-1), vectors.detach(), vectors)
 
     def _look_up(self, input: Tensor) -> Tensor:
-        return F.embedding(
-            input,
-            self.weight,
-            self.padding_idx,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            _gives_sparse_gradients(self),
-        )
+        options = self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq
+        return F.embedding(input, self.weight, *options, _gives_sparse_gradients(self))
 
 
 class EmbeddingBag(nn.EmbeddingBag):
@@ -244,19 +232,9 @@ class EmbeddingBag(nn.EmbeddingBag):
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look the indices up and put those of each bag together."""
-        return F.embedding_bag(
-            input,
-            self.weight,
-            offsets,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.mode,
-            _gives_sparse_gradients(self),
-            per_sample_weights,
-            self.include_last_offset,
-            self.padding_idx,
-        )
+        options = self.max_norm, self.norm_type, self.scale_grad_by_freq, self.mode, _gives_sparse_gradients(self)
+        last = per_sample_weights, self.include_last_offset, self.padding_idx
+        return F.embedding_bag(input, self.weight, offsets, *options, *last)
 
 
 class PReLU(nn.PReLU):
@@ -304,16 +282,14 @@ class _Recurrent(nn.RNNBase):
         output_spec: list[pytree.TreeSpec] = []
 
         def rule(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor, ...]:
+            rows = [input_rows, *(1 for _ in states)]
             folded = [
-                _join(tensor, axis, num_samples, input_rows if place == 0 else 1)
-                for place, (tensor, axis) in enumerate(zip(tensors, axes, strict=True))
+                _join(tensor, axis, num_samples, row) for tensor, axis, row in zip(tensors, axes, rows, strict=True)
             ]
             state = pytree.tree_unflatten(folded[1:], states_spec) if states else None
             outputs, spec = pytree.tree_flatten(super(_Recurrent, self).forward(folded[0], state))
             output_spec[:] = [spec]
-            return tuple(
-                _part(output, num_samples, input_rows if place == 0 else 1) for place, output in enumerate(outputs)
-            )
+            return tuple(_part(output, num_samples, 1 if place else input_rows) for place, output in enumerate(outputs))
 
         outputs = call_outside_vmap(rule, [input, *states])
         return pytree.tree_unflatten(list(outputs), output_spec[0])
@@ -475,11 +451,10 @@ def loop_inside_vmap(module: nn.Module, forward: Callable[..., Any], *args: Any,
 
     def rule(num_samples: int, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> tuple[Tensor, ...]:
         pairs = list(zip(tensors, axes, strict=True))
-        draws = [
-            run_draw([tensor if axis is None else tensor.select(axis, i) for tensor, axis in pairs])
-            for i in range(num_samples)
-        ]
-        return tuple(torch.stack(column) for column in zip(*draws, strict=True))
+        draws = (
+            [tensor if axis is None else tensor.select(axis, i) for tensor, axis in pairs] for i in range(num_samples)
+        )
+        return tuple(torch.stack(column) for column in zip(*map(run_draw, draws), strict=True))
 
     stacked = iter(call_outside_vmap(rule, [*perturbations, *draw, *(leaves[place] for place in places)]))
     values = [next(stacked) if isinstance(leaf, Tensor) else leaf for leaf in output_leaves]
