@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import device_of, seeded
-from dubio.attacks import Model, check_count
+from dubio.attacks import Model
 from dubio.auditing.checks import CHECKS, frozen_draws_accuracy
 from dubio.auditing.records import (
     BUDGETS,
@@ -36,6 +36,7 @@ from dubio.auditing.records import (
     ThreatModel,
 )
 from dubio.auditing.session import AuditSession, Check, PartialResults
+from dubio.checks import check_count
 from dubio.evaluation import gather
 from dubio.functional.adversarial import Norm
 from dubio.version import VERSION, versions
