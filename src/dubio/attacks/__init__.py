@@ -5,7 +5,7 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. The accuracy of a network 
 ``score``, on draws that had no part in it.
 """
 
-from dubio.attacks.attack import Attack, AttackResult, check_count as check_count, short_form
+from dubio.attacks.attack import Attack, AttackResult, short_form
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
 from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
 from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm

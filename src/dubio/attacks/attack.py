@@ -36,6 +36,7 @@ from dubio._engine import (
     seeded_step,
 )
 from dubio.attacks.target import AttackTarget, MemoryBackoff, Model, Noise, Recorder, check_classifier, untouched
+from dubio.checks import check_count, check_positive
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 
 STEPS_TO_RECORD = 10
@@ -177,8 +178,8 @@ class Attack:
                 raise ValueError(f"{field.name} must be one of {', '.join(map(repr, options))}, got {value!r}")
             if field.name in COUNTS and not (field.name == "batch_size" and value is None):
                 check_count(field.name, value)
-            if field.name == "step_size" and value is not None and not 0.0 < value < math.inf:
-                raise ValueError(f"step_size must be positive and finite, got {value}")
+            if field.name == "step_size" and value is not None:
+                check_positive("step_size", value)
         if self.objective == "votes" and self._uses_gradients:
             raise ValueError("objective must not be 'votes' for an attack by gradients: votes have none; use Square")
         if self._num_restarts() > 1 and not getattr(self, "random_start", True):
@@ -406,9 +407,3 @@ def stronger(one: Perturbed, other: Perturbed) -> Perturbed:
     """Of two attempts at the same examples, for each the one that fools; of two that do or do not, the larger value."""
     same = one.fooled == other.fooled
     return one.or_where(torch.where(same, other.values > one.values, other.fooled), other)
-
-
-def check_count(name: str, count: int) -> None:
-    """Refuse what is no positive whole number."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")

@@ -30,6 +30,7 @@ from torch import Tensor
 from dubio import functional
 from dubio.attacks.attack import Attack, Perturbed, Progress
 from dubio.attacks.target import AttackTarget, LossAndGrad, Model
+from dubio.checks import check_positive
 from dubio.functional.adversarial import AttackLoss, Norm
 
 Inputs = Float[Tensor, "batch ..."]
@@ -130,8 +131,7 @@ class DDN(Attack):
         _check_gamma(self.gamma)
         if self.norm != "l2":
             raise ValueError(f"norm must be 'l2' for DDN, got {self.norm!r}; FMN has both norms")
-        if not 0.0 < self.radius < math.inf:
-            raise ValueError(f"radius must be positive and finite, got {self.radius}")
+        check_positive("radius", self.radius)
 
     def _perturb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Perturbed:
         view, moved = target.loss_and_grad(inputs, targets), inputs
@@ -247,8 +247,7 @@ class MinimumNorm(Attack):
             raise ValueError("mode must be 'targeted' where targeted=True, got 'untargeted'")
         if not self.search and self.target == "best_of_all":
             raise ValueError("target must not be 'best_of_all' with search=False, which keeps no nearest perturbation")
-        if not 0.0 < self.c < math.inf:
-            raise ValueError(f"c must be positive and finite, got {self.c}")
+        check_positive("c", self.c)
 
     def _num_steps(self) -> int:
         return DECADES + self.bisections if self.search else 1

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import Using, check_num_samples, noise_key, seeded, seeded_run, stream
-from dubio.attacks.attack import Attack, AttackResult, check_count
+from dubio.attacks.attack import Attack, AttackResult
 from dubio.attacks.target import AttackTarget, Model, check_classifier, untouched
+from dubio.checks import check_count
 from dubio.codec import RecordError, dump_json, parse_json, read_value, write_atomically
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of

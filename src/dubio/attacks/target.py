@@ -239,13 +239,14 @@ class AttackTarget:
             DrawsItselfError: the model draws from a global generator, and the run has generators of its own.
         """
         two = replace(self, num_samples=2, executor="loop", noise="off" if self.noise == "off" else "fresh")
-        rows = min(_rows_to_try(), len(inputs), batch_size or len(inputs))
+        few = ROWS_TO_TRY if STATE.own.settings.memory is None else 1  # their footprint is not measured yet
+        rows = min(few, len(inputs), batch_size or len(inputs))
         with LOCK if may_draw_on_host(self.model) else nullcontext():  # otherwise its draws would disturb a seeded run
             host = HostState()
             with Watch() as watch:
-                few, draws = _with_fewer_rows(lambda rows: (inputs[:rows], two.log_probs(inputs[:rows])), rows)
+                tried, draws = _with_fewer_rows(lambda rows: (inputs[:rows], two.log_probs(inputs[:rows])), rows)
             moved = host.moved() != ""  # perhaps by another thread
-            follows = moved and self._follows_host(few)
+            follows = moved and self._follows_host(tried)
             if follows and has_numbers_of_its_own():  # the run starts again
                 host.put_back()
         differ = not torch.equal(draws[0], draws[-1])
@@ -466,11 +467,6 @@ def _loss(
     """The loss of some classes, and whether the mean over the draws predicts the labels."""
     values = functional.adversarial.averaged_attack_loss(log_probs, classes, objective, loss)
     return values, functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == labels
-
-
-def _rows_to_try() -> int:
-    """A few rows; a single one under a memory limit, since their footprint is not measured yet."""
-    return ROWS_TO_TRY if STATE.own.settings.memory is None else 1
 
 
 def _with_fewer_rows(run_rows: Callable[[int], T], rows: int) -> T:

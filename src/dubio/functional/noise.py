@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dubio.functional.variational import gaussian_kl, normal_entropy, normal_log_prob, softplus
+from dubio.functional.variational import gaussian_kl, normal_log_prob, softplus
 from dubio.functional.wasserstein import at_least_float32, not_negative, squared_distances
 
 Values = Float[Tensor, "*shape"]
@@ -56,11 +56,6 @@ def bottleneck_std(rho: Values) -> Values:
 def entropy_margin(std: Rows, margin: float) -> Float[Tensor, "*batch"]:
     """``max(0, margin - mean_j log std_j)`` for each example (E-56)."""
     return (margin - std.log().mean(dim=-1)).relu()
-
-
-def gaussian_entropy(std: Rows) -> Float[Tensor, "*batch"]:
-    """Entropy of a diagonal Gaussian in nats, summed over dimensions (E-8)."""
-    return normal_entropy(std).sum(dim=-1)
 
 
 def standard_normal_kl(mean: Rows, std: Rows) -> Float[Tensor, "*batch"]:

@@ -96,11 +96,6 @@ def vote_counts(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Int[T
     return torch.nn.functional.one_hot(labels.long(), num_classes).sum(dim=0)
 
 
-def vote_shares(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Probs:
-    """Share of draws whose most probable class is each class; exactly 1 where all agree."""
-    return shares_of_counts(vote_counts(labels, num_classes)).float()
-
-
 def shares_of_counts(counts: Int[Tensor, "*batch class"]) -> Probs:
     """Counts over the last axis as shares of their sum, in float64; exactly 1 where all are of one class."""
     # Divided by a tensor: by a number, a GPU would multiply with its rounded inverse.

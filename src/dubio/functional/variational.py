@@ -34,7 +34,7 @@ Blundell et al. 2015, section 5.1.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -119,16 +119,6 @@ def posterior_log_prob(std: Values, noise: Values) -> Values:
 def monte_carlo_kl(std: Values, noise: Values, prior_log_prob: Values) -> Values:
     """One draw's estimate of the divergence, ``log q - log p``, weight by weight (E-19)."""
     return posterior_log_prob(std, noise) - prior_log_prob
-
-
-@overload
-def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_share: float | None = None) -> float: ...
-
-
-@overload
-def kl_share(
-    scheme: KlWeighting, batch_index: Tensor, num_batches: int, batch_share: float | None = None
-) -> float | Tensor: ...
 
 
 def kl_share(
