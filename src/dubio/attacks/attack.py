@@ -106,7 +106,13 @@ class Progress:
         """Count one step."""
         self._done += 1
         if self._bar is None and self._visible and time.perf_counter() - self._began > PATIENCE:
-            self._open()
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(self._name, total=self._total)
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, total=self._total)
 
@@ -120,15 +126,6 @@ class Progress:
     def __exit__(self, *failure: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-    def _open(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._bar.start()
-        self._task = self._bar.add_task(self._name, total=self._total)
 
 
 @dataclass(frozen=True)
@@ -334,9 +331,8 @@ class Attack:
         if not getattr(self, "random_start", True):
             return inputs
         uniform, normal = (target.random(inputs.shape, kind, inputs) for kind in ("uniform", "normal"))
-        return self._inside(
-            inputs + functional.adversarial.random_perturbation(uniform, normal, self.norm, self.epsilon), inputs
-        )
+        moves = functional.adversarial.random_perturbation(uniform, normal, self.norm, self.epsilon)
+        return self._inside(inputs + moves, inputs)
 
     def _check_epsilon(self) -> None:
         name, ball = type(self).__name__, type(self).epsilon is not None

@@ -366,14 +366,8 @@ def _minimise_row(problem: Problem, start: Tensor, c: Tensor, steps: int) -> Ten
         lowered, _, gradient = problem.objective_and_grad(point(flat), c)
         return lowered.item(), gradient.double().flatten().cpu().numpy()
 
-    result = minimize(
-        objective,
-        start.double().flatten().cpu().numpy(),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[problem.bounds] * start.numel(),
-        options={"maxiter": steps},
-    )
+    first, box = start.double().flatten().cpu().numpy(), [problem.bounds] * start.numel()
+    result = minimize(objective, first, jac=True, method="L-BFGS-B", bounds=box, options={"maxiter": steps})
     return point(result.x).clamp(*problem.bounds)
 
 

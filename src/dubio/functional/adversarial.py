@@ -151,9 +151,8 @@ def halving_checkpoints(steps: int) -> tuple[int, ...]:
     percent = [0, 22]
     while percent[-1] < 100:
         percent.append(percent[-1] + max(percent[-1] - percent[-2] - 3, 6))
-    checkpoints = {
-        -(-share * steps // 100) for share in percent[1:]
-    }  # in whole numbers: 0.57 * 100 would round up to 58
+    # In whole numbers: 0.57 * 100 would round up to 58.
+    checkpoints = {-(-share * steps // 100) for share in percent[1:]}
     return tuple(sorted(step for step in checkpoints if step < steps))
 
 
