@@ -170,16 +170,10 @@ def _summary(predicted: Bool[Tensor, " batch"], right: Bool[Tensor, "sample batc
     single = right.double().mean(dim=0)
     retry = functional.statistics.retry_probability(right.sum(dim=0), num_samples, num_tries)
     num_right = int(predicted.sum())
-    return Score(
-        Accuracy(num_right / count, *functional.statistics.clopper_pearson(num_right, count)),
-        _two_way(single, functional.statistics.retry_influence(right, 1)),
-        _two_way(retry, functional.statistics.retry_influence(right, num_tries)),
-        num_samples,
-        num_tries,
-        predicted,
-        single.float(),
-        retry.float(),
-    )
+    of_all = Accuracy(num_right / count, *functional.statistics.clopper_pearson(num_right, count))
+    of_one = _two_way(single, functional.statistics.retry_influence(right, 1))
+    of_tries = _two_way(retry, functional.statistics.retry_influence(right, num_tries))
+    return Score(of_all, of_one, of_tries, num_samples, num_tries, predicted, single.float(), retry.float())
 
 
 def _two_way(per_example: Float[Tensor, " batch"], per_draw: Float[Tensor, " sample"]) -> Accuracy:

@@ -216,18 +216,9 @@ class AttackTarget:
         if not self.seeded:
             return fresh_noise(shape, kind, like.dtype, like.device)
         self._num_random += 1
+        key = seed_tensor(self.seed), torch.zeros((), dtype=torch.int64), KEY, self._num_random
         noise: Tensor = seeded_noise(
-            seed_tensor(self.seed),
-            torch.zeros((), dtype=torch.int64),
-            KEY,
-            self._num_random,
-            shape,
-            kind,
-            like.dtype,
-            like.device,
-            antithetic=False,
-            by_row=True,
-            first_row=self.first_row,
+            *key, shape, kind, like.dtype, like.device, antithetic=False, by_row=True, first_row=self.first_row
         )
         return noise
 

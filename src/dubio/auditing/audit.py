@@ -123,18 +123,11 @@ def _report(session: AuditSession, checks: list[CheckRecord], fingerprint: str, 
     left, clean = (session.score(given, plan.score_draws) for given in (images, session.inputs))
     costs = [run.cost for run in (*session.attempts.values(), *session.others.values())]
     pred = left.predictive
+    sizes = {name: getattr(plan, name) for name in ("num_samples", "steps", "restarts", "resolution")}
     return Audit(
         status=_status(checks),
         headline=Headline(pred.value, pred.low, pred.high, len(images), plan.score_draws, shares),
-        threat=ThreatModel(
-            **session.threat,
-            num_samples=plan.num_samples,
-            steps=plan.steps,
-            restarts=plan.restarts,
-            budget=plan.name,
-            resolution=plan.resolution,
-            seed=session.seed,
-        ),
+        threat=ThreatModel(**session.threat, **sizes, budget=plan.name, seed=session.seed),
         clean=clean.predictive,
         r_pred=left.predictive,
         r_1=left.single,

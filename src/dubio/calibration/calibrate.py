@@ -256,7 +256,7 @@ def _minimise(cost: Callable[[], Tensor], parameters: list[Tensor]) -> None:
 
 
 def warn(message: str, stacklevel: int = 4) -> None:
-    """Warn of a decision, at the line that called the function which called this one's caller."""
+    """Warn of a decision, where the user asked for it."""
     warnings.warn(message, DecisionWarning, stacklevel=stacklevel)
 
 
