@@ -224,7 +224,8 @@ def predictive(probs: list[list[list[float]]]) -> ClassificationPredictive:
     """A prediction from the probabilities of each draw."""
     samples = torch.tensor(probs).log()
     mean = functional.uncertainty.predictive_log_probs(samples)
-    votes = functional.uncertainty.vote_shares(samples.argmax(dim=-1), samples.shape[-1])
+    counts = functional.uncertainty.vote_counts(samples.argmax(dim=-1), samples.shape[-1])
+    votes = functional.uncertainty.shares_of_counts(counts).float()
     variance = samples.exp().var(dim=0, unbiased=False)
     return ClassificationPredictive(
         len(samples), 0, samples, mean, functional.uncertainty.expected_entropy(samples), votes, variance, None

@@ -111,7 +111,7 @@ def test_class_variance_is_never_negative_by_rounding():
 def test_votes_and_variation_ratio_equal_their_definitions(log_probs):
     probs = log_probs.exp().numpy()
 
-    votes = functional.uncertainty.vote_shares(log_probs.argmax(dim=-1), 5)
+    votes = functional.uncertainty.shares_of_counts(functional.uncertainty.vote_counts(log_probs.argmax(dim=-1), 5))
 
     np.testing.assert_allclose(votes, uncertainty.vote_shares(probs), atol=1e-7)
     np.testing.assert_allclose(
@@ -120,10 +120,11 @@ def test_votes_and_variation_ratio_equal_their_definitions(log_probs):
 
 
 def test_votes_of_classes_nobody_chose_are_zero():
-    votes = functional.uncertainty.vote_shares(torch.tensor([[1], [1], [2], [1]]), 5)
+    counts = functional.uncertainty.vote_counts(torch.tensor([[1], [1], [2], [1]]), 5)
+    votes = functional.uncertainty.shares_of_counts(counts)
 
+    assert counts.tolist() == [[0, 3, 1, 0, 0]]
     assert votes.tolist() == [[0.0, 0.75, 0.25, 0.0, 0.0]]
-    assert functional.uncertainty.vote_counts(torch.tensor([[1], [1], [2], [1]]), 5).tolist() == [[0, 3, 1, 0, 0]]
     assert functional.uncertainty.variation_ratio(votes).tolist() == [0.25]
 
 

@@ -5,51 +5,18 @@ alone, ``pgd(model, inputs, labels, epsilon=8/255)``. The accuracy of a network 
 ``score``, on draws that had no part in it.
 """
 
-from dubio.attacks.attack import Attack, AttackResult, check_count as check_count, short_form
+from dubio.attacks.attack import Attack, AttackResult, short_form
 from dubio.attacks.black_box import RandomNoise, Square, Transfer
 from dubio.attacks.gradient import APGD, FGSM, PGD, TargetedFGSM
 from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm
 from dubio.attacks.score import Accuracy, Score, TransferTable, score, strongest, transfer_table
 from dubio.attacks.target import AttackTarget as AttackTarget, Model as Model, untouched as untouched
 
-__all__ = [
-    "Accuracy",
-    "APGD",
-    "Attack",
-    "AttackResult",
-    "DDN",
-    "FGSM",
-    "FMN",
-    "MinimumNorm",
-    "PGD",
-    "RandomNoise",
-    "Score",
-    "Square",
-    "TargetedFGSM",
-    "Transfer",
-    "apgd",
-    "ddn",
-    "TransferTable",
-    "fgsm",
-    "fmn",
-    "minimum_norm",
-    "pgd",
-    "random_noise",
-    "score",
-    "square",
-    "strongest",
-    "targeted_fgsm",
-    "transfer",
-    "transfer_table",
-]
+__all__ = ["Accuracy", "APGD", "Attack", "AttackResult", "DDN", "FGSM", "FMN", "MinimumNorm", "PGD", "RandomNoise"]
+__all__ += ["Score", "Square", "TargetedFGSM", "Transfer", "apgd", "ddn", "TransferTable", "fgsm", "fmn"]
+__all__ += ["minimum_norm", "pgd", "random_noise", "score", "square", "strongest", "targeted_fgsm", "transfer"]
+__all__ += ["transfer_table"]
 
-apgd = short_form(APGD)
-ddn = short_form(DDN)
-fgsm = short_form(FGSM)
-fmn = short_form(FMN)
-minimum_norm = short_form(MinimumNorm)
-pgd = short_form(PGD)
-random_noise = short_form(RandomNoise)
-square = short_form(Square)
-targeted_fgsm = short_form(TargetedFGSM)
-transfer = short_form(Transfer)
+apgd, ddn, fgsm, fmn, pgd = map(short_form, (APGD, DDN, FGSM, FMN, PGD))
+minimum_norm, random_noise, square = map(short_form, (MinimumNorm, RandomNoise, Square))
+targeted_fgsm, transfer = map(short_form, (TargetedFGSM, Transfer))

@@ -36,6 +36,7 @@ from dubio._engine import (
     seeded_step,
 )
 from dubio.attacks.target import AttackTarget, MemoryBackoff, Model, Noise, Recorder, check_classifier, untouched
+from dubio.checks import check_count, check_positive
 from dubio.functional.adversarial import AttackLoss, AttackObjective, Norm
 
 STEPS_TO_RECORD = 10
@@ -105,7 +106,13 @@ class Progress:
         """Count one step."""
         self._done += 1
         if self._bar is None and self._visible and time.perf_counter() - self._began > PATIENCE:
-            self._open()
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(self._name, total=self._total)
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, total=self._total)
 
@@ -119,15 +126,6 @@ class Progress:
     def __exit__(self, *failure: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-    def _open(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._bar.start()
-        self._task = self._bar.add_task(self._name, total=self._total)
 
 
 @dataclass(frozen=True)
@@ -177,8 +175,8 @@ class Attack:
                 raise ValueError(f"{field.name} must be one of {', '.join(map(repr, options))}, got {value!r}")
             if field.name in COUNTS and not (field.name == "batch_size" and value is None):
                 check_count(field.name, value)
-            if field.name == "step_size" and value is not None and not 0.0 < value < math.inf:
-                raise ValueError(f"step_size must be positive and finite, got {value}")
+            if field.name == "step_size" and value is not None:
+                check_positive("step_size", value)
         if self.objective == "votes" and self._uses_gradients:
             raise ValueError("objective must not be 'votes' for an attack by gradients: votes have none; use Square")
         if self._num_restarts() > 1 and not getattr(self, "random_start", True):
@@ -333,9 +331,8 @@ class Attack:
         if not getattr(self, "random_start", True):
             return inputs
         uniform, normal = (target.random(inputs.shape, kind, inputs) for kind in ("uniform", "normal"))
-        return self._inside(
-            inputs + functional.adversarial.random_perturbation(uniform, normal, self.norm, self.epsilon), inputs
-        )
+        moves = functional.adversarial.random_perturbation(uniform, normal, self.norm, self.epsilon)
+        return self._inside(inputs + moves, inputs)
 
     def _check_epsilon(self) -> None:
         name, ball = type(self).__name__, type(self).epsilon is not None
@@ -406,9 +403,3 @@ def stronger(one: Perturbed, other: Perturbed) -> Perturbed:
     """Of two attempts at the same examples, for each the one that fools; of two that do or do not, the larger value."""
     same = one.fooled == other.fooled
     return one.or_where(torch.where(same, other.values > one.values, other.fooled), other)
-
-
-def check_count(name: str, count: int) -> None:
-    """Refuse what is no positive whole number."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")

@@ -30,7 +30,12 @@ from torch import Tensor
 from dubio import functional
 from dubio.attacks.attack import Attack, Perturbed, Progress
 from dubio.attacks.target import AttackTarget, LossAndGrad, Model
+from dubio.checks import check_positive
 from dubio.functional.adversarial import AttackLoss, Norm
+
+Inputs = Float[Tensor, "batch ..."]
+PerExample = Float[Tensor, " batch"]
+Flags = Bool[Tensor, " batch"]
 
 DECADES = 6
 """How often c is multiplied or divided by ten at most."""
@@ -43,14 +48,14 @@ LATE = 0.9
 class Nearest:
     """The smallest perturbation so far that fools the network; none at first."""
 
-    def __init__(self, inputs: Float[Tensor, "batch ..."], norm: Norm) -> None:
+    def __init__(self, inputs: Inputs, norm: Norm) -> None:
         self._clean, self._norm = inputs, norm
         self.inputs = inputs
         self.size = torch.full_like(functional.adversarial.perturbation_norm(inputs, norm), math.inf)
         self.open = self.size.isinf()
         """Examples that are still searched; the others stay as they are."""
 
-    def consider(self, moved: Float[Tensor, "batch ..."], fooled: Bool[Tensor, " batch"]) -> None:
+    def consider(self, moved: Inputs, fooled: Flags) -> None:
         """Keep what fools and is smaller."""
         size = functional.adversarial.perturbation_norm(moved - self._clean, self._norm)
         better = self.open & fooled & (size < self.size)
@@ -71,14 +76,12 @@ class Problem:
     """
 
     target: AttackTarget
-    inputs: Float[Tensor, "batch ..."]
+    inputs: Inputs
     labels: Int[Tensor, " batch"]
     goals: Int[Tensor, " batch"] | None
     bounds: tuple[float, float]
 
-    def objective_and_grad(
-        self, moved: Float[Tensor, "batch ..."], c: Float[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"], Float[Tensor, "batch ..."]]:
+    def objective_and_grad(self, moved: Inputs, c: PerExample) -> tuple[PerExample, Flags, Inputs]:
         """The objective that is minimised, whether the network is fooled, and the gradient."""
         leaf = moved.detach().requires_grad_(True)
         hinged = self.target.loss != "cross_entropy"
@@ -99,10 +102,10 @@ class Problem:
 class End(NamedTuple):
     """Where a solver ended."""
 
-    moved: Float[Tensor, "batch ..."]
-    fooled: Bool[Tensor, " batch"]
+    moved: Inputs
+    fooled: Flags
     """Whether the network is fooled there."""
-    settled: Bool[Tensor, " batch"]
+    settled: Flags
     """Whether it was fooled there, or shortly before."""
 
 
@@ -128,8 +131,7 @@ class DDN(Attack):
         _check_gamma(self.gamma)
         if self.norm != "l2":
             raise ValueError(f"norm must be 'l2' for DDN, got {self.norm!r}; FMN has both norms")
-        if not 0.0 < self.radius < math.inf:
-            raise ValueError(f"radius must be positive and finite, got {self.radius}")
+        check_positive("radius", self.radius)
 
     def _perturb(self, target: AttackTarget, inputs: Tensor, targets: Tensor, progress: Progress) -> Perturbed:
         view, moved = target.loss_and_grad(inputs, targets), inputs
@@ -245,8 +247,7 @@ class MinimumNorm(Attack):
             raise ValueError("mode must be 'targeted' where targeted=True, got 'untargeted'")
         if not self.search and self.target == "best_of_all":
             raise ValueError("target must not be 'best_of_all' with search=False, which keeps no nearest perturbation")
-        if not 0.0 < self.c < math.inf:
-            raise ValueError(f"c must be positive and finite, got {self.c}")
+        check_positive("c", self.c)
 
     def _num_steps(self) -> int:
         return DECADES + self.bisections if self.search else 1
@@ -320,14 +321,7 @@ class MinimumNorm(Attack):
         return [log_probs.scatter(-1, labels.unsqueeze(-1), -math.inf).argmax(dim=-1)]
 
 
-def descend(
-    problem: Problem,
-    start: Float[Tensor, "batch ..."],
-    c: Float[Tensor, " batch"],
-    nearest: Nearest,
-    steps: int,
-    step_size: float,
-) -> End:
+def descend(problem: Problem, start: Inputs, c: PerExample, nearest: Nearest, steps: int, step_size: float) -> End:
     """Steps of Adam from ``start``; ``nearest`` considers every point."""
     moved = start.clone()
     optimizer = torch.optim.Adam([moved], lr=step_size)
@@ -344,9 +338,7 @@ def descend(
     return End(moved, fooled, succeeded | fooled)
 
 
-def minimise(
-    problem: Problem, start: Float[Tensor, "batch ..."], c: Float[Tensor, " batch"], nearest: Nearest, steps: int
-) -> End:
+def minimise(problem: Problem, start: Inputs, c: PerExample, nearest: Nearest, steps: int) -> End:
     """L-BFGS-B from ``start``, one example after another."""
     moved = start.clone()
     rows = {int(i): problem.row(int(i)) for i in nearest.open.nonzero()}
@@ -374,14 +366,8 @@ def _minimise_row(problem: Problem, start: Tensor, c: Tensor, steps: int) -> Ten
         lowered, _, gradient = problem.objective_and_grad(point(flat), c)
         return lowered.item(), gradient.double().flatten().cpu().numpy()
 
-    result = minimize(
-        objective,
-        start.double().flatten().cpu().numpy(),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[problem.bounds] * start.numel(),
-        options={"maxiter": steps},
-    )
+    first, box = start.double().flatten().cpu().numpy(), [problem.bounds] * start.numel()
+    result = minimize(objective, first, jac=True, method="L-BFGS-B", bounds=box, options={"maxiter": steps})
     return point(result.x).clamp(*problem.bounds)
 
 

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import Using, check_num_samples, noise_key, seeded, seeded_run, stream
-from dubio.attacks.attack import Attack, AttackResult, check_count
+from dubio.attacks.attack import Attack, AttackResult
 from dubio.attacks.target import AttackTarget, Model, check_classifier, untouched
+from dubio.checks import check_count
 from dubio.codec import RecordError, dump_json, parse_json, read_value, write_atomically
 from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of
@@ -169,16 +170,10 @@ def _summary(predicted: Bool[Tensor, " batch"], right: Bool[Tensor, "sample batc
     single = right.double().mean(dim=0)
     retry = functional.statistics.retry_probability(right.sum(dim=0), num_samples, num_tries)
     num_right = int(predicted.sum())
-    return Score(
-        Accuracy(num_right / count, *functional.statistics.clopper_pearson(num_right, count)),
-        _two_way(single, functional.statistics.retry_influence(right, 1)),
-        _two_way(retry, functional.statistics.retry_influence(right, num_tries)),
-        num_samples,
-        num_tries,
-        predicted,
-        single.float(),
-        retry.float(),
-    )
+    of_all = Accuracy(num_right / count, *functional.statistics.clopper_pearson(num_right, count))
+    of_one = _two_way(single, functional.statistics.retry_influence(right, 1))
+    of_tries = _two_way(retry, functional.statistics.retry_influence(right, num_tries))
+    return Score(of_all, of_one, of_tries, num_samples, num_tries, predicted, single.float(), retry.float())
 
 
 def _two_way(per_example: Float[Tensor, " batch"], per_draw: Float[Tensor, " sample"]) -> Accuracy:

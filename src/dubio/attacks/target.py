@@ -62,6 +62,11 @@ from dubio.functional.adversarial import AttackLoss, AttackObjective
 from dubio.likelihoods import Categorical, likelihood_of
 from dubio.nn import num_members
 
+Inputs = Float[Tensor, "batch ..."]
+Labels = Int[Tensor, " batch"]
+PerExample = Float[Tensor, " batch"]
+Flags = Bool[Tensor, " batch"]
+
 Model = nn.Module | Callable[[Tensor], Tensor]
 Noise = Literal["fresh", "frozen", "off"]
 T = TypeVar("T")
@@ -78,11 +83,11 @@ WATCHED = ("cpu", "cuda", "mps")
 class LossAndGrad(NamedTuple):
     """The attacker's objective at some inputs, and its gradient."""
 
-    values: Float[Tensor, " batch"]
+    values: PerExample
     """The objective that the attacker raises."""
-    fooled: Bool[Tensor, " batch"]
+    fooled: Flags
     """Whether the mean over the draws predicts another class (when targeted: the target class)."""
-    gradient: Float[Tensor, "batch ..."]
+    gradient: Inputs
 
 
 class Recorder:
@@ -155,18 +160,13 @@ class AttackTarget:
         members = num_members(self.model) if isinstance(self.model, nn.Module) else None
         self.num_samples = members or self.num_samples
 
-    def log_probs(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "sample batch class"]:
+    def log_probs(self, inputs: Inputs) -> Float[Tensor, "sample batch class"]:
         """Log-probabilities of all draws, differentiable."""
         self.forwards += self.num_samples
         with self._noise_for(inputs):
             return self._draws(inputs)
 
-    def evaluate(
-        self,
-        inputs: Float[Tensor, "batch ..."],
-        labels: Int[Tensor, " batch"],
-        goals: Int[Tensor, " batch"] | None = None,
-    ) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
+    def evaluate(self, inputs: Inputs, labels: Labels, goals: Labels | None = None) -> tuple[PerExample, Flags]:
         """The objective that the attacker raises, per example, and whether the mean over the draws is fooled.
 
         The objective is the loss of the true label, or minus that of the target class; with ``goals``, minus that of
@@ -175,7 +175,7 @@ class AttackTarget:
         self.forwards += self.num_samples
         return self._evaluate(inputs, labels, goals)
 
-    def labels(self, inputs: Float[Tensor, "batch ..."]) -> Int[Tensor, " batch"]:
+    def labels(self, inputs: Inputs) -> Labels:
         """The classes that the mean over the draws predicts."""
         assert isinstance(self.model, nn.Module)
         self.forwards += self.num_samples
@@ -184,13 +184,11 @@ class AttackTarget:
             log_probs = forward(self.model, inputs, self.num_samples, self.executor)
             return functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1)
 
-    def values(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    def values(self, inputs: Inputs, labels: Labels) -> PerExample:
         """The objective that the attacker raises, per example."""
         return self.evaluate(inputs, labels)[0]
 
-    def compare(
-        self, one: Float[Tensor, "batch ..."], other: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    def compare(self, one: Inputs, other: Inputs, labels: Labels) -> tuple[PerExample, PerExample]:
         """The objective at two points on the same draws, new ones at each call.
 
         On draws of its own, a point that was lucky once is hard to beat, and a small change is lost in the noise.
@@ -201,14 +199,14 @@ class AttackTarget:
         self.forwards += frozen.forwards
         return values
 
-    def loss_and_grad(self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> LossAndGrad:
+    def loss_and_grad(self, inputs: Inputs, labels: Labels) -> LossAndGrad:
         """The objective, whether the target is fooled, and the gradient: that of the average over draws."""
         self.forwards += self.num_samples
         self.backwards += self.num_samples
         replayed = None if self.recorder is None else self.recorder(self._loss_and_grad, inputs, labels)
         return self._loss_and_grad(inputs, labels) if replayed is None else LossAndGrad(*replayed)
 
-    def gradient(self, values: Float[Tensor, " batch"], leaf: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+    def gradient(self, values: PerExample, leaf: Inputs) -> Inputs:
         """Gradient of a sum over examples with respect to the inputs."""
         self.backwards += self.num_samples
         return _gradient(values, leaf)
@@ -218,38 +216,28 @@ class AttackTarget:
         if not self.seeded:
             return fresh_noise(shape, kind, like.dtype, like.device)
         self._num_random += 1
+        key = seed_tensor(self.seed), torch.zeros((), dtype=torch.int64), KEY, self._num_random
         noise: Tensor = seeded_noise(
-            seed_tensor(self.seed),
-            torch.zeros((), dtype=torch.int64),
-            KEY,
-            self._num_random,
-            shape,
-            kind,
-            like.dtype,
-            like.device,
-            antithetic=False,
-            by_row=True,
-            first_row=self.first_row,
+            *key, shape, kind, like.dtype, like.device, antithetic=False, by_row=True, first_row=self.first_row
         )
         return noise
 
     @torch.no_grad()
-    def check(
-        self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"], batch_size: int | None = None
-    ) -> None:
+    def check(self, inputs: Inputs, labels: Labels, batch_size: int | None = None) -> None:
         """Refuse what cannot be attacked, by running a few rows; a network without noise is one draw from then on.
 
         Raises:
             DrawsItselfError: the model draws from a global generator, and the run has generators of its own.
         """
         two = replace(self, num_samples=2, executor="loop", noise="off" if self.noise == "off" else "fresh")
-        rows = min(_rows_to_try(), len(inputs), batch_size or len(inputs))
+        few = ROWS_TO_TRY if STATE.own.settings.memory is None else 1  # their footprint is not measured yet
+        rows = min(few, len(inputs), batch_size or len(inputs))
         with LOCK if may_draw_on_host(self.model) else nullcontext():  # otherwise its draws would disturb a seeded run
             host = HostState()
             with Watch() as watch:
-                few, draws = _with_fewer_rows(lambda rows: (inputs[:rows], two.log_probs(inputs[:rows])), rows)
+                tried, draws = _with_fewer_rows(lambda rows: (inputs[:rows], two.log_probs(inputs[:rows])), rows)
             moved = host.moved() != ""  # perhaps by another thread
-            follows = moved and self._follows_host(few)
+            follows = moved and self._follows_host(tried)
             if follows and has_numbers_of_its_own():  # the run starts again
                 host.put_back()
         differ = not torch.equal(draws[0], draws[-1])
@@ -277,9 +265,7 @@ class AttackTarget:
         if self.draws_itself and has_numbers_of_its_own():
             raise DrawsItselfError(type(self.model).__name__)
 
-    def rows_at_a_time(
-        self, inputs: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"], with_gradient: bool = True
-    ) -> int:
+    def rows_at_a_time(self, inputs: Inputs, labels: Labels, with_gradient: bool = True) -> int:
         """How many examples, with all their draws, fit into the memory budget, from the footprint of a few.
 
         Memory that a draw takes whatever its rows, such as drawn weights, is the same for every batch and not counted.
@@ -431,7 +417,7 @@ def check_classifier(model: Model) -> None:
         raise TypeError(f"model must be a torch.nn.Module or a function of inputs, got {type(model).__name__}")
 
 
-def _gradient(values: Float[Tensor, " batch"], leaf: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+def _gradient(values: PerExample, leaf: Inputs) -> Inputs:
     gradient = torch.autograd.grad(values.sum(), leaf, allow_unused=True)[0] if values.requires_grad else None
     if gradient is None:
         raise ValueError(
@@ -464,19 +450,14 @@ def _network_loss(
 
 def _loss(
     log_probs: Float[Tensor, "sample batch class"],
-    classes: Int[Tensor, " batch"],
-    labels: Int[Tensor, " batch"],
+    classes: Labels,
+    labels: Labels,
     objective: AttackObjective,
     loss: AttackLoss,
-) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
+) -> tuple[PerExample, Flags]:
     """The loss of some classes, and whether the mean over the draws predicts the labels."""
     values = functional.adversarial.averaged_attack_loss(log_probs, classes, objective, loss)
     return values, functional.uncertainty.predictive_log_probs(log_probs).argmax(dim=-1) == labels
-
-
-def _rows_to_try() -> int:
-    """A few rows; a single one under a memory limit, since their footprint is not measured yet."""
-    return ROWS_TO_TRY if STATE.own.settings.memory is None else 1
 
 
 def _with_fewer_rows(run_rows: Callable[[int], T], rows: int) -> T:

@@ -18,19 +18,5 @@ from dubio.auditing.records import (
 )
 from dubio.auditing.session import Check
 
-__all__ = [
-    "AttackRecord",
-    "Audit",
-    "BUDGETS",
-    "BudgetName",
-    "Budget",
-    "CHECKS",
-    "Check",
-    "CheckRecord",
-    "Cost",
-    "CurvePoint",
-    "Headline",
-    "Accuracy",
-    "ThreatModel",
-    "audit",
-]
+__all__ = ["AttackRecord", "Audit", "BUDGETS", "BudgetName", "Budget", "CHECKS", "Check", "CheckRecord", "Cost"]
+__all__ += ["CurvePoint", "Headline", "Accuracy", "ThreatModel", "audit"]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dubio import attacks
 from dubio._engine import device_of, seeded
-from dubio.attacks import Model, check_count
+from dubio.attacks import Model
 from dubio.auditing.checks import CHECKS, frozen_draws_accuracy
 from dubio.auditing.records import (
     BUDGETS,
@@ -36,6 +36,7 @@ from dubio.auditing.records import (
     ThreatModel,
 )
 from dubio.auditing.session import AuditSession, Check, PartialResults
+from dubio.checks import check_count
 from dubio.evaluation import gather
 from dubio.functional.adversarial import Norm
 from dubio.version import VERSION, versions
@@ -122,18 +123,11 @@ def _report(session: AuditSession, checks: list[CheckRecord], fingerprint: str, 
     left, clean = (session.score(given, plan.score_draws) for given in (images, session.inputs))
     costs = [run.cost for run in (*session.attempts.values(), *session.others.values())]
     pred = left.predictive
+    sizes = {name: getattr(plan, name) for name in ("num_samples", "steps", "restarts", "resolution")}
     return Audit(
         status=_status(checks),
         headline=Headline(pred.value, pred.low, pred.high, len(images), plan.score_draws, shares),
-        threat=ThreatModel(
-            **session.threat,
-            num_samples=plan.num_samples,
-            steps=plan.steps,
-            restarts=plan.restarts,
-            budget=plan.name,
-            resolution=plan.resolution,
-            seed=session.seed,
-        ),
+        threat=ThreatModel(**session.threat, **sizes, budget=plan.name, seed=session.seed),
         clean=clean.predictive,
         r_pred=left.predictive,
         r_1=left.single,

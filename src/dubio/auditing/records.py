@@ -5,8 +5,8 @@ Reports are made from the record alone. The budget ``tiny`` is a try in seconds,
 """
 
 import itertools
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from dubio.attacks import Accuracy
 from dubio.codec import Record
@@ -200,67 +200,31 @@ class Budget:
 ALL_PAIRS: tuple[Pair, ...] = tuple(
     itertools.product(("predictive", "expected", "mean_logit"), ("margin", "cross_entropy", "dlr"))
 )
-BUDGETS = {
-    "quick": Budget(
-        name="quick",
-        num_images=400,
-        resolution=0.03,
-        draws_error=0.01,
-        num_samples=10,
-        steps=20,
-        restarts=2,
-        select_draws=50,
-        score_draws=200,
-        eot=(1, 5, 10, 20),
-        step_counts=(1, 5, 10, 20, 40),
-        objectives=(
-            ("predictive", "margin"),
-            ("predictive", "cross_entropy"),
-            ("expected", "cross_entropy"),
-            ("mean_logit", "margin"),
-        ),
-        num_goals=3,
-        step_factors=(0.5, 2.0),
-        momenta=(0.75,),
-        square_steps=100,
-        noise_tries=5,
-        epsilon_factors=(0.25, 0.5, 1.0, 2.0),
-    ),
-    "full": Budget(
-        name="full",
-        num_images=1000,
-        resolution=0.01,
-        draws_error=0.002,
-        num_samples=20,
-        steps=50,
-        restarts=3,
-        select_draws=100,
-        score_draws=2000,
-        eot=(1, 2, 5, 10, 20, 50, 100),
-        step_counts=(1, 5, 10, 25, 50, 100, 200),
-        objectives=ALL_PAIRS,
-        num_goals=9,
-        step_factors=(0.25, 0.5, 2.0),
-        momenta=(0.5, 0.75, 0.9),
-        square_steps=1000,
-        noise_tries=20,
-        epsilon_factors=(0.25, 0.5, 1.0, 1.5, 2.0, 4.0),
-    ),
-}
-BUDGETS["tiny"] = replace(
-    BUDGETS["quick"],
-    name="tiny",
-    num_images=128,
-    resolution=0.08,
-    draws_error=0.02,
-    steps=10,
-    restarts=1,
-    select_draws=30,
-    score_draws=100,
-    eot=(1, 5, 10),
-    step_counts=(1, 10, 20),
-    objectives=BUDGETS["quick"].objectives[:3],
-    num_goals=2,
-    square_steps=40,
-    epsilon_factors=(0.5, 1.0, 2.0),
+FEW_PAIRS: tuple[Pair, ...] = (
+    *(("predictive", "margin"), ("predictive", "cross_entropy")),
+    *(("expected", "cross_entropy"), ("mean_logit", "margin")),
 )
+_SIZES: dict[str, tuple[Any, Any, Any]] = {
+    "num_images": (400, 1000, 128),
+    "resolution": (0.03, 0.01, 0.08),
+    "draws_error": (0.01, 0.002, 0.02),
+    "num_samples": (10, 20, 10),
+    "steps": (20, 50, 10),
+    "restarts": (2, 3, 1),
+    "select_draws": (50, 100, 30),
+    "score_draws": (200, 2000, 100),
+    "eot": ((1, 5, 10, 20), (1, 2, 5, 10, 20, 50, 100), (1, 5, 10)),
+    "step_counts": ((1, 5, 10, 20, 40), (1, 5, 10, 25, 50, 100, 200), (1, 10, 20)),
+    "objectives": (FEW_PAIRS, ALL_PAIRS, FEW_PAIRS[:3]),
+    "num_goals": (3, 9, 2),
+    "step_factors": ((0.5, 2.0), (0.25, 0.5, 2.0), (0.5, 2.0)),
+    "momenta": ((0.75,), (0.5, 0.75, 0.9), (0.75,)),
+    "square_steps": (100, 1000, 40),
+    "noise_tries": (5, 20, 5),
+    "epsilon_factors": ((0.25, 0.5, 1.0, 2.0), (0.25, 0.5, 1.0, 1.5, 2.0, 4.0), (0.5, 1.0, 2.0)),
+}
+"""Fields of the budgets ``quick``, ``full`` and ``tiny``, in this order."""
+_NAMES: tuple[BudgetName, ...] = ("quick", "full", "tiny")
+BUDGETS = {
+    name: Budget(name, **{field: sizes[place] for field, sizes in _SIZES.items()}) for place, name in enumerate(_NAMES)
+}

@@ -173,14 +173,8 @@ class AuditSession:
 
     def main(self, **changes: Any) -> PGD:
         """The main attack, and with ``changes`` an attack that differs from it in these fields."""
-        fields: dict[str, Any] = {
-            "steps": self.budget.steps,
-            "num_samples": self.budget.num_samples,
-            "objective": "predictive",
-            "loss": "margin",
-            "seed": self.seed_for("main"),
-        }
-        return PGD(**(self.threat | fields | changes))
+        fields = {"steps": self.budget.steps, "num_samples": self.budget.num_samples, "loss": "margin"}
+        return PGD(**(self.threat | fields | {"seed": self.seed_for("main")} | changes))
 
     def seed_for(self, purpose: str) -> int:
         """A different seed for each purpose."""
@@ -314,14 +308,8 @@ class AuditSession:
 
     def score(self, images: Float[Tensor, "image ..."], num_draws: int, purpose: str = "scoring") -> attacks.Score:
         """Score images on the draws of this purpose."""
-        return attacks.score(
-            self.model,
-            images,
-            self.targets,
-            num_samples=num_draws,
-            num_tries=min(10, num_draws),
-            seed=self.seed_for(purpose),
-        )
+        fields = {"num_samples": num_draws, "num_tries": min(10, num_draws), "seed": self.seed_for(purpose)}
+        return attacks.score(self.model, images, self.targets, **fields)
 
     def _once(
         self, name: str, attack: Attack, among: dict[str, AttackRun], goals: Tensor | None = None

@@ -3,15 +3,14 @@
 The bound of the error holds for any network (``tests/calibration/test_abstaining.py``).
 """
 
-import warnings
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubio import functional
-from dubio.calibration.calibrate import HeldOut, check_one_label_each, predict_held_out
-from dubio.calibrators import DecisionWarning, Surety, Threshold
+from dubio.calibration.calibrate import HeldOut, check_one_label_each, predict_held_out, warn
+from dubio.calibrators import Surety, Threshold
 from dubio.convert import change_spec
 
 SURPLUS = 0.02
@@ -57,9 +56,7 @@ def abstain(
         ValueError: no threshold reaches the error on these data, or the network was evaluated on them.
     """
     _check(error, coverage, score, level)
-    held_out = predict_held_out(
-        model, validation, caller="abstain", num_samples=num_samples, batch_size=batch_size, seed=seed, decisions=True
-    )
+    held_out = predict_held_out(model, validation, "abstain", num_samples, batch_size, seed)
     check_one_label_each(held_out, "abstain")
     surety = _surety(held_out, score)
     if error is not None:
@@ -109,11 +106,9 @@ def _warn_of_few(count: int) -> None:
     """Warn of few examples, whose coverage and error say little about new data."""
     if count < FEWEST:
         noun = "example is" if count == 1 else "examples are"
-        warnings.warn(
+        warn(
             f"{count} validation {noun} few to find a threshold by, so coverage and error on new data may differ much; "
-            f"use at least {FEWEST}",
-            DecisionWarning,
-            stacklevel=3,
+            f"use at least {FEWEST}"
         )
 
 
@@ -127,12 +122,10 @@ def _warn_of_ties(
     if acceptance.num_accepted / count - coverage <= SURPLUS or tied == 1:
         return
     name = score.replace("_", " ")
-    warnings.warn(
+    warn(
         f"{tied} of {count} validation examples have the same {name}, which no threshold separates: "
         f"{acceptance.num_accepted / count:.1%} are accepted for a coverage of {coverage:g}, {acceptance.error:.1%} of "
-        "them wrong; the network does not tell these examples apart, so use another score or a better network",
-        DecisionWarning,
-        stacklevel=3,
+        "them wrong; the network does not tell these examples apart, so use another score or a better network"
     )
 
 

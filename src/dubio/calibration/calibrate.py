@@ -47,6 +47,8 @@ were between 0.5 and 1.7 on 18 examples and worse than none in 78 % of the repet
 FEWEST_PER_CLASS = 20
 """The same for each class, for a vector scaling, which has two numbers for each class."""
 NAME = "validation"
+LogProbs = Float[Tensor, "*sample_and_example class"]
+Targets = Int[Tensor, "example *rest"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +56,7 @@ class HeldOut:
     """Predictions beside their targets, on the device of the predictions."""
 
     predictive: ClassificationPredictive
-    targets: Int[Tensor, "example *rest"]
+    targets: Targets
     fingerprint: str
 
     @property
@@ -114,14 +116,7 @@ def calibrate(
     if kind == "vector" and per_draw:
         raise ValueError("per_draw goes with kind='temperature'; kind='vector' works on the mean prediction")
     held_out = predict_held_out(
-        model,
-        validation,
-        caller="calibrate",
-        num_samples=num_samples,
-        batch_size=batch_size,
-        seed=seed,
-        decisions=False,
-        keep_samples=per_draw,
+        model, validation, "calibrate", num_samples, batch_size, seed, decisions=False, keep_samples=per_draw
     )
     pred = held_out.predictive
     log_probs = pred.samples if per_draw else pred.log_probs
@@ -133,17 +128,11 @@ def calibrate(
     removed = [name for name in ("threshold", "sets") if getattr(spec(model), name) is not None]
     change_spec(model, calibration=calibration, threshold=None, sets=None)
     if removed:
-        _warn(removal_message("calibrating", removed), stacklevel=3)
+        warn(removal_message("calibrating", removed), stacklevel=3)
     return calibration
 
 
-def _fit(
-    log_probs: Float[Tensor, "*sample_and_example class"],
-    targets: Int[Tensor, "example *rest"],
-    kind: str,
-    per_draw: bool,
-    fingerprint: str = "",
-) -> Calibration:
+def _fit(log_probs: LogProbs, targets: Targets, kind: str, per_draw: bool, fingerprint: str = "") -> Calibration:
     """The calibration of least negative log-likelihood on these examples."""
     exact = log_probs.flatten(1 if per_draw else 0, -2)
     if kind == "vector":
@@ -151,12 +140,7 @@ def _fit(
     return Temperature(_fit_temperature(exact, targets.flatten(), per_draw), per_draw, fingerprint)
 
 
-def _gain_on_folds(
-    log_probs: Float[Tensor, "*sample_and_example class"],
-    targets: Int[Tensor, "example *rest"],
-    kind: str,
-    per_draw: bool,
-) -> _Gain | None:
+def _gain_on_folds(log_probs: LogProbs, targets: Targets, kind: str, per_draw: bool) -> _Gain | None:
     """The gain by cross-validation, with the standard error over inputs; None where there are too few for folds.
 
     All labels of one input, such as those of its pixels, are in one fold and count as one difference.
@@ -209,7 +193,7 @@ def _checked(calibration: Calibration, gain: _Gain | None, held_out: HeldOut) ->
                 f"of examples held out from the fit significantly ({-gain.mean:+.4f}, standard error {gain.error:.4f})"
             )
         kept = "the predictions stay as they are" if vector else "the temperature stays 1"
-        _warn(f"{reason}, so {kept}{advice}")
+        warn(f"{reason}, so {kept}{advice}")
         if isinstance(calibration, Temperature):
             return replace(calibration, temperature=1.0)
         return replace(calibration, scale=(1.0,) * num_classes, bias=(0.0,) * num_classes)
@@ -217,12 +201,12 @@ def _checked(calibration: Calibration, gain: _Gain | None, held_out: HeldOut) ->
     if isinstance(calibration, Temperature) and abs(math.log(calibration.temperature)) >= edge:
         all_right = bool(held_out.correct.all())
         why = "every validation example is predicted rightly, so a lower temperature always looks better; " * all_right
-        _warn(
+        warn(
             f"the {calibration} is at the edge of what is allowed: {why}"
             "use more validation examples, or remove it with dubio.reset_decisions(model)"
         )
     elif few:
-        _warn(f"{count} validation examples are few to calibrate by, so {calibration} is uncertain{advice}")
+        warn(f"{count} validation examples are few to calibrate by, so {calibration} is uncertain{advice}")
     return calibration
 
 
@@ -250,9 +234,8 @@ def _fit_vector(
 
     def cost() -> Tensor:
         scaled = functional.calibration.vector_scaled_log_probs(log_probs, scale, bias)
-        return functional.calibration.class_nll(
-            scaled, targets
-        ) + RIDGE * functional.calibration.departure_from_identity(scale, bias)
+        departure = functional.calibration.departure_from_identity(scale, bias)
+        return functional.calibration.class_nll(scaled, targets) + RIDGE * departure
 
     _minimise(cost, [scale, bias])
     return tuple(scale.tolist()), tuple(bias.tolist())
@@ -272,22 +255,17 @@ def _minimise(cost: Callable[[], Tensor], parameters: list[Tensor]) -> None:
     optimizer.step(closure)
 
 
-def _warn(message: str, stacklevel: int = 4) -> None:
+def warn(message: str, stacklevel: int = 4) -> None:
+    """Warn of a decision, where the user asked for it."""
     warnings.warn(message, DecisionWarning, stacklevel=stacklevel)
 
 
 def predict_held_out(
-    model: nn.Module,
-    validation: Any,
-    *,
-    caller: str,
-    num_samples: int,
-    batch_size: int,
-    seed: int,
-    decisions: bool,
-    keep_samples: bool = False,
+    model: nn.Module, validation: Any, caller: str, num_samples: int, batch_size: int, seed: int, **options: Any
 ) -> HeldOut:
     """Predict validation data on which the network was not evaluated; messages name the ``caller``.
+
+    ``options`` are those of ``predict``; by default no draws are kept.
 
     Raises:
         TypeError: the network is no classifier, or the targets are no labels.
@@ -300,18 +278,11 @@ def predict_held_out(
         )
     batches = batches_from(validation, batch_size, name=NAME)
     fingerprint = check_unjudged(model, batches, caller)
+    options = {"keep_samples": False} | options
     parts: list[ClassificationPredictive] = []
     targets: list[Tensor] = []
     for batch in batches.epoch(0):
-        pred = predict(
-            model,
-            batch.inputs,
-            num_samples,
-            keep_samples=keep_samples,
-            batch_size=batch_size,
-            seed=seed,
-            decisions=decisions,
-        )
+        pred = predict(model, batch.inputs, num_samples, batch_size=batch_size, seed=seed, **options)
         assert isinstance(pred, ClassificationPredictive)
         parts.append(pred)
         targets.append(_labels(batch, pred))

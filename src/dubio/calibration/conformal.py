@@ -52,9 +52,7 @@ def conformal(
         raise ValueError(f"kind must be 'lac' or 'aps', got {kind!r}")
     if not 0.0 < coverage < 1.0:
         raise ValueError(f"coverage must be in (0, 1), got {coverage}")
-    held_out = predict_held_out(
-        model, validation, caller="conformal", num_samples=num_samples, batch_size=batch_size, seed=seed, decisions=True
-    )
+    held_out = predict_held_out(model, validation, "conformal", num_samples, batch_size, seed)
     check_one_label_each(held_out, "conformal")
     count = len(held_out.targets)
     if functional.calibration.conformal_rank(count, coverage) > count:

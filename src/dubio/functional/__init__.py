@@ -16,14 +16,5 @@ from dubio.functional import (
     wasserstein,
 )
 
-__all__ = [
-    "adversarial",
-    "calibration",
-    "corruption",
-    "flows",
-    "noise",
-    "statistics",
-    "uncertainty",
-    "variational",
-    "wasserstein",
-]
+__all__ = ["adversarial", "calibration", "corruption", "flows", "noise", "statistics", "uncertainty", "variational"]
+__all__ += ["wasserstein"]

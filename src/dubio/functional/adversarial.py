@@ -23,6 +23,10 @@ from torch import Tensor
 
 from dubio.functional.uncertainty import predictive_log_probs, vote_counts
 
+PerExample = Float[Tensor, " batch"]
+Batch = Float[Tensor, "batch *shape"]
+Flags = Bool[Tensor, " batch"]
+
 AttackObjective = Literal["predictive", "expected", "mean_logit", "votes"]
 AttackLoss = Literal["cross_entropy", "margin", "dlr"]
 Norm = Literal["linf", "l2"]
@@ -42,7 +46,7 @@ def averaged_attack_loss(
     targets: Int[Tensor, " batch"],
     objective: AttackObjective,
     loss: AttackLoss,
-) -> Float[Tensor, " batch"]:
+) -> PerExample:
     """The attacker's loss per example, over all draws."""
     if objective == "predictive":
         return attack_loss(predictive_log_probs(log_probs), targets, loss)
@@ -75,18 +79,18 @@ def attack_loss(
     return margin / (top[..., 0] - top[..., -1] + TINY)
 
 
-def perturbation_norm(perturbation: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, " batch"]:
+def perturbation_norm(perturbation: Batch, norm: Norm) -> PerExample:
     """Size of each example's perturbation."""
     flat = perturbation.flatten(1)
     return flat.abs().amax(dim=1) if norm == "linf" else flat.norm(dim=1)
 
 
-def distortion(perturbation: Float[Tensor, "batch *shape"]) -> Float[Tensor, ""]:
+def distortion(perturbation: Batch) -> Float[Tensor, ""]:
     """Mean over examples of the root mean square of what was added, ``sqrt(||r||^2 / d)`` (E-27)."""
     return perturbation.flatten(1).square().mean(dim=1).sqrt().mean()
 
 
-def steepest_direction(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, "batch *shape"]:
+def steepest_direction(gradient: Batch, norm: Norm) -> Batch:
     """The step of norm one along which a loss with this gradient grows fastest; zero where the gradient vanishes.
 
     A tiny gradient does not vanish: that of a very sure network, 1e-30 for example, is scaled before it is squared.
@@ -98,9 +102,7 @@ def steepest_direction(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> F
     return scaled / as_rows(perturbation_norm(scaled, norm), scaled).clamp_min(TINY)
 
 
-def project_perturbation(
-    perturbation: Float[Tensor, "batch *shape"], norm: Norm, epsilon: float | Float[Tensor, " batch"]
-) -> Float[Tensor, "batch *shape"]:
+def project_perturbation(perturbation: Batch, norm: Norm, epsilon: float | PerExample) -> Batch:
     """The nearest perturbation of norm at most ``epsilon``."""
     radius = as_rows(epsilon, perturbation) if isinstance(epsilon, Tensor) else epsilon
     if norm == "linf":
@@ -109,9 +111,7 @@ def project_perturbation(
     return perturbation * (INSIDE * radius / size.clamp_min(TINY)).clamp_max(1.0)
 
 
-def project_inputs(
-    candidate: Float[Tensor, "batch *shape"], inputs: Float[Tensor, "batch *shape"], norm: Norm, epsilon: float
-) -> Float[Tensor, "batch *shape"]:
+def project_inputs(candidate: Batch, inputs: Batch, norm: Norm, epsilon: float) -> Batch:
     """The nearest point at most ``epsilon`` from the inputs, after rounding too (E-63).
 
     The sum of an input and an allowed perturbation is rounded, perhaps out of the ball. The next number towards the
@@ -125,9 +125,7 @@ def project_inputs(
     return torch.where(distance > epsilon, torch.nextafter(within, inputs), within)
 
 
-def random_perturbation(
-    uniform: Float[Tensor, "batch *shape"], normal: Float[Tensor, "batch *shape"], norm: Norm, epsilon: float
-) -> Float[Tensor, "batch *shape"]:
+def random_perturbation(uniform: Batch, normal: Batch, norm: Norm, epsilon: float) -> Batch:
     """A random point of the ball, from uniform numbers in [0, 1] and normal ones: evenly spread in either norm."""
     if norm == "linf":
         return (2.0 * uniform - 1.0) * epsilon
@@ -153,31 +151,21 @@ def halving_checkpoints(steps: int) -> tuple[int, ...]:
     percent = [0, 22]
     while percent[-1] < 100:
         percent.append(percent[-1] + max(percent[-1] - percent[-2] - 3, 6))
-    checkpoints = {
-        -(-share * steps // 100) for share in percent[1:]
-    }  # in whole numbers: 0.57 * 100 would round up to 58
+    # In whole numbers: 0.57 * 100 would round up to 58.
+    checkpoints = {-(-share * steps // 100) for share in percent[1:]}
     return tuple(sorted(step for step in checkpoints if step < steps))
 
 
 def should_halve(
-    num_rises: Float[Tensor, " batch"],
-    num_steps: int,
-    halved_before: Bool[Tensor, " batch"],
-    best: Float[Tensor, " batch"],
-    best_before: Float[Tensor, " batch"],
-) -> Bool[Tensor, " batch"]:
+    num_rises: PerExample, num_steps: int, halved_before: Flags, best: PerExample, best_before: PerExample
+) -> Flags:
     """Whether Auto-PGD halves its step: too few of the last steps rose, or neither step nor best loss has changed."""
     few = num_rises < RISING_SHARE * num_steps
     stuck = ~halved_before & (best <= best_before)
     return few | stuck
 
 
-def with_momentum(
-    point: Float[Tensor, "batch *shape"],
-    before: Float[Tensor, "batch *shape"],
-    proposal: Float[Tensor, "batch *shape"],
-    share: float,
-) -> Float[Tensor, "batch *shape"]:
+def with_momentum(point: Batch, before: Batch, proposal: Batch, share: float) -> Batch:
     """A share of the way to the proposal, and the rest of the last step again."""
     return point + share * (proposal - point) + (1.0 - share) * (point - before)
 
@@ -187,20 +175,14 @@ def cosine_annealed(first: float, last: float, progress: float) -> float:
     return last + (first - last) * (1.0 + math.cos(math.pi * progress)) / 2.0
 
 
-def next_decoupled_radius(
-    radius: Float[Tensor, " batch"], fooled: Bool[Tensor, " batch"], gamma: float
-) -> Float[Tensor, " batch"]:
+def next_decoupled_radius(radius: PerExample, fooled: Flags, gamma: float) -> PerExample:
     """DDN: a little less after success, a little more after failure."""
     return torch.where(fooled, radius * (1.0 - gamma), radius * (1.0 + gamma))
 
 
 def next_boundary_radius(
-    radius: Float[Tensor, " batch"],
-    fooled: Bool[Tensor, " batch"],
-    best: Float[Tensor, " batch"],
-    linear: Float[Tensor, " batch"],
-    gamma: float,
-) -> Float[Tensor, " batch"]:
+    radius: PerExample, fooled: Flags, best: PerExample, linear: PerExample, gamma: float
+) -> PerExample:
     """FMN: less after success, and never more than the best so far; more after failure.
 
     Before the first success it is a little more than before, or than the estimated distance to the boundary if that is
@@ -214,20 +196,13 @@ def next_boundary_radius(
     return torch.where(fooled, shrunk, grown)
 
 
-def boundary_distance(
-    margin: Float[Tensor, " batch"], gradient: Float[Tensor, "batch *shape"], norm: Norm
-) -> Float[Tensor, " batch"]:
+def boundary_distance(margin: PerExample, gradient: Batch, norm: Norm) -> PerExample:
     """Distance to the boundary, where the margin vanishes, of a linear network: ``|margin|`` over the dual norm."""
     dual: Tensor = torch.linalg.vector_norm(gradient.flatten(1), 1 if norm == "linf" else 2, dim=1)
     return margin.abs() / dual.clamp_min(TINY)
 
 
-def minimum_norm_objective(
-    perturbation: Float[Tensor, "batch *shape"],
-    values: Float[Tensor, " batch"],
-    c: Float[Tensor, " batch"],
-    hinged: bool,
-) -> Float[Tensor, " batch"]:
+def minimum_norm_objective(perturbation: Batch, values: PerExample, c: PerExample, hinged: bool) -> PerExample:
     """Objective of a minimum-norm attack: ``c ||r||_2 - values`` (E-64), with the values that an attacker raises.
 
     ``hinged`` cuts values off at zero, so that a margin does not grow without end after success.
@@ -236,9 +211,7 @@ def minimum_norm_objective(
     return c * (squared + SMOOTH).sqrt() - (values.clamp_max(0.0) if hinged else values)
 
 
-def next_penalty(
-    c: Float[Tensor, " batch"], works: Float[Tensor, " batch"], fails: Float[Tensor, " batch"]
-) -> Float[Tensor, " batch"]:
+def next_penalty(c: PerExample, works: PerExample, fails: PerExample) -> PerExample:
     """The next weight of the distance to try: ten times more or less while one end is open, then the geometric mean.
 
     ``works`` is the largest weight that has succeeded, 0 where none has; ``fails`` the smallest that has failed,

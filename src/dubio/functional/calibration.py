@@ -37,6 +37,13 @@ from torch import Tensor
 from dubio.functional.statistics import share_upper_bound
 from dubio.functional.uncertainty import predictive_log_probs
 
+LogProbs = Float[Tensor, "*batch class"]
+Scalar = Float[Tensor, ""]
+Scores = Float[Tensor, " example"]
+Flags = Bool[Tensor, " example"]
+Weights = Float[Tensor, "*resample example"]
+Classes = Float[Tensor, " class"]
+
 NUM_BINS = 15
 SMALLEST_LOG_PROB = -1e4
 """A class that is impossible stays so, and no infinity meets a zero."""
@@ -65,12 +72,7 @@ class Reliability(NamedTuple):
     accuracy: Float[Tensor, " bin"]
 
 
-def bin_sums(
-    confidence: Float[Tensor, " example"],
-    correct: Bool[Tensor, " example"],
-    num_bins: int = NUM_BINS,
-    weight: Float[Tensor, "*resample example"] | None = None,
-) -> BinSums:
+def bin_sums(confidence: Scores, correct: Flags, num_bins: int = NUM_BINS, weight: Weights | None = None) -> BinSums:
     """Sums over the bins ``((k-1)/K, k/K]``; a confidence of 0 goes into the first, one of 1 into the last.
 
     An example of weight 2 counts as two of it.
@@ -109,10 +111,7 @@ def matching_share(sums: BinSums, tolerance: float) -> Float[Tensor, "*resample"
 
 
 def adaptive_calibration_error(
-    confidence: Float[Tensor, " example"],
-    correct: Bool[Tensor, " example"],
-    num_bins: int = NUM_BINS,
-    weight: Float[Tensor, "*resample example"] | None = None,
+    confidence: Scores, correct: Flags, num_bins: int = NUM_BINS, weight: Weights | None = None
 ) -> Float[Tensor, "*resample"]:
     """The same with bins of equal numbers of examples, in the order of their confidence; the first take what is over.
 
@@ -139,7 +138,7 @@ def classwise_calibration_error(
     probs: Float[Tensor, "example class"],
     targets: Int[Tensor, " example"],
     num_bins: int = NUM_BINS,
-    weight: Float[Tensor, "*resample example"] | None = None,
+    weight: Weights | None = None,
 ) -> Float[Tensor, "*resample"]:
     """Mean over classes of the error of each class's probability for being the class."""
     errors = [
@@ -149,7 +148,7 @@ def classwise_calibration_error(
     return torch.stack(errors).mean(dim=0)
 
 
-def brier_score(probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+def brier_score(probs: LogProbs, targets: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """``sum_k (p_k - [k = y])^2`` for each example: 0 is certain and right, 2 certain and wrong."""
     one_hot = torch.nn.functional.one_hot(targets.long(), probs.shape[-1]).to(probs.dtype)
     return (probs - one_hot).square().sum(dim=-1)
@@ -160,44 +159,38 @@ def _check_bins(num_bins: int) -> None:
         raise ValueError(f"num_bins must be at least 1, got {num_bins}")
 
 
-def scaled_log_probs(
-    log_probs: Float[Tensor, "*batch class"], temperature: Float[Tensor, ""] | float
-) -> Float[Tensor, "*batch class"]:
+def scaled_log_probs(log_probs: LogProbs, temperature: Scalar | float) -> LogProbs:
     """``log softmax(z / T)`` (E-66)."""
     return (log_probs.clamp_min(SMALLEST_LOG_PROB) / temperature).log_softmax(dim=-1)
 
 
-def scaled_mixture(
-    samples: Float[Tensor, "sample *batch class"], temperature: Float[Tensor, ""] | float
-) -> Float[Tensor, "*batch class"]:
+def scaled_mixture(samples: Float[Tensor, "sample *batch class"], temperature: Scalar | float) -> LogProbs:
     """Log of the mean over draws of the scaled probabilities of each."""
     return predictive_log_probs(scaled_log_probs(samples, temperature))
 
 
-def vector_scaled_log_probs(
-    log_probs: Float[Tensor, "*batch class"], scale: Float[Tensor, " class"], bias: Float[Tensor, " class"]
-) -> Float[Tensor, "*batch class"]:
+def vector_scaled_log_probs(log_probs: LogProbs, scale: Classes, bias: Classes) -> LogProbs:
     """``log softmax(scale z + bias)``, class by class (Guo et al. 2017, section 4.2)."""
     return (log_probs.clamp_min(SMALLEST_LOG_PROB) * scale + bias).log_softmax(dim=-1)
 
 
-def class_nll(log_probs: Float[Tensor, "example class"], targets: Int[Tensor, " example"]) -> Float[Tensor, ""]:
+def class_nll(log_probs: Float[Tensor, "example class"], targets: Int[Tensor, " example"]) -> Scalar:
     """Mean negative log-probability of the target classes (E-14)."""
     return -log_probs.gather(-1, targets.unsqueeze(-1)).mean()
 
 
-def bounded_temperature(free: Float[Tensor, ""], largest: float) -> Float[Tensor, ""]:
+def bounded_temperature(free: Scalar, largest: float) -> Scalar:
     """A temperature from any number: near 0 its exponential, and never beyond ``1 / largest`` and ``largest``."""
     bound = torch.tensor(largest, dtype=free.dtype).log()
     return (bound * torch.tanh(free / bound)).exp()
 
 
-def departure_from_identity(scale: Float[Tensor, " class"], bias: Float[Tensor, " class"]) -> Float[Tensor, ""]:
+def departure_from_identity(scale: Classes, bias: Classes) -> Scalar:
     """Mean over classes of how far, squared, a vector scaling is from changing nothing."""
     return ((scale - 1.0).square() + bias.square()).mean()
 
 
-def conformal_scores(log_probs: Float[Tensor, "*batch class"], kind: ConformalScore) -> Float[Tensor, "*batch class"]:
+def conformal_scores(log_probs: LogProbs, kind: ConformalScore) -> LogProbs:
     """The score of each class, large where it does not conform with the prediction, in double precision."""
     if kind == "lac":
         return -torch.expm1(log_probs.double())
@@ -213,7 +206,7 @@ def conformal_rank(count: int, coverage: float) -> int:
     return -(-round((count + 1) * coverage * 10**9) // 10**9)  # rounded up, but for rounding errors
 
 
-def conformal_quantile(scores: Float[Tensor, " example"], coverage: float) -> Float[Tensor, ""]:
+def conformal_quantile(scores: Scores, coverage: float) -> Scalar:
     """The score that bounds the sets, from the scores of held-out targets."""
     if not 0.0 < coverage < 1.0:
         raise ValueError(f"coverage must be in (0, 1), got {coverage}")
@@ -224,7 +217,7 @@ def conformal_quantile(scores: Float[Tensor, " example"], coverage: float) -> Fl
 
 
 def prediction_sets(
-    log_probs: Float[Tensor, "*batch class"], kind: ConformalScore, quantile: float, allow_empty: bool = False
+    log_probs: LogProbs, kind: ConformalScore, quantile: float, allow_empty: bool = False
 ) -> Bool[Tensor, "*batch class"]:
     """Which classes are in each set; the most probable one always is, unless sets may be empty."""
     sets = conformal_scores(log_probs, kind) <= quantile
@@ -249,9 +242,7 @@ class Acceptance(NamedTuple):
         return self.num_wrong / max(self.num_accepted, 1)
 
 
-def acceptances(
-    surety: Float[Tensor, " example"], correct: Bool[Tensor, " example"], error: float, level: float
-) -> list[Acceptance]:
+def acceptances(surety: Scores, correct: Flags, error: float, level: float) -> list[Acceptance]:
     """Thresholds with bounds that hold together with probability ``level``, from the most accepted to the fewest.
 
     Left out, from the start, are those that accept too few for a bound of ``error`` even where none is wrong.
@@ -264,9 +255,7 @@ def acceptances(
     return [_acceptance(surety, correct, _below(ordered, len(surety) - size), failure) for size in sizes]
 
 
-def acceptance_at_coverage(
-    surety: Float[Tensor, " example"], correct: Bool[Tensor, " example"], coverage: float
-) -> Acceptance:
+def acceptance_at_coverage(surety: Scores, correct: Flags, coverage: float) -> Acceptance:
     """The highest threshold that accepts ``coverage`` of the held-out examples at least.
 
     Of new examples it accepts as many at least on average, where they are exchangeable with these.
@@ -283,7 +272,7 @@ def num_for_error(error: float, level: float, num_thresholds: int = 1) -> int:
     return math.ceil(math.log((1.0 - level) / num_thresholds) / math.log1p(-error) - 1e-9)
 
 
-def _below(ordered: Float[Tensor, " example"], count: int) -> float | None:
+def _below(ordered: Scores, count: int) -> float | None:
     """The largest of the ``count`` smallest values."""
     return None if count == 0 else ordered[count - 1].item()
 

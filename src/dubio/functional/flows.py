@@ -20,6 +20,12 @@ from torch import Tensor
 
 from dubio.functional.variational import softplus
 
+Rows = Float[Tensor, "*rows channel"]
+Channels = Float[Tensor, " channel"]
+PerRow = Float[Tensor, "*rows"]
+Matrix = Float[Tensor, "channel channel"]
+Changed = Float[Tensor, "*rows changed"]
+
 LOG_E_MINUS_ONE = math.log(math.e - 1.0)
 """The argument at which softplus is 1."""
 
@@ -30,9 +36,7 @@ SMALLEST_NORM = 1e-18
 """Squared length below which the weight of a planar step counts as zero: its inverse square is finite in float32."""
 
 
-def flow_log_prob(
-    base_log_prob: Float[Tensor, "*rows"], logdets: Sequence[Float[Tensor, "*rows"]]
-) -> Float[Tensor, "*rows"]:
+def flow_log_prob(base_log_prob: PerRow, logdets: Sequence[PerRow]) -> PerRow:
     """Log density of what a flow made of a draw from its base, ``log q_0(z_0) - sum_i log |det J_i|`` (E-39)."""
     log_prob = base_log_prob
     for logdet in logdets:
@@ -40,27 +44,19 @@ def flow_log_prob(
     return log_prob
 
 
-def affine_step(
-    z: Float[Tensor, "*rows channel"], shift: Float[Tensor, " channel"], log_scale: Float[Tensor, " channel"]
-) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+def affine_step(z: Rows, shift: Channels, log_scale: Channels) -> tuple[Rows, PerRow]:
     """``z' = m + exp(s) z``, channel by channel (E-42)."""
     return torch.addcmul(shift, z, log_scale.exp()), log_scale.sum().expand(z.shape[:-1])
 
 
-def affine_inverse(
-    z: Float[Tensor, "*rows channel"], shift: Float[Tensor, " channel"], log_scale: Float[Tensor, " channel"]
-) -> Float[Tensor, "*rows channel"]:
+def affine_inverse(z: Rows, shift: Channels, log_scale: Channels) -> Rows:
     """What ``affine_step`` maps to ``z``."""
     return (z - shift) * torch.exp(-log_scale)
 
 
 def planar_step(
-    z: Float[Tensor, "*rows channel"],
-    direction: Float[Tensor, " channel"],
-    weight: Float[Tensor, " channel"],
-    bias: Float[Tensor, ""],
-    shifted: bool = False,
-) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+    z: Rows, direction: Channels, weight: Channels, bias: Float[Tensor, ""], shifted: bool = False
+) -> tuple[Rows, PerRow]:
     """``z' = z + u_hat tanh(w.z + b)`` (E-43), with ``u_hat`` from ``planar_direction``."""
     direction, slope = planar_direction(direction, weight, shifted)
     height = torch.tanh(_along(z, weight) + bias)
@@ -71,12 +67,8 @@ def planar_step(
 
 
 def planar_inverse(
-    z: Float[Tensor, "*rows channel"],
-    direction: Float[Tensor, " channel"],
-    weight: Float[Tensor, " channel"],
-    bias: Float[Tensor, ""],
-    shifted: bool = False,
-) -> Float[Tensor, "*rows channel"]:
+    z: Rows, direction: Channels, weight: Channels, bias: Float[Tensor, ""], shifted: bool = False
+) -> Rows:
     """What ``planar_step`` maps to ``z``: along ``w`` the step is one rising function, undone by bisection."""
     direction, slope = planar_direction(direction, weight, shifted)
     height = torch.tanh(_planar_root(_along(z, weight) + bias, slope))
@@ -84,8 +76,8 @@ def planar_inverse(
 
 
 def planar_direction(
-    direction: Float[Tensor, " channel"], weight: Float[Tensor, " channel"], shifted: bool = False
-) -> tuple[Float[Tensor, " channel"], Float[Tensor, ""]]:
+    direction: Channels, weight: Channels, shifted: bool = False
+) -> tuple[Channels, Float[Tensor, ""]]:
     """``u_hat``, for which a planar step can be undone, and its slope ``s = 1 + w.u_hat > 0`` (E-43).
 
     ``u_hat = u + (m(w.u) - w.u) w / ||w||^2`` with ``m(x) = softplus(x) - 1``. With ``shifted``,
@@ -100,12 +92,7 @@ def planar_direction(
     return direction + along * weight, torch.where(some, slope, 1.0 + product)
 
 
-def coupling_step(
-    z: Float[Tensor, "*rows channel"],
-    raw_log_scale: Float[Tensor, "*rows changed"],
-    shift: Float[Tensor, "*rows changed"],
-    bound: float,
-) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+def coupling_step(z: Rows, raw_log_scale: Changed, shift: Changed, bound: float) -> tuple[Rows, PerRow]:
     """``z'_a = z_a``, ``z'_b = z_b exp(s) + t`` (E-44) with ``s = bound tanh(raw / bound)``; ``b`` are the last ones.
 
     ``raw`` and ``t`` may depend on ``z_a`` in any way.
@@ -115,41 +102,32 @@ def coupling_step(
     return torch.cat((kept, torch.addcmul(shift, changed, log_scale.exp())), dim=-1), log_scale.sum(dim=-1)
 
 
-def coupling_inverse(
-    z: Float[Tensor, "*rows channel"],
-    raw_log_scale: Float[Tensor, "*rows changed"],
-    shift: Float[Tensor, "*rows changed"],
-    bound: float,
-) -> Float[Tensor, "*rows channel"]:
+def coupling_inverse(z: Rows, raw_log_scale: Changed, shift: Changed, bound: float) -> Rows:
     """What ``coupling_step`` maps to ``z``."""
     kept, changed = _split(z, raw_log_scale.shape[-1])
     return torch.cat((kept, (changed - shift) * torch.exp(-_bounded(raw_log_scale, bound))), dim=-1)
 
 
-def mixing_step(
-    z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "channel channel"], logdet: Float[Tensor, ""]
-) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+def mixing_step(z: Rows, weight: Matrix, logdet: Float[Tensor, ""]) -> tuple[Rows, PerRow]:
     """Invertible 1x1 convolution, ``z' = W z`` at every row, with the log-determinant of ``W`` (E-45)."""
     return _linear(z, weight), logdet.expand(z.shape[:-1])
 
 
-def mixing_inverse(
-    z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "channel channel"]
-) -> Float[Tensor, "*rows channel"]:
+def mixing_inverse(z: Rows, weight: Matrix) -> Rows:
     """What ``mixing_step`` maps to ``z``."""
     rows: Tensor = torch.linalg.solve(weight.mT, z.reshape(-1, z.shape[-1]), left=False)
     return rows.reshape(z.shape)
 
 
-def log_abs_det(weight: Float[Tensor, "channel channel"]) -> Float[Tensor, ""]:
+def log_abs_det(weight: Matrix) -> Float[Tensor, ""]:
     """``log |det W|`` of any matrix."""
     logdet: Tensor = torch.linalg.slogdet(weight).logabsdet
     return logdet
 
 
 def lu_weight(
-    permutation: Int[Tensor, " channel"], sign: Float[Tensor, " channel"], factors: Float[Tensor, "channel channel"]
-) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, ""]]:
+    permutation: Int[Tensor, " channel"], sign: Channels, factors: Matrix
+) -> tuple[Matrix, Float[Tensor, ""]]:
     """``W = P L (U + diag(sign exp(log_abs)))`` and its log-determinant, the sum of ``log_abs`` (E-45).
 
     One square holds all factors: ``L`` below its diagonal (with ones on it), ``U`` above, and ``log_abs`` on it. ``P``
@@ -161,16 +139,12 @@ def lu_weight(
     return (lower @ upper)[permutation], log_abs.sum()
 
 
-def actnorm_step(
-    z: Float[Tensor, "*rows channel"], bias: Float[Tensor, " channel"], log_scale: Float[Tensor, " channel"]
-) -> tuple[Float[Tensor, "*rows channel"], Float[Tensor, "*rows"]]:
+def actnorm_step(z: Rows, bias: Channels, log_scale: Channels) -> tuple[Rows, PerRow]:
     """``z' = (z - bias) / exp(log_scale)``, channel by channel."""
     return (z - bias) * torch.exp(-log_scale), (-log_scale.sum()).expand(z.shape[:-1])
 
 
-def actnorm_inverse(
-    z: Float[Tensor, "*rows channel"], bias: Float[Tensor, " channel"], log_scale: Float[Tensor, " channel"]
-) -> Float[Tensor, "*rows channel"]:
+def actnorm_inverse(z: Rows, bias: Channels, log_scale: Channels) -> Rows:
     """What ``actnorm_step`` maps to ``z``."""
     return torch.addcmul(bias, z, log_scale.exp())
 
@@ -180,7 +154,7 @@ def _smallest_slope(dtype: torch.dtype) -> float:
     return 1e-6 if dtype == torch.float64 else 1e-3
 
 
-def _planar_root(image: Float[Tensor, "*rows"], slope: Float[Tensor, ""]) -> Float[Tensor, "*rows"]:
+def _planar_root(image: PerRow, slope: Float[Tensor, ""]) -> PerRow:
     """The ``x`` with ``x + (slope - 1) tanh(x) = image``, which rises with ``x`` and is odd."""
     target, reach = image.detach().abs(), slope.detach() - 1.0
     low = (target - reach.clamp_min(0.0)).clamp_min(0.0)
@@ -197,7 +171,7 @@ def _planar_root(image: Float[Tensor, "*rows"], slope: Float[Tensor, ""]) -> Flo
     return root - (root + (slope - 1.0) * height - image) / rise
 
 
-def _split(z: Float[Tensor, "*rows channel"], num_changed: int) -> tuple[Tensor, Tensor]:
+def _split(z: Rows, num_changed: int) -> tuple[Tensor, Tensor]:
     kept, changed = z.split([z.shape[-1] - num_changed, num_changed], dim=-1)
     return kept, changed
 
@@ -206,15 +180,15 @@ def _bounded(raw: Float[Tensor, "*shape"], bound: float) -> Float[Tensor, "*shap
     return bound * torch.tanh(raw / bound)
 
 
-def _along(z: Float[Tensor, "*rows channel"], weight: Float[Tensor, " channel"]) -> Float[Tensor, "*rows 1"]:
+def _along(z: Rows, weight: Channels) -> Float[Tensor, "*rows 1"]:
     return _linear(z, weight.unsqueeze(0)) if z.device.type == "cpu" else (z * weight).sum(dim=-1, keepdim=True)
 
 
-def _times(height: Float[Tensor, "*rows 1"], direction: Float[Tensor, " channel"]) -> Float[Tensor, "*rows channel"]:
+def _times(height: Float[Tensor, "*rows 1"], direction: Channels) -> Rows:
     return _linear(height, direction.unsqueeze(-1)) if height.device.type == "cpu" else height * direction
 
 
-def _linear(z: Float[Tensor, "*rows channel"], weight: Float[Tensor, "image channel"]) -> Float[Tensor, "*rows image"]:
+def _linear(z: Rows, weight: Float[Tensor, "image channel"]) -> Float[Tensor, "*rows image"]:
     if z.device.type != "cpu" and weight.numel() <= FEW:
         # A GPU's compiler fuses a sum with what is around it and cannot fuse a product of matrices.
         return (z.unsqueeze(-2) * weight).sum(dim=-1)

@@ -24,8 +24,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dubio.functional.variational import gaussian_kl, normal_entropy, normal_log_prob, softplus
+from dubio.functional.variational import gaussian_kl, normal_log_prob, softplus
 from dubio.functional.wasserstein import at_least_float32, not_negative, squared_distances
+
+Values = Float[Tensor, "*shape"]
+Rows = Float[Tensor, "*batch dim"]
+Classes = Float[Tensor, "class dim"]
+Components = Float[Tensor, "component channel"]
 
 SMALLEST_STD = 1e-6
 BOTTLENECK_SHIFT = 5.0
@@ -33,41 +38,32 @@ SELU_FLOOR = -1.7580993408473766
 """What a SELU gives far below zero: minus its scale times its alpha."""
 
 
-def gaussian_activation(
-    mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], noise: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def gaussian_activation(mean: Values, std: Values, noise: Values) -> Values:
     """One draw of an activation, ``z = mean + std * noise`` (E-55)."""
     return mean + std * noise
 
 
-def activation_std(rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def activation_std(rho: Values) -> Values:
     """The scale of SE-SNN, ``softplus(rho) + 1e-6`` (E-55): never so small that its logarithm is lost."""
     return softplus(rho) + SMALLEST_STD
 
 
-def bottleneck_std(rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def bottleneck_std(rho: Values) -> Values:
     """The scale of deep VIB, ``softplus(rho - 5)`` (with E-57): a fresh network is nearly deterministic."""
     return softplus(rho - BOTTLENECK_SHIFT)
 
 
-def entropy_margin(std: Float[Tensor, "*batch dim"], margin: float) -> Float[Tensor, "*batch"]:
+def entropy_margin(std: Rows, margin: float) -> Float[Tensor, "*batch"]:
     """``max(0, margin - mean_j log std_j)`` for each example (E-56)."""
     return (margin - std.log().mean(dim=-1)).relu()
 
 
-def gaussian_entropy(std: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
-    """Entropy of a diagonal Gaussian in nats, summed over dimensions (E-8)."""
-    return normal_entropy(std).sum(dim=-1)
-
-
-def standard_normal_kl(mean: Float[Tensor, "*batch dim"], std: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
+def standard_normal_kl(mean: Rows, std: Rows) -> Float[Tensor, "*batch"]:
     """Divergence of ``N(mean, std^2)`` from ``N(0, I)``, summed over dimensions (E-7, E-57)."""
     return gaussian_kl(mean, std, 0.0, 1.0).sum(dim=-1)
 
 
-def parametric_noise(
-    weight: Float[Tensor, "*shape"], scale: Float[Tensor, "*scale"], noise: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def parametric_noise(weight: Values, scale: Float[Tensor, "*scale"], noise: Values) -> Values:
     """What is added to ``W``: ``scale * s_W * noise``, ``s_W`` the deviation of all entries, without gradient (E-58).
 
     The scale is one number for the layer, one for each channel or one for each entry: it is broadcast.
@@ -79,21 +75,13 @@ def parametric_noise(
 
 
 def gaussian_wasserstein_matrix(
-    mean: Float[Tensor, "*batch dim"],
-    std: Float[Tensor, "*batch dim"],
-    class_mean: Float[Tensor, "class dim"],
-    class_std: Float[Tensor, "class dim"],
+    mean: Rows, std: Rows, class_mean: Classes, class_std: Classes
 ) -> Float[Tensor, "*batch class"]:
     """Squared 2-Wasserstein distance of diagonal Gaussians, ``|m - m_j|^2 + |s - s_j|^2``, for every pair (14.1)."""
     return squared_distances(torch.cat([mean, std], dim=-1), torch.cat([class_mean, class_std], dim=-1))
 
 
-def gaussian_kl_matrix(
-    mean: Float[Tensor, "*batch dim"],
-    std: Float[Tensor, "*batch dim"],
-    class_mean: Float[Tensor, "class dim"],
-    class_std: Float[Tensor, "class dim"],
-) -> Float[Tensor, "*batch class"]:
+def gaussian_kl_matrix(mean: Rows, std: Rows, class_mean: Classes, class_std: Classes) -> Float[Tensor, "*batch class"]:
     """Divergence ``KL[N(mean, std^2) || N(class_mean, class_std^2)]`` for every pair (E-7, 14.1), by matrix products.
 
     The square is expanded about the mean of the classes, as in ``squared_distances``: in float32 it is off by a few
@@ -116,9 +104,7 @@ def component_of(uniform: Float[Tensor, "*rows"], num_components: int) -> Int[Te
 
 
 def mixture_log_prob(
-    value: Float[Tensor, "*rows channel"],
-    means: Float[Tensor, "component channel"],
-    stds: Float[Tensor, "component channel"],
+    value: Float[Tensor, "*rows channel"], means: Components, stds: Components
 ) -> Float[Tensor, "*rows"]:
     """Log density of the mixture: channels are independent within a component, not across the mixture."""
     per_component = normal_log_prob(value.unsqueeze(-2), means, stds).sum(dim=-1)
@@ -126,20 +112,18 @@ def mixture_log_prob(
 
 
 def averaged_gaussian(
-    means: Float[Tensor, "component channel"], stds: Float[Tensor, "component channel"]
+    means: Components, stds: Components
 ) -> tuple[Float[Tensor, " channel"], Float[Tensor, " channel"]]:
     """Mean and standard deviation of the mean of one draw from each component, ``sqrt(sum s_k^2) / K``."""
     return means.mean(dim=0), stds.square().sum(dim=0).sqrt() / len(means)
 
 
-def dropout(input: Float[Tensor, "*shape"], uniform: Float[Tensor, "*mask"], rate: float) -> Float[Tensor, "*shape"]:
+def dropout(input: Values, uniform: Float[Tensor, "*mask"], rate: float) -> Values:
     """Inverted dropout: zero with probability ``rate``, else divided by ``1 - rate``."""
     return torch.where(uniform < rate, 0.0, input * (1.0 / (1.0 - rate)))
 
 
-def alpha_dropout(
-    input: Float[Tensor, "*shape"], uniform: Float[Tensor, "*mask"], rate: float
-) -> Float[Tensor, "*shape"]:
+def alpha_dropout(input: Values, uniform: Float[Tensor, "*mask"], rate: float) -> Values:
     """Dropout to the floor of a SELU, then shifted and scaled so that zero mean and unit variance stay."""
     scale = 1.0 / math.sqrt((1.0 - rate) * (1.0 + rate * SELU_FLOOR**2))
     shift = -scale * SELU_FLOOR * rate

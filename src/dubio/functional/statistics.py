@@ -20,8 +20,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+Flags = Bool[Tensor, " example"]
+Negatives = Float[Tensor, " negative"]
+Positives = Float[Tensor, " positive"]
 
-def mcnemar(first: Bool[Tensor, " example"], second: Bool[Tensor, " example"]) -> float:
+
+def mcnemar(first: Flags, second: Flags) -> float:
     """Exact p-value for two shares of the same examples: of the examples that differ, each side has half (binomial)."""
     _check_paired(first, second)
     only_first, only_second = int((first & ~second).sum()), int((~first & second).sum())
@@ -41,10 +45,7 @@ def paired_mean_test(first: Float[Tensor, " example"], second: Float[Tensor, " e
     return student_test(differences.mean().item(), error, max(count - 1, 1))
 
 
-def paired_auroc_test(
-    first: tuple[Float[Tensor, " negative"], Float[Tensor, " positive"]],
-    second: tuple[Float[Tensor, " negative"], Float[Tensor, " positive"]],
-) -> float:
+def paired_auroc_test(first: tuple[Negatives, Positives], second: tuple[Negatives, Positives]) -> float:
     """p-value of DeLong's test, that two areas on the same examples are equal, from their ``auroc_placements``."""
     parts = []
     for one, other in zip(first, second, strict=True):
@@ -54,9 +55,7 @@ def paired_auroc_test(
     return normal_test(parts[1].mean().item(), math.sqrt(variance))
 
 
-def auroc_placements(
-    negative: Float[Tensor, " negative"], positive: Float[Tensor, " positive"]
-) -> tuple[Float[Tensor, " negative"], Float[Tensor, " positive"]]:
+def auroc_placements(negative: Negatives, positive: Positives) -> tuple[Negatives, Positives]:
     """For each negative the share of positives above it, for each positive that of negatives below; ties are half.
 
     The mean of either is the area under the curve.
@@ -144,9 +143,7 @@ class PairedDifference(NamedTuple):
     high: float
 
 
-def paired_difference(
-    before: Bool[Tensor, " example"], after: Bool[Tensor, " example"], level: float = 0.95
-) -> PairedDifference:
+def paired_difference(before: Flags, after: Flags, level: float = 0.95) -> PairedDifference:
     """Share of ``before`` minus share of ``after``, from the examples on which they differ (Agresti and Min 2005).
 
     Half an example is added to each of the four cells, so that no difference among few examples is not taken for none.

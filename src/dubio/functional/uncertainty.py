@@ -31,32 +31,38 @@ from torch import Tensor
 
 from dubio.functional.variational import normal_log_prob, safe_sqrt
 
+Batch = Float[Tensor, "*batch"]
+Probs = Float[Tensor, "*batch class"]
+Draws = Float[Tensor, "sample *batch"]
+Negatives = Float[Tensor, " negative"]
+Positives = Float[Tensor, " positive"]
+Resampled = Float[Tensor, "*resample"]
+Weights = Float[Tensor, "*resample example"]
+
 SMALLEST_PROBABILITY = 1e-8
 
 
-def predictive_log_probs(log_probs: Float[Tensor, "sample *batch class"]) -> Float[Tensor, "*batch class"]:
+def predictive_log_probs(log_probs: Float[Tensor, "sample *batch class"]) -> Probs:
     """Log of the mean probability over draws: probabilities are averaged, never logits (E-9, E-14)."""
     return torch.logsumexp(log_probs, dim=0) - math.log(log_probs.shape[0])
 
 
-def entropy(probs: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch"]:
+def entropy(probs: Probs) -> Batch:
     """Entropy in nats, ``-sum p log p`` with p clamped to [1e-8, 1] inside the logarithm (E-10)."""
     return -(probs * probs.clamp(SMALLEST_PROBABILITY, 1.0).log()).sum(dim=-1)
 
 
-def energy(logits: Float[Tensor, "sample *batch class"]) -> Float[Tensor, "*batch"]:
+def energy(logits: Float[Tensor, "sample *batch class"]) -> Batch:
     """``-logsumexp`` of the logits, averaged over draws: large where no class finds evidence (Liu et al. 2020)."""
     return -torch.logsumexp(logits, dim=-1).mean(dim=0)
 
 
-def expected_entropy(log_probs: Float[Tensor, "sample *batch class"]) -> Float[Tensor, "*batch"]:
+def expected_entropy(log_probs: Float[Tensor, "sample *batch class"]) -> Batch:
     """Mean over draws of each draw's entropy: the uncertainty of the data itself (E-11)."""
     return entropy(log_probs.exp()).mean(dim=0)
 
 
-def mutual_information(
-    predictive_entropy: Float[Tensor, "*batch"], mean_entropy: Float[Tensor, "*batch"]
-) -> Float[Tensor, "*batch"]:
+def mutual_information(predictive_entropy: Batch, mean_entropy: Batch) -> Batch:
     """Disagreement of the draws: predictive minus expected entropy, at least zero (E-12).
 
     Values within rounding error are zero: otherwise rounding alone would order equal draws.
@@ -66,11 +72,7 @@ def mutual_information(
     return torch.where(difference > rounding, difference, 0.0)
 
 
-def calibrated_expected_entropy(
-    calibrated_entropy: Float[Tensor, "*batch"],
-    predictive_entropy: Float[Tensor, "*batch"],
-    mean_entropy: Float[Tensor, "*batch"],
-) -> Float[Tensor, "*batch"]:
+def calibrated_expected_entropy(calibrated_entropy: Batch, predictive_entropy: Batch, mean_entropy: Batch) -> Batch:
     """The expected entropy of a prediction that was calibrated after averaging over draws.
 
     Calibration says how large the entropy is, and the draws say which share of it is mutual information: the
@@ -82,9 +84,7 @@ def calibrated_expected_entropy(
     return calibrated_entropy * (1.0 - share.clamp_max(1.0))
 
 
-def class_variance(
-    mean_square: Float[Tensor, "*batch class"], mean: Float[Tensor, "*batch class"]
-) -> Float[Tensor, "*batch class"]:
+def class_variance(mean_square: Probs, mean: Probs) -> Probs:
     """Variance over draws of each class's probability, divisor S (E-13); zero where it is rounding alone."""
     variance = mean_square - mean.square()
     rounding = 8.0 * torch.finfo(variance.dtype).eps * mean_square
@@ -96,18 +96,13 @@ def vote_counts(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Int[T
     return torch.nn.functional.one_hot(labels.long(), num_classes).sum(dim=0)
 
 
-def vote_shares(labels: Int[Tensor, "sample *batch"], num_classes: int) -> Float[Tensor, "*batch class"]:
-    """Share of draws whose most probable class is each class; exactly 1 where all agree."""
-    return shares_of_counts(vote_counts(labels, num_classes)).float()
-
-
-def shares_of_counts(counts: Int[Tensor, "*batch class"]) -> Float[Tensor, "*batch class"]:
+def shares_of_counts(counts: Int[Tensor, "*batch class"]) -> Probs:
     """Counts over the last axis as shares of their sum, in float64; exactly 1 where all are of one class."""
     # Divided by a tensor: by a number, a GPU would multiply with its rounded inverse.
     return counts.double() / counts.sum(dim=-1, keepdim=True)
 
 
-def variation_ratio(votes: Float[Tensor, "*batch class"]) -> Float[Tensor, "*batch"]:
+def variation_ratio(votes: Probs) -> Batch:
     """Share of draws that do not vote for the most frequent class."""
     return 1.0 - votes.amax(dim=-1)
 
@@ -125,17 +120,13 @@ def beta_nll(
     return loss if beta == 0.0 else loss * stds.detach().pow(2.0 * beta)
 
 
-def mixture_cdf(
-    value: Float[Tensor, "*batch"], means: Float[Tensor, "sample *batch"], stds: Float[Tensor, "sample *batch"]
-) -> Float[Tensor, "*batch"]:
+def mixture_cdf(value: Batch, means: Draws, stds: Draws) -> Batch:
     """Probability that the equal mixture of ``N(means, stds^2)`` lies below ``value``."""
     below: Tensor = torch.special.ndtr((value - means) / stds)
     return below.mean(dim=0)
 
 
-def mixture_quantile(
-    level: float, means: Float[Tensor, "sample *batch"], stds: Float[Tensor, "sample *batch"]
-) -> Float[Tensor, "*batch"]:
+def mixture_quantile(level: float, means: Draws, stds: Draws) -> Batch:
     """The value below which the equal mixture of ``N(means, stds^2)`` has probability ``level``."""
     if not 0.0 < level < 1.0:
         raise ValueError(f"quantile level must be in (0, 1), got {level}")
@@ -152,9 +143,7 @@ def mixture_quantile(
     return 0.5 * (low + high)
 
 
-def central_interval(
-    draws: Float[Tensor, "sample *batch"], level: float
-) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+def central_interval(draws: Draws, level: float) -> tuple[Batch, Batch]:
     """The edges between which the middle share ``level`` of some draws lies; between two draws, a straight line."""
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")
@@ -162,15 +151,13 @@ def central_interval(
     return low, high
 
 
-def regression_curve(x: Float[Tensor, "*batch"], noise: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+def regression_curve(x: Batch, noise: Batch) -> Batch:
     """``x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e`` (E-29): the same noise ``e`` enters three times."""
     phase = 2.0 * math.pi * (x + noise)
     return x + 0.3 * torch.sin(phase) + 0.3 * torch.sin(2.0 * phase) + noise
 
 
-def crps_mixture(
-    means: Float[Tensor, "sample *batch"], stds: Float[Tensor, "sample *batch"], targets: Float[Tensor, "*batch"]
-) -> Float[Tensor, "*batch"]:
+def crps_mixture(means: Draws, stds: Draws, targets: Batch) -> Batch:
     """``E|X - y| - E|X - X'| / 2`` for the mixture of the draws' Gaussians, in closed form; less is better.
 
     In the unit of the targets: for a single point it is the absolute error.
@@ -207,19 +194,17 @@ def num_repeats(num_draws: int, size: int) -> int:
     return num_draws // size
 
 
-def auroc(negative: Float[Tensor, " negative"], positive: Float[Tensor, " positive"]) -> Float[Tensor, ""]:
+def auroc(negative: Negatives, positive: Positives) -> Float[Tensor, ""]:
     """Probability that a positive has a larger score than a negative."""
     return detection(negative, positive).auroc
 
 
-def average_precision(negative: Float[Tensor, " negative"], positive: Float[Tensor, " positive"]) -> Float[Tensor, ""]:
+def average_precision(negative: Negatives, positive: Positives) -> Float[Tensor, ""]:
     """Area under precision and recall."""
     return detection(negative, positive).average_precision
 
 
-def false_positive_rate(
-    negative: Float[Tensor, " negative"], positive: Float[Tensor, " positive"], recall: float = 0.95
-) -> Float[Tensor, ""]:
+def false_positive_rate(negative: Negatives, positive: Positives, recall: float = 0.95) -> Float[Tensor, ""]:
     """Share of negatives that raise an alarm where ``recall`` of the positives do."""
     return detection(negative, positive, recall=recall).false_positive_rate
 
@@ -227,14 +212,14 @@ def false_positive_rate(
 class Detection(NamedTuple):
     """How well a score separates two sets."""
 
-    auroc: Float[Tensor, "*resample"]
-    average_precision: Float[Tensor, "*resample"]
-    false_positive_rate: Float[Tensor, "*resample"]
+    auroc: Resampled
+    average_precision: Resampled
+    false_positive_rate: Resampled
 
 
 def detection(
-    negative: Float[Tensor, " negative"],
-    positive: Float[Tensor, " positive"],
+    negative: Negatives,
+    positive: Positives,
     negative_weight: Float[Tensor, "*resample negative"] | None = None,
     positive_weight: Float[Tensor, "*resample positive"] | None = None,
     *,
@@ -268,9 +253,7 @@ def detection(
 
 
 def risk_coverage(
-    confidence: Float[Tensor, " example"],
-    correct: Bool[Tensor, " example"],
-    weight: Float[Tensor, "*resample example"] | None = None,
+    confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"], weight: Weights | None = None
 ) -> tuple[Float[Tensor, "*resample step"], Float[Tensor, "*resample step"]]:
     """Coverage and the error among what is covered, as the threshold on confidence falls.
 
@@ -290,10 +273,8 @@ def risk_coverage(
 
 
 def area_under_risk(
-    confidence: Float[Tensor, " example"],
-    correct: Bool[Tensor, " example"],
-    weight: Float[Tensor, "*resample example"] | None = None,
-) -> Float[Tensor, "*resample"]:
+    confidence: Float[Tensor, " example"], correct: Bool[Tensor, " example"], weight: Weights | None = None
+) -> Resampled:
     """Mean over all examples of the error among those at least as confident: less is better."""
     coverage, risk = risk_coverage(confidence, correct, weight)
     steps = torch.cat([coverage[..., :1], coverage.diff(dim=-1)], dim=-1)
@@ -301,9 +282,7 @@ def area_under_risk(
 
 
 def _weight_at_least(
-    scores: Float[Tensor, " example"],
-    thresholds: Float[Tensor, " step"],
-    weight: Float[Tensor, "*resample example"] | None = None,
+    scores: Float[Tensor, " example"], thresholds: Float[Tensor, " step"], weight: Weights | None = None
 ) -> Float[Tensor, "*resample step"]:
     """Weight of the examples whose score is at or above each threshold."""
     ordered, order = scores.double().sort()

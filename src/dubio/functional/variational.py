@@ -34,12 +34,18 @@ Blundell et al. 2015, section 5.1.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+Values = Float[Tensor, "*shape"]
+Scalar = Float[Tensor, ""]
+LogProbs = Float[Tensor, "*batch class"]
+Targets = Int[Tensor, "*batch"]
+PerExample = Float[Tensor, "*batch"]
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 KlWeighting = Literal["uniform", "geometric", "none"]
@@ -47,42 +53,33 @@ SMALLEST_ALPHA = 1e-6
 """Below it, the expansion in alpha is exact to the last digit and the logarithm is not."""
 
 
-def softplus(rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def softplus(rho: Values) -> Values:
     """Positive scale of an unconstrained parameter, ``log(1 + exp(rho))`` (E-6), exact far below zero."""
     return F.softplus(rho)
 
 
-def inverse_softplus(std: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def inverse_softplus(std: Values) -> Values:
     """The ``rho`` whose softplus is ``std`` (E-6), without overflow for a large ``std``."""
     return std + torch.log(-torch.expm1(-std))
 
 
-def local_reparameterisation(
-    mean: Float[Tensor, "*shape"], variance: Float[Tensor, "*shape"], noise: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def local_reparameterisation(mean: Values, variance: Values, noise: Values) -> Values:
     """One draw of a layer's outputs from their marginal moments, ``b = gamma + sqrt(delta) * zeta`` (E-25)."""
     return mean + (safe_sqrt(variance) * noise).to(mean.dtype)
 
 
-def flip(
-    mean: Float[Tensor, "*shape"], perturbation: Float[Tensor, "*shape"], signs: Float[Tensor, "*signs"]
-) -> Float[Tensor, "*shape"]:
+def flip(mean: Values, perturbation: Values, signs: Float[Tensor, "*signs"]) -> Values:
     """Outputs under flipout: the shared perturbation, its sign drawn anew for every example and unit."""
     return mean + perturbation * signs
 
 
-def safe_sqrt(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def safe_sqrt(value: Values) -> Values:
     """Square root with exact values and a zero gradient at zero, where the true gradient is infinite."""
     positive = value > 0
     return torch.where(positive, torch.where(positive, value, 1.0).sqrt(), 0.0)
 
 
-def gaussian_kl(
-    mean: Float[Tensor, "*shape"],
-    std: Float[Tensor, "*shape"],
-    prior_mean: Float[Tensor, "*shape"] | float,
-    prior_std: float,
-) -> Float[Tensor, "*shape"]:
+def gaussian_kl(mean: Values, std: Values, prior_mean: Values | float, prior_std: float) -> Values:
     """Divergence of one Gaussian from another, weight by weight (E-7)."""
     ratio = std / prior_std
     distance = (mean - prior_mean) / prior_std
@@ -97,14 +94,12 @@ def normal_log_prob(
     return -0.5 * ((value - mean) / std).square() - log_std - HALF_LOG_TWO_PI
 
 
-def normal_entropy(std: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def normal_entropy(std: Values) -> Values:
     """Entropy of ``N(., std^2)`` in nats, element by element, ``log std + (1 + log 2 pi) / 2`` (E-8)."""
     return std.log() + (0.5 + HALF_LOG_TWO_PI)
 
 
-def scale_mixture_log_prob(
-    value: Float[Tensor, "*shape"], weight: float, wide_std: float, narrow_std: float
-) -> Float[Tensor, "*shape"]:
+def scale_mixture_log_prob(value: Values, weight: float, wide_std: float, narrow_std: float) -> Values:
     """Log density of ``weight * N(0, wide_std^2) + (1 - weight) * N(0, narrow_std^2)`` (E-18)."""
     wide = normal_log_prob(value, 0.0, wide_std)
     if weight == 1.0:
@@ -113,7 +108,7 @@ def scale_mixture_log_prob(
     return torch.logaddexp(math.log(weight) + wide, math.log1p(-weight) + narrow)
 
 
-def posterior_log_prob(std: Float[Tensor, "*shape"], noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def posterior_log_prob(std: Values, noise: Values) -> Values:
     """Log density of the drawn weight under its own posterior, from the noise and never from the weight (E-20).
 
     ``(w - mu) / sigma`` loses every digit in float32 once sigma is small beside mu; the noise itself does not.
@@ -121,21 +116,9 @@ def posterior_log_prob(std: Float[Tensor, "*shape"], noise: Float[Tensor, "*shap
     return -std.log() - 0.5 * noise.square() - HALF_LOG_TWO_PI
 
 
-def monte_carlo_kl(
-    std: Float[Tensor, "*shape"], noise: Float[Tensor, "*shape"], prior_log_prob: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def monte_carlo_kl(std: Values, noise: Values, prior_log_prob: Values) -> Values:
     """One draw's estimate of the divergence, ``log q - log p``, weight by weight (E-19)."""
     return posterior_log_prob(std, noise) - prior_log_prob
-
-
-@overload
-def kl_share(scheme: KlWeighting, batch_index: int, num_batches: int, batch_share: float | None = None) -> float: ...
-
-
-@overload
-def kl_share(
-    scheme: KlWeighting, batch_index: Tensor, num_batches: int, batch_share: float | None = None
-) -> float | Tensor: ...
 
 
 def kl_share(
@@ -163,11 +146,8 @@ def kl_share(
 
 
 def minibatch_cost(
-    nll_per_example: Float[Tensor, "sample batch"],
-    divergence: Float[Tensor, ""],
-    share: float | Tensor,
-    beta: float = 1.0,
-) -> Float[Tensor, ""]:
+    nll_per_example: Float[Tensor, "sample batch"], divergence: Scalar, share: float | Tensor, beta: float = 1.0
+) -> Scalar:
     """The batch's cost per example: the mean over draws of each draw's own cost, plus the divergence's part (E-5)."""
     batch_size = nll_per_example.shape[1]
     return nll_per_example.mean() + beta * share / batch_size * divergence
@@ -181,13 +161,13 @@ def warmup_share(epoch: float | Tensor, warmup: int) -> float | Tensor:
 
 
 def weighted_divergence(
-    divergence: Float[Tensor, ""], beta: float | Tensor, entropy: Float[Tensor, ""] | None = None, gamma: float = 0.0
-) -> Float[Tensor, ""]:
+    divergence: Scalar, beta: float | Tensor, entropy: Scalar | None = None, gamma: float = 0.0
+) -> Scalar:
     """``beta * KL - gamma * H``: the same as ``(beta + gamma) log q - beta log p`` in expectation (E-46, T-45)."""
     return beta * divergence if entropy is None else beta * divergence - gamma * entropy
 
 
-def alpha_energy(losses: Float[Tensor, "sample *batch"], alpha: float) -> Float[Tensor, "*batch"]:
+def alpha_energy(losses: Float[Tensor, "sample *batch"], alpha: float) -> PerExample:
     """``-(1/alpha) log mean_k exp(-alpha l_k)`` (E-30); for alpha near 0, its expansion (E-31, E-32)."""
     if abs(alpha) < SMALLEST_ALPHA:
         return losses.mean(dim=0) - 0.5 * alpha * losses.var(dim=0, correction=0)
@@ -196,12 +176,12 @@ def alpha_energy(losses: Float[Tensor, "sample *batch"], alpha: float) -> Float[
     return anchor - torch.expm1(-alpha * (losses - anchor)).mean(dim=0).log1p() / alpha
 
 
-def weight_penalty(weights: Sequence[Tensor]) -> Float[Tensor, ""]:
+def weight_penalty(weights: Sequence[Tensor]) -> Scalar:
     """``sum_i ||W_i||_F^2`` (in E-33)."""
     return scaled_weight_penalty(weights, [1] * len(weights))
 
 
-def scaled_weight_penalty(weights: Sequence[Tensor], num_units: Sequence[int]) -> Float[Tensor, ""]:
+def scaled_weight_penalty(weights: Sequence[Tensor], num_units: Sequence[int]) -> Scalar:
     """``sum_l (1 / |l|) sum_{w in l} w^2`` (in E-26), ``|l|`` the number of units (outputs) of the layer."""
     if not weights:
         raise ValueError("weights must hold at least one tensor, got none; leave out the penalty")
@@ -220,9 +200,7 @@ def bootstrap_counts(
     return torch.stack([row.bincount(minlength=num_examples) for row in chosen], dim=1).float()
 
 
-def soft_bootstrap(
-    log_probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"], beta: float = 0.95, detach: bool = False
-) -> Float[Tensor, "*batch"]:
+def soft_bootstrap(log_probs: LogProbs, targets: Targets, beta: float = 0.95, detach: bool = False) -> PerExample:
     """``-sum_k (beta t_k + (1 - beta) q_k) log q_k`` (E-68).
 
     The gradient flows through the weight ``q_k`` too, which makes the second term a penalty on entropy; with ``detach``
@@ -236,9 +214,7 @@ def soft_bootstrap(
     return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * entropy
 
 
-def hard_bootstrap(
-    log_probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"], beta: float = 0.8
-) -> Float[Tensor, "*batch"]:
+def hard_bootstrap(log_probs: LogProbs, targets: Targets, beta: float = 0.8) -> PerExample:
     """``-sum_k (beta t_k + (1 - beta) [k = argmax q]) log q_k``, the most probable class a constant (E-69)."""
     _check_share(beta)
 
@@ -246,7 +222,7 @@ def hard_bootstrap(
     return beta * _cross_entropy(log_probs, targets) + (1.0 - beta) * hard_loss
 
 
-def _cross_entropy(log_probs: Float[Tensor, "*batch class"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+def _cross_entropy(log_probs: LogProbs, targets: Targets) -> PerExample:
     return -log_probs.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
 
 
@@ -255,13 +231,13 @@ def _check_share(beta: float) -> None:
         raise ValueError(f"beta must be in [0, 1], got {beta}; 1 is the cross-entropy")
 
 
-def signal_to_noise(mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def signal_to_noise(mean: Values, std: Values) -> Values:
     """``|mu| / sigma`` (E-22), in float32 at least; zero for a weight that is always zero."""
     dtype = torch.promote_types(mean.dtype, torch.float32)
     return torch.where(mean == 0.0, 0.0, mean.to(dtype).abs() / std.to(dtype))
 
 
-def decibels(ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def decibels(ratio: Values) -> Values:
     """``10 log10(ratio)`` (E-22)."""
     return 10.0 * torch.log10(ratio)
 

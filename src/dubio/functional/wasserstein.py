@@ -24,17 +24,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+Values = Float[Tensor, "*shape"]
+Directions = Float[Tensor, "direction dim"]
+Clouds = Float[Tensor, "*batch cloud dim"]
+PerClass = Float[Tensor, "*batch class"]
+
 UNDER_THE_ROOT = 1e-12
 """Added before a square root, whose gradient is infinite where two clouds coincide."""
 
 
 def sliced_wasserstein_matrix(
-    features: Float[Tensor, "*batch cloud dim"],
-    classes: Float[Tensor, "class cloud dim"],
-    directions: Float[Tensor, "direction dim"],
-    p: int = 2,
-    root: bool = False,
-) -> Float[Tensor, "*batch class"]:
+    features: Clouds, classes: Float[Tensor, "class cloud dim"], directions: Directions, p: int = 2, root: bool = False
+) -> PerClass:
     """``sliced_wasserstein`` of every cloud of features and every class (E-50 to E-52); each is sorted once.
 
     No array over all pairs, directions and points is made. The squared form (``p = 2`` without the root) is one matrix
@@ -53,7 +54,7 @@ def sliced_wasserstein_matrix(
 
 def point_distances(
     features: Float[Tensor, "*batch dim"], classes: Float[Tensor, "class dim"], p: int = 2, root: bool = False
-) -> Float[Tensor, "*batch class"]:
+) -> PerClass:
     """What ``sliced_wasserstein_matrix`` gives for clouds of one point, in expectation over directions (T-53).
 
     ``||f - g||^2 / E`` for ``p = 2``, its root with the root, and for ``p = 1`` the mean of ``|v.(f - g)|``.
@@ -72,7 +73,7 @@ def point_distances(
 def sliced_wasserstein(
     a: Float[Tensor, "cloud_a dim"],
     b: Float[Tensor, "cloud_b dim"],
-    directions: Float[Tensor, "direction dim"],
+    directions: Directions,
     p: int = 2,
     root: bool = False,
 ) -> Float[Tensor, ""]:
@@ -102,7 +103,7 @@ def wasserstein_1d(
     return (_powered(gap, p) * widths).sum(dim=-1)
 
 
-def unit_directions(noise: Float[Tensor, "direction dim"]) -> Float[Tensor, "direction dim"]:
+def unit_directions(noise: Directions) -> Directions:
     """Directions uniform on the sphere from standard normal noise, ``g / ||g||`` (E-52)."""
     return torch.nn.functional.normalize(noise, dim=-1)
 
@@ -112,7 +113,7 @@ def sinkhorn_matrix(
     classes: Float[Tensor, "class cloud_b dim"],
     regularisation: float,
     num_iterations: int,
-) -> Float[Tensor, "*batch class"]:
+) -> PerClass:
     """Cost ``<P, C>`` of the entropic plan for every pair, C the squared Euclidean distances of points.
 
     The plan is ``exp(f_i + g_j - C_ij / regularisation)`` after that many rounds in the log domain. They end on the
@@ -135,12 +136,12 @@ def sinkhorn_matrix(
     return ((kernel + potential_a + potential_b).exp() * costs).sum(dim=(-2, -1))
 
 
-def variance_margin(cloud: Float[Tensor, "*batch cloud dim"], margin: float) -> Float[Tensor, "*batch"]:
+def variance_margin(cloud: Clouds, margin: float) -> Float[Tensor, "*batch"]:
     """``max(0, margin - Var)``, Var the unbiased variance of the points, averaged over coordinates (E-53)."""
     return (margin - cloud_variance(cloud)).relu()
 
 
-def cloud_variance(cloud: Float[Tensor, "*batch cloud dim"]) -> Float[Tensor, "*batch"]:
+def cloud_variance(cloud: Clouds) -> Float[Tensor, "*batch"]:
     """Unbiased variance of the points of a cloud, averaged over coordinates."""
     if cloud.shape[-2] < 2:
         raise ValueError("cloud must hold at least 2 points to have a variance, got 1; leave out the variance term")
@@ -163,18 +164,16 @@ def spread_ratio(points: Float[Tensor, "point dim"], labels: Int[Tensor, " point
     return ratio
 
 
-def _sorted_projections(
-    clouds: Float[Tensor, "*batch cloud dim"], directions: Float[Tensor, "direction dim"]
-) -> Float[Tensor, "*batch terms"]:
+def _sorted_projections(clouds: Clouds, directions: Directions) -> Float[Tensor, "*batch terms"]:
     """Every cloud's projections, sorted along each direction, as one row."""
     return (directions @ clouds.mT).sort(dim=-1).values.flatten(-2)
 
 
-def _powered(gap: Float[Tensor, "*shape"], p: int) -> Float[Tensor, "*shape"]:
+def _powered(gap: Values, p: int) -> Values:
     return gap.abs() if p == 1 else gap.square()
 
 
-def _root(distance: Float[Tensor, "*shape"], p: int) -> Float[Tensor, "*shape"]:
+def _root(distance: Values, p: int) -> Values:
     return distance if p == 1 else (distance + UNDER_THE_ROOT).sqrt()
 
 
@@ -204,11 +203,11 @@ def pairwise_norms(
     return norms.reshape(*rows.shape[:-1], others.shape[0])
 
 
-def not_negative(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def not_negative(value: Values) -> Values:
     """The value, zero where rounding took it below; the gradient passes unchanged, which a clamp would cut off."""
     return value - value.detach().clamp_max(0.0)
 
 
-def at_least_float32(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def at_least_float32(value: Values) -> Values:
     """The value, in float32 if its own format is narrower."""
     return value.to(torch.promote_types(value.dtype, torch.float32))

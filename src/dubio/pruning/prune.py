@@ -9,7 +9,6 @@ training. A refused pruning leaves the network as it was.
 """
 
 import copy
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio._engine import Inputs, Stream, Watch, arguments, check_module, check_num_samples, eval_mode
 from dubio.calibration import check_unjudged
+from dubio.checks import check_choice, check_not_negative, check_number
 from dubio.convert import Where, change_spec, check_where, drop_decisions, spec
 from dubio.data import batches_from
 from dubio.io import file_content
@@ -322,9 +322,7 @@ def _with_threshold(density: SnrDensity, removed: Tensor) -> SnrDensity:
 
 
 def _check_share(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not 0.0 <= value <= 1.0:
+    if not 0.0 <= check_number(name, value) <= 1.0:
         raise ValueError(f"{name} must be in [0, 1], a share of what is there, got {value!r}")
 
 
@@ -336,21 +334,13 @@ def _check_budget(fraction: object, max_loss: object, validation: object) -> Non
     if fraction is not None:
         _check_share("fraction", fraction)
         return
-    if isinstance(max_loss, bool) or not isinstance(max_loss, int | float):
-        raise TypeError(f"max_loss must be a number, got {max_loss!r}")
-    if not (math.isfinite(max_loss) and max_loss >= 0.0):
-        raise ValueError(f"max_loss must be finite and at least 0, got {max_loss!r}")
+    check_not_negative("max_loss", max_loss)
     if validation is None:
         raise ValueError("validation must be given with max_loss: the loss is measured on it; got None")
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
-
-
 def _check_what(what: object, biases: bool, each_layer: bool) -> None:
-    _check_choice("what", what, ("weights", "units"))
+    check_choice("what", what, ("weights", "units"))
     if what == "units" and biases:
         raise ValueError("biases must be False for what='units': a unit's bias goes with it, got True")
     if what == "weights" and each_layer:
@@ -361,7 +351,7 @@ def _checked_by(model: nn.Module, by: By | None) -> By:
     """The score that ranks weights; None is the network's default."""
     if by is None:
         return default_by(model)
-    _check_choice("by", by, ("snr", "magnitude"))
+    check_choice("by", by, ("snr", "magnitude"))
     if by == "snr" and default_by(model) != "snr":
         raise ValueError("by must be 'magnitude' for a network without Gaussian posteriors over weights, got 'snr'")
     return by

@@ -50,21 +50,15 @@ ACTIVATIONS = (
 )
 DROPOUTS = (nn.modules.dropout._DropoutNd,)
 POOLS: dict[int, tuple[type[nn.Module], ...]] = {
-    1: (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
-    2: (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d),
-    3: (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool3d),
+    axes: tuple(getattr(nn, f"{kind}Pool{axes}d") for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg"))
+    for axes in (1, 2, 3)
 }
 """By the number of axes that positions have."""
 ELEMENTWISE = {
     *("relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "tanh", "sigmoid"),
     *("softplus", "softsign", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "dropout", "contiguous"),
 }
-POOLED = {
-    f"{adaptive}{kind}_pool{axes}d": axes
-    for adaptive in ("", "adaptive_")
-    for kind in ("max", "avg")
-    for axes in (1, 2, 3)
-}
+POOLED = {f"{kind}_pool{axes}d": axes for kind in ("max", "avg", "adaptive_max", "adaptive_avg") for axes in (1, 2, 3)}
 FLATTENED = {"flatten", "view", "reshape"}
 FACTS = {
     *("get", "size", "dim", "ndimension", "numel", "nelement", "len", "stride", "element_size", "get_device"),

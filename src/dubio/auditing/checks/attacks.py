@@ -162,10 +162,8 @@ def no_better_without_gradients(session: AuditSession) -> CheckResult:
     attack = session.main(num_samples=1, restarts=session.budget.restarts)
     for name, source in others.items():
         if source is not None:
-            transfer = Transfer(
-                attack=attack, source=source, norm=session.norm, bounds=session.bounds, seed=attack.seed
-            )
-            runs.append(session.attempt(f"transfer from {name}", transfer))
+            same: dict[str, Any] = {"norm": session.norm, "bounds": session.bounds, "seed": attack.seed}
+            runs.append(session.attempt(f"transfer from {name}", Transfer(attack=attack, source=source, **same)))
     completed = [run for run in runs if run is not None]
     if not completed:
         shape = tuple(session.inputs.shape[1:])
@@ -245,16 +243,14 @@ def gradients_live(session: AuditSession) -> CheckResult:
     gradient = gradients(session, session.budget.num_samples, "zero")
     dead = share(gradient.flatten(1).abs().amax(dim=1) == 0.0)
     if dead > 0.0:
-        return CheckResult(
-            "fail", f"On {dead:.1%} of the images the gradient is exactly zero: it is masked.", dead, 0.0
-        )
+        summary = f"On {dead:.1%} of the images the gradient is exactly zero: it is masked."
+        return CheckResult("fail", summary, dead, 0.0)
     main = session.attempt(MAIN, session.main())
     if main is None:
         return CheckResult("fail", f"The attack could not be run: {session.failures[MAIN]}.")
     last = _largest_at_the_end(session, main.images)
-    summary = (
-        f"No gradient is zero; along the way of the attack the loss is largest at its end on {last:.1%} of images."
-    )
+    summary = "No gradient is zero; along the way of the attack the loss is largest at its end "
+    summary += f"on {last:.1%} of images."
     return verdict(last >= AT_BOUNDARY, summary, last, AT_BOUNDARY)
 
 
