@@ -12,10 +12,36 @@ from dubio.attacks.minimum_norm import DDN, FMN, MinimumNorm
 from dubio.attacks.score import Accuracy, Score, TransferTable, score, strongest, transfer_table
 from dubio.attacks.target import AttackTarget as AttackTarget, Model as Model, untouched as untouched
 
-__all__ = ["Accuracy", "APGD", "Attack", "AttackResult", "DDN", "FGSM", "FMN", "MinimumNorm", "PGD", "RandomNoise"]
-__all__ += ["Score", "Square", "TargetedFGSM", "Transfer", "apgd", "ddn", "TransferTable", "fgsm", "fmn"]
-__all__ += ["minimum_norm", "pgd", "random_noise", "score", "square", "strongest", "targeted_fgsm", "transfer"]
-__all__ += ["transfer_table"]
+__all__ = [
+    "APGD",
+    "Accuracy",
+    "Attack",
+    "AttackResult",
+    "DDN",
+    "FGSM",
+    "FMN",
+    "MinimumNorm",
+    "PGD",
+    "RandomNoise",
+    "Score",
+    "Square",
+    "TargetedFGSM",
+    "Transfer",
+    "TransferTable",
+    "apgd",
+    "ddn",
+    "fgsm",
+    "fmn",
+    "minimum_norm",
+    "pgd",
+    "random_noise",
+    "score",
+    "square",
+    "strongest",
+    "targeted_fgsm",
+    "transfer",
+    "transfer_table",
+]
 
 apgd, ddn, fgsm, fmn, pgd = map(short_form, (APGD, DDN, FGSM, FMN, PGD))
 minimum_norm, random_noise, square = map(short_form, (MinimumNorm, RandomNoise, Square))

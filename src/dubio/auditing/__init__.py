@@ -18,5 +18,19 @@ from dubio.auditing.records import (
 )
 from dubio.auditing.session import Check
 
-__all__ = ["AttackRecord", "Audit", "BUDGETS", "BudgetName", "Budget", "CHECKS", "Check", "CheckRecord", "Cost"]
-__all__ += ["CurvePoint", "Headline", "Accuracy", "ThreatModel", "audit"]
+__all__ = [
+    "Accuracy",
+    "AttackRecord",
+    "Audit",
+    "BUDGETS",
+    "Budget",
+    "BudgetName",
+    "CHECKS",
+    "Check",
+    "CheckRecord",
+    "Cost",
+    "CurvePoint",
+    "Headline",
+    "ThreatModel",
+    "audit",
+]

@@ -69,15 +69,63 @@ if TYPE_CHECKING:
         parse_label_noise,
     )
 
-__all__ = ["NAMES", "OOD_PAIRS", "Examples", "Splits", "Status", "load", "load_test", "load_unseen"]
-__all__ += ["clusters", "curve", "diabetes", "diabetes_table", "digits", "scaled", "standardised"]
-__all__ += ["data_folder", "fetch", "held_out_classes", "ood_sets", "status"]
-__all__ += ["CropAndFlip", "Loader", "epoch_order", "fingerprint_of", "fingerprint_of_batches"]
-__all__ += ["NewRows", "TableChunk", "TableColumn", "TableEncoder", "Target", "Task"]
-__all__ += ["fit_encoder", "read_image_folder", "read_new", "read_rows", "read_table"]
-__all__ += ["CORRUPTIONS", "Blur", "Contrast", "Corruption", "GaussianNoise", "Inversion", "Rotation", "corrupt"]
-__all__ += ["Flip", "LabelNoise", "MnistAsymmetric", "NoisyLabels", "Symmetric", "UniformMix", "parse_label_noise"]
-__all__ += ["DataError", "DataWarning", "DownloadError", "TableWarning"]
+__all__ = [
+    "Blur",
+    "CORRUPTIONS",
+    "Contrast",
+    "Corruption",
+    "CropAndFlip",
+    "DataError",
+    "DataWarning",
+    "DownloadError",
+    "Examples",
+    "Flip",
+    "GaussianNoise",
+    "Inversion",
+    "LabelNoise",
+    "Loader",
+    "MnistAsymmetric",
+    "NAMES",
+    "NewRows",
+    "NoisyLabels",
+    "OOD_PAIRS",
+    "Rotation",
+    "Splits",
+    "Status",
+    "Symmetric",
+    "TableChunk",
+    "TableColumn",
+    "TableEncoder",
+    "TableWarning",
+    "Target",
+    "Task",
+    "UniformMix",
+    "clusters",
+    "corrupt",
+    "curve",
+    "data_folder",
+    "diabetes",
+    "diabetes_table",
+    "digits",
+    "epoch_order",
+    "fetch",
+    "fingerprint_of",
+    "fingerprint_of_batches",
+    "fit_encoder",
+    "held_out_classes",
+    "load",
+    "load_test",
+    "load_unseen",
+    "ood_sets",
+    "parse_label_noise",
+    "read_image_folder",
+    "read_new",
+    "read_rows",
+    "read_table",
+    "scaled",
+    "standardised",
+    "status",
+]
 
 if not TYPE_CHECKING:  # a type checker would accept every other name too
     __getattr__ = import_later("dubio.data", {"corruptions": tuple({*__all__} - {*globals()})})
