@@ -177,7 +177,7 @@ class Step:
     @property
     def capture_seconds(self) -> float:
         """Duration of compiling and recording."""
-        return self._recording.seconds if self._recording is not None else 0.0
+        return self._recording.captured.seconds if self._recording is not None else 0.0
 
     def message(self) -> str:
         """A message about the mode of steps, once it is decided; empty before that and at later calls."""
@@ -213,7 +213,7 @@ class Step:
     @property
     def is_in_place(self) -> bool:
         """Whether parameters and buffers are where the step left them: a recording uses no others."""
-        return self._layout.is_in_place
+        return not self._layout.identity.moved
 
     def restart(self) -> None:
         """Reset the optimizer and the counts for the next run of the network; compiled code and recording are kept."""
@@ -221,7 +221,7 @@ class Step:
         self._monitor.restart()
         self.num_rows = 0
         if self._recording is not None:
-            self._recording.reset_seconds()
+            self._recording.captured.seconds = 0.0
 
     def record_again(self) -> None:
         """Drop the recording, after a change that it does not follow, such as an attribute of a module."""
@@ -291,12 +291,11 @@ class Step:
             self._give_up_recording("several batches make up a step")
         if len(batch.targets) and self._shapes.notice(signature((batch.inputs, batch.targets, batch.weight))):
             self.close()
-        if complete and self.num_rows == 0 and self._capture:
-            result = self._learn_captured(batch, place)
-            if result is not None:
-                return result
+        is_whole = complete and self.num_rows == 0
+        if is_whole and self._capture and (result := self._learn_captured(batch, place)) is not None:
+            return result
         with rounding_products(self.precision):
-            trial = self._trial if complete and self.num_rows == 0 else None
+            trial = self._trial if is_whole else None
             if trial is not None:
                 self._compile = trial.compiled_next
             began = time.perf_counter()
@@ -385,8 +384,7 @@ class Step:
 
     def check(self) -> None:
         """Raise where a step since the last check had a loss that is not finite; waits for the device."""
-        broken = self._monitor.first_broken()
-        if broken is not None:
+        if (broken := self._monitor.first_broken()) is not None:
             value, num_steps = broken
             culprit = culprit_of(self.model, self._last.to(self.device).inputs, torch.tensor(value))
             raise BrokenLossError(value, culprit, num_steps)
@@ -436,7 +434,9 @@ class Step:
             self._recording = None  # before another one is made
         if self._recording is None or not is_fused(self.optimizer):
             make_capturable(self.optimizer, self.device)  # again: a user may have loaded a state, or set a rate
-        circumstances = self._circumstances()
+        settings = STATE.own.settings
+        noise = (settings.mode, settings.antithetic, settings.estimator, settings.memory)
+        circumstances = (*noise, self.clip_norm, self.num_samples)
         if self._recording is None:
             laid_out, work = self._layout.of(values), weak_method(self._whole_step)
             self._recording = Recording(work, laid_out, circumstances, self.model, self.optimizer, self.device)
@@ -462,12 +462,6 @@ class Step:
         self._refuse_if_required(reason)
         self._fall_back("compiled", reason)
 
-    def _circumstances(self) -> tuple[Any, ...]:
-        """What a recording depends on besides its tensors; while it differs, steps are not replayed."""
-        settings = STATE.own.settings
-        noise = (settings.mode, settings.antithetic, settings.estimator, settings.memory)
-        return (*noise, self.clip_norm, self.num_samples)
-
     def _whole_step(self, inputs: Any, targets: Tensor, weight: Tensor | None, place: Place) -> StepResult:
         self._drop_gradients()
         loss, sums = self._loss(Batch(inputs, targets, weight), place)
@@ -483,12 +477,11 @@ class Step:
         if isinstance(self.objective, AttackingObjective) and not self.objective.attack.is_capturable:
             attack = type(self.objective.attack).__name__
             self._reason = f"{attack} asks for values while it runs, or has a seed of its own"
-        if self._reason:
-            self._refuse_if_required(self._reason)
+        self._refuse_if_required(self._reason)
         return self._reason
 
     def _refuse_if_required(self, reason: str) -> None:
-        if self.fast is True:
+        if reason and self.fast is True:
             raise ValueError(f"fast must be 'auto' or False here: the step cannot be recorded, since {reason}")
 
     def _fall_back(self, mode: Literal["compiled", "eager"], reason: str) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import Precision, Using, check_precision, run
+from dubio.checks import check_choice
 from dubio.codec import (
     current_names,
     dump_json,
@@ -113,8 +114,7 @@ class FitConfig:
             raise ValueError(f"clip_norm must be positive, got {self.clip_norm}")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1 epoch, got {self.patience}")
-        if self.monitor not in ("val_nll", "val_accuracy", "loss", "nll"):
-            raise ValueError(f"monitor must be 'val_nll', 'val_accuracy', 'loss' or 'nll', got {self.monitor!r}")
+        check_choice("monitor", self.monitor, ("val_nll", "val_accuracy", "loss", "nll"))
         check_precision(self.precision)
 
 
@@ -338,8 +338,7 @@ class Trainer:
             ) from error
         if loss.log_probs is not None:
             self._num_classes = loss.log_probs.shape[-1]
-        message = self.step.message()
-        if message:
+        if message := self.step.message():
             display.note(message)
         if complete:
             for callback in self.config.callbacks:
@@ -391,8 +390,7 @@ class Trainer:
         return {**metrics, "seconds": round(state.seconds, 3)}
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
-        broken = what_is_not_finite(self.model, metrics)
-        if broken:
+        if broken := what_is_not_finite(self.model, metrics):
             raise FloatingPointError(f"{broken} after epoch {self._state.epoch}{self._kept()}")
 
     def _improved(self, metrics: dict[str, float]) -> bool:
@@ -457,19 +455,11 @@ class Trainer:
         if self._best is not None:
             self.model.load_state_dict(self._best)
         self.model.eval()
-        mode, reason, capture_seconds = self.step.mode, self.step.reason, self.step.capture_seconds
+        best_epoch = state.epoch if self._best is None else state.best_epoch
+        ended = tuple(self._history), best_epoch, state.epoch < self.config.epochs, state.seconds, self.config.folder
+        result = FitResult(*ended, self.step.mode, self.step.reason, self.step.capture_seconds)
         if self.config.folder is not None:
             self.processes.by_writer(lambda: self._write_model(self.folder / MODEL))
-        result = FitResult(
-            history=tuple(self._history),
-            best_epoch=state.epoch if self._best is None else state.best_epoch,
-            stopped_early=state.epoch < self.config.epochs,
-            seconds=state.seconds,
-            folder=self.config.folder,
-            mode=mode,
-            reason=reason,
-            capture_seconds=capture_seconds,
-        )
         for callback in self.config.callbacks:
             callback.on_end(result)
         return result
@@ -514,9 +504,8 @@ def _check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
         before, after = saved.get(name), now.get(name)
         if name == "parameters" and isinstance(before, dict) and isinstance(after, dict):
             first = min(_differing(before, after))
-            changes.append(
-                f"parameter {first} was {before.get(first, 'not there')}, is {after.get(first, 'not there')}"
-            )
+            was, present = before.get(first, "not there"), after.get(first, "not there")
+            changes.append(f"parameter {first} was {was}, is {present}")
         else:
             changes.append(f"{name} was {before!r}, is {after!r}")
     if changes:
@@ -570,8 +559,7 @@ def _warn_of_versions(saved: Any) -> None:
     if not isinstance(saved, dict):
         return
     now = versions()
-    other = [name for name in VERSIONS if saved.get(name) != now[name]]
-    if other:
+    if other := [name for name in VERSIONS if saved.get(name) != now[name]]:
         before, after = (" and ".join(f"{name} {each.get(name)}" for name in other) for each in (saved, now))
         warnings.warn(
             f"the run was trained with {before} and goes on with {after}; its numbers may differ from those of a run "
@@ -622,11 +610,7 @@ def schedule_factor(schedule: Schedule, done: float) -> float:
     """The factor of the learning rate when the share ``done`` of the training, from 0 to 1, is completed."""
     if callable(schedule):
         return float(schedule(done))
-    match schedule:
-        case "constant":
-            return 1.0
-        case "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * done))
-        case "linear":
-            return 1.0 - done
-    raise ValueError(f"schedule must be 'constant', 'cosine', 'linear' or a function, got {schedule!r}")
+    factors = {"constant": 1.0, "cosine": 0.5 * (1.0 + math.cos(math.pi * done)), "linear": 1.0 - done}
+    if schedule not in tuple(factors):
+        raise ValueError(f"schedule must be 'constant', 'cosine', 'linear' or a function, got {schedule!r}")
+    return factors[schedule]
