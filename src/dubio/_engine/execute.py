@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -277,8 +277,7 @@ class WeightPrefetcher:
         return None
 
 
-@dataclass(frozen=True)
-class _Stack:
+class _Stack(NamedTuple):
     """The perturbations of consecutive draws of one posterior, and the versions of the tensors they were drawn from."""
 
     draws: range

@@ -113,11 +113,6 @@ class RowBlock:
         return [leaf for _, leaf in _tensors(_named(self.args, self.kwargs), self.shared)]
 
 
-def is_in_memory(inputs: object) -> bool:
-    """Whether the inputs are tensors, or arguments that hold them, and not data to read from."""
-    return isinstance(inputs, Tensor | tuple | Mapping)
-
-
 def blocks_of(inputs: Readable, shared: Names, device: torch.device | None, limit: int) -> Iterator[RowBlock]:
     """All rows of ``inputs``, a block of about ``limit`` bytes at a time, on ``device`` (None: where they are).
 

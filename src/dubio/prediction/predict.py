@@ -13,7 +13,7 @@ would wait for all work sent there, so that the rows are marked there and checke
 """
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -58,23 +58,8 @@ from dubio._engine import (
 from dubio.calibrators import Decisions, decisions_of
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
 from dubio.nn import num_members
-from dubio.prediction.inputs import (
-    MODEST_ROWS,
-    WORTH_A_TRIAL,
-    Readable,
-    RowBlock,
-    blocks_of,
-    is_in_memory,
-    rows_at_a_time,
-)
-from dubio.prediction.predictive import (
-    NO_DECISIONS,
-    ClassificationPredictive,
-    Predictive,
-    joined,
-    moved,
-    statistics_for,
-)
+from dubio.prediction.inputs import MODEST_ROWS, WORTH_A_TRIAL, Readable, RowBlock, blocks_of, rows_at_a_time
+from dubio.prediction.predictive import ClassificationPredictive, Predictive, joined, moved, statistics_for
 
 SHARE_OF_INPUTS = 4
 """Inputs may take a quarter of what a chunk of draws may."""
@@ -111,7 +96,7 @@ class _PredictRequest:
     chunk: int | None
     estimator: Estimator | None
     precision: Precision
-    decisions: Decisions = NO_DECISIONS
+    decisions: Decisions
 
 
 def predict(
@@ -158,7 +143,7 @@ def predict(
     """
     likelihood = likelihood_of(model) if likelihood is None else likelihood
     options = num_samples, keep_samples, batch_size, seed, likelihood, executor, chunk, estimator, precision
-    parts = _parts(model, inputs, _checked(model, _PredictRequest(*options), decisions), shared)
+    parts = _parts(model, inputs, _checked(model, _PredictRequest(*options, Decisions()), decisions), shared)
     return _checked_for_noise(model, joined([part for part, _ in parts]))
 
 
@@ -193,7 +178,7 @@ def predict_batches(
         The ``Predictive`` of each batch, on the CPU.
     """
     options = num_samples, keep_samples, None, seed, likelihood_of(model), executor, None, estimator, precision
-    request = _checked(model, _PredictRequest(*options), decisions)
+    request = _checked(model, _PredictRequest(*options, Decisions()), decisions)
     first_row = 0
     for batch in batches:
         parts = list(_parts(model, batch, request, (), first_row))
@@ -217,7 +202,7 @@ def _checked(model: nn.Module, request: _PredictRequest, decisions: bool) -> _Pr
         num_samples, seed = 1, None
     elif seed is None:
         seed = int(new_seed(2**62) if settings.seed is None else settings.seed)
-    applied = decisions_of(model) if decisions and request.likelihood == likelihood_of(model) else NO_DECISIONS
+    applied = decisions_of(model) if decisions and request.likelihood == likelihood_of(model) else Decisions()
     return replace(request, num_samples=num_samples, seed=seed, decisions=applied)
 
 
@@ -225,7 +210,7 @@ def _parts(
     model: nn.Module, inputs: Readable, request: _PredictRequest, shared: Collection[int | str], first_row: int = 0
 ) -> Iterator[tuple[Predictive, int]]:
     """The prediction of one block of rows after the other, and the number of rows of each."""
-    device, in_memory = device_of(model), is_in_memory(inputs)
+    device, in_memory = device_of(model), isinstance(inputs, Tensor | tuple | Mapping)
     place = device or torch.device("cpu")
     share = memory_budget(place) // SHARE_OF_INPUTS
     for block in blocks_of(inputs, shared, device, share if in_memory else min(share, MOST_READ)):

@@ -23,7 +23,6 @@ on a GPU.
 
 import inspect
 import warnings
-import weakref
 from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
@@ -333,18 +332,6 @@ class Recording:
             trained = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
             self._gradients = [(parameter, parameter.grad) for parameter in trained]
         return result
-
-
-def weak_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method so that it does not keep its object alive: a recording of it is held by that object."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> Any:
-        present = reference()
-        assert present is not None
-        return present(*args)
-
-    return call
 
 
 class TensorIdentity:

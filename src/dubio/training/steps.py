@@ -17,8 +17,10 @@ cached step ends as one with a new step, bit for bit on a CPU; the optimizer kee
 
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -45,6 +47,7 @@ from dubio._engine import (
 )
 from dubio.data import Batch
 from dubio.objectives import Loss, Objective
+from dubio.training import optimizers
 from dubio.training.batch_loss import (
     AttackingObjective,
     BatchLoss,
@@ -54,18 +57,9 @@ from dubio.training.batch_loss import (
     Shapes,
     StepResult,
     first_line,
-    weak_method,
     without_graph,
 )
 from dubio.training.diagnosis import CHECK_EVERY, BrokenLossError, LossMonitor, culprit_of
-from dubio.training.optimizers import (
-    begins_at_zero,
-    check_updates,
-    is_fused,
-    make_capturable,
-    reset_state,
-    why_not_capturable,
-)
 from dubio.training.processes import ALONE, LostProcessError, Processes
 
 Fast = bool | Literal["auto"]
@@ -114,7 +108,7 @@ class Step:
         processes: Processes = ALONE,
     ) -> None:
         check_precision(precision)
-        check_updates(model, optimizer, clip_norm)
+        optimizers.check_updates(model, optimizer, clip_norm)
         if not isinstance(fast, bool) and fast != "auto":
             raise ValueError(f"fast must be True, False or 'auto', got {fast!r}")
         self.model, self.objective, self.optimizer = model, objective, optimizer
@@ -147,7 +141,7 @@ class Step:
         self._recording: Recording | None = None
         self._capture = on_gpu and self._compile and not self._why_not_captured()
         if self._capture:
-            make_capturable(optimizer, self.device)
+            optimizers.make_capturable(optimizer, self.device)
         self._layout = Layout(model, optimizer)
         self._monitor = LossMonitor(self.device, optimizer)
         self._is_updating = False
@@ -217,7 +211,7 @@ class Step:
 
     def restart(self) -> None:
         """Reset the optimizer and the counts for the next run of the network; compiled code and recording are kept."""
-        reset_state(self.optimizer)
+        optimizers.reset_state(self.optimizer)
         self._monitor.restart()
         self.num_rows = 0
         if self._recording is not None:
@@ -432,13 +426,15 @@ class Step:
             return None
         if self._recording is not None and self._recording.is_outdated:
             self._recording = None  # before another one is made
-        if self._recording is None or not is_fused(self.optimizer):
-            make_capturable(self.optimizer, self.device)  # again: a user may have loaded a state, or set a rate
+        if self._recording is None or not optimizers.is_fused(self.optimizer):
+            # Again: a user may have loaded a state, or set a rate.
+            optimizers.make_capturable(self.optimizer, self.device)
         settings = STATE.own.settings
         noise = (settings.mode, settings.antithetic, settings.estimator, settings.memory)
         circumstances = (*noise, self.clip_norm, self.num_samples)
         if self._recording is None:
-            laid_out, work = self._layout.of(values), weak_method(self._whole_step)
+            this: Any = weakref.proxy(self)  # the recording is held by this object, and must not keep it alive
+            laid_out, work = self._layout.of(values), partial(Step._whole_step, this)
             self._recording = Recording(work, laid_out, circumstances, self.model, self.optimizer, self.device)
         elif not self._recording.fits(values, circumstances):
             return None
@@ -471,7 +467,7 @@ class Step:
         return StepResult(without_graph(loss), sums)
 
     def _why_not_captured(self) -> str:
-        self._reason = why_not_capturable(self.optimizer)
+        self._reason = optimizers.why_not_capturable(self.optimizer)
         if self.processes.count > 1:
             self._reason = "several processes share it"
         if isinstance(self.objective, AttackingObjective) and not self.objective.attack.is_capturable:
@@ -519,7 +515,7 @@ class StepCache:
         """
         step = self._step
         fits = step is not None and step.model is model and step.is_in_place and _are_equal(self._key, key)
-        if step is not None and fits and begins_at_zero(step.optimizer):
+        if step is not None and fits and optimizers.begins_at_zero(step.optimizer):
             step.restart()
             return step
         if step is not None:  # frees the memory of its recording before another step is made
