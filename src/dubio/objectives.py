@@ -36,23 +36,10 @@ from torch import Tensor, nn
 from dubio import functional
 from dubio._engine import Draws, Executor, Inputs, Through, as_it_is, run
 from dubio.attacks import PGD, Attack, untouched
+from dubio.checks import check_choice
 from dubio.functional.variational import KlWeighting
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale
 from dubio.nn import closed_divergence, closed_entropy, divergence, weight_matrices
-
-__all__ = [
-    "ELBO",
-    "Adversarial",
-    "Alpha",
-    "BatchContext",
-    "BatchObjective",
-    "BootstrapHard",
-    "BootstrapSoft",
-    "EnsembleLoss",
-    "Loss",
-    "Losses",
-    "Objective",
-]
 
 Losses = Callable[[Likelihood, Tensor, Tensor, Tensor | None], Tensor]
 """Computes the loss of every draw and example from a likelihood, outputs, targets and the learned observation noise."""
@@ -170,9 +157,8 @@ class BatchObjective(ABC):
             executor: ``"vmap"``, ``"loop"`` or ``"auto"``.
             attacked: for ``Adversarial``, the inputs that ``attack_inputs`` returned; None attacks them here.
         """
-        where = (batch_index, num_batches, epoch, num_parts)
-        options = (seed, executor, attacked)
-        return self.compute(BatchContext(model, inputs, targets, num_samples, sample_weight, *where, *options))
+        options = (batch_index, num_batches, epoch, num_parts, seed, executor, attacked)
+        return self.compute(BatchContext(model, inputs, targets, num_samples, sample_weight, *options))
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,10 +193,8 @@ class ELBO(BatchObjective):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):
                 raise ValueError(f"{name} must be finite and at least 0, got {value}")
-        if self.l2_per not in ("weight", "unit"):
-            raise ValueError(f"l2_per must be 'weight' or 'unit', got {self.l2_per!r}")
-        if self.kl_weighting not in ("uniform", "geometric", "none"):
-            raise ValueError(f"kl_weighting must be 'uniform', 'geometric' or 'none', got {self.kl_weighting!r}")
+        check_choice("l2_per", self.l2_per, ("weight", "unit"))
+        check_choice("kl_weighting", self.kl_weighting, ("uniform", "geometric", "none"))
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0 epochs, got {self.warmup}")
 
@@ -296,8 +280,7 @@ class ELBO(BatchObjective):
         if not self.gamma:
             return None
         closed, estimated = closed_entropy(model), draws.terms.get("entropy")
-        terms = [term.mean() for term in (closed, estimated) if term is not None]
-        if not terms:
+        if not (terms := [term.mean() for term in (closed, estimated) if term is not None]):
             raise ValueError(f"gamma must be 0 for a network without a posterior, got {self.gamma}")
         return torch.stack(terms).sum()
 
@@ -306,8 +289,7 @@ class ELBO(BatchObjective):
         penalties = {name: term.mean() for name, term in draws.terms.items() if name not in ("divergence", "entropy")}
         if not self.l2:
             return penalties
-        weights = weight_matrices(model)
-        if not weights:
+        if not (weights := weight_matrices(model)):
             raise ValueError(f"l2 must be 0 for a network without weight matrices, got {self.l2}")
         if self.l2_per == "weight":
             squares = functional.variational.weight_penalty([weight for weight, _ in weights])
@@ -356,9 +338,8 @@ class Alpha(BatchObjective):
 
     def _elbo(self) -> "_AlphaELBO":
         """The ``ELBO`` whose draws are weighted by alpha; its constructor checks the other fields."""
-        return _AlphaELBO(
-            self.num_data, self.beta, self.gamma, self.kl_weighting, self.warmup, self.l2, alpha=self.alpha
-        )
+        options = self.gamma, self.kl_weighting, self.warmup, self.l2
+        return _AlphaELBO(self.num_data, self.beta, *options, alpha=self.alpha)
 
 
 @dataclass(frozen=True, repr=False)
@@ -487,24 +468,18 @@ class Adversarial(_Wrapper):
             raise ValueError("attack must not be targeted: adversarial training leaves a class, it wants no other")
         if not 0.0 <= self.weight < 1.0:
             raise ValueError(f"weight of the clean loss must be in [0, 1), got {self.weight}")
-        if self.label not in ("true", "own"):
-            raise ValueError(f"label must be 'true' or 'own', got {self.label!r}")
+        check_choice("label", self.label, ("true", "own"))
 
     def compute(self, batch: BatchContext) -> Loss:
         """Compute the loss of one batch, whose inputs must be a tensor."""
-        attacked = batch.attacked
-        if attacked is None:
+        if (attacked := batch.attacked) is None:
             attacked = self.attack_inputs(batch.model, batch.inputs, batch.targets)
         hot = replace(batch, inputs=attacked, attacked=None).loss_of(self.inner)
         if self.weight == 0.0:
             return replace(hot, terms=hot.terms | {"adversarial_nll": hot.nll})
         clean = replace(batch, attacked=None).loss_of(self.inner)
-        return Loss(
-            torch.lerp(hot.total, clean.total, self.weight),
-            torch.lerp(hot.nll, clean.nll, self.weight),
-            clean.terms | {"adversarial_nll": hot.nll},
-            clean.log_probs,
-        )
+        total, nll = torch.lerp(hot.total, clean.total, self.weight), torch.lerp(hot.nll, clean.nll, self.weight)
+        return Loss(total, nll, clean.terms | {"adversarial_nll": hot.nll}, clean.log_probs)
 
     def attack_inputs(
         self,

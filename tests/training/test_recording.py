@@ -94,10 +94,10 @@ def test_rates_that_are_set_later_are_written_to_the_tensors_that_it_reads() -> 
 
 def test_seconds_are_those_of_the_recording_until_they_are_forgotten() -> None:
     recorded = made(optimizer_at(0.1), [])
-    assert (recorded.seconds, recorded.is_ready) == (1.5, False)
+    assert (recorded.captured.seconds, recorded.is_ready) == (1.5, False)
     learned_from(recorded, torch.ones(2, 3), torch.ones(2), None, Place(torch.tensor(1.0), 5, None))
-    recorded.reset_seconds()
-    assert (recorded.seconds, recorded.is_ready) == (0.0, True)
+    recorded.captured.seconds = 0.0
+    assert (recorded.captured.seconds, recorded.is_ready) == (0.0, True)
 
 
 def test_recorded_steps_learn_what_eager_ones_learn_with_short_batches_and_other_modes_between() -> None:

@@ -11,7 +11,7 @@ thread, so that the call holds everything it needs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -171,9 +171,7 @@ def map_draws(call: Call, draws: Numbers, map_inputs: bool = False, drawn: Pertu
     The inputs are not mapped, so that the sample axis appears where noise enters. ``map_inputs`` maps copies of them,
     as networks need that add noise to their inputs in place (``x += noisy``).
     """
-    if torch.compiler.is_compiling():
-        return _map_draws(call, draws, map_inputs, drawn)
-    with without_fallback_warnings():
+    with nullcontext() if torch.compiler.is_compiling() else without_fallback_warnings():
         return _map_draws(call, draws, map_inputs, drawn)
 
 
@@ -197,9 +195,7 @@ def _map_draws(call: Call, draws: Numbers, map_inputs: bool, drawn: Perturbation
 
 def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple[Any, dict[str, Tensor], Moved]:
     running = Pass(call.settings, draw, drawn, call.collecting, mapped=True)
-    if not needs_mapped_products(call.rows_and_device()[1]):
-        return (*_in_pass(call, running), running.moved)
-    with MappedProducts():
+    with MappedProducts() if needs_mapped_products(call.rows_and_device()[1]) else nullcontext():
         return (*_in_pass(call, running), running.moved)
 
 
@@ -292,8 +288,7 @@ class _Chunk:
     def first(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The outputs of the first run, with a graph that is dropped; moving tensors move."""
         draws, call = self._forward(inputs)
-        obstacle = obstacle_to_repeating(call, (draws.outputs, draws.terms))
-        if obstacle:
+        if obstacle := obstacle_to_repeating(call, (draws.outputs, draws.terms)):
             raise CannotBeRepeatedError(obstacle)
         leaves, self._output_spec = pytree.tree_flatten((draws.outputs, draws.terms))
         self._output_leaves = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -333,9 +328,8 @@ class _Recomputed(torch.autograd.Function):
         ctx.chunk = chunk
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(result for result, output in zip(results, outputs, strict=True) if not output.requires_grad)
-        )
+        fixed = (result for result, output in zip(results, outputs, strict=True) if not output.requires_grad)
+        ctx.mark_non_differentiable(*fixed)
         return results
 
     @staticmethod
@@ -348,12 +342,8 @@ class _Recomputed(torch.autograd.Function):
         pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[1] is not None and pair[0].requires_grad]
         sources = [*inputs, *tensors[num_inputs:]]
         needed = [i for i, is_needed in enumerate(ctx.needs_input_grad[1:]) if is_needed]
-        results = torch.autograd.grad(
-            [output for output, _ in pairs],
-            [sources[i] for i in needed],
-            [gradient for _, gradient in pairs],
-            allow_unused=True,
-        )
+        results_of, begin_with = [output for output, _ in pairs], [gradient for _, gradient in pairs]
+        results = torch.autograd.grad(results_of, [sources[i] for i in needed], begin_with, allow_unused=True)
         by_place = dict(zip(needed, results, strict=True))
         return (None, *(by_place.get(i) for i in range(len(sources))))
 

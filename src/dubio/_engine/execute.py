@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -245,7 +245,7 @@ class WeightPrefetcher:
             return None
         draw = int(run.draw)
         stack = self._stacks.pop(key, None)
-        if stack is not None and draw in stack.draws and not stack.is_of(source):
+        if stack is not None and draw in stack.draws and _versions(source) != stack.versions:
             self._excluded[key] = source
             return None
         if stack is None or draw not in stack.draws:
@@ -277,8 +277,7 @@ class WeightPrefetcher:
         return None
 
 
-@dataclass(frozen=True)
-class _Stack:
+class _Stack(NamedTuple):
     """The perturbations of consecutive draws of one posterior, and the versions of the tensors they were drawn from."""
 
     draws: range
@@ -286,10 +285,6 @@ class _Stack:
     versions: Sequence[tuple[int, int, int]]
     held: Sequence[tuple[Tensor, Tensor]]
     """The tensors and their storages: a reference keeps an identity and an address from being used again."""
-
-    def is_of(self, source: nn.Module) -> bool:
-        """Whether a posterior still holds the same tensors, at the same addresses and unchanged."""
-        return _versions(source) == self.versions
 
 
 def _versions(source: nn.Module) -> list[tuple[int, int, int]]:

@@ -381,10 +381,8 @@ def _held(model: nn.Module) -> Iterator[_Generator]:
             elif isinstance(value, np.random.RandomState):
                 yield _Generator(name, value.get_state, value.set_state)
             elif isinstance(value, np.random.Generator):
-                bits = value.bit_generator
-                yield _Generator(
-                    name, functools.partial(getattr, bits, "state"), functools.partial(setattr, bits, "state")
-                )
+                get, set_ = (functools.partial(act, value.bit_generator, "state") for act in (getattr, setattr))
+                yield _Generator(name, get, set_)
 
 
 def _numbered(device: torch.device) -> torch.device:

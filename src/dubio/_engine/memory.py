@@ -35,9 +35,8 @@ def parse_memory(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", text)
     factors = {unit.lower(): factor for unit, factor in UNITS.items()}
     if match is None or match[2].lower() not in factors:
-        raise ValueError(
-            f"an amount of memory must be a number with one of {', '.join(UNITS)}, such as '512 MiB', got {text!r}"
-        )
+        units = ", ".join(UNITS)
+        raise ValueError(f"an amount of memory must be a number with one of {units}, such as '512 MiB', got {text!r}")
     amount: int = math.floor(float(match[1]) * factors[match[2].lower()])
     if amount < 1:
         raise ValueError(f"an amount of memory must be at least 1 byte, got {text!r}")

@@ -15,7 +15,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -53,9 +52,7 @@ class Pass:
         mapped: bool = False,
         ahead: PerturbationSource | None = None,
     ) -> None:
-        self.settings = settings
-        self.draw = draw
-        self.mapped = mapped
+        self.settings, self.draw, self.mapped = settings, draw, mapped
         """Whether the forward runs under the executor's ``vmap``, ``draw`` standing for many."""
         self.drawn: dict[int, Tensor] = {} if drawn is None else drawn
         """What posteriors drew in this pass, by identity of their means; of ensembles, by identity of the module."""
@@ -106,8 +103,7 @@ class Pass:
         settings = self.settings
         if settings.seed is None:
             return fresh_noise(shape, kind, dtype, device)
-        key = getattr(source, "dubio_noise_key", None)
-        if key is None:
+        if (key := getattr(source, "dubio_noise_key", None)) is None:
             raise RuntimeError(
                 f"a {type(source).__name__} has no name to draw frozen noise for; convert the whole network, or call "
                 "dubio._engine.attach(network) once it is complete"
@@ -144,9 +140,7 @@ class Joined:
             running = STATE.own.current = Pass(STATE.own.settings)
         return running
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         # An interrupt (not an Exception) skips the hooks that would close the network's own pass.
         if self._opened or (kind is not None and not issubclass(kind, Exception)):
             STATE.own.current = None
@@ -276,8 +270,7 @@ def _open_pass(root: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def _open_pass_if_none(module: nn.Module, args: tuple[Any, ...]) -> None:
-    running = STATE.own.current
-    if running is None:
+    if (running := STATE.own.current) is None:
         _refuse_recomputation()
         STATE.own.current = Pass(STATE.own.settings, owner=module)
     elif running.owner is module:

@@ -113,13 +113,10 @@ class SamplingPlan:
         again = ", recomputed in the backward pass" if self.recompute else ""
         each, in_all = memory_in_words(self.bytes_per_draw), memory_in_words(self.bytes_in_all)
         limit = "no limit" if self.limit is None else f"limit {memory_in_words(self.limit)}"
-        return "\n".join(
-            [
-                f"executor  {self.executor}",
-                f"draws     {self.num_samples}, {at_a_time}{again}",
-                f"memory    {each} a draw, {in_all} in all, {limit}" if self.bytes_in_all else "memory    not measured",
-                f"why       {self.reason}",
-            ]
+        memory = f"{each} a draw, {in_all} in all, {limit}" if self.bytes_in_all else "not measured"
+        return (
+            f"executor  {self.executor}\ndraws     {self.num_samples}, {at_a_time}{again}\n"
+            f"memory    {memory}\nwhy       {self.reason}"
         )
 
 
@@ -368,8 +365,7 @@ def _entry(call: Call, executor: Executor) -> _Entry:
     memory, key, gradients = _memory(call.model), _key(call, executor), torch.is_grad_enabled()
     limit = call.settings.memory
     backward = gradients and (limit is not None or call.rows_and_device()[1].type == "cuda")
-    entry = memory.entries.get(key)
-    if entry is None:
+    if (entry := memory.entries.get(key)) is None:
         entry = memory.entries[key] = _Entry(probe(call, executor, backward), gradients)
     skipped_at = entry.result.skipped_at
     if skipped_at is not None and (limit is None or limit > skipped_at):
@@ -409,8 +405,7 @@ class _MemoryCost:
 
 def choose(result: ProbeResult, request: PlanRequest) -> SamplingPlan | None:
     """The plan; None where a strict limit cannot be kept."""
-    why = _why_looped(result, request)
-    if why:
+    if why := _why_looped(result, request):
         result = replace(result, executor="loop", reason=f"{why}; {result.reason}")
     cost, num_samples, limit = _cost(result, request), request.num_samples, request.limit
     gradients = request.gradient_bytes is not None

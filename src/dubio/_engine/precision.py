@@ -15,13 +15,14 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from dubio.checks import check_choice
+
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
 def check_precision(precision: str) -> None:
     """Raise an error for anything but a precision."""
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision must be 'fp32', 'tf32' or 'bf16', got {precision!r}")
+    check_choice("precision", precision, get_args(Precision))
 
 
 @contextmanager

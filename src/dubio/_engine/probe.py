@@ -94,11 +94,6 @@ class ProbeResult:
     draws_itself: bool = True
     """Whether the network draws from torch's global generator itself; true where it was not probed."""
 
-    @property
-    def bytes_per_draw(self) -> int:
-        """Memory of a further draw, where there are many; with gradients also of its graph."""
-        return max(each for _, each in self.lines)
-
 
 @dataclass(frozen=True)
 class _ProbeTrial:
@@ -200,8 +195,7 @@ def _probe_looped(call: Call, backward: bool, reason: str) -> ProbeResult:
 def _result(
     call: Call, one: _ProbeTrial, moving: Collection[tuple[str, str]], watch: Watch | None, reason: str, lines: Lines
 ) -> ProbeResult:
-    draws_itself = watch is not None and watch.itself
-    if draws_itself:
+    if draws_itself := watch is not None and watch.itself:
         notice(call.model, TORCH)
     moved, output = _of_all_members(call.model, moving), one.bytes_per_output
     result = ProbeResult(one.mechanism, reason, lines, output, call.size, one.backward, moved, one.obstacle)

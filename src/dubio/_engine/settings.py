@@ -163,8 +163,7 @@ def generator_for(device: torch.device) -> torch.Generator | None:
 
 def new_seed(most: int) -> Tensor:
     """A seed below a bound, from the generator that the engine draws from in this thread."""
-    generator = generator_for(torch.device("cpu"))
-    if generator is None:
+    if (generator := generator_for(torch.device("cpu"))) is None:
         return torch.randint(most, (), device="cpu")
     return torch.randint(most, (), generator=generator, device="cpu")
 

@@ -9,7 +9,7 @@ it began without moving anything a second time. ``TensorSnapshot`` puts them bac
 import threading
 import weakref
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from dubio._engine.host_rng import LOCK, HostState, Stream, generator_state, may
 MOST_STATISTICS = 2**20
 """Bytes up to which a buffer counts as a statistic that training moves."""
 
+Held = dict[str, tuple[dict[str, Any], Tensor]]
+"""Tensors of a module by their names, each with the dictionary that holds it."""
 _MODES = threading.Lock()
 _IN_EVAL: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = weakref.WeakKeyDictionary()
 
@@ -35,10 +37,9 @@ def unchanged(model: nn.Module, host: bool = True) -> Iterator[list[tuple[str, s
     Yields a list that holds, in the end, module and name of every tensor that the run has changed. Raises where a
     module keeps a mapped tensor, which would be dead once the map is over.
     """
-    before = [(path, module, _tensors_on(module)) for path, module in model.named_modules()]
-    values = [
-        {name: tensor.clone() for name, tensor in module._buffers.items() if tensor is not None}
-        for _, module, _ in before
+    before = [
+        (path, module, _tensors_on(module), {name: t.clone() for name, t in module._buffers.items() if t is not None})
+        for path, module in model.named_modules()
     ]
     rescaled = [
         (parameter, parameter.detach().clone())
@@ -54,7 +55,7 @@ def unchanged(model: nn.Module, host: bool = True) -> Iterator[list[tuple[str, s
             yield moved
         finally:
             generators.put_back(process=host)
-            for (path, module, tensors), saved in zip(before, values, strict=True):
+            for path, module, tensors, saved in before:
                 if any(torch._C._functorch.is_batchedtensor(tensor) for _, tensor in _tensors_on(module).values()):
                     keeper = keeper or module
                 moved += [(path, name) for name in _put_back(module, tensors, saved)]
@@ -65,11 +66,9 @@ def unchanged(model: nn.Module, host: bool = True) -> Iterator[list[tuple[str, s
         raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
 
 
-@contextmanager
-def same_numbers(model: nn.Module) -> Iterator[None]:
+def same_numbers(model: nn.Module) -> AbstractContextManager[Stream]:
     """A block in which all ``unchanged`` runs of a network draw the same numbers, whatever other threads draw."""
-    with Stream(states=_states(model)).in_use():
-        yield
+    return Stream(states=_states(model)).in_use()
 
 
 class TensorSnapshot:
@@ -87,8 +86,7 @@ class TensorSnapshot:
         """Undo what a run has moved since."""
         for (path, name, tensor), value in zip(self._tensors, self._values, strict=True):
             tensor.data.copy_(value)  # not a change to graphs of other runs that keep it
-            holder = _holder(model.get_submodule(path), name)
-            if holder is not None:
+            if (holder := _holder(model.get_submodule(path), name)) is not None:
                 holder[name] = tensor
 
 
@@ -181,15 +179,13 @@ def _states(model: nn.Module) -> dict[torch.device, Tensor]:
     return {device: generator_state(device) for device in {torch.device("cpu"), *devices}}
 
 
-def _tensors_on(module: nn.Module) -> dict[str, tuple[dict[str, Any], Tensor]]:
+def _tensors_on(module: nn.Module) -> Held:
     """Buffers of a module and tensors among its attributes, with the dict that holds each."""
     holders: tuple[dict[str, Any], ...] = (module.__dict__, module._buffers)
     return {name: (holder, value) for holder in holders for name, value in holder.items() if isinstance(value, Tensor)}
 
 
-def _put_back(
-    module: nn.Module, tensors: dict[str, tuple[dict[str, Any], Tensor]], values: dict[str, Tensor]
-) -> list[str]:
+def _put_back(module: nn.Module, tensors: Held, values: dict[str, Tensor]) -> list[str]:
     """Put tensors and buffers back; returns the names of those that had changed."""
     moved = [name for name, (holder, tensor) in tensors.items() if holder.get(name) is not tensor]
     for name, (holder, tensor) in tensors.items():

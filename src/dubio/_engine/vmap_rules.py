@@ -35,14 +35,9 @@ MOST_ROWS = 2**16 - 1
 PLAIN = (type(None), Tensor, nn.Parameter)
 """Types of masks without their own implementation of attention."""
 RANDOMNESS_OF_MAPS = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)
-PRODUCTS = frozenset(
-    (
-        F.linear,
-        F.multi_head_attention_forward,  # the mode does not see its products
-        *(torch.conv1d, torch.conv2d, torch.conv3d),
-        *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
-    )
-)
+TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+PRODUCTS = frozenset((F.linear, torch.conv1d, torch.conv2d, torch.conv3d, *TRANSPOSED, F.multi_head_attention_forward))
+"""Functions whose factors autocast lowers; the mode does not see the products inside the last one."""
 ATTENDING_TOGETHER = ("cuda",)
 """Devices on which torch can map attention in few cases only."""
 

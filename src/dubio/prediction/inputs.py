@@ -59,6 +59,8 @@ SEVERAL_DRAWS = 8
 """Draws that should fit together on a GPU."""
 SHUFFLED = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
 
+Names = Collection[int | str]
+"""Positions or names of arguments."""
 Readable = Inputs | Examples | NDArray[Any] | torch_data.Dataset[Any] | Iterable[Any]
 """The inputs that a prediction accepts."""
 
@@ -72,7 +74,7 @@ class RowBlock:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    shared: Collection[int | str]
+    shared: Names
     """Positions or names of arguments without rows."""
     first_row: int
     """The number of its first row in the whole data."""
@@ -85,8 +87,7 @@ class RowBlock:
 
     def first(self, num_rows: int) -> "RowBlock":
         """The first rows, as a block."""
-        args, kwargs = arguments(self.rows(0, num_rows))
-        return replace(self, args=args, kwargs=kwargs, num_rows=min(num_rows, self.num_rows))
+        return replace(self.changed(lambda leaf: leaf[:num_rows]), num_rows=min(num_rows, self.num_rows))
 
     def batches(self, batch_size: int) -> tuple[list[Inputs], list[int]]:
         """All rows in batches, and the number of rows of each."""
@@ -112,14 +113,7 @@ class RowBlock:
         return [leaf for _, leaf in _tensors(_named(self.args, self.kwargs), self.shared)]
 
 
-def is_in_memory(inputs: object) -> bool:
-    """Whether the inputs are tensors, or arguments that hold them, and not data to read from."""
-    return isinstance(inputs, Tensor | tuple | Mapping)
-
-
-def blocks_of(
-    inputs: Readable, shared: Collection[int | str], device: torch.device | None, limit: int
-) -> Iterator[RowBlock]:
+def blocks_of(inputs: Readable, shared: Names, device: torch.device | None, limit: int) -> Iterator[RowBlock]:
     """All rows of ``inputs``, a block of about ``limit`` bytes at a time, on ``device`` (None: where they are).
 
     Args:
@@ -141,9 +135,7 @@ def blocks_of(
         raise ValueError("inputs must have at least one row, got none")
 
 
-def _parts(
-    inputs: Readable, shared: Collection[int | str], device: torch.device | None, limit: int
-) -> Iterator[Inputs]:
+def _parts(inputs: Readable, shared: Names, device: torch.device | None, limit: int) -> Iterator[Inputs]:
     """The data as arguments of a network, about ``limit`` bytes each unless they are in memory already."""
     if isinstance(inputs, Tensor | tuple | Mapping):
         yield inputs
@@ -163,8 +155,7 @@ def _parts(
     else:
         raise TypeError(
             "inputs must be a tensor, a tuple of positional arguments, a dict of keyword arguments, an array, "
-            "dubio.data.Examples, a Dataset, a DataLoader or an iterable of batches, "
-            f"got {type(inputs).__name__}"
+            f"dubio.data.Examples, a Dataset, a DataLoader or an iterable of batches, got {type(inputs).__name__}"
         )
 
 
@@ -225,7 +216,7 @@ def _copies(batches: Iterable[Any]) -> Iterator[Any]:
     return (pytree.tree_map_only(Tensor, torch.clone, batch) for batch in batches)
 
 
-def _joined(batches: Iterator[Any], shared: Collection[int | str], limit: int) -> Iterator[Inputs]:
+def _joined(batches: Iterator[Any], shared: Names, limit: int) -> Iterator[Inputs]:
     """Batches that follow each other and have the same form, joined as long as they take ``limit`` bytes at most."""
     held: list[Inputs] = []
     held_bytes, held_form = 0, None
@@ -260,11 +251,10 @@ def _concatenated(batches: list[Inputs]) -> Inputs:
     return kwargs if kwargs else tuple(args)
 
 
-def _checked(inputs: Inputs, shared: Collection[int | str], first_row: int) -> RowBlock:
+def _checked(inputs: Inputs, shared: Names, first_row: int) -> RowBlock:
     args, kwargs = arguments(inputs)
     named = _named(args, kwargs)
-    unknown = [name for name in shared if name not in named]
-    if unknown:
+    if unknown := [name for name in shared if name not in named]:
         raise ValueError(f"shared must name inputs, got {unknown[0]!r} beside inputs {list(named)}")
     for name, value in named.items():
         leaves = pytree.tree_leaves(value, is_leaf=lambda part: isinstance(part, PackedSequence))
@@ -296,9 +286,8 @@ def _refuse_nan(name: int | str, leaf: Tensor, first_row: int) -> None:
     if not leaf.is_floating_point() or bool(leaf.sum().isfinite()) or not bool(leaf.isnan().any()):
         return
     bad = leaf.isnan().flatten(1).any(dim=1).nonzero().flatten() + first_row if leaf.dim() > 1 else torch.empty(0)
-    raise ValueError(
-        f"inputs must not hold NaN, got NaN in input {name!r}" + (f", rows {bad.tolist()[:5]}" if len(bad) else "")
-    )
+    rows = f", rows {bad.tolist()[:5]}" if len(bad) else ""
+    raise ValueError(f"inputs must not hold NaN, got NaN in input {name!r}{rows}")
 
 
 def _moved(block: RowBlock, device: torch.device | None, limit: int) -> Iterator[RowBlock]:
@@ -320,7 +309,7 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Any
     return dict([*enumerate(args), *kwargs.items()])
 
 
-def _tensors(named: Mapping[int | str, Any], excluded: Collection[int | str]) -> Iterator[tuple[int | str, Tensor]]:
+def _tensors(named: Mapping[int | str, Any], excluded: Names) -> Iterator[tuple[int | str, Tensor]]:
     for name, value in named.items():
         if name not in excluded:
             yield from ((name, leaf) for leaf in tensors_in(value))
@@ -331,17 +320,15 @@ def rows_at_a_time(model: nn.Module, block: RowBlock, num_samples: int, seed: in
     limit, few = STATE.own.settings.memory, block.num_rows <= MODEST_ROWS
     if limit is None and (few or block.num_rows * num_samples < WORTH_A_TRIAL):
         return MODEST_ROWS
-    results, key = _MEMORY.setdefault(model, {}), _key(model, block, seed)
+    seen, key = _MEMORY.setdefault(model, {}), _key(model, block, seed)
     try:
-        if key not in results:
-            results[key] = (
-                _bytes_per_row(model, block, seed) if limit is None else _rows_within(model, block, seed, limit)
-            )
+        if key not in seen:
+            seen[key] = _bytes_per_row(model, block, seed) if limit is None else _rows_within(model, block, seed, limit)
     except (RuntimeError, ValueError, TypeError):  # the run itself reports what is wrong, if anything is
         return MODEST_ROWS
     if limit is not None:
-        return _evenly(block.num_rows, results[key])
-    per_row, device = results[key], block.tensors()[0].device
+        return _evenly(block.num_rows, seen[key])
+    per_row, device = seen[key], block.tensors()[0].device
     if device.type == "cpu":
         rows = min(max(MODEST_ROWS, BYTES_IN_CACHE // per_row), memory_budget(device) // per_row)
     else:

@@ -13,7 +13,7 @@ would wait for all work sent there, so that the rows are marked there and checke
 """
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -58,15 +58,7 @@ from dubio._engine import (
 from dubio.calibrators import Decisions, decisions_of
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
 from dubio.nn import num_members
-from dubio.prediction.inputs import (
-    MODEST_ROWS,
-    WORTH_A_TRIAL,
-    Readable,
-    RowBlock,
-    blocks_of,
-    is_in_memory,
-    rows_at_a_time,
-)
+from dubio.prediction.inputs import MODEST_ROWS, WORTH_A_TRIAL, Readable, RowBlock, blocks_of, rows_at_a_time
 from dubio.prediction.predictive import ClassificationPredictive, Predictive, joined, moved, statistics_for
 
 SHARE_OF_INPUTS = 4
@@ -102,9 +94,9 @@ class _PredictRequest:
     likelihood: Likelihood
     executor: Executor
     chunk: int | None
-    decisions: Decisions
     estimator: Estimator | None
     precision: Precision
+    decisions: Decisions
 
 
 def predict(
@@ -149,8 +141,9 @@ def predict(
     Returns:
         A ``Predictive``: with class probabilities, or with mean and standard deviations.
     """
-    options = num_samples, keep_samples, estimator, batch_size, precision, seed, likelihood, executor, chunk, decisions
-    parts = _parts(model, inputs, _request(model, *options), shared)
+    likelihood = likelihood_of(model) if likelihood is None else likelihood
+    options = num_samples, keep_samples, batch_size, seed, likelihood, executor, chunk, estimator, precision
+    parts = _parts(model, inputs, _checked(model, _PredictRequest(*options, Decisions()), decisions), shared)
     return _checked_for_noise(model, joined([part for part, _ in parts]))
 
 
@@ -184,8 +177,8 @@ def predict_batches(
     Yields:
         The ``Predictive`` of each batch, on the CPU.
     """
-    options = num_samples, keep_samples, estimator, None, precision, seed, None, executor, None, decisions
-    request = _request(model, *options)
+    options = num_samples, keep_samples, None, seed, likelihood_of(model), executor, None, estimator, precision
+    request = _checked(model, _PredictRequest(*options, Decisions()), decisions)
     first_row = 0
     for batch in batches:
         parts = list(_parts(model, batch, request, (), first_row))
@@ -193,56 +186,37 @@ def predict_batches(
         yield moved(_checked_for_noise(model, joined([part for part, _ in parts])), torch.device("cpu"))
 
 
-def _request(
-    model: nn.Module,
-    num_samples: int,
-    keep_samples: bool,
-    estimator: Estimator | None,
-    batch_size: int | None,
-    precision: Precision,
-    seed: int | None,
-    likelihood: Likelihood | None,
-    executor: Executor,
-    chunk: int | None,
-    decisions: bool,
-) -> _PredictRequest:
+def _checked(model: nn.Module, request: _PredictRequest, decisions: bool) -> _PredictRequest:
     """The arguments of a prediction, checked, with the defaults of the network."""
-    if estimator is not None and estimator not in get_args(Estimator):
-        raise ValueError(f"estimator must be 'weight', 'local', 'flipout' or None, got {estimator!r}")
+    if request.estimator is not None and request.estimator not in get_args(Estimator):
+        raise ValueError(f"estimator must be 'weight', 'local', 'flipout' or None, got {request.estimator!r}")
+    num_samples, seed, settings = request.num_samples, request.seed, STATE.own.settings
     check_num_samples(num_samples)
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    check_precision(precision)
+    if request.batch_size is not None and request.batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {request.batch_size}")
+    check_precision(request.precision)
     num_samples = min(num_samples, num_members(model) or num_samples)
-    default = likelihood_of(model)
-    likelihood = default if likelihood is None else likelihood
-    if not isinstance(likelihood, Likelihood):
-        raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {likelihood!r}")
-    settings = STATE.own.settings
+    if not isinstance(request.likelihood, Likelihood):
+        raise TypeError(f"likelihood must be a Categorical, a Gaussian or a Bernoulli, got {request.likelihood!r}")
     if settings.mode == "off":
         num_samples, seed = 1, None
     elif seed is None:
         seed = int(new_seed(2**62) if settings.seed is None else settings.seed)
-    applied = decisions_of(model) if decisions and likelihood == default else Decisions()
-    options = num_samples, keep_samples, batch_size, seed, likelihood, executor, chunk
-    return _PredictRequest(*options, applied, estimator, precision)
+    applied = decisions_of(model) if decisions and request.likelihood == likelihood_of(model) else Decisions()
+    return replace(request, num_samples=num_samples, seed=seed, decisions=applied)
 
 
 def _parts(
     model: nn.Module, inputs: Readable, request: _PredictRequest, shared: Collection[int | str], first_row: int = 0
 ) -> Iterator[tuple[Predictive, int]]:
     """The prediction of one block of rows after the other, and the number of rows of each."""
-    device, in_memory = device_of(model), is_in_memory(inputs)
+    device, in_memory = device_of(model), isinstance(inputs, Tensor | tuple | Mapping)
     place = device or torch.device("cpu")
     share = memory_budget(place) // SHARE_OF_INPUTS
     for block in blocks_of(inputs, shared, device, share if in_memory else min(share, MOST_READ)):
         placed = replace(block, first_row=first_row + block.first_row)
-        with (
-            torch.no_grad(),
-            Using(estimator=request.estimator),
-            computing_in(request.precision, place),
-            eval_mode(model),
-        ):
+        precise = computing_in(request.precision, place)
+        with torch.no_grad(), Using(estimator=request.estimator), precise, eval_mode(model):
             part = _predict_block(model, placed, request)
         yield (part if in_memory else moved(part, torch.device("cpu"))), block.num_rows
 
@@ -293,9 +267,8 @@ def _predict_rows(model: nn.Module, block: RowBlock, request: _PredictRequest, b
     batches, num_rows = block.batches(batch_size)
     on_cpu = block.tensors()[0].device.type == "cpu"
     likelihood = request.likelihood
-    statistics = [
-        statistics_for(likelihood, request.keep_samples, observation_scale(model), request.decisions) for _ in batches
-    ]
+    scale = observation_scale(model)
+    statistics = [statistics_for(likelihood, request.keep_samples, scale, request.decisions) for _ in batches]
     class_axis = likelihood.class_axis if isinstance(likelihood, Categorical) else None
     check = FiniteCheck(list(accumulate(num_rows, initial=block.first_row)), class_axis)
     draws = stream(
@@ -352,8 +325,7 @@ def with_images_laid_out(
     # All that a forward may depend on beside numbers; other objects may change from call to call.
     key = (signature(values), modules, looped, settings.estimator, torch.is_autocast_enabled(device.type))
     layouts = _LAYOUTS.setdefault(model, {})
-    accepted = layouts.get(key)
-    if accepted is None:
+    if (accepted := layouts.get(key)) is None:
         with same_numbers(model):
             accepted = _gives_the_same(model, few, laid_out, seed, looped)
     if accepted is not None:
@@ -366,16 +338,14 @@ def forget_layout(model: nn.Module) -> None:
     _LAYOUTS[model] = dict.fromkeys(_LAYOUTS.get(model, {}), False)
 
 
-def _gives_the_same(
-    model: nn.Module, block: RowBlock, laid_out: RowBlock, seed: int | None, looped: bool
-) -> bool | None:
+def _gives_the_same(model: nn.Module, block: RowBlock, other: RowBlock, seed: int | None, looped: bool) -> bool | None:
     """None where the network fails in the present layout: the run itself reports what is wrong, if anything is."""
     try:
         expected = _tried(model, block, seed, looped)
     except Exception:
         return None
     try:
-        outputs = _tried(model, laid_out, seed, looped)
+        outputs = _tried(model, other, seed, looped)
         return len(outputs) == len(expected) and all(map(_is_close, outputs, expected))
     except Exception as error:
         return None if is_out_of_memory(error) else False

@@ -131,9 +131,8 @@ class ClassificationPredictive(Predictive):
                 f"predictions must be of one class per example here, got probabilities of shape {shape}; take the "
                 "outputs of an example one at a time"
             )
-        rows: dict[str, Any] = {
-            name: value.squeeze(-2 if name in BY_CLASS else -1) for name, value in _tensor_fields(self).items()
-        }
+        tensors = _tensor_fields(self).items()
+        rows: dict[str, Any] = {name: value.squeeze(-2 if name in BY_CLASS else -1) for name, value in tensors}
         return replace(self, **rows)
 
     @cached_property
@@ -223,7 +222,12 @@ def joined(parts: list[P]) -> P:
     for name in _tensor_fields(parts[0]):
         tensors = [getattr(part, name) for part in parts]
         axis = 1 if name in ("samples", "sample_stds") else 0
-        _check_shapes([value.shape[axis + 1 :] for value in tensors])
+        shapes = [tuple(value.shape[axis + 1 :]) for value in tensors]
+        if (other := next((shape for shape in shapes if shape != shapes[0]), None)) is not None:
+            raise ValueError(
+                "the network must give outputs of one shape for all batches, to predict them together, "
+                f"got {shapes[0]} and {other} for one row; predict them apart"
+            )
         values[name] = torch.cat(tensors, dim=axis)
     return type(parts[0])(**values)
 
@@ -239,16 +243,6 @@ def _tensor_fields(part: Predictive) -> dict[str, Tensor]:
     return {name: value for name, value in values if isinstance(value, Tensor)}
 
 
-def _check_shapes(shapes: list[torch.Size]) -> None:
-    """Raise an error for outputs that cannot be concatenated."""
-    other = next((shape for shape in shapes if shape != shapes[0]), None)
-    if other is not None:
-        raise ValueError(
-            "the network must give outputs of one shape for all batches, to predict them together, "
-            f"got {tuple(shapes[0])} and {tuple(other)} for one row; predict them apart"
-        )
-
-
 def _count(rows: Tensor) -> str:
     return f"{len(rows)} input" + ("" if len(rows) == 1 else "s")
 
@@ -256,11 +250,8 @@ def _count(rows: Tensor) -> str:
 class ClassStatistics:
     """Sums over draws for a distribution over classes, with the decisions that apply to it."""
 
-    def __init__(
-        self, likelihood: Categorical | Bernoulli, keep_samples: bool, decisions: Decisions = NO_DECISIONS
-    ) -> None:
-        self._likelihood = likelihood
-        self._decisions = decisions
+    def __init__(self, likelihood: Categorical | Bernoulli, keep_samples: bool, decisions: Decisions) -> None:
+        self._likelihood, self._decisions = likelihood, decisions
         self._kept: list[Tensor] | None = [] if keep_samples else None
         self._count = 0
         self._log_sum: Tensor | None = None
@@ -325,9 +316,8 @@ class ClassStatistics:
 class RealStatistics:
     """Sums over draws for a distribution over real targets; means and variances are merged after Chan et al. 1983."""
 
-    def __init__(self, likelihood: Gaussian, keep_samples: bool, scale: Tensor | None = None) -> None:
-        self._likelihood = likelihood
-        self._scale = scale
+    def __init__(self, likelihood: Gaussian, keep_samples: bool, scale: Tensor | None) -> None:
+        self._likelihood, self._scale = likelihood, scale
         self._kept: list[tuple[Tensor, Tensor]] | None = [] if keep_samples else None
         self._count = 0
         self._mean: Tensor | None = None
@@ -368,12 +358,9 @@ class RealStatistics:
         )
 
 
-Statistics = ClassStatistics | RealStatistics
-
-
 def statistics_for(
     likelihood: Likelihood, keep_samples: bool, scale: Tensor | None = None, decisions: Decisions = NO_DECISIONS
-) -> Statistics:
+) -> ClassStatistics | RealStatistics:
     """Empty statistics for outputs of this meaning; ``scale`` is the observation noise that a network learned."""
     if isinstance(likelihood, Gaussian):
         return RealStatistics(likelihood, keep_samples, scale)

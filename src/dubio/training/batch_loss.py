@@ -23,7 +23,6 @@ on a GPU.
 
 import inspect
 import warnings
-import weakref
 from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
@@ -148,9 +147,8 @@ class BatchLoss:
             if isinstance(self.objective, AttackingObjective):
                 attacked = self.objective.attack_inputs(self.model, batch.inputs, batch.targets, through)
             place = place if self._takes_parts else place._replace(num_parts=1)
-            context = BatchContext(
-                self.model, batch.inputs, batch.targets, num_samples, batch.weight, *place, attacked=attacked
-            )
+            data = batch.inputs, batch.targets, num_samples, batch.weight
+            context = BatchContext(self.model, *data, *place, attacked=attacked)
             total, nll, terms, log_probs, sums = through(compute)(self.objective, context)
         self.names = ("loss", "nll", *terms, *(() if log_probs is None else ("accuracy",)))
         return StepResult(Loss(total, nll, terms, log_probs), sums)
@@ -205,17 +203,13 @@ class Layout:
         self._is_tried = False
         self._before: list[tuple[nn.Parameter, Tensor]] = []
         self._channels: set[int] = set()
-        self._identity = TensorIdentity(model, optimizer)
+        self.identity = TensorIdentity(model, optimizer)
+        """Where this object left parameters and buffers: a recording uses no others."""
 
     @property
     def is_last(self) -> bool:
         """Whether filters lie channels last."""
         return bool(self._before)
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether parameters and buffers are where this object left them: a recording uses no others."""
-        return not self._identity.moved
 
     def lay_out(self, inputs: Inputs) -> None:
         """Lay out filters after a trial with a batch; later calls change nothing."""
@@ -255,7 +249,7 @@ class Layout:
 
     def _update_identity(self) -> None:
         match_layouts(self._optimizer)
-        self._identity = TensorIdentity(self._model, self._optimizer)
+        self.identity = TensorIdentity(self._model, self._optimizer)
 
 
 def _runs(model: nn.Module, inputs: Inputs) -> bool:
@@ -290,7 +284,7 @@ class Recording:
         device: torch.device,
     ) -> None:
         self._buffers = buffers = Buffers(values)
-        self._captured = Captured(lambda: work(*buffers.values), device)  # without self: a cycle would delay its end
+        self.captured = Captured(lambda: work(*buffers.values), device)  # without self: a cycle would delay its end
         self._circumstances, self._model, self._optimizer = circumstances, model, optimizer
         self._rates = [group["lr"] for group in optimizer.param_groups]
         self._identity = TensorIdentity(model, optimizer)
@@ -302,16 +296,7 @@ class Recording:
     @property
     def is_ready(self) -> bool:
         """Whether the next step is a replay."""
-        return self._captured.is_ready
-
-    @property
-    def seconds(self) -> float:
-        """Duration of warm-up and recording since the last reset."""
-        return self._captured.seconds
-
-    def reset_seconds(self) -> None:
-        """Set ``seconds`` to zero."""
-        self._captured.seconds = 0.0
+        return self.captured.is_ready
 
     @property
     def is_outdated(self) -> bool:
@@ -338,27 +323,15 @@ class Recording:
             for parameter, gradient in self._gradients:  # an eager step in between may have replaced them
                 if parameter.grad is not gradient:
                     parameter.grad = gradient
-            return self._captured()
+            return self.captured()
         before = TensorIdentity(self._model, self._optimizer)
-        result = self._captured()
+        result = self.captured()
         if self.is_ready:
             self.replaced = before.moved
             self._identity = TensorIdentity(self._model, self._optimizer)
             trained = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
             self._gradients = [(parameter, parameter.grad) for parameter in trained]
         return result
-
-
-def weak_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method so that it does not keep its object alive: a recording of it is held by that object."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> Any:
-        present = reference()
-        assert present is not None
-        return present(*args)
-
-    return call
 
 
 class TensorIdentity:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -103,18 +104,16 @@ class ProgressLines(Display):
             return
         self._next_sign = now + NEXT_SIGN
         of = "" if self._num_batches is None else f" of {self._num_batches}"
-        self.note(
-            f"epoch {epoch + 1}/{self._epochs}: {batch}{of} batches in {now - self._since:.0f} s, loss {loss:.4g}"
-        )
+        done = f"{batch}{of} batches in {now - self._since:.0f} s"
+        self.note(f"epoch {epoch + 1}/{self._epochs}: {done}, loss {loss:.4g}")
 
     def epoch(self, metrics: dict[str, float]) -> None:
         """Called after an epoch."""
-        number, now = int(metrics["epoch"]), time.perf_counter()
-        is_first = not self._first
-        pace = (now - self._since) / (number - self._first if self._first else 1)
-        if not self._first:
+        number, now, is_first = int(metrics["epoch"]), time.perf_counter(), not self._first
+        pace = (now - self._since) / (1 if is_first else number - self._first)
+        if is_first:
             self._first, self._since = number, now
-        if not is_first and number % self._every and number != self._epochs:
+        elif number % self._every and number != self._epochs:
             return
         left = pace * (self._epochs - number)
         self.note(f"epoch {number}/{self._epochs}  {summary(metrics)}  {left:.0f} s left")
@@ -162,16 +161,11 @@ def display_for(progress: bool, epochs: int, num_batches: int | None) -> Iterato
     if not progress:
         yield Display()
         return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        has_bar = False
-    else:
-        has_bar = sys.stderr.isatty()
-    if not has_bar:
+    if not sys.stderr.isatty() or find_spec("rich") is None:
         yield ProgressLines(epochs, num_batches)
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=Console(stderr=True)) as bar:

@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dubio._engine import generator_state, set_generator_state
 from dubio.codec import UNFINISHED, flush, read_object, read_value
@@ -104,8 +105,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and state; refuses a checkpoint that lacks a file, or whose files do not match their hashes."""
-    missing = [name for name in (TENSORS, STATE) if not (path / name).is_file()]
-    if missing:
+    if missing := [name for name in (TENSORS, STATE) if not (path / name).is_file()]:
         raise CheckpointError(f"{path} is damaged: it has no {' and no '.join(missing)}")
     try:
         if (path / SUMS).is_file():
@@ -177,11 +177,7 @@ def pack(
                 tensors[f"optimizer/{place}/{name}"] = value
             else:
                 plain.setdefault(str(place), {})[name] = value
-    groups = [
-        {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()}
-        for group in packed["param_groups"]
-    ]
-    slots = {"state": plain, "param_groups": groups}
+    slots = {"state": plain, "param_groups": pytree.tree_map_only(Tensor, Tensor.item, packed["param_groups"])}
     return tensors, {"standing": asdict(state), "tied": tied, "optimizer": slots}
 
 
@@ -201,17 +197,15 @@ def unpack(
         kind, _, rest = name.partition("/")
         parts.setdefault(kind, {})[rest] = tensor
     train_state = read_value(TrainState, state["standing"], "state.json: standing")
-    best = parts.get("best")
-    if best is not None:
+    if (best := parts.get("best")) is not None:
         _check_best(best, model)
     model.load_state_dict(with_ties(parts["model"], state["tied"]))
-    slots: dict[int, dict[str, Any]] = {
-        int(place): dict(values) for place, values in state["optimizer"]["state"].items()
-    }
+    saved = state["optimizer"]
+    slots: dict[int, dict[str, Any]] = {int(place): dict(values) for place, values in saved["state"].items()}
     for name, tensor in parts.get("optimizer", {}).items():
         place, _, key = name.partition("/")
         slots.setdefault(int(place), {})[key] = tensor
-    load_optimizer_state(optimizer, {"state": slots, "param_groups": state["optimizer"]["param_groups"]})
+    load_optimizer_state(optimizer, {"state": slots, "param_groups": saved["param_groups"]})
     _restore_generators(_of_rank(parts["random"], processes), processes.device)
     for name, value in _of_rank(parts.get("buffers", {}), processes).items():
         model.get_buffer(name).copy_(value)

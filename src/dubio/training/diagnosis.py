@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from dubio._engine import Using, run
+from dubio._engine import Using, run, tensors_in
 from dubio.nn import GaussianPosterior, posteriors, sources
 from dubio.training.optimizers import is_fused
 
@@ -51,9 +50,8 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
     for posterior in posteriors(model):
         if isinstance(posterior, GaussianPosterior) and posterior.has_closed_divergence:
             cost = posterior.divergence_per_weight()
-            on_prior += int((cost < ON_PRIOR).sum()) - (
-                cost.numel() - posterior.num_random
-            )  # the divergence of weights that are not random is 0
+            # The divergence of weights that are not random is 0.
+            on_prior += int((cost < ON_PRIOR).sum()) - (cost.numel() - posterior.num_random)
             total += posterior.num_random
     if total and on_prior > 0.5 * total:
         warnings.warn(
@@ -67,8 +65,7 @@ def warn_of_collapse(model: nn.Module, metrics: dict[str, float], num_classes: i
 
 def culprit_of(model: nn.Module, inputs: Any, nll: Tensor) -> str:
     """The source of a loss that is not finite: the first layer whose output is not finite."""
-    broken = _broken_parameter(model)
-    if broken:
+    if broken := _broken_parameter(model):
         return broken
     if bool(torch.isfinite(nll)):
         return "the loss itself"
@@ -78,8 +75,7 @@ def culprit_of(model: nn.Module, inputs: Any, nll: Tensor) -> str:
 
 def what_is_not_finite(model: nn.Module, metrics: dict[str, float]) -> str:
     """The first parameter or metric that is not finite; empty where all are."""
-    broken = _broken_parameter(model)
-    if broken:
+    if broken := _broken_parameter(model):
         return f"{broken} is not finite"
     wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
     return f"{wrong[0]} is {metrics[wrong[0]]}" if wrong else ""
@@ -96,8 +92,7 @@ def _first_broken_layer(model: nn.Module, inputs: Any, mode: str) -> str:
     names = {module: name for name, module in model.named_modules()}
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
-        numbers = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        if any(not bool(leaf.isfinite().all()) for leaf in numbers):
+        if any(leaf.is_floating_point() and not bool(leaf.isfinite().all()) for leaf in tensors_in(output)):
             layers.append(f"{names[module] or 'the network'} ({type(module).__name__})")
 
     leaves = [module for module in model.modules() if not any(True for _ in module.children()) or sources(module)]

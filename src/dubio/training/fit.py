@@ -205,12 +205,9 @@ def fit(
     step = make_step() if steps is None else steps.step_for(model, key, make_step)
     trainer = Trainer(model, batches, held_out, config, step, processes, fingerprints, keep_step=steps is not None)
     drop_decisions(model, "training")
-    with (
-        processes.joined(),
-        Stream(processes.own_seed(seed)).in_use(),
-        _signals() as interrupted,
-        display_for(progress and processes.is_writer, config.epochs, batches.num_batches) as display,
-    ):
+    numbers = Stream(processes.own_seed(seed))
+    shown = display_for(progress and processes.is_writer, config.epochs, batches.num_batches)
+    with processes.joined(), numbers.in_use(), _signals() as interrupted, shown as display:
         return trainer.run(interrupted, display)
 
 

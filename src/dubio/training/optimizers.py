@@ -38,8 +38,7 @@ def check_updates(model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm:
     """Refuse an optimizer that trains no parameter of the model, and a bad ``clip_norm``."""
     if clip_norm is not None and not clip_norm > 0.0:
         raise ValueError(f"clip_norm must be positive, got {clip_norm}")
-    ids = {id(parameter) for parameter in model.parameters()}
-    if not ids:
+    if not (ids := {id(parameter) for parameter in model.parameters()}):
         raise ValueError(f"model must have parameters to train, got a {type(model).__name__} without any")
     if not any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError("optimizer must update parameters of the model, got none of them")
@@ -121,10 +120,8 @@ def _is_alike(value: object, expected: object) -> bool:
 def _check_slots(optimizer: torch.optim.Optimizer) -> None:
     """Refuse a state that lacks a tensor which the optimizer keeps for a parameter, or has one of another shape."""
     for parameter, expected in _first_state(optimizer).items():
-        values = optimizer.state.get(parameter) or {}
-        if not values:  # it had no gradient so far
-            continue
-        for name, value in expected.items():
+        values = optimizer.state.get(parameter, {})
+        for name, value in expected.items() if values else ():  # else it had no gradient so far
             if name not in values:
                 raise ValueError(f"the optimizer's state must have {name}, got {', '.join(values)}")
             shape = tuple(torch.as_tensor(values[name]).shape)

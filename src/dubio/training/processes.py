@@ -188,14 +188,11 @@ class Processes:
         if self.count == 1:
             return
         tensors = [*model.named_parameters(), *model.named_buffers()]
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors}
+        shapes = {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors}
         for rank, others in enumerate(self.gather(shapes)):
             if others != shapes:
                 name = next(name for name in {**shapes, **others} if shapes.get(name) != others.get(name))
-                here, there = (
-                    "not there" if name not in each else f"{each[name][0]} of {each[name][1]}"
-                    for each in (shapes, others)
-                )
+                here, there = (each.get(name, "not there") for each in (shapes, others))
                 raise ValueError(
                     f"every process must train the same network: {name} is {here} in process {self.rank} "
                     f"and {there} in process {rank}"
@@ -266,8 +263,7 @@ def chosen_device(model: nn.Module) -> torch.device:
 
 def _own_gpu(device: torch.device) -> torch.device:
     """The chosen GPU, or by default one for each process of a machine."""
-    number = device.index
-    if number is None:  # last, since ``current_device`` takes memory on the GPU
+    if (number := device.index) is None:  # last, since ``current_device`` takes memory on the GPU
         number = _from_environment("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else torch.cuda.current_device()
     if number >= torch.cuda.device_count():
         raise ValueError(
@@ -287,8 +283,7 @@ def _check_backends(device: torch.device) -> None:
 
 
 def _open_group(device: torch.device) -> None:
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise ValueError(f"WORLD_SIZE is set but {' and '.join(missing)} not; start several processes with torchrun")
     # First, since the compiler keeps a group that is open when it is imported (the first optimizer imports it): the
     # threads of the group would outlive it, and sometimes abort a process that ends.

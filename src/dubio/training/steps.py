@@ -17,8 +17,10 @@ cached step ends as one with a new step, bit for bit on a CPU; the optimizer kee
 
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -45,6 +47,7 @@ from dubio._engine import (
 )
 from dubio.data import Batch
 from dubio.objectives import Loss, Objective
+from dubio.training import optimizers
 from dubio.training.batch_loss import (
     AttackingObjective,
     BatchLoss,
@@ -54,18 +57,9 @@ from dubio.training.batch_loss import (
     Shapes,
     StepResult,
     first_line,
-    weak_method,
     without_graph,
 )
 from dubio.training.diagnosis import CHECK_EVERY, BrokenLossError, LossMonitor, culprit_of
-from dubio.training.optimizers import (
-    begins_at_zero,
-    check_updates,
-    is_fused,
-    make_capturable,
-    reset_state,
-    why_not_capturable,
-)
 from dubio.training.processes import ALONE, LostProcessError, Processes
 
 Fast = bool | Literal["auto"]
@@ -114,7 +108,7 @@ class Step:
         processes: Processes = ALONE,
     ) -> None:
         check_precision(precision)
-        check_updates(model, optimizer, clip_norm)
+        optimizers.check_updates(model, optimizer, clip_norm)
         if not isinstance(fast, bool) and fast != "auto":
             raise ValueError(f"fast must be True, False or 'auto', got {fast!r}")
         self.model, self.objective, self.optimizer = model, objective, optimizer
@@ -147,7 +141,7 @@ class Step:
         self._recording: Recording | None = None
         self._capture = on_gpu and self._compile and not self._why_not_captured()
         if self._capture:
-            make_capturable(optimizer, self.device)
+            optimizers.make_capturable(optimizer, self.device)
         self._layout = Layout(model, optimizer)
         self._monitor = LossMonitor(self.device, optimizer)
         self._is_updating = False
@@ -177,7 +171,7 @@ class Step:
     @property
     def capture_seconds(self) -> float:
         """Duration of compiling and recording."""
-        return self._recording.seconds if self._recording is not None else 0.0
+        return self._recording.captured.seconds if self._recording is not None else 0.0
 
     def message(self) -> str:
         """A message about the mode of steps, once it is decided; empty before that and at later calls."""
@@ -213,15 +207,15 @@ class Step:
     @property
     def is_in_place(self) -> bool:
         """Whether parameters and buffers are where the step left them: a recording uses no others."""
-        return self._layout.is_in_place
+        return not self._layout.identity.moved
 
     def restart(self) -> None:
         """Reset the optimizer and the counts for the next run of the network; compiled code and recording are kept."""
-        reset_state(self.optimizer)
+        optimizers.reset_state(self.optimizer)
         self._monitor.restart()
         self.num_rows = 0
         if self._recording is not None:
-            self._recording.reset_seconds()
+            self._recording.captured.seconds = 0.0
 
     def record_again(self) -> None:
         """Drop the recording, after a change that it does not follow, such as an attribute of a module."""
@@ -291,12 +285,11 @@ class Step:
             self._give_up_recording("several batches make up a step")
         if len(batch.targets) and self._shapes.notice(signature((batch.inputs, batch.targets, batch.weight))):
             self.close()
-        if complete and self.num_rows == 0 and self._capture:
-            result = self._learn_captured(batch, place)
-            if result is not None:
-                return result
+        is_whole = complete and self.num_rows == 0
+        if is_whole and self._capture and (result := self._learn_captured(batch, place)) is not None:
+            return result
         with rounding_products(self.precision):
-            trial = self._trial if complete and self.num_rows == 0 else None
+            trial = self._trial if is_whole else None
             if trial is not None:
                 self._compile = trial.compiled_next
             began = time.perf_counter()
@@ -385,8 +378,7 @@ class Step:
 
     def check(self) -> None:
         """Raise where a step since the last check had a loss that is not finite; waits for the device."""
-        broken = self._monitor.first_broken()
-        if broken is not None:
+        if (broken := self._monitor.first_broken()) is not None:
             value, num_steps = broken
             culprit = culprit_of(self.model, self._last.to(self.device).inputs, torch.tensor(value))
             raise BrokenLossError(value, culprit, num_steps)
@@ -434,11 +426,15 @@ class Step:
             return None
         if self._recording is not None and self._recording.is_outdated:
             self._recording = None  # before another one is made
-        if self._recording is None or not is_fused(self.optimizer):
-            make_capturable(self.optimizer, self.device)  # again: a user may have loaded a state, or set a rate
-        circumstances = self._circumstances()
+        if self._recording is None or not optimizers.is_fused(self.optimizer):
+            # Again: a user may have loaded a state, or set a rate.
+            optimizers.make_capturable(self.optimizer, self.device)
+        settings = STATE.own.settings
+        noise = (settings.mode, settings.antithetic, settings.estimator, settings.memory)
+        circumstances = (*noise, self.clip_norm, self.num_samples)
         if self._recording is None:
-            laid_out, work = self._layout.of(values), weak_method(self._whole_step)
+            this: Any = weakref.proxy(self)  # the recording is held by this object, and must not keep it alive
+            laid_out, work = self._layout.of(values), partial(Step._whole_step, this)
             self._recording = Recording(work, laid_out, circumstances, self.model, self.optimizer, self.device)
         elif not self._recording.fits(values, circumstances):
             return None
@@ -462,12 +458,6 @@ class Step:
         self._refuse_if_required(reason)
         self._fall_back("compiled", reason)
 
-    def _circumstances(self) -> tuple[Any, ...]:
-        """What a recording depends on besides its tensors; while it differs, steps are not replayed."""
-        settings = STATE.own.settings
-        noise = (settings.mode, settings.antithetic, settings.estimator, settings.memory)
-        return (*noise, self.clip_norm, self.num_samples)
-
     def _whole_step(self, inputs: Any, targets: Tensor, weight: Tensor | None, place: Place) -> StepResult:
         self._drop_gradients()
         loss, sums = self._loss(Batch(inputs, targets, weight), place)
@@ -477,18 +467,17 @@ class Step:
         return StepResult(without_graph(loss), sums)
 
     def _why_not_captured(self) -> str:
-        self._reason = why_not_capturable(self.optimizer)
+        self._reason = optimizers.why_not_capturable(self.optimizer)
         if self.processes.count > 1:
             self._reason = "several processes share it"
         if isinstance(self.objective, AttackingObjective) and not self.objective.attack.is_capturable:
             attack = type(self.objective.attack).__name__
             self._reason = f"{attack} asks for values while it runs, or has a seed of its own"
-        if self._reason:
-            self._refuse_if_required(self._reason)
+        self._refuse_if_required(self._reason)
         return self._reason
 
     def _refuse_if_required(self, reason: str) -> None:
-        if self.fast is True:
+        if reason and self.fast is True:
             raise ValueError(f"fast must be 'auto' or False here: the step cannot be recorded, since {reason}")
 
     def _fall_back(self, mode: Literal["compiled", "eager"], reason: str) -> None:
@@ -526,7 +515,7 @@ class StepCache:
         """
         step = self._step
         fits = step is not None and step.model is model and step.is_in_place and _are_equal(self._key, key)
-        if step is not None and fits and begins_at_zero(step.optimizer):
+        if step is not None and fits and optimizers.begins_at_zero(step.optimizer):
             step.restart()
             return step
         if step is not None:  # frees the memory of its recording before another step is made

@@ -25,36 +25,18 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from dubio import functional
+from dubio import codec, functional
 from dubio._engine import Precision, Using, check_precision, run
-from dubio.codec import (
-    current_names,
-    dump_json,
-    read_json_lines,
-    read_object,
-    read_value,
-    remove_unfinished,
-    write_atomically,
-)
+from dubio.checks import check_choice
 from dubio.data import Batch, Batches, DataFingerprint
 from dubio.io import locked, save, without_ties
 from dubio.likelihoods import Gaussian, likelihood_of, match_shape, observation_scale, without_weights
 from dubio.nn import num_trained
 from dubio.objectives import Objective
+from dubio.training import checkpoints
 from dubio.training.batch_loss import Place
 from dubio.training.callbacks import Callback, Display, FitResult, Interrupted
-from dubio.training.checkpoints import (
-    CheckpointError,
-    TrainState,
-    checkpoints_in,
-    latest_checkpoint,
-    own_state,
-    pack,
-    read_checkpoint,
-    remove_checkpoints,
-    unpack,
-    write_checkpoint,
-)
+from dubio.training.checkpoints import CheckpointError, TrainState, write_checkpoint
 from dubio.training.diagnosis import BrokenLossError, warn_of_collapse, what_is_not_finite
 from dubio.training.optimizers import MakeOptimizer, set_learning_rates
 from dubio.training.processes import ALONE, LostProcessError, Processes
@@ -113,8 +95,7 @@ class FitConfig:
             raise ValueError(f"clip_norm must be positive, got {self.clip_norm}")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1 epoch, got {self.patience}")
-        if self.monitor not in ("val_nll", "val_accuracy", "loss", "nll"):
-            raise ValueError(f"monitor must be 'val_nll', 'val_accuracy', 'loss' or 'nll', got {self.monitor!r}")
+        check_choice("monitor", self.monitor, ("val_nll", "val_accuracy", "loss", "nll"))
         check_precision(self.precision)
 
 
@@ -205,17 +186,17 @@ class Trainer:
 
     def _open(self) -> dict[str, Any]:
         """Check the folder and its configuration; return the configuration to be written there."""
-        remove_unfinished(self.folder)
+        codec.remove_unfinished(self.folder)
         config = self._config()
         file = self.folder / "config.json"
         if file.exists() and not self.config.resume:
             raise FileExistsError(
                 f"folder {self.folder} holds a run already; pass resume=True to go on, or another folder"
             )
-        saved = current_names(read_object(file)) if file.exists() else None
+        saved = codec.current_names(codec.read_object(file)) if file.exists() else None
         if saved is not None:
             _check_same(saved, config)
-        elif self.config.resume and checkpoints_in(self.folder / "checkpoint"):
+        elif self.config.resume and checkpoints.checkpoints_in(self.folder / "checkpoint"):
             warnings.warn(f"{file} is missing, so nothing tells whether this is the run that began here", stacklevel=2)
         data = self.fingerprints()
         if saved is not None:
@@ -227,7 +208,7 @@ class Trainer:
     def _load_checkpoint(self) -> None:
         """Restore the newest complete checkpoint; a run without any starts from the beginning."""
         folder = self.folder / "checkpoint"
-        paths = self.processes.by_writer(lambda: checkpoints_in(folder))
+        paths = self.processes.by_writer(lambda: checkpoints.checkpoints_in(folder))
         damage = []
         for place, path in enumerate(paths):
             try:
@@ -238,7 +219,7 @@ class Trainer:
             if damage and self.processes.is_writer:
                 warnings.warn(f"{'; '.join(damage)}; the run goes on from {path}, the one before", stacklevel=2)
             if self.processes.is_writer:  # older ones remain where a process was killed before it removed them
-                remove_checkpoints(paths[place + 2 :])
+                checkpoints.remove_checkpoints(paths[place + 2 :])
             self._previous = path
             return
         if damage:
@@ -248,9 +229,9 @@ class Trainer:
             )
 
     def _read(self, path: Path) -> tuple[TrainState, dict[str, Tensor] | None]:
-        tensors, plain = read_checkpoint(path)
+        tensors, plain = checkpoints.read_checkpoint(path)
         try:
-            state, best = unpack(self.model, self.step.optimizer, tensors, plain, self.processes)
+            state, best = checkpoints.unpack(self.model, self.step.optimizer, tensors, plain, self.processes)
             if self.batches.num_batches is not None and state.batch > self.batches.num_batches:
                 raise ValueError(f"batch must be at most {self.batches.num_batches}, got {state.batch}")
         except torch.OutOfMemoryError:
@@ -267,14 +248,14 @@ class Trainer:
         Metrics that were written after the checkpoint will be written again.
         """
         metrics, epoch = self.folder / "metrics.jsonl", self._state.epoch
-        history = read_json_lines(metrics, epoch, nan_is_null=True) if epoch and metrics.is_file() else []
+        history = codec.read_json_lines(metrics, epoch, nan_is_null=True) if epoch and metrics.is_file() else []
         if len(history) < epoch:
             raise ValueError(f"cannot resume: {metrics} must hold {epoch} epochs, got {len(history)}")
         if epoch and self._is_over():
             if (self.folder / MODEL).exists():  # otherwise the run was killed just before it was written
                 self._warn_of_nothing_left()
         else:
-            write_atomically(self.folder / "config.json", f"{dump_json(config, indent=1)}\n".encode())
+            codec.write_atomically(self.folder / "config.json", f"{codec.dump_json(config, indent=1)}\n".encode())
         self._write_metrics(history)
         return history
 
@@ -338,8 +319,7 @@ class Trainer:
             ) from error
         if loss.log_probs is not None:
             self._num_classes = loss.log_probs.shape[-1]
-        message = self.step.message()
-        if message:
+        if message := self.step.message():
             display.note(message)
         if complete:
             for callback in self.config.callbacks:
@@ -391,8 +371,7 @@ class Trainer:
         return {**metrics, "seconds": round(state.seconds, 3)}
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
-        broken = what_is_not_finite(self.model, metrics)
-        if broken:
+        if broken := what_is_not_finite(self.model, metrics):
             raise FloatingPointError(f"{broken} after epoch {self._state.epoch}{self._kept()}")
 
     def _improved(self, metrics: dict[str, float]) -> bool:
@@ -416,7 +395,7 @@ class Trainer:
             warnings.warn(f"{metrics} was removed during training; it is written again", stacklevel=2)
 
     def _write_metrics(self, history: list[dict[str, float]], append: bool = False) -> None:
-        metrics, text = self.folder / "metrics.jsonl", "".join(f"{dump_json(line)}\n" for line in history)
+        metrics, text = self.folder / "metrics.jsonl", "".join(f"{codec.dump_json(line)}\n" for line in history)
         try:
             if append:
                 with metrics.open("a") as lines:
@@ -424,23 +403,23 @@ class Trainer:
                     lines.flush()
                     os.fsync(lines.fileno())  # a checkpoint without its metrics could not be resumed
             else:
-                write_atomically(metrics, text.encode())
+                codec.write_atomically(metrics, text.encode())
         except OSError as error:
             raise OSError(f"cannot write to {metrics}: {error}{self._kept()}") from error
 
     def _save(self) -> None:
         self._gather_sums()
         self._state.compiled = self.step.settled
-        own_states = self.processes.gather(own_state(self.model, self.processes))
+        own_states = self.processes.gather(checkpoints.own_state(self.model, self.processes))
         checkpoint = self.folder / "checkpoint"
 
         def write() -> None:
-            parts = pack(self.model, self.step.optimizer, self._state, self._best, own_states)
+            parts = checkpoints.pack(self.model, self.step.optimizer, self._state, self._best, own_states)
             write_checkpoint(checkpoint, self._state.step, *parts, self._previous)
 
         self.processes.by_writer(write)
         if self.processes.is_writer:
-            self._previous = latest_checkpoint(checkpoint)
+            self._previous = checkpoints.latest_checkpoint(checkpoint)
 
     def _stop(self) -> None:
         place = f"training was interrupted at step {self._state.step}"
@@ -457,19 +436,11 @@ class Trainer:
         if self._best is not None:
             self.model.load_state_dict(self._best)
         self.model.eval()
-        mode, reason, capture_seconds = self.step.mode, self.step.reason, self.step.capture_seconds
+        best_epoch = state.epoch if self._best is None else state.best_epoch
+        ended = tuple(self._history), best_epoch, state.epoch < self.config.epochs, state.seconds, self.config.folder
+        result = FitResult(*ended, self.step.mode, self.step.reason, self.step.capture_seconds)
         if self.config.folder is not None:
             self.processes.by_writer(lambda: self._write_model(self.folder / MODEL))
-        result = FitResult(
-            history=tuple(self._history),
-            best_epoch=state.epoch if self._best is None else state.best_epoch,
-            stopped_early=state.epoch < self.config.epochs,
-            seconds=state.seconds,
-            folder=self.config.folder,
-            mode=mode,
-            reason=reason,
-            capture_seconds=capture_seconds,
-        )
         for callback in self.config.callbacks:
             callback.on_end(result)
         return result
@@ -478,12 +449,12 @@ class Trainer:
         if hasattr(self.model, "dubio_spec"):
             save(self.model, path)
         else:  # a plain network has only weights
-            write_atomically(path, to_bytes(without_ties(self.model.state_dict())[0]))
+            codec.write_atomically(path, to_bytes(without_ties(self.model.state_dict())[0]))
 
     def _kept(self) -> str:
         """The end of a message that names the last checkpoint."""
         folder = self.config.folder
-        checkpoint = None if folder is None else latest_checkpoint(folder / "checkpoint")
+        checkpoint = None if folder is None else checkpoints.latest_checkpoint(folder / "checkpoint")
         return "" if checkpoint is None else f"; the last good checkpoint is kept in {checkpoint}"
 
     def _config(self) -> dict[str, Any]:
@@ -514,9 +485,8 @@ def _check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
         before, after = saved.get(name), now.get(name)
         if name == "parameters" and isinstance(before, dict) and isinstance(after, dict):
             first = min(_differing(before, after))
-            changes.append(
-                f"parameter {first} was {before.get(first, 'not there')}, is {after.get(first, 'not there')}"
-            )
+            was, present = before.get(first, "not there"), after.get(first, "not there")
+            changes.append(f"parameter {first} was {was}, is {present}")
         else:
             changes.append(f"{name} was {before!r}, is {after!r}")
     if changes:
@@ -538,7 +508,7 @@ def _checked_data(file: Path, saved: Any, now: dict[str, DataFingerprint | None]
     changes, without_hash, kept = [], [], dict(now)
     for part, present in now.items():
         try:
-            before = None if saved.get(part) is None else read_value(DataFingerprint, saved[part])
+            before = None if saved.get(part) is None else codec.read_value(DataFingerprint, saved[part])
         except ValueError as error:
             raise ValueError(f"{file} cannot be read: the fingerprint of the {part} data is damaged: {error}") from None
         name = f"the {'training' if part == 'train' else part} data"
@@ -570,8 +540,7 @@ def _warn_of_versions(saved: Any) -> None:
     if not isinstance(saved, dict):
         return
     now = versions()
-    other = [name for name in VERSIONS if saved.get(name) != now[name]]
-    if other:
+    if other := [name for name in VERSIONS if saved.get(name) != now[name]]:
         before, after = (" and ".join(f"{name} {each.get(name)}" for name in other) for each in (saved, now))
         warnings.warn(
             f"the run was trained with {before} and goes on with {after}; its numbers may differ from those of a run "
@@ -622,11 +591,7 @@ def schedule_factor(schedule: Schedule, done: float) -> float:
     """The factor of the learning rate when the share ``done`` of the training, from 0 to 1, is completed."""
     if callable(schedule):
         return float(schedule(done))
-    match schedule:
-        case "constant":
-            return 1.0
-        case "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * done))
-        case "linear":
-            return 1.0 - done
-    raise ValueError(f"schedule must be 'constant', 'cosine', 'linear' or a function, got {schedule!r}")
+    factors = {"constant": 1.0, "cosine": 0.5 * (1.0 + math.cos(math.pi * done)), "linear": 1.0 - done}
+    if schedule not in tuple(factors):
+        raise ValueError(f"schedule must be 'constant', 'cosine', 'linear' or a function, got {schedule!r}")
+    return factors[schedule]
