@@ -203,7 +203,7 @@ def fits(kind: Any, value: Any) -> bool:
         return isinstance(value, dict) and all(fits(parts[1], part) for part in value.values())
     if kind is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and abs(value) <= sys.float_info.max
+        return is_number and bool(abs(value) <= sys.float_info.max)  # a number of NumPy gives a bool of its own
     if kind is int:
         return type(value) is int
     if origin is type or origin is Callable or "collections.abc.Callable" in str(origin):

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import dubio
-from dubio.cli import train as train_command
+from dubio.cli import runs as run_files
 from dubio.cli.commands import app
 from dubio.cli.fields import fields_of, make_method
 from dubio.cli.runs import TrainConfig
@@ -200,7 +200,7 @@ def test_the_help_of_train_has_an_example_of_each_method_at_its_defaults(
         configs.append(config)
         raise ValueError("enough is known")
 
-    monkeypatch.setattr(train_command, "load_splits", note)
+    monkeypatch.setattr(run_files, "load_splits", note)
     assert "enough is known" in invoke(*shlex.split(line.partition("Example:  dubio ")[2]), "--runs", tmp_path).stderr
     [config] = configs
     assert config.fields
