@@ -115,6 +115,7 @@ def test_calibrating_again_starts_from_the_network_and_drops_what_was_found_on_o
     assert dubio.spec(noisy).sets is None
 
 
+@pytest.mark.slow
 @pytest.mark.feature("calibrate keeps temperature 1 where a fitted one is not better on validation examples held out")
 @pytest.mark.usefixtures("unchecked")
 def test_a_temperature_that_does_not_help_on_folds_is_not_kept(echo, honest):

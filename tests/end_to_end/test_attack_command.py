@@ -128,6 +128,7 @@ def test_the_strongest_is_chosen_by_draws_that_neither_attack_nor_score(
     assert torch.equal(images["strongest@0.2"], worst)
 
 
+@pytest.mark.slow
 def test_a_larger_epsilon_leaves_less_and_none_leaves_all(runs: Path, tmp_path: Path) -> None:
     assert attack(runs, "--epsilon", "0,0.1,0.5", "--out", tmp_path).exit_code == 0
     records = [kept(tmp_path, f"attack-pgd-linf-{epsilon}-*")[0] for epsilon in ("0", "0.1", "0.5")]
@@ -137,6 +138,7 @@ def test_a_larger_epsilon_leaves_less_and_none_leaves_all(runs: Path, tmp_path: 
     assert torch.equal(images["pgd@0"], images["clean"])
 
 
+@pytest.mark.slow
 @pytest.mark.feature(
     "Attacks of several distances, norms and settings are kept side by side; a repeated one is replaced"
 )

@@ -200,6 +200,7 @@ def test_double_precision_is_left_alone() -> None:
         assert torch.equal(dubio.sample(model, images, 3, seed=1), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize("method", ["bayes, local", "dropout"])
 def test_steps_in_bf16_compile(method: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ def small(estimator: str = "weight") -> nn.Module:
     return dubio.Bayes(estimator=estimator, init_std=0.2).convert(mlp(5, 7, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.feature("Compiled networks obey settings opened after they were compiled")
 @pytest.mark.usefixtures("compiler")
 def test_fact_3_settings_opened_after_compilation_are_obeyed() -> None:
@@ -120,6 +121,7 @@ def test_fact_7_a_weight_used_twice_is_one_draw_wherever_the_network_runs(make: 
     assert squares.unique().numel() == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
 @pytest.mark.usefixtures("compiler")
 def test_fact_10_an_exported_network_keeps_a_dynamic_batch(estimator: str) -> None:

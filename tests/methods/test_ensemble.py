@@ -254,6 +254,7 @@ def test_members_that_run_at_once_move_their_buffers_as_one_after_another(norm: 
     assert not any(torch._C._functorch.is_batchedtensor(buffer) for buffer in one.buffers())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["auto", "vmap", "compiled"])
 @pytest.mark.usefixtures("quick_compiler")
 def test_statistics_of_a_member_that_is_drawn_twice_move_twice(way: str) -> None:

@@ -23,6 +23,7 @@ def convolutions() -> nn.Module:
     return dubio.Bayes().convert(nn.Sequential(*layers))
 
 
+@pytest.mark.slow
 @pytest.mark.feature("predict chooses rows and draws that fit into a memory limit, and refuses only what cannot")
 def test_rows_that_were_chosen_are_not_refused() -> None:
     model, images = convolutions(), torch.rand(120, 3, 8, 8)
@@ -52,6 +53,7 @@ def test_statistics_take_what_is_planned_for(likelihood: Any) -> None:
     assert footprint.peak <= predict_module.TIMES_CONSUMED * outputs.nbytes
 
 
+@pytest.mark.slow
 def test_draws_that_are_kept_count() -> None:
     model, inputs = dubio.Bayes(init_std=0.1).convert(mlp(5, 8, 100)), torch.randn(100, 5)
     with dubio.memory_limit("4 MiB"):
@@ -80,6 +82,7 @@ class Crowded(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.slow
 def test_a_default_batch_size_is_halved_when_memory_runs_out() -> None:
     inputs = torch.randn(300, 5)
     model = dubio.Bayes(init_std=0.3).convert(Crowded(1000))

@@ -108,6 +108,7 @@ def test_a_network_that_does_not_run_channels_last_is_left_as_it_was(
     torch.testing.assert_close(*result)
 
 
+@pytest.mark.slow
 def test_compiled_steps_are_the_same_in_either_layout(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     result = []
     for devices in (("cpu",), ()):
@@ -120,6 +121,7 @@ def test_compiled_steps_are_the_same_in_either_layout(gpu: None, monkeypatch: py
     torch.testing.assert_close(*result)
 
 
+@pytest.mark.slow
 def test_members_of_an_ensemble_are_laid_out(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     result = []
     for devices in (("cpu",), ()):
@@ -146,6 +148,7 @@ def test_a_network_that_cannot_be_frozen_is_laid_out(gpu: None) -> None:
     assert laid_out(net, torch.randn(6, 2, 8, 8)).is_last
 
 
+@pytest.mark.slow
 def test_a_step_that_laid_out_filters_is_kept_for_the_next_run(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = network(2, 3, flattened)
     start, steps = {name: tensor.clone() for name, tensor in model.state_dict().items()}, dubio.StepCache()
@@ -178,6 +181,7 @@ def test_a_step_knows_where_parameters_are_and_how_they_lie() -> None:
     assert not step.is_in_place
 
 
+@pytest.mark.slow
 def test_an_eager_step_leaves_filters_alone_and_one_that_falls_back_puts_them_back(gpu: None) -> None:
     class Penalised(dubio.ELBO):
         """Wants filters in one piece."""

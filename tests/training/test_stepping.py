@@ -190,6 +190,7 @@ def test_another_shape_is_compiled_for_when_it_comes_again_and_again() -> None:
     assert changes == MOST_CHANGES - 1  # data of ever other shapes are not compiled for each of them
 
 
+@pytest.mark.slow
 def test_many_networks_are_compiled_in_one_process(traced: None) -> None:
     kept = []
     with torch._dynamo.config.patch(recompile_limit=2):
@@ -408,6 +409,7 @@ crowded.register_vmap(_mapped)
 crowded.register_autograd(_backward, setup_context=_keep)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_a_step_that_runs_out_of_memory_is_taken_with_fewer_draws_at_a_time(in_backward: bool) -> None:
     torch.manual_seed(0)
@@ -438,6 +440,7 @@ def test_a_memory_limit_leaves_the_compiler_out_where_all_draws_do_not_fit(trace
     assert large.mode == "compiled"
 
 
+@pytest.mark.slow
 def test_a_step_that_falls_back_lets_go_of_its_recording(traced: None) -> None:
     step = steps_of(make(), dubio.ELBO(40), fast=True)
     step(INPUTS, TARGETS)
