@@ -65,7 +65,7 @@ METHOD_TABLE = {
     "bayes, weights": Row(
         dubio.Bayes(estimator="weight"), ("residual, dropout",), differs_by_example=False, frozen_export=True
     ),
-    "dropout": Row(dubio.Dropout(), ("mlp", "residual, dropout")),
+    "dropout": Row(dubio.Dropout(0.2), ("mlp", "residual, dropout")),
     "dropout, alpha": Row(dubio.Dropout(0.3, alpha=0.5), ("residual, dropout",)),
     "input noise": Row(dubio.InputNoise(), ("residual",)),
     "input noise, mixture per position": Row(dubio.InputNoise(components=3, per="position"), ("cnn",)),
