@@ -45,6 +45,11 @@ class Module:
         return self.name if self.path.stem == "__init__" else self.name.rpartition(".")[0]
 
     @property
+    def modules(self) -> Iterator[str]:
+        """Names of the modules between ``from`` and ``import``."""
+        yield from (node.module for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom) and node.module)
+
+    @property
     def imports(self) -> Iterator[str]:
         """Names of the modules that it imports from, as they are written."""
         for node in ast.walk(self.tree):
@@ -181,19 +186,12 @@ def past_borders(modules: list[Module]) -> list[str]:
     for module in modules:
         if module.name == "dubio":
             continue  # it names every public name, and a type checker takes a function for its module otherwise
-        written = {
-            f"{node.module}.{alias.name}"
-            for node in ast.walk(module.tree)
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-        modules_imported = {node.module for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)}
-        for target in set(module.imports) & names - packages:
-            if target in written & exported and target not in modules_imported:
-                continue
+        for target in set(module.modules) | (set(module.imports) - exported):
             package = target.rpartition(".")[0]
             is_inside = module.package == package or module.package.startswith(f"{package}.")
-            if package.count(".") and not is_inside and package.split(".")[1] not in OPEN_BORDERS:
+            if target not in names - packages or is_inside or not package.count("."):
+                continue
+            if package.split(".")[1] not in OPEN_BORDERS:
                 crossings.add(f"{module.name} imports {target}")
     return sorted(crossings)
 

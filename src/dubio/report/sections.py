@@ -315,7 +315,7 @@ def metrics(records: Sequence[RunRecord]) -> Section:
         blocks.append(Table(f"All numbers, {kind}", ("number", *values, "what it is"), rows))
     about = (
         "Every number of the evaluations, with its interval. A number from draws is itself random: what twice as many "
-        "draws change is told where it was measured."
+        "draws change is shown where it was measured."
     )
     return Section("numbers", "All numbers", about, tuple(blocks))
 
