@@ -53,6 +53,7 @@ from dubio._engine.memory import (
     memory_in_words as memory_in_words,
     tensor_bytes as tensor_bytes,
     tensors_in as tensors_in,
+    with_less_memory as with_less_memory,
 )
 from dubio._engine.noise import (
     ROWS as ROWS,
@@ -119,6 +120,7 @@ from dubio._engine.settings import (
 from dubio._engine.snapshot import (
     TensorSnapshot as TensorSnapshot,
     eval_mode as eval_mode,
+    isolated as isolated,
     same_numbers as same_numbers,
     statistics_of as statistics_of,
     unchanged as unchanged,

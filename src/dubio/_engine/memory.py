@@ -9,14 +9,16 @@ import gc
 import math
 import re
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+T = TypeVar("T")
 
 UNITS = {
     **{unit: 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
@@ -72,6 +74,27 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def with_less_memory(
+    attempt: Callable[[], T], shrink: Callable[[Exception], bool], also: tuple[type[Exception], ...] = ()
+) -> T:
+    """``attempt()``, repeated with less memory as long as it runs out of it.
+
+    Args:
+        attempt: does the work, and starts anew at each call.
+        shrink: makes the next attempt smaller. It gets the error, and returns False, or raises, where nothing smaller
+            is left; it must not allocate memory.
+        also: errors beside those of allocators after which a smaller attempt may succeed.
+    """
+    while True:
+        try:
+            return attempt()
+        except Exception as error:
+            if not (is_out_of_memory(error) or isinstance(error, also)) or not shrink(error):
+                raise
+        # Outside of the handler, where nothing refers to the failed attempt any more.
+        free_memory()
 
 
 def tensor_bytes(values: Any) -> int:

@@ -47,7 +47,7 @@ from dubio._engine.draws import (
 from dubio._engine.host_rng import NUMPY, PYTHON, TORCH, HostState, Watch, follows_host, notice
 from dubio._engine.memory import Footprint, is_out_of_memory, memory_in_words, tensor_bytes
 from dubio._engine.settings import STATE
-from dubio._engine.snapshot import same_numbers, unchanged
+from dubio._engine.snapshot import isolated, same_numbers
 
 REPEATED_WORK_TO_LOOP = 0.5
 ROWS_TO_SEE = 4
@@ -149,7 +149,7 @@ def _probe_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bo
     rows, device = call.rows_and_device()
     limit = call.settings.memory
     lines: Lines
-    with unchanged(call.model) as moving:
+    with isolated(call.model, trial=True) as moving:
         host = HostState(call.model)
         one = _try_first(call, mechanism, backward)
         source, peak, two = host.moved(), one.footprint.peak, None
@@ -187,7 +187,7 @@ def _probe_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bo
 
 def _probe_looped(call: Call, backward: bool, reason: str) -> ProbeResult:
     """Raises where the inputs and not the map are at fault."""
-    with unchanged(call.model) as moving:
+    with isolated(call.model, trial=True) as moving:
         one, watch = _try_first(call, "loop", backward), STATE.own.watch
     return _result(call, one, moving, watch, reason, ((0, one.footprint.peak),))
 
@@ -208,7 +208,7 @@ def _follows_host(call: Call) -> bool:
 
     def outputs() -> Any:
         copied = few.with_tensors(torch.clone)  # the network may change its inputs
-        with torch.no_grad(), unchanged(call.model, host=False):
+        with torch.no_grad(), isolated(call.model, trial=True, host=False):
             return one_draw(copied, torch.zeros((), dtype=torch.int64, device="cpu"))[0]
 
     try:

@@ -1,22 +1,27 @@
 """The state that a run changes on a network: put back afterwards, or set to what it was when the run began.
 
 A forward may move buffers (running statistics, the vectors of a spectral norm), keep tensors as attributes, rescale
-rows of an embedding and use generators. ``unchanged`` gives it copies of torch's generators to draw from, undoes all
-other changes and reports which tensors moved; ``Snapshot`` stores these few, so that a run can be repeated from where
-it began without moving anything a second time. ``TensorSnapshot`` puts them back after a run that failed.
+rows of an embedding and use generators. ``isolated`` undoes what a run has changed and reports which tensors moved;
+``Snapshot`` stores these few, so that a run can be repeated from where it began without moving anything a second time.
+``TensorSnapshot`` puts them back after a run that failed.
+
+Buffers are copied only where a forward can change them: not masks of removed weights and centres of priors, nor the
+statistics of a batch norm in eval mode.
 """
 
 import threading
 import weakref
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from dubio._engine.host_rng import LOCK, HostState, Stream, generator_state, may_draw_on_host, redirected
+from dubio._engine.settings import STATE
 
+NORMS = (nn.modules.batchnorm._NormBase,)
 MOST_STATISTICS = 2**20
 """Bytes up to which a buffer counts as a statistic that training moves."""
 
@@ -27,38 +32,59 @@ _IN_EVAL: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = we
 
 
 @contextmanager
-def unchanged(model: nn.Module, host: bool = True) -> Iterator[list[tuple[str, str]]]:
-    """Put back what a run may change: buffers, tensors kept as attributes, rows that an embedding rescales, generators.
+def isolated(
+    model: object, *, training: bool | None = None, trainable: bool = True, trial: bool = False, host: bool = True
+) -> Iterator[list[tuple[str, str]]]:
+    """Run a network and leave no trace: modes, buffers, settings and, after a trial, attributes and generators.
 
-    Draws in the block come from copies of torch's generators, which other threads may use meanwhile. Those of NumPy and
-    Python have no copies: they are put back where the network has code that may draw from them, under the lock; not at
-    all without ``host``.
+    Args:
+        model: the network; anything but a module is left alone.
+        training: the mode within the block; None leaves every module in its own. Eval mode belongs to the network, so
+            that other threads see it meanwhile; the last block to end, in any thread, restores it.
+        trainable: whether parameters may require gradients within the block.
+        trial: whether the outputs do not count. Draws then come from copies of torch's generators, which other threads
+            may use meanwhile; tensors among attributes and rows that an embedding rescales are put back, too. NumPy's
+            and Python's generators have no copies: they are put back, under the lock, where the network has code that
+            may draw from them.
+        host: whether a trial puts NumPy's and Python's generators back.
 
-    Yields a list that holds, in the end, module and name of every tensor that the run has changed. Raises where a
-    module keeps a mapped tensor, which would be dead once the map is over.
+    Yields:
+        A list that holds, in the end, module and name of every tensor that the run has changed.
+
+    Raises:
+        RuntimeError: after a trial, where a module keeps a mapped tensor, which would be dead once the map is over.
     """
-    before = [
-        (path, module, _tensors_on(module), {name: t.clone() for name, t in module._buffers.items() if t is not None})
-        for path, module in model.named_modules()
-    ]
-    rescaled = [
-        (parameter, parameter.detach().clone())
-        for module in model.modules()
-        if getattr(module, "max_norm", None) is not None
-        for parameter in module.parameters()
-    ]
-    keeper, moved = None, list[tuple[str, str]]()
-    host = host and may_draw_on_host(model)
-    with LOCK if host else nullcontext(), redirected(Stream(states=_states(model))):
-        generators = HostState(model)
+    if not isinstance(model, nn.Module):
+        yield []
+        return
+    state, moved, rescaled = STATE.own, list[tuple[str, str]](), list[tuple[Tensor, Tensor]]()
+    former = state.settings, state.current
+    trained = [] if trainable else [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with ExitStack() as stack:
+        if training is False:
+            stack.enter_context(_eval_mode(model))
+        before = [(path, module, *_tensors_of(module, trial)) for path, module in model.named_modules()]
+        generators, host = None, trial and host and may_draw_on_host(model)
+        if trial:
+            rescaled = [(each, each.detach().clone()) for each in _rescaled(model)]
+            stack.enter_context(LOCK if host else nullcontext())
+            stack.enter_context(redirected(Stream(states=_states(model))))
+            generators = HostState(model)
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        keeper = None
         try:
             yield moved
         finally:
-            generators.put_back(process=host)
-            for path, module, tensors, saved in before:
-                if any(torch._C._functorch.is_batchedtensor(tensor) for _, tensor in _tensors_on(module).values()):
+            state.settings, state.current = former
+            for parameter in trained:
+                parameter.requires_grad_(True)
+            if generators is not None:
+                generators.put_back(process=host)
+            for path, module, tensors, values in before:
+                if trial and any(torch._C._functorch.is_batchedtensor(each) for _, each in _held(module).values()):
                     keeper = keeper or module
-                moved += [(path, name) for name in _put_back(module, tensors, saved)]
+                moved += [(path, name) for name in _put_back(tensors, values)]
             with torch.no_grad():
                 for parameter, value in rescaled:
                     parameter.copy_(value)
@@ -66,8 +92,18 @@ def unchanged(model: nn.Module, host: bool = True) -> Iterator[list[tuple[str, s
         raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
 
 
+def unchanged(model: nn.Module, host: bool = True) -> AbstractContextManager[list[tuple[str, str]]]:
+    """``isolated`` for a trial."""
+    return isolated(model, trial=True, host=host)
+
+
+def eval_mode(model: nn.Module) -> AbstractContextManager[Any]:
+    """``isolated`` in eval mode."""
+    return isolated(model, training=False)
+
+
 def same_numbers(model: nn.Module) -> AbstractContextManager[Stream]:
-    """A block in which all ``unchanged`` runs of a network draw the same numbers, whatever other threads draw."""
+    """A block in which all trial runs of a network draw the same numbers, whatever other threads draw."""
     return Stream(states=_states(model)).in_use()
 
 
@@ -130,11 +166,7 @@ class Snapshot:
 
 
 @contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """A block in which a network is in eval mode; the last block to end, in any thread, restores its mode.
-
-    The mode belongs to the network, so that other threads see ``model.training`` as false meanwhile.
-    """
+def _eval_mode(model: nn.Module) -> Iterator[None]:
     with _MODES:
         count, training = _IN_EVAL.get(model, (0, []))
         training = training or [module for module in model.modules() if module.training]
@@ -179,22 +211,47 @@ def _states(model: nn.Module) -> dict[torch.device, Tensor]:
     return {device: generator_state(device) for device in {torch.device("cpu"), *devices}}
 
 
-def _tensors_on(module: nn.Module) -> Held:
+def _held(module: nn.Module) -> Held:
     """Buffers of a module and tensors among its attributes, with the dict that holds each."""
     holders: tuple[dict[str, Any], ...] = (module.__dict__, module._buffers)
     return {name: (holder, value) for holder in holders for name, value in holder.items() if isinstance(value, Tensor)}
 
 
-def _put_back(module: nn.Module, tensors: Held, values: dict[str, Tensor]) -> list[str]:
-    """Put tensors and buffers back; returns the names of those that had changed."""
+def _tensors_of(module: nn.Module, attributes: bool) -> tuple[Held, dict[str, Tensor]]:
+    """The tensors of a module that a forward may replace, and copies of those whose values it may change."""
+    if not attributes and not module._buffers:
+        return {}, {}
+    constant: tuple[str, ...] = getattr(module, "dubio_constant_buffers", ())
+    is_norm = (
+        isinstance(module, NORMS)
+        and not module.training
+        and type(module).__module__.partition(".")[0] in ("torch", "dubio")
+    )
+    values = {
+        name: buffer.clone()
+        for name, buffer in module._buffers.items()
+        if not (buffer is None or is_norm or name in constant or buffer.is_meta)
+    }
+    tensors = _held(module) if attributes else {name: (module._buffers, module._buffers[name]) for name in values}
+    return cast(Held, tensors), values
+
+
+def _rescaled(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters whose rows a forward rescales."""
+    modules = (module for module in model.modules() if getattr(module, "max_norm", None) is not None)
+    return [parameter for module in modules for parameter in module.parameters()]
+
+
+@torch.no_grad()
+def _put_back(tensors: Held, values: dict[str, Tensor]) -> list[str]:
+    """Put tensors and their values back; returns the names of those that had changed."""
     moved = [name for name, (holder, tensor) in tensors.items() if holder.get(name) is not tensor]
     for name, (holder, tensor) in tensors.items():
         holder[name] = tensor
-    with torch.no_grad():
-        for name, value in values.items():
-            buffer = module._buffers[name]
-            assert buffer is not None
-            if name not in moved and not buffer.is_meta and not torch.equal(buffer, value):
-                moved.append(name)
-            buffer.copy_(value)
+        if name in values and not torch.equal(tensor, values[name]):  # to write an unchanged one would spoil a graph
+            moved += [] if name in moved else [name]
+            if tensor.is_inference() and not torch.is_inference_mode_enabled():
+                holder[name] = values[name]
+            else:
+                tensor.copy_(values[name])
     return moved

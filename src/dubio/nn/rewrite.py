@@ -163,7 +163,8 @@ def rewritten_class(
         members |= {"__module__": named.__module__, "__qualname__": named.__qualname__, "__reduce_ex__": _reduce}
         members |= {name: drawn_property(name, plain_value if is_masked else drawn_value) for name in names}
         members["dubio_unmasked_class" if is_masked else "dubio_plain_class"] = named
-        members |= {"dubio_masked_names": names} if is_masked else {}
+        if is_masked:
+            members |= {"dubio_masked_names": names, "dubio_constant_buffers": tuple(f"{n}{REMOVED}" for n in names)}
         _CLASSES[key] = type(named.__name__, (aspect, base), members)
     return _CLASSES[key]  # type: ignore[no-any-return]
 

@@ -188,6 +188,8 @@ def _estimates(model: nn.Module, num_samples: int, seed: int | Tensor | None) ->
 class WeightSource(Source):
     """A distribution of weights around their means, which are the parameters of the plain network."""
 
+    dubio_constant_buffers = ("removed", "centre", "fixed")
+    """Buffers that no forward changes."""
     mean: nn.Parameter
     removed: Tensor | None
 
