@@ -86,8 +86,8 @@ def isolated(
                     keeper = keeper or module
                 moved += [(path, name) for name in _put_back(tensors, values)]
             with torch.no_grad():
-                for parameter, value in rescaled:
-                    parameter.copy_(value)
+                for tensor, value in rescaled:
+                    tensor.copy_(value)
     if keeper is not None:
         raise RuntimeError(f"a {type(keeper).__name__} keeps a tensor of the forward on itself")
 
