@@ -1,6 +1,7 @@
 """Attacks in little memory: rows at a time, limits, and what happens when it runs out."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -78,8 +79,8 @@ class Scarce(Footprint):
         super().__init__()
         self.capacity, self.times = capacity, 0
 
-    def _count(self, tensor: Tensor, before: set[int]) -> None:
-        super()._count(tensor, before)
+    def _count(self, tensor: Tensor, *details: Any) -> None:
+        super()._count(tensor, *details)
         if self._alive > self.capacity:
             self.times += 1
             raise torch.OutOfMemoryError("CUDA out of memory.")

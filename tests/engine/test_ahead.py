@@ -100,7 +100,7 @@ def one_thread() -> Iterator[None]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many draws each call for noise was for."""
     calls: list[int] = []
-    whole = passes.seeded_noise
+    whole = passes.noise_in_pass
 
     def spy(seed: Tensor, draw: Tensor, *rest: Any) -> Any:
         mapped = torch._C._functorch.is_batchedtensor(draw)
@@ -108,7 +108,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return whole(seed, draw, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(passes, "seeded_noise", spy)
+        patch.setattr(passes, "noise_in_pass", spy)
         yield calls
 
 

@@ -183,19 +183,20 @@ def test_a_map_that_fails_later_than_in_the_trial_falls_back_and_says_so(grad: b
             self.refuse = False
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outputs = self.layer(x)
             if self.refuse and dubio._engine.current_pass().mapped:
-                raise RuntimeError("not today")
-            return self.layer(x)
+                outputs.sum().item()
+            return outputs
 
     model = dubio.Bayes().convert(Moody())
     inputs = torch.randn(6, 5)
     with torch.set_grad_enabled(grad):
         dubio.sample(model, inputs, 3)
         model.refuse = True
-        with pytest.warns(dubio.ExecutorWarning, match="cannot be mapped: not today"):
+        with pytest.warns(dubio.ExecutorWarning, match=r"cannot be mapped: vmap: It looks like you're calling \.item"):
             draws = dubio.sample(model, inputs, 3, seed=1)
         torch.testing.assert_close(draws, dubio.sample(model, inputs, 3, seed=1, executor="loop"))
-        with pytest.raises(RuntimeError, match="not today"):
+        with pytest.raises(RuntimeError, match=r"calling \.item"):
             dubio.sample(model, inputs, 3, executor="vmap")
 
 
@@ -210,14 +211,14 @@ def test_a_network_is_tried_again_once_it_is_another() -> None:
         dubio.sample(model, inputs, 3, chunk=3)
         return len(calls) - 1
 
-    assert [trials(), trials()] == [2, 0]
+    assert [trials(), trials()] == [1, 0]
     model[1].eval()
-    assert [trials(), trials()] == [2, 0]
+    assert [trials(), trials()] == [1, 0]
     model[1].train()
     assert trials() == 0  # cached from before
     model[2].requires_grad_(False)
-    assert [trials(), trials()] == [2, 0]
+    assert [trials(), trials()] == [1, 0]
     model[1] = nn.Identity()
-    assert [trials(), trials()] == [2, 0]
+    assert [trials(), trials()] == [1, 0]
     model.double()
-    assert [trials(inputs.double()), trials(inputs.double())] == [2, 0]
+    assert [trials(inputs.double()), trials(inputs.double())] == [1, 0]

@@ -241,7 +241,7 @@ def test_batch_norm_in_training_refuses_one_value_per_channel():
     model = dubio.Bayes().convert(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)))
 
     with pytest.raises(ValueError, match="needs more than one value per channel, got shape"):
-        dubio.sample(model, torch.randn(1, 5), 1, executor="vmap")
+        dubio.sample(model, torch.randn(1, 5), 2, executor="vmap", chunk=1)
     # Two draws of one row are two values.
     assert dubio.sample(model, torch.randn(1, 5), 2, executor="vmap").isfinite().all()
 

@@ -125,7 +125,7 @@ def test_few_rows_or_draws_are_not_worth_a_trial() -> None:
     assert model.seen == []
     assert rows_for(model, MANY) > MODEST_ROWS
     assert rows_for(model, MANY) > MODEST_ROWS
-    assert model.seen == [MODEST_ROWS // 2, MODEST_ROWS]  # the second time it is cached
+    assert model.seen == [MODEST_ROWS]  # the second time it is cached
 
 
 def test_a_network_that_fails_in_the_trial_tells_so_in_the_run() -> None:
@@ -139,10 +139,8 @@ def test_the_executor_is_tried_on_few_rows() -> None:
     seen: list[int] = []
     model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     dubio.predict(model, torch.randn(MANY, 5), 20, seed=0)
-    trials = [rows for rows in seen if rows <= MODEST_ROWS]
-    assert trials[:2] == [MODEST_ROWS // 2, MODEST_ROWS]  # how many rows
-    assert trials[2:4] == [MODEST_ROWS] * 2  # which executor: mapped over one and over two draws
-    assert max(seen) > MODEST_ROWS
+    assert seen[0] == MODEST_ROWS  # one trial tells how many rows, and which executor
+    assert min(seen[1:]) > MODEST_ROWS
 
 
 # Outputs that are no numbers

@@ -50,6 +50,8 @@ from dubio._engine.memory import (
     image_channels as image_channels,
     is_faster_channels_last as is_faster_channels_last,
     is_out_of_memory as is_out_of_memory,
+    map_tensors as map_tensors,
+    mark_drawn as mark_drawn,
     memory_in_words as memory_in_words,
     tensor_bytes as tensor_bytes,
     tensors_in as tensors_in,
@@ -81,6 +83,7 @@ from dubio._engine.planner import (
     DoesNotFitError as DoesNotFitError,
     OutputUse as OutputUse,
     SamplingPlan as SamplingPlan,
+    bytes_per_row as bytes_per_row,
     circumstances as circumstances,
     memory_budget as memory_budget,
     plan as plan,
@@ -98,6 +101,7 @@ from dubio._engine.probe import (
     Executor as Executor,
     ExecutorWarning as ExecutorWarning,
     LoopOnlyError as LoopOnlyError,
+    is_raised_by_user as is_raised_by_user,
     row_lines as row_lines,
 )
 from dubio._engine.settings import (

@@ -10,9 +10,10 @@ differentiates. Values and gradients equal those of all draws at once, and runni
 thread, so that the call holds everything it needs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from dubio._engine.memory import tensors_in
+from dubio._engine.memory import map_tensors, tensors_in
 from dubio._engine.passes import Pass, PerturbationSource
 from dubio._engine.settings import STATE, Settings
 from dubio._engine.snapshot import Snapshot
@@ -52,6 +53,8 @@ class Call:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
+        if len(self.args) == 1 and isinstance(self.args[0], Tensor) and not self.kwargs:
+            return [self.args[0]]
         return tensors_in((self.args, self.kwargs))
 
     @property
@@ -71,7 +74,7 @@ class Call:
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Call":
         """The same call, with ``change`` applied to each tensor among the arguments."""
-        args, kwargs = pytree.tree_map_only(Tensor, change, (self.args, self.kwargs))
+        args, kwargs = map_tensors(change, (self.args, self.kwargs))
         return Call(self.model, args, kwargs, self.settings, self.collecting, self.ahead)
 
 
@@ -139,22 +142,27 @@ def call_for(
     has parameters of an input's type converts it by itself.
     """
     call = Call(model, *arguments(inputs), settings, collecting, ahead)
-    dtypes = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
-    if not dtypes or dtypes[0] not in (torch.float32, torch.float64):
+    floats = {tensor.dtype for tensor in call.tensors if tensor.dtype in FLOATS}
+    first = next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
+    if floats <= {first} or first not in (torch.float32, torch.float64):
         return call
-    others = {tensor.dtype for tensor in call.tensors if tensor.dtype in FLOATS and tensor.dtype not in dtypes}
-    return call.with_tensors(lambda leaf: leaf.to(dtypes[0]) if leaf.dtype in others else leaf) if others else call
+    others = floats - {parameter.dtype for parameter in model.parameters()}
+    return call.with_tensors(lambda leaf: leaf.to(first) if leaf.dtype in others else leaf) if others else call
 
 
 def one_draw(
     call: Call, draw: Tensor | None = None, drawn: Perturbations | None = None
 ) -> tuple[Any, dict[str, Tensor]]:
     """Run the network once, in its own pass: its output, and the terms that its layers collected."""
-    return _in_pass(call, Pass(call.settings, draw, drawn, call.collecting, ahead=call.ahead))
+    outputs, terms, _ = forward(draw, call, drawn)
+    return outputs, terms
 
 
-def _in_pass(call: Call, running: Pass) -> tuple[Any, dict[str, Tensor]]:
-    state = STATE.own
+def forward(
+    draw: Tensor | None, call: Call, drawn: Perturbations | None, mapped: bool = False
+) -> tuple[Any, dict[str, Tensor], Moved]:
+    """Run the network in a pass of its own: its output, collected terms, and the buffers that mapped draws moved."""
+    state, running = STATE.own, Pass(call.settings, draw, drawn, call.collecting, mapped=mapped, ahead=call.ahead)
     former = state.settings, state.current
     state.settings, state.current = call.settings, running
     try:
@@ -162,23 +170,20 @@ def _in_pass(call: Call, running: Pass) -> tuple[Any, dict[str, Tensor]]:
     finally:
         state.settings, state.current = former  # also because a mapped tensor left in a global breaks the compiler
     terms = {name: sum(values[1:], values[0]) for name, values in running.terms.items()}
-    return getattr(outputs, "logits", outputs), terms
+    return getattr(outputs, "logits", outputs), terms, running.moved
 
 
-def map_draws(call: Call, draws: Numbers, map_inputs: bool = False, drawn: Perturbations | None = None) -> Draws:
-    """Run the network for all ``draws`` at once.
+def mapped(
+    call: Call, draws: Numbers, map_inputs: bool = False, drawn: Perturbations | None = None
+) -> partial[tuple[Any, dict[str, Tensor], Moved]]:
+    """All ``draws`` at once, as a function that runs them; ``joined_draws`` takes what it returns.
 
     The inputs are not mapped, so that the sample axis appears where noise enters. ``map_inputs`` maps copies of them,
     as networks need that add noise to their inputs in place (``x += noisy``).
     """
-    with nullcontext() if torch.compiler.is_compiling() else without_fallback_warnings():
-        return _map_draws(call, draws, map_inputs, drawn)
-
-
-def _map_draws(call: Call, draws: Numbers, map_inputs: bool, drawn: Perturbations | None) -> Draws:
     if not map_inputs:
-        mapped = torch.func.vmap(lambda draw: _mapped_draw(call, draw, drawn), randomness="different")
-        return _with_buffers(call, draws, *mapped(draws.tensor()))
+        one = partial(forward, call=call, drawn=drawn, mapped=True)
+        return partial(torch.func.vmap(one, randomness="different"), draws.tensor())
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     copies = {
         i: leaf.expand(draws.num_draws, *leaf.shape).clone()
@@ -188,18 +193,31 @@ def _map_draws(call: Call, draws: Numbers, map_inputs: bool, drawn: Perturbation
 
     def with_inputs(draw: Tensor, copies: dict[int, Tensor]) -> tuple[Any, dict[str, Tensor], Moved]:
         args, kwargs = pytree.tree_unflatten([copies.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
-        return _mapped_draw(replace(call, args=args, kwargs=kwargs), draw, drawn)
+        return forward(draw, replace(call, args=args, kwargs=kwargs), drawn, mapped=True)
 
-    return _with_buffers(call, draws, *torch.func.vmap(with_inputs, randomness="different")(draws.tensor(), copies))
-
-
-def _mapped_draw(call: Call, draw: Tensor, drawn: Perturbations | None) -> tuple[Any, dict[str, Tensor], Moved]:
-    running = Pass(call.settings, draw, drawn, call.collecting, mapped=True)
-    with MappedProducts() if needs_mapped_products(call.rows_and_device()[1]) else nullcontext():
-        return (*_in_pass(call, running), running.moved)
+    return partial(torch.func.vmap(with_inputs, randomness="different"), draws.tensor(), copies)
 
 
-def _with_buffers(call: Call, draws: Numbers, outputs: Any, terms: dict[str, Tensor], moved: Moved) -> Draws:
+@contextmanager
+def mapping(call: Call) -> Iterator[None]:
+    """The block in which mapped draws run in eager code."""
+    with _products(call), without_fallback_warnings():
+        yield
+
+
+def _products(call: Call) -> AbstractContextManager[Any]:
+    return MappedProducts() if needs_mapped_products(call.rows_and_device()[1]) else nullcontext()
+
+
+def map_draws(call: Call, draws: Numbers, map_inputs: bool = False) -> Draws:
+    """Run the network for all ``draws`` at once."""
+    work = mapped(call, draws, map_inputs)
+    with _products(call), nullcontext() if torch.compiler.is_compiling() else without_fallback_warnings():
+        outcome = work()
+    return joined_draws(call, draws, *outcome)
+
+
+def joined_draws(call: Call, draws: Numbers, outputs: Any, terms: dict[str, Tensor], moved: Moved) -> Draws:
     """The outcome of mapped draws, once every module has accepted its buffers."""
     if moved:
         modules = {id(module): module for module in call.model.modules()}
@@ -213,7 +231,11 @@ def _with_buffers(call: Call, draws: Numbers, outputs: Any, terms: dict[str, Ten
 def loop_draws(call: Call, draws: Numbers, drawn: Sequence[Perturbations] | None = None) -> Draws:
     """Run the network for one draw after another."""
     numbers = enumerate(draws.tensor().unbind())
-    outcomes = [one_draw(call, draw, None if drawn is None else drawn[i]) for i, draw in numbers]
+    return stacked([one_draw(call, draw, None if drawn is None else drawn[i]) for i, draw in numbers])
+
+
+def stacked(outcomes: Sequence[tuple[Any, dict[str, Tensor]]]) -> Draws:
+    """The draws whose outcomes these are."""
     return Draws(*pytree.tree_map(_stack, *outcomes))
 
 
@@ -224,10 +246,12 @@ def join(chunks: Sequence[Draws]) -> Draws:
     return Draws(*pytree.tree_map(_concatenate, *((chunk.outputs, chunk.terms) for chunk in chunks)))
 
 
-def repeat(call: Call, num_samples: int) -> Draws:
-    """Equal draws of a network without noise, computed once and expanded without a copy."""
-    outcome = one_draw(call)
-    return Draws(*pytree.tree_map_only(Tensor, lambda leaf: leaf.expand(num_samples, *leaf.shape), outcome))
+def expanded(outcome: tuple[Any, dict[str, Tensor]], num_samples: int) -> Draws:
+    """Equal draws, or a single one, without a copy."""
+    outputs, terms = outcome
+    if isinstance(outputs, Tensor) and not terms:
+        return Draws(outputs.expand(num_samples, *outputs.shape), terms)
+    return Draws(*map_tensors(lambda leaf: leaf.expand(num_samples, *leaf.shape), outcome))
 
 
 def _stack(*leaves: Any) -> Any:

@@ -18,7 +18,7 @@ noise is a function of its draw. A posterior whose tensors were replaced, or cha
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
@@ -35,13 +35,19 @@ from dubio._engine.draws import (
     OneMemberPerDraw,
     Perturbations,
     call_for,
+    expanded,
+    forward,
     join,
+    joined_draws,
     loop_draws,
     map_draws,
+    mapped,
+    mapping,
+    one_draw,
     recomputed,
-    repeat,
+    stacked,
 )
-from dubio._engine.memory import free_memory, is_out_of_memory, tensor_bytes, tensors_in
+from dubio._engine.memory import is_out_of_memory, tensor_bytes, tensors_in, with_less_memory
 from dubio._engine.passes import Pass, is_plain, is_transformed, name_sources, warn_of_plain
 from dubio._engine.planner import (
     STREAMED,
@@ -55,8 +61,8 @@ from dubio._engine.planner import (
     record_obstacle,
     record_snapshot,
 )
-from dubio._engine.probe import Executor
-from dubio._engine.settings import STATE, Settings, Using, check_module, check_num_samples, settings_for_run
+from dubio._engine.probe import Executor, is_raised_by_user, refuse
+from dubio._engine.settings import STATE, Settings, check_module, check_num_samples, settings_for_run
 from dubio._engine.snapshot import TensorSnapshot
 from dubio._engine.vmap_rules import without_fallback_warnings
 
@@ -119,27 +125,31 @@ def run(
     the same frozen draws meet several batches. Only the loop uses it, and the prefetcher ``ahead``.
     """
     _check(model, num_samples, chunk, executor)
-    call = call_for(model, inputs, settings_for_run(seed), collecting, ahead)
-    if call.settings.mode == "off":
-        return repeat(call, num_samples)
-    if call.settings.seed is not None and not torch.compiler.is_compiling():
+    settings, is_compiling = settings_for_run(seed), torch.compiler.is_compiling()
+    call = call_for(model, inputs, settings, collecting, ahead)
+    if settings.mode == "off":
+        return expanded(one_draw(call), num_samples)
+    if settings.seed is not None and not is_compiling:
         name_sources(model)
-    draws, chunk = Numbers(first_draw, num_samples), _chunk_of_members(model, num_samples, chunk)
-    if torch.compiler.is_compiling():
-        mechanism, size = _mechanism_and_chunk(call, num_samples, executor, chunk)
-        if mechanism == "loop":
+    draws = Numbers(first_draw, num_samples)
+    if num_samples > 1:
+        chunk = _chunk_of_members(model, num_samples, chunk)
+    if is_compiling:
+        # An export loops, since vmap over drawn convolution weights would fix the batch size. The flag itself is read:
+        # before torch 2.12, ``is_exporting()`` is true in everything that is compiled.
+        if torch.compiler._is_exporting_flag or executor == "loop":
             return loop_draws(call, draws, drawn)
+        size = chunk or num_samples
         if size >= num_samples:
             return map_draws(call, draws)
         return join([map_draws(call, draws.part(done, size)) for done in range(0, num_samples, size)])
-    versions = call.input_versions()
-    outcome = _Run(call, draws, executor, chunk, drawn).outcome()
-    if num_samples > 1 and call.input_versions() != versions:
-        raise RuntimeError(
-            "the network changes its inputs in place, so that every draw would see what the one before left of them; "
-            "let its forward work on a copy"
-        )
-    return outcome
+    if num_samples == 1 and (settings.memory is None or drawn is not None):
+        draw = torch.tensor(first_draw, device="cpu")
+        once = partial(forward, draw, call, None if drawn is None else drawn[0])
+        outputs, terms, _ = with_less_memory(once, partial(refuse, call, "one draw"))
+        return expanded((outputs, terms), 1)
+    plan = plan_for(call, num_samples, executor, chunk, piece=drawn is not None)
+    return _Run(call, draws, executor, chunk, plan, drawn).outcome()
 
 
 def stream(
@@ -152,7 +162,6 @@ def stream(
     chunk: int | None = None,
     num_rows: Sequence[int] | None = None,
     first_row: int = 0,
-    trial: Inputs | None = None,
     use: OutputUse = STREAMED,
 ) -> Iterator[tuple[int, Any]]:
     """The same draws on several batches of rows, a few draws at a time: batch number and `(sample, batch, ...)`.
@@ -169,48 +178,39 @@ def stream(
         chunk: as for ``sample``.
         num_rows: rows of each batch; by default those of its first tensor.
         first_row: the number of the first row of the first batch in the whole data.
-        trial: some of the rows, on which the network is probed; by default the first batch.
         use: how the outputs of the first batch are kept.
     """
     _check(model, num_samples, chunk, executor)
     if not batches:
         return
+    settings, ahead = settings_for_run(seed), None
     if num_rows is None:
-        num_rows = [call_for(model, batch, STATE.own.settings).rows_and_device()[0] for batch in batches]
+        num_rows = [call_for(model, batch, settings).rows_and_device()[0] for batch in batches]
     first_rows = list(accumulate(num_rows, initial=first_row))
-    size, ahead = num_samples, None
-    if STATE.own.settings.mode != "off":
-        if trial is not None:
-            with Using(first_row=first_row, num_rows=None):
-                call = call_for(model, trial, settings_for_run(seed))
-                _mechanism_and_chunk(call, num_samples, executor, chunk)
-        with Using(first_row=first_row, num_rows=num_rows[0]):  # the first batch decides
-            call = call_for(model, batches[0], settings_for_run(seed))
-            mechanism, size = _mechanism_and_chunk(call, num_samples, executor, chunk, use)
-        if mechanism == "loop":
-            size, ahead = 1, _prefetcher_for(call, num_samples)
-    run_some = partial(run, model, seed=seed, executor=executor, chunk=chunk, ahead=ahead)
 
-    def run_draws(number: int, first_draw: int, drawn: Sequence[Perturbations]) -> Any:
-        with Using(first_row=first_rows[number], num_rows=num_rows[number]):
-            return run_some(batches[number], len(drawn), first_draw=first_draw, drawn=drawn).outputs
+    def call_of(number: int) -> Call:
+        placed = replace(settings, first_row=first_rows[number], num_rows=num_rows[number])
+        return call_for(model, batches[number], placed, ahead=ahead)
 
-    def outputs_of(number: int, first_draw: int, drawn: list[Perturbations]) -> Any:
-        try:
-            return run_draws(number, first_draw, drawn)
-        except (RuntimeError, MemoryError) as error:
-            if ahead is None or not ahead.is_drawing or not is_out_of_memory(error):
-                raise
-        # Outside of the handler, where nothing refers to the failed run any more.
-        ahead.stop()
-        drawn[:] = [{}]
-        free_memory()
-        return run_draws(number, first_draw, drawn)
-
-    for first_draw in range(0, num_samples, size):
-        drawn: list[Perturbations] = [{} for _ in range(min(size, num_samples - first_draw))]
+    if settings.mode == "off":
         for number in range(len(batches)):
-            yield number, outputs_of(number, first_draw, drawn)
+            yield number, expanded(one_draw(call_of(number)), num_samples).outputs
+        return
+    if settings.seed is not None:
+        name_sources(model)
+    chunk = _chunk_of_members(model, num_samples, chunk)
+    plan = plan_for(call_of(0), num_samples, executor, chunk, use=use)  # the first batch decides
+    size = plan.chunk
+    if plan.executor == "loop":
+        size, ahead = 1, _prefetcher_for(call_of(0), num_samples)
+    for first_draw in range(0, num_samples, size):
+        draws = Numbers(first_draw, min(size, num_samples - first_draw))
+        drawn: list[Perturbations] = [{} for _ in range(draws.num_draws)]
+        for number in range(len(batches)):
+            plan = replace(plan, num_samples=draws.num_draws, chunk=min(plan.chunk, draws.num_draws))
+            some = _Run(call_of(number), draws, executor, chunk, plan, drawn)
+            yield number, some.outcome().outputs
+            plan = some.plan
 
 
 class WeightPrefetcher:
@@ -312,86 +312,114 @@ def _prefetcher_for(call: Call, num_samples: int) -> WeightPrefetcher | None:
     return WeightPrefetcher(call.settings, num_samples, most)
 
 
-@dataclass(frozen=True, eq=False)
 class _Run:
-    """Some draws of a network, and the options that their plan follows."""
+    """Some draws of a network by a plan, which changes where it fails.
 
-    call: Call
-    draws: Numbers
-    executor: Executor
-    chunk: int | None
-    drawn: Sequence[Perturbations] | None
+    Tensors that the draws have moved on the network are put back before the next attempt, and where the run fails.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        draws: Numbers,
+        executor: Executor,
+        chunk: int | None,
+        plan: SamplingPlan,
+        drawn: Sequence[Perturbations] | None,
+    ) -> None:
+        self._call, self._draws, self._executor, self._chunk = call, draws, executor, chunk
+        self.plan, self._drawn = plan, drawn
+        self._done, self._parts = 0, list[Draws]()
+        self._failure: str | None = None
+        """The message of the error after which the next attempt plans again; the error itself would keep tensors."""
+        self._is_obstacle = False
+        self._first = self._before = TensorSnapshot(call.model, plan.moving)
 
     def outcome(self) -> Draws:
-        """The draws by their plan, or looped where mapping them fails."""
-        plan = self._plan()
-        if plan.executor == "loop":
-            return self._in_chunks(plan, self.drawn)
+        """Run all draws; looped, where they were planned to be mapped and torch cannot map them."""
+        call, versions, failure = self._call, self._call.input_versions(), None
         try:
-            return self._in_chunks(plan, None)
-        except (RuntimeError, ValueError, TypeError) as error:
-            if self.executor == "vmap" or is_out_of_memory(error) or isinstance(error, DoesNotFitError):
-                raise
-            failure = error
-        looped = replace(self, executor="loop")
-        draws = looped._in_chunks(looped._plan(), self.drawn)
-        # Recorded only now: had the loop failed too, the inputs and not the map would be at fault.
-        record_map_failure(self.call, failure)
-        return draws
-
-    def _plan(self) -> SamplingPlan:
-        piece = self.drawn is not None
-        return plan_for(self.call, self.draws.num_draws, self.executor, self.chunk, piece=piece)
-
-    def _in_chunks(self, plan: SamplingPlan, drawn: Sequence[Perturbations] | None) -> Draws:
-        """Run draws in chunks; one that runs out of memory runs again in smaller ones, from where it began.
-
-        Tensors that the draws have moved on the network are put back where the run fails.
-        """
-        call, num_draws, parts, done = self.call, self.draws.num_draws, list[Draws](), 0
-        first = before = TensorSnapshot(call.model, plan.moving)
-        try:
-            while done < num_draws:
-                size = num_draws if plan.executor == "loop" and not plan.recompute else plan.chunk
-                message, obstacle = "", ""
-                try:
-                    parts.append(_run_chunk(call, plan, self.draws.part(done, size), drawn))
-                    done += size
-                    if done < num_draws:
-                        before = TensorSnapshot(call.model, plan.moving)
-                    continue
-                except CannotBeRepeatedError as error:
-                    obstacle = str(error)
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    message = str(error)
-                # Outside of the handler, where nothing refers to the failed run any more.
-                if obstacle:
-                    record_obstacle(call, self.executor, obstacle)
-                else:
-                    halve_chunk(call, self.executor, plan, message)
-                if torch.is_grad_enabled() and not plan.recompute:  # the graph of the finished chunks takes the memory
-                    parts, done, before = [], 0, first
-                before.put_back(call.model)
-                plan = self._plan()
+            try:
+                outcome = with_less_memory(self.attempt, self.shrink, also=(CannotBeRepeatedError,))
+            except (RuntimeError, ValueError, TypeError) as error:
+                is_final = is_out_of_memory(error) or isinstance(error, DoesNotFitError) or is_raised_by_user(error)
+                if is_final or self.plan.executor == "loop" or self._executor == "vmap":
+                    raise
+                failure = error
+            if failure is not None:
+                self._first.put_back(call.model)
+                self._parts, self._done, self._before = [], 0, self._first
+                self._executor, self._failure = "loop", ""
+                outcome = with_less_memory(self.attempt, self.shrink, also=(CannotBeRepeatedError,))
+                # Recorded only now: had the loop failed too, the inputs and not the map would be at fault.
+                record_map_failure(call, failure)
         except BaseException:
-            first.put_back(call.model)
+            self._first.put_back(call.model)
             raise
         if torch.is_grad_enabled():
-            record_snapshot(call, first)
-        return join(parts)
+            record_snapshot(call, self._first)
+        if self._draws.num_draws > 1 and call.input_versions() != versions:
+            raise RuntimeError(
+                "the network changes its inputs in place, so that every draw would see what the one before left of "
+                "them; let its forward work on a copy"
+            )
+        return outcome
 
+    def attempt(self) -> Draws:
+        """Run the draws that are left, in chunks; after a failure, smaller ones."""
+        if self._failure is not None:
+            self._plan_again()
+        call, plan = self._call, self.plan
+        while self._done < self._draws.num_draws:
+            looped = plan.executor == "loop"
+            part = self._draws.part(self._done, self._draws.num_draws if looped and not plan.recompute else plan.chunk)
+            if plan.recompute and not is_transformed():
+                run_draws = partial(loop_draws, draws=part) if looped else partial(map_draws, draws=part)
+                if plan.executor == "vmap inputs":
+                    run_draws = partial(run_draws, map_inputs=True)
+                draws = recomputed(call, run_draws, plan.moving, plan.draws_itself)
+            elif looped:
+                outcomes = []
+                for i, draw in enumerate(part.tensor().unbind()):
+                    outcomes.append(forward(draw, call, self._drawn[i] if self._drawn else None)[:2])
+                draws = stacked(outcomes)
+            else:
+                work = mapped(call, part, plan.executor == "vmap inputs")
+                with mapping(call):
+                    outcome = work()
+                draws = joined_draws(call, part, *outcome)
+            self._parts.append(draws)
+            self._done += part.num_draws
+            if self._done < self._draws.num_draws:
+                self._before = TensorSnapshot(call.model, plan.moving)
+        return join(self._parts)
 
-def _run_chunk(call: Call, plan: SamplingPlan, draws: Numbers, drawn: Sequence[Perturbations] | None) -> Draws:
-    def run_draws(call: Call) -> Draws:
-        if plan.executor == "loop":
-            return loop_draws(call, draws, drawn if not plan.recompute else None)
-        return map_draws(call, draws, plan.executor == "vmap inputs")
+    def shrink(self, error: Exception) -> bool:
+        """Let the next attempt take fewer draws at a time, or keep the graphs of draws that cannot be recomputed."""
+        if self._failure is not None:  # it was raised where nothing smaller is left
+            return False
+        ahead = self._call.ahead
+        if isinstance(ahead, WeightPrefetcher) and ahead.is_drawing and self._drawn is not None:
+            ahead.stop()
+            for drawn in self._drawn:
+                drawn.clear()
+            self._failure = ""
+            return True
+        self._failure = str(error) or type(error).__name__
+        self._is_obstacle = isinstance(error, CannotBeRepeatedError)
+        return True
 
-    if not plan.recompute or is_transformed():
-        return run_draws(call)
-    return recomputed(call, run_draws, plan.moving, plan.draws_itself)
+    def _plan_again(self) -> None:
+        if self._failure and self._is_obstacle:
+            record_obstacle(self._call, self._executor, self._failure)
+        elif self._failure:
+            halve_chunk(self._call, self._executor, self.plan, self._failure)
+        if torch.is_grad_enabled() and not self.plan.recompute:  # the graph of the finished chunks takes the memory
+            self._parts, self._done, self._before = [], 0, self._first
+        self._before.put_back(self._call.model)
+        num_draws, is_piece = self._draws.num_draws, self._drawn is not None
+        self.plan = plan_for(self._call, num_draws, self._executor, self._chunk, piece=is_piece)
+        self._failure = None
 
 
 def _chunk_of_members(model: nn.Module, num_samples: int, chunk: int | None) -> int | None:
@@ -412,17 +440,3 @@ def _check(model: nn.Module, num_samples: int, chunk: int | None, executor: str)
         raise ValueError(f"chunk must be a whole number of at least 1, got {chunk!r}")
     if executor not in ("auto", "vmap", "loop"):
         raise ValueError(f"executor must be 'auto', 'vmap' or 'loop', got {executor!r}")
-
-
-def _mechanism_and_chunk(
-    call: Call, num_samples: int, executor: Executor, chunk: int | None, use: OutputUse = STREAMED
-) -> tuple[str, int]:
-    """Mechanism and chunk size of draws whose outputs are consumed chunk by chunk."""
-    # An export loops, since vmap over drawn convolution weights would fix the batch size. The flag itself is read:
-    # before torch 2.12, ``is_exporting()`` is true in everything that is compiled.
-    if torch.compiler._is_exporting_flag:
-        return "loop", 1
-    if torch.compiler.is_compiling():
-        return ("vmap" if executor == "auto" else executor), chunk or num_samples
-    plan = plan_for(call, num_samples, executor, chunk, use=use)
-    return plan.executor, plan.chunk

@@ -11,12 +11,12 @@ import re
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 T = TypeVar("T")
 
@@ -102,57 +102,113 @@ def tensor_bytes(values: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_in(values))
 
 
+def map_tensors(change: Callable[[Tensor], Tensor], values: T) -> T:
+    """The same values, with ``change`` applied to each tensor among them."""
+    mapped = change(values) if isinstance(values, Tensor) else pytree.tree_map_only(Tensor, change, values)
+    return cast(T, mapped)
+
+
 def tensors_in(values: Any) -> list[Tensor]:
     """All tensors among some values."""
+    if isinstance(values, Tensor):
+        return [values]
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 class Footprint(TorchDispatchMode):
-    """Counts the bytes that operators write, and the most that were alive at once. Works below vmap, on real shapes."""
+    """Counts the bytes that operators write, and the most that were alive at once. Works below vmap, on real shapes.
 
-    def __init__(self, peak: int = 0) -> None:
+    Args:
+        drawn: tensors that differ from draw to draw; so does what is computed from them, and what is random.
+        num_rows: number of rows; what is computed from rows, and has a multiple of them on an axis, grows with them.
+        inputs: tensors that have rows.
+    """
+
+    def __init__(self, drawn: Any = (), num_rows: int = 0, inputs: Any = ()) -> None:
         super().__init__()
-        self.written = 0
-        self.peak = peak
+        self.written = self.peak = 0
+        self.drawn_written = 0
+        """Bytes written that come with each draw."""
+        self.row_bytes = 0
+        """Bytes that grow with the rows, where the most was alive."""
         self.operators: list[Any] = []
         """The operators that ran."""
         self.course: list[int] = []
         """Bytes that were alive after each operator."""
+        self.drawn_course: list[int] = []
+        """Of these, bytes that come with each draw."""
         self.convolutions: list[tuple[int, int]] = []
         """Groups of each convolution, and the number of elements that it wrote."""
-        self._alive = 0
+        self._num_rows = num_rows
+        self._alive = self._drawn_alive = self._rows_alive = 0
         self._storages: set[int] = set()
+        self._drawn = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(drawn)}
+        self._rows = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(inputs)}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         before = {tensor.untyped_storage().data_ptr() for tensor in tensors_in((args, kwargs))}
+        drawn = torch.Tag.nondeterministic_seeded in func.tags or not before.isdisjoint(self._drawn)
+        may_have_rows = self._num_rows > 0 and (not before or not before.isdisjoint(self._rows))
         for tensor in tensors_in(out):
-            self._count(tensor, before)
+            self._count(tensor, before, drawn, may_have_rows)
         if func is torch.ops.aten.convolution.default:
             self.convolutions.append((args[-1], out.numel()))
         self.operators.append(func)
         self.course.append(self._alive)
+        self.drawn_course.append(self._drawn_alive)
         return out
 
-    def _count(self, tensor: Tensor, before: set[int]) -> None:
+    def mark_drawn(self, tensor: Tensor) -> None:
+        """Count a tensor, and what is computed from it, as what comes with each draw."""
+        address, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+        if address and address not in self._drawn:
+            self._drawn.add(address)
+            # It may have been made before, and is filled now.
+            self._drawn_alive += size if address in self._storages else 0
+            self.drawn_written += size if address in self._storages else 0
+
+    def _count(self, tensor: Tensor, before: set[int], drawn: bool, may_have_rows: bool) -> None:
         storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address == 0 or address in self._storages:
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address == 0:
             return
-        size = storage.nbytes()
+        if drawn:
+            self.mark_drawn(tensor)
+        if address in self._storages:
+            return
         self.written += size
+        self.drawn_written += size * drawn
         if address in before:  # a view of an argument
             return
+        has_rows = may_have_rows and any(length and length % self._num_rows == 0 for length in tensor.shape)
+        if has_rows:
+            self._rows.add(address)
         self._alive += size
-        self.peak = max(self.peak, self._alive)
+        self._drawn_alive += size * drawn
+        self._rows_alive += size * has_rows
+        if self._alive > self.peak:
+            self.peak, self.row_bytes = self._alive, self._rows_alive
         self._storages.add(address)
         weakref.finalize(storage, self._release, address, size)
 
     def _release(self, address: int, size: int) -> None:
         self._storages.discard(address)
         self._alive -= size
+        self._drawn_alive -= size * (address in self._drawn)
+        self._rows_alive -= size * (address in self._rows)
+        self._drawn.discard(address)
+        self._rows.discard(address)
+
+
+def mark_drawn(tensor: Tensor) -> None:
+    """Let footprints count a tensor as what comes with each draw, where its operator does not show that."""
+    for mode in _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else ():
+        if isinstance(mode, Footprint):
+            mode.mark_drawn(tensor)
+            mode.drawn_course[-1:] = [mode._drawn_alive]  # the operator that made it has been counted
 
 
 def is_faster_channels_last(device: torch.device) -> bool:
@@ -172,4 +228,4 @@ def channels_last(values: Any, channels: Collection[int]) -> Any:
         is_image = leaf.dim() == 4 and leaf.layout is torch.strided and leaf.shape[1] in channels
         return leaf.to(memory_format=torch.channels_last) if is_image else leaf
 
-    return pytree.tree_map_only(Tensor, laid_out, values) if channels else values
+    return map_tensors(laid_out, values) if channels else values

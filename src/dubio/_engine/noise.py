@@ -28,9 +28,11 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
 from dubio._engine.settings import generator_for
 
+_functorch: Any = torch._C._functorch
 ROWS = 32
 WORTH_A_THREAD = 2**18
 """Numbers to draw for each thread at least: a millisecond of work, so that little is lost where cores are busy."""
@@ -58,8 +60,7 @@ def fresh_noise(shape: Sequence[int], kind: Kind, dtype: torch.dtype, device: to
     return torch.randint(2, shape, device=device, **options).to(dtype) * 2 - 1
 
 
-@torch.library.custom_op("dubio::seeded_noise", mutates_args=())
-def seeded_noise(
+def noise_of_draws(
     seed: Tensor,
     draw: Tensor,
     key: int,
@@ -109,6 +110,32 @@ def seeded_noise(
             if kind == "uniform":
                 target.add_(1.0)
     return out.reshape((*draw.shape, *shape))
+
+
+seeded_noise = torch.library.custom_op("dubio::seeded_noise", noise_of_draws, mutates_args=())
+"""``noise_of_draws`` as an operator, which compiled, exported and mapped code calls."""
+
+
+def noise_in_pass(seed: Tensor, draw: Tensor, *options: Any) -> Tensor:
+    """``seeded_noise`` of a draw, or of mapped draws.
+
+    In eager code, noise is drawn without the operator, and outside of the map: to call it, or its rule for maps, takes
+    longer than to draw the noise of a small layer.
+    """
+    is_compiling = torch.compiler.is_compiling()
+    # A mode, such as one that counts memory, sees the operator and not what it consists of.
+    by_operator = is_compiling or torch._C._len_torch_dispatch_stack() > 0
+    draw_noise: Callable[..., Tensor] = seeded_noise if by_operator else noise_of_draws
+    if is_compiling or _functorch.peek_interpreter_stack() is None:
+        return draw_noise(seed, draw, *options)
+    numbers = _functorch.get_unwrapped(draw) if _functorch.is_batchedtensor(draw) else draw
+    if numbers is draw or _functorch.is_functorch_wrapped_tensor(numbers):  # another map, or several
+        noise: Tensor = seeded_noise(seed, draw, *options)
+        return noise
+    with temporarily_pop_interpreter_stack():
+        drawn = draw_noise(seed, numbers, *options)
+    batched: Tensor = _functorch._add_batch_dim(drawn, 0, _functorch.maybe_get_level(draw))
+    return batched
 
 
 @cache
@@ -171,6 +198,9 @@ def threads_for(out: Tensor, num_parts: int, at_a_time: int) -> int:
 
 def in_threads(work: Callable[[Sequence[Part]], None], parts: Sequence[Part], num_threads: int) -> None:
     """``work(parts)`` with a share of the parts for each thread: the first for this one, the others for helpers."""
+    if num_threads == 1:
+        work(parts)
+        return
     inference, errors = torch.is_inference_mode_enabled(), dict[int, BaseException]()
 
     def help_with(number: int) -> None:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from dubio._engine.host_rng import Stream, generator_state, redirected
 from dubio._engine.memory import tensors_in
-from dubio._engine.noise import Kind, fresh_noise, noise_key, seeded_noise
+from dubio._engine.noise import Kind, fresh_noise, noise_in_pass, noise_key
 from dubio._engine.settings import STATE, Settings
 
 _WARNED: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -109,9 +109,8 @@ class Pass:
                 "dubio._engine.attach(network) once it is complete"
             )
         draw = torch.zeros((), dtype=torch.int64, device="cpu") if self.draw is None else self.draw
-        options = dtype, device, settings.antithetic, call > 0, _first_row(settings, shape)
-        noise: Tensor = seeded_noise(settings.seed, draw, key, call, list(shape), kind, *options)
-        return noise
+        options = key, call, list(shape), kind, dtype, device, settings.antithetic, call > 0
+        return noise_in_pass(settings.seed, draw, *options, _first_row(settings, shape))
 
 
 def is_mapped(*values: Any) -> bool:

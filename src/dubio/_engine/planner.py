@@ -30,7 +30,7 @@ import weakref
 from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from torch.utils import _pytree as pytree
 
 from dubio._engine.draws import Call, Inputs, call_for
 from dubio._engine.memory import free_memory, memory_in_words, tensor_bytes
-from dubio._engine.probe import Executor, Mechanism, ProbeResult, cannot_be_mapped, no_memory_left, probe
+from dubio._engine.probe import Executor, Mechanism, ProbeResult, cannot_be_mapped, probe, refuse
 from dubio._engine.settings import STATE, check_module, check_num_samples, memory_limit
 from dubio._engine.snapshot import TensorSnapshot, statistics_of
 
@@ -216,7 +216,7 @@ class _Entry:
 class _Memory:
     """The probes and plans of one network."""
 
-    entries: dict[tuple[object, ...], _Entry] = field(default_factory=dict)
+    entries: dict[tuple[Any, ...], _Entry] = field(default_factory=dict)
     """By all that a probe depends on."""
     latest: dict[str, _Entry] = field(default_factory=dict)
     """By situation, as text."""
@@ -275,10 +275,12 @@ def plan_for(
     mechanism: Mechanism = "loop" if executor == "auto" else executor
     if num_samples == 1 and (limit is None or piece):
         return SamplingPlan(mechanism, 1, 1, False, 0, 0, None, "a single draw leaves no choice")
-    if executor != "auto" and limit is None and _key(call, executor) not in _memory(call.model).entries:
+    entry = _probed(call, executor)
+    if entry is None and executor != "auto" and limit is None:
         at_a_time, moving = 1 if executor == "loop" else chunk or num_samples, statistics_of(call.model)
         return SamplingPlan(executor, num_samples, at_a_time, False, 0, 0, None, "as requested", moving)
-    entry = _entry(call, executor)
+    if entry is None:
+        entry = _with_result(call, executor, probe(call, executor, _runs_backward(call)))
     if num_samples == 1:
         plan = entry.choose(call, executor, _PlanOptions(1, chunk, use))
         return replace(plan, executor=mechanism, reason="a single draw leaves no choice")
@@ -340,14 +342,21 @@ def record_obstacle(call: Call, executor: Executor, obstacle: str) -> None:
 def halve_chunk(call: Call, executor: Executor, tried: SamplingPlan, message: str) -> None:
     """Halve the chunk of a plan that ran out of memory with ``message``; raises where it cannot be halved."""
     if tried.num_samples == 1:
-        raise no_memory_left(call, "one draw", message)
+        refuse(call, "one draw", message)
     entry = _entry(call, executor)
     if not entry.can_shrink(tried):
         obstacle = entry.result.obstacle if entry.gradients else ""
         draws = f"{tried.num_samples} draws that cannot be recomputed ({obstacle})"
-        raise no_memory_left(call, draws if obstacle else "one draw at a time", message)
+        refuse(call, draws if obstacle else "one draw at a time", message)
     entry.halve(tried, call.size)
-    free_memory()
+
+
+def bytes_per_row(call: Call, executor: Executor) -> int:
+    """Memory of a further row while one draw runs, from a probe of as many rows as the call has, or more."""
+    entry = _probed(call, executor)
+    if entry is None or entry.result.rows < call.rows_and_device()[0]:
+        entry = _with_result(call, executor, probe(call, executor, _runs_backward(call)))
+    return entry.result.bytes_per_row
 
 
 def memory_budget(device: torch.device, share: float = CUDA_SHARE) -> int:
@@ -362,19 +371,36 @@ def memory_budget(device: torch.device, share: float = CUDA_SHARE) -> int:
 
 def _entry(call: Call, executor: Executor) -> _Entry:
     """The entry of the network in the present situation; the network is probed where there is none."""
-    memory, key, gradients = _memory(call.model), _key(call, executor), torch.is_grad_enabled()
-    limit = call.settings.memory
-    backward = gradients and (limit is not None or call.rows_and_device()[1].type == "cuda")
-    if (entry := memory.entries.get(key)) is None:
-        entry = memory.entries[key] = _Entry(probe(call, executor, backward), gradients)
-    skipped_at = entry.result.skipped_at
-    if skipped_at is not None and (limit is None or limit > skipped_at):
-        entry.result = probe(call, executor, backward)
-    memory.latest[str(key[0])] = entry
+    return _probed(call, executor) or _with_result(call, executor, probe(call, executor, _runs_backward(call)))
+
+
+def _probed(call: Call, executor: Executor) -> _Entry | None:
+    """The entry of the network in the present situation, where its probe holds for the present limit."""
+    memory, key, limit = _memory(call.model), _key(call, executor), call.settings.memory
+    entry = memory.entries.get(key)
+    if entry is not None:
+        skipped_at = entry.result.skipped_at
+        if skipped_at is not None and (limit is None or limit > skipped_at):
+            return None
+        memory.latest[key[0]] = entry
     return entry
 
 
-def _key(call: Call, executor: Executor) -> tuple[object, ...]:
+def _with_result(call: Call, executor: Executor, result: ProbeResult) -> _Entry:
+    """The entry of the network in the present situation, with the result of a new probe."""
+    memory, key = _memory(call.model), _key(call, executor)
+    entry = memory.entries.setdefault(key, _Entry(result, torch.is_grad_enabled()))
+    entry.result, entry.is_stale = result, True
+    memory.latest[key[0]] = entry
+    return entry
+
+
+def _runs_backward(call: Call) -> bool:
+    """Whether a probe runs backwards, too: where gradients are required and memory may be short."""
+    return torch.is_grad_enabled() and (call.settings.memory is not None or call.rows_and_device()[1].type == "cuda")
+
+
+def _key(call: Call, executor: Executor) -> tuple[Any, ...]:
     return situation(call, executor), *circumstances(call)
 
 

@@ -1,7 +1,8 @@
 """Probe a network: can it be mapped over draws, what does a further draw repeat, and what memory does it take?
 
-The network is mapped over one draw and over two of them, and everything it changes is put back afterwards. Where memory
-is limited and gradients are required, each trial runs backwards as well. The result follows these rules:
+On a CPU the network is mapped over one draw, and what its operators write from drawn numbers comes with each draw. On
+other devices, under a memory limit, and where the trial runs backwards, it is mapped over one draw and over two, whose
+difference is exact. Everything that a trial changes is put back. The result follows these rules:
 
 - A network that cannot be mapped runs looped; ``describe`` reports the module at fault and torch's reason.
 - On a CPU, weight sampling runs looped when a draw repeats more than half of the work and takes more than the cache
@@ -21,30 +22,37 @@ where they might not fit: a draw then counts as if it shared nothing. One draw o
 trials of a few rows, twice as many each time, show in the same way that it would not fit.
 """
 
+import dis
 import inspect
 import math
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from operator import add, sub
+from typing import Any, Literal, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from dubio._engine.draws import (
     Call,
+    Moved,
     Numbers,
     OneMemberPerDraw,
     Perturbations,
     detached,
-    map_draws,
+    forward,
+    joined_draws,
+    mapped,
+    mapping,
     obstacle_to_repeating,
-    one_draw,
     with_gradient,
 )
-from dubio._engine.host_rng import NUMPY, PYTHON, TORCH, HostState, Watch, follows_host, notice
+from dubio._engine.host_rng import NUMPY, PYTHON, TORCH, HostState, follows_host, notice
 from dubio._engine.memory import Footprint, is_out_of_memory, memory_in_words, tensor_bytes
 from dubio._engine.settings import STATE
 from dubio._engine.snapshot import isolated, same_numbers
@@ -93,38 +101,100 @@ class ProbeResult:
     """Bytes of a draw's forward that would leave the cache of a CPU, were there many draws; 0 elsewhere."""
     draws_itself: bool = True
     """Whether the network draws from torch's global generator itself; true where it was not probed."""
+    rows: int = 0
+    """Number of rows that were probed."""
+    bytes_per_row: int = 1
+    """Memory of a further row while one draw runs."""
 
 
-@dataclass(frozen=True)
-class _ProbeTrial:
-    """The memory of some draws."""
+class _Trial:
+    """Some draws of a network that do not count, and the memory that they take."""
 
-    mechanism: Mechanism
-    backward: bool
-    footprint: Footprint
-    written: int
-    """By the forward alone, as is ``forward_peak``."""
-    forward_peak: int
-    bytes_per_output: int
-    drew_weights: bool
-    obstacle: str
+    def __init__(self, call: Call, mechanism: Mechanism, num_samples: int, backward: bool) -> None:
+        self.call = call.with_tensors(detached) if backward else call
+        self.mechanism, self.num_samples, self.backward = mechanism, num_samples, backward
+        self.drawn: Perturbations = {}
+        if mechanism == "loop":
+            self.run = partial(forward, torch.zeros((), dtype=torch.int64, device="cpu"), self.call, self.drawn)
+        else:
+            self.run = mapped(self.call, Numbers(0, num_samples), mechanism == "vmap inputs", self.drawn)
+        drawn = () if mechanism == "loop" else self.run.args
+        self.footprint = Footprint(drawn, call.rows_and_device()[0], call.tensors)
+
+    def measure(self, outcome: tuple[Any, dict[str, Tensor], Moved]) -> None:
+        """Take the outcome of the run, and run backwards from it where that is asked for."""
+        values, footprint = outcome[:2], self.footprint
+        joined_draws(self.call, Numbers(0, self.num_samples), *outcome)
+        self.drew_weights = bool(self.drawn)
+        self.drawn.clear()
+        self.written, self.forward_peak = footprint.written, footprint.peak
+        self.obstacle = obstacle_to_repeating(self.call, values) if torch.is_grad_enabled() else ""
+        self.bytes_per_output = tensor_bytes(values) // self.num_samples
+        if self.backward:
+            outputs = with_gradient(pytree.tree_leaves(values))
+            sources = [*with_gradient(self.call.model.parameters()), *with_gradient(self.call.tensors)]
+            if outputs and sources:  # the gradients are thrown away
+                torch.autograd.grad(outputs, sources, [torch.ones_like(leaf) for leaf in outputs], allow_unused=True)
+        self.peak = footprint.peak
 
 
 def probe(call: Call, executor: Executor, backward: bool) -> ProbeResult:
-    """Run the network for one draw and for two, and put back all it changed."""
-    if executor == "loop":
-        return _probe_looped(call, backward, "draws run one after another, as requested")
+    """Run the network for a draw or two, and put back all it changed.
+
+    On a CPU without a limit, one draw is enough: what does not depend on noise is shared with further draws. Where
+    memory is short, the difference of two draws is exact. An error that the network itself raises is raised at once.
+    """
+    modes: dict[str, tuple[Mechanism, ...]] = {"loop": ("loop",), "vmap": ("vmap",)}
+    mechanisms = list(modes.get(executor, ("vmap", "vmap inputs", "loop")))
+    device = call.rows_and_device()[1].type
+    is_exact = backward or call.settings.memory is not None or device != "cpu" or device in SLOW_GROUPS
     failure: Exception | None = None
-    mechanisms: tuple[Mechanism, ...] = ("vmap",) if executor == "vmap" else ("vmap", "vmap inputs")
-    for mechanism in mechanisms:
+    while mechanisms:
+        mechanism = mechanisms.pop(0)
+        most = 2 if is_exact and mechanism != "loop" else 1
         try:
-            return _probe_mapped(call, mechanism, backward, may_loop=executor == "auto")
+            with isolated(call.model, trial=True) as moving:
+                host = HostState(call.model)
+                trials = _few_rows(call, mechanism, backward)
+                while len(trials) < most and _is_room(call, trials):
+                    trial = _Trial(call, mechanism, len(trials) + 1, backward)
+                    try:
+                        with trial.footprint, nullcontext() if mechanism == "loop" else mapping(call):
+                            trial.measure(trial.run())
+                    except (RuntimeError, MemoryError) as error:
+                        if not is_out_of_memory(error):
+                            raise
+                        if not trials:
+                            refuse(call, "one draw", error)
+                        break
+                    trials.append(trial)
+                source, watch = host.moved(), STATE.own.watch
+            break
         except (RuntimeError, ValueError, TypeError) as error:
-            if executor == "vmap" or is_out_of_memory(error):
+            if not mechanisms or is_out_of_memory(error) or is_raised_by_user(error):
                 raise
             failure = failure or error
-    assert failure is not None
-    return cannot_be_mapped(call, _probe_looped(call, backward, ""), failure)
+    if draws_itself := watch is not None and watch.itself:
+        notice(call.model, TORCH)
+    result = _result(call, trials, is_exact, _of_all_members(call.model, moving), source, executor == "auto")
+    result = replace(result, draws_itself=draws_itself)
+    return result if failure is None or mechanism != "loop" else cannot_be_mapped(call, result, failure)
+
+
+def is_raised_by_user(error: BaseException) -> bool:
+    """Whether an error was raised by a ``raise`` in the network's own code, and not by torch's refusal to map it.
+
+    The innermost frame outside of torch decides. The code of this package raises errors about the map, too.
+    """
+    if isinstance(error, LoopOnlyError):
+        return False
+    last, trace = None, error.__traceback__
+    while trace is not None:
+        last = trace if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] != "torch" else last
+        trace = trace.tb_next
+    if last is None or last.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "dubio":
+        return False
+    return last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def cannot_be_mapped(call: Call, result: ProbeResult, error: Exception) -> ProbeResult:
@@ -136,70 +206,67 @@ def cannot_be_mapped(call: Call, result: ProbeResult, error: Exception) -> Probe
     return replace(result, executor="loop", reason=reason)
 
 
-def no_memory_left(call: Call, tried: str, message: str) -> torch.OutOfMemoryError:
-    """The error of a network that runs out of memory with the smallest trial; ``message`` is that of the allocator."""
+def refuse(call: Call, tried: str, error: Exception | str) -> NoReturn:
+    """Raise the error of a network that runs out of memory with the smallest trial."""
     rows, device = call.rows_and_device()
-    return torch.OutOfMemoryError(
+    raise torch.OutOfMemoryError(
         f"{device} ran out of memory with {tried} at {rows} rows, and fewer draws at a time cannot be tried; "
-        f"give fewer rows at a time (batch_size); it said: {message[:200]}"
+        f"give fewer rows at a time (batch_size); it said: {str(error)[:200]}"
     )
 
 
-def _probe_mapped(call: Call, mechanism: Mechanism, backward: bool, may_loop: bool) -> ProbeResult:
+def _result(
+    call: Call,
+    trials: Sequence[_Trial],
+    is_exact: bool,
+    moving: tuple[tuple[str, str], ...],
+    source: str,
+    may_loop: bool,
+) -> ProbeResult:
+    """What trials show; ``source`` is a generator outside of torch that moved, ``may_loop`` lets the result choose."""
+    one, two = trials[0], trials[1] if len(trials) > 1 else None
     rows, device = call.rows_and_device()
-    limit = call.settings.memory
-    lines: Lines
-    with isolated(call.model, trial=True) as moving:
-        host = HostState(call.model)
-        one = _try_first(call, mechanism, backward)
-        source, peak, two = host.moved(), one.footprint.peak, None
-        if limit is None or 2 * peak <= limit:
-            try:
-                two = _try_draws(call, mechanism, 2, backward)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-        watch = STATE.own.watch
-    if two is None:
-        repeated, forward, lines = 1.0, one.forward_peak, ((0, peak),)
-        share = f"a draw takes {memory_in_words(peak)} at {rows} rows, too much to try two at once"
+    result = ProbeResult(
+        one.mechanism,
+        "draws run one after another, as requested",
+        ((0, one.peak),),
+        one.bytes_per_output,
+        call.size,
+        one.backward,
+        moving,
+        one.obstacle,
+        rows=rows,
+        bytes_per_row=max(1, one.footprint.row_bytes // max(rows, 1)),
+    )
+    if one.mechanism == "loop":
+        return result
+    if is_exact and two is None:
+        repeated, streamed = 1.0, one.forward_peak
+        share = f"a draw takes {memory_in_words(one.peak)} at {rows} rows, too much to try two at once"
+        result = replace(result, skipped_at=call.settings.memory)
     else:
-        repeated = (two.written - one.written) / max(one.written, 1)
-        forward = max(two.forward_peak - one.forward_peak, 0)
-        lines = _lines(one.footprint, two.footprint)
+        if two is not None:
+            written, peak, lines = two.written - one.written, two.forward_peak, _lines(one.footprint, two.footprint)
+        else:
+            course, drawn = one.footprint.course, one.footprint.drawn_course
+            written, peak = one.footprint.drawn_written, max(map(add, course, drawn), default=0)
+            lines = _envelope(zip(map(sub, course, drawn), drawn, strict=True))
+        repeated, streamed = written / max(one.written, 1), max(peak - one.forward_peak, 0)
         each = memory_in_words(max(each for _, each in lines))
         share = f"a further draw repeats {repeated:.0%} of the work and takes {each} at {rows} rows"
+        result = replace(result, lines=lines)
     if source in (NUMPY, PYTHON):
         if _follows_host(call):
             notice(call.model, source)
         else:
             source = ""  # it was moved by another thread, or for something else than the outputs
-    result = _result(call, one, moving, watch, share, lines)
-    result = replace(result, skipped_at=limit if two is None else None)
     if may_loop and source:
         return replace(result, executor="loop", reason=f"mapped draws would share what it draws from {source}; {share}")
     if may_loop and two is not None and device.type in SLOW_GROUPS:
         result = replace(result, grouped=_grouped(one.footprint, two.footprint))
     if may_loop and device.type == "cpu" and one.drew_weights and repeated > REPEATED_WORK_TO_LOOP:
-        result = replace(result, streamed=forward)
-    return result
-
-
-def _probe_looped(call: Call, backward: bool, reason: str) -> ProbeResult:
-    """Raises where the inputs and not the map are at fault."""
-    with isolated(call.model, trial=True) as moving:
-        one, watch = _try_first(call, "loop", backward), STATE.own.watch
-    return _result(call, one, moving, watch, reason, ((0, one.footprint.peak),))
-
-
-def _result(
-    call: Call, one: _ProbeTrial, moving: Collection[tuple[str, str]], watch: Watch | None, reason: str, lines: Lines
-) -> ProbeResult:
-    if draws_itself := watch is not None and watch.itself:
-        notice(call.model, TORCH)
-    moved, output = _of_all_members(call.model, moving), one.bytes_per_output
-    result = ProbeResult(one.mechanism, reason, lines, output, call.size, one.backward, moved, one.obstacle)
-    return replace(result, draws_itself=draws_itself)
+        result = replace(result, streamed=streamed)
+    return replace(result, reason=share)
 
 
 def _follows_host(call: Call) -> bool:
@@ -209,7 +276,7 @@ def _follows_host(call: Call) -> bool:
     def outputs() -> Any:
         copied = few.with_tensors(torch.clone)  # the network may change its inputs
         with torch.no_grad(), isolated(call.model, trial=True, host=False):
-            return one_draw(copied, torch.zeros((), dtype=torch.int64, device="cpu"))[0]
+            return forward(torch.zeros((), dtype=torch.int64, device="cpu"), copied, None)[0]
 
     try:
         with same_numbers(call.model):
@@ -230,38 +297,40 @@ def _of_all_members(model: nn.Module, moving: Collection[tuple[str, str]]) -> tu
     return tuple(dict.fromkeys(tensors))
 
 
-def _try_first(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial:
-    try:
-        return _try_few_rows(call, mechanism, backward) or _try_draws(call, mechanism, 1, backward)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise no_memory_left(call, "one draw", str(error)) from error
+def _is_room(call: Call, trials: Sequence[_Trial]) -> bool:
+    """Whether one draw more than the last trial fits into the limit."""
+    limit = call.settings.memory
+    return not trials or limit is None or 2 * trials[0].peak <= limit
 
 
-def _try_few_rows(call: Call, mechanism: Mechanism, backward: bool) -> _ProbeTrial | None:
-    """The trial of one draw of all rows, extrapolated where fewer rows show that it exceeds a limit; else None.
+def _few_rows(call: Call, mechanism: Mechanism, backward: bool) -> list[_Trial]:
+    """The trial of one draw of all rows, extrapolated where fewer rows show that it exceeds a limit; else none.
 
     The rows are doubled, and the memory of twice as many follows from the last two trials, operator by operator.
     """
     limit, rows = call.settings.memory, _rows_to_cut(call)
     few, last = 1, None
     while limit is not None and few < rows:
+        trial: _Trial | None = _Trial(_with_rows(call, few), mechanism, 1, backward)
+        assert trial is not None
         try:
-            trial = _try_draws(_with_rows(call, few), mechanism, 1, backward)
+            with trial.footprint, nullcontext() if mechanism == "loop" else mapping(call):
+                trial.measure(trial.run())
         except (RuntimeError, ValueError, TypeError) as error:  # a batch norm needs two rows, other layers all of them
-            if is_out_of_memory(error) or isinstance(error, LoopOnlyError):
+            if is_out_of_memory(error):
+                refuse(call, "one draw", error)
+            if isinstance(error, LoopOnlyError):
                 raise
             trial = None
         if trial is not None:
-            lines = [(trial.footprint.peak, 0)] if last is None else row_lines(last.footprint, trial.footprint)
+            lines = [(trial.peak, 0)] if last is None else row_lines(last.footprint, trial.footprint)
             following, in_all = min(2 * few, rows) / (few / 2), rows / (few / 2)
             if max(shared + following * each for shared, each in lines) > limit:
-                peak = math.ceil(max(shared + in_all * each for shared, each in lines))
-                output = trial.bytes_per_output * rows // few
-                return replace(trial, footprint=Footprint(peak), forward_peak=peak, bytes_per_output=output)
+                trial.peak = trial.forward_peak = math.ceil(max(shared + in_all * each for shared, each in lines))
+                trial.bytes_per_output = trial.bytes_per_output * rows // few
+                return [trial]
         few, last = 2 * few, trial
-    return None
+    return []
 
 
 def _rows_to_cut(call: Call) -> int:
@@ -286,30 +355,6 @@ def row_lines(fewer: Footprint, more: Footprint) -> Sequence[tuple[int, int]]:
     return [(more.peak - 2 * each, each)]
 
 
-def _try_draws(call: Call, mechanism: Mechanism, num_samples: int, backward: bool) -> _ProbeTrial:
-    call = call.with_tensors(detached) if backward else call
-    drawn: Perturbations = {}
-    with Footprint() as footprint:
-        values: Any
-        if mechanism == "loop":
-            values = one_draw(call, torch.zeros((), dtype=torch.int64, device="cpu"), drawn)
-        else:
-            draws = map_draws(call, Numbers(0, num_samples), mechanism == "vmap inputs", drawn)
-            values = draws.outputs, draws.terms
-            del draws
-        drew_weights = bool(drawn)
-        drawn.clear()
-        written, forward_peak = footprint.written, footprint.peak
-        obstacle = obstacle_to_repeating(call, values) if torch.is_grad_enabled() else ""
-        if backward:
-            outputs = with_gradient(pytree.tree_leaves(values))
-            sources = [*with_gradient(call.model.parameters()), *with_gradient(call.tensors)]
-            if outputs and sources:  # the gradients are thrown away
-                torch.autograd.grad(outputs, sources, [torch.ones_like(leaf) for leaf in outputs], allow_unused=True)
-    output = tensor_bytes(values) // num_samples
-    return _ProbeTrial(mechanism, backward, footprint, written, forward_peak, output, drew_weights, obstacle)
-
-
 def _grouped(one: Footprint, two: Footprint) -> int:
     """Elements that a draw writes by convolutions that have a group for each draw."""
     if len(one.convolutions) != len(two.convolutions):
@@ -323,10 +368,15 @@ def _lines(one: Footprint, two: Footprint) -> Lines:
     if one.operators != two.operators:  # an operator runs draw by draw: half of the second peak bounds each draw
         each = max(two.peak - one.peak, 0)
         return (max(one.peak - each, 0), each), (0, -(-two.peak // 2))
+    pairs = ((with_two, max(with_two - with_one, 0)) for with_one, with_two in zip(one.course, two.course, strict=True))
+    return _envelope((with_two - 2 * each, each) for with_two, each in pairs)
+
+
+def _envelope(lines: Iterable[tuple[int, int]]) -> Lines:
+    """Of pairs of shared bytes and bytes per draw, those that take the most for some number of draws."""
     steepest: dict[int, int] = {}
-    for with_one, with_two in zip(one.course, two.course, strict=True):
-        each = max(with_two - with_one, 0)
-        steepest[each] = max(steepest.get(each, 0), with_two - 2 * each)
+    for shared, each in lines:
+        steepest[each] = max(steepest.get(each, 0), shared)
     envelope: list[tuple[int, int]] = []
     for each, shared in sorted(steepest.items()):
         while envelope and (shared >= envelope[-1][0] or _is_below(envelope, (shared, each))):

@@ -126,10 +126,10 @@ class Linear(BayesianLayer, nn.Linear):
     """``nn.Linear`` with drawn weights."""
 
     def _apply_to(self, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        weight = cast(Tensor, weight)
-        units = weight.shape[-2]
+        assert weight is not None
+        units = self.out_features
         missing = -units % ALIGNED_UNITS
-        if not (missing and input.is_cuda and torch.compiler.is_compiling()):
+        if not (input.is_cuda and missing and torch.compiler.is_compiling()):
             return affine(input, weight, bias)
         weight = F.pad(weight, (0, 0, 0, missing))
         bias = None if bias is None else F.pad(bias, (0, missing))
@@ -227,7 +227,7 @@ for plain, layer in BAYESIAN.items():
 
 def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear(input, weight, bias)``."""
-    if bias is not None and _is_worth_a_launch(input, weight):
+    if bias is not None and input.device.type in DEVICES and _is_worth_a_launch(input, weight):
         lower = autocast_dtype(input.device)
         factors = [lowered(value, lower) for value in (input, weight, bias)]
         if all(value.dtype == (lower or bias.dtype) for value in factors):
@@ -236,7 +236,7 @@ def affine(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _is_worth_a_launch(input: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or input.device.type not in DEVICES:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
     rows = input.shape[:-1].numel()
     return is_mapped(weight) and rows * weight.numel() >= LARGE_PRODUCT and rows * len(weight) >= MANY_OUTPUTS

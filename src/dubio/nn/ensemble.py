@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dubio._engine import LoopOnlyError, Numbers, Pass, is_mapped, joined_pass
+from dubio._engine import LoopOnlyError, Numbers, Pass, is_mapped, joined_pass, mark_drawn
 from dubio.nn.sources import Source
 
 
@@ -112,6 +112,8 @@ def _one_of(tensors: list[Tensor], place: Int[Tensor, ""]) -> Tensor:
         places = torch._C._functorch.get_unwrapped(place)
         if not is_mapped(places):
             level = torch._C._functorch.maybe_get_level(place)
-            return torch._C._functorch._add_batch_dim(torch.stack([tensors[i] for i in places.tolist()]), 0, level)
+            stack = torch.stack([tensors[i] for i in places.tolist()])
+            mark_drawn(stack)
+            return torch._C._functorch._add_batch_dim(stack, 0, level)
     place = place.to(tensors[0].device).reshape(1)
     return torch.stack(tensors).index_select(0, place).squeeze(0)

@@ -204,7 +204,8 @@ class WeightSource(Source):
 
     def without_removed(self, values: Tensor) -> Tensor:
         """Values for each weight, zero where it was removed."""
-        return values if self.removed is None else values.masked_fill(self.removed, 0.0)
+        removed = self._buffers["removed"]  # attributes of modules are slow to read
+        return values if removed is None else values.masked_fill(removed, 0.0)
 
     @property
     def num_removed(self) -> int:
@@ -256,24 +257,25 @@ class WeightSource(Source):
 
         The pass keeps it instead of the weights, from which a small perturbation could not be recovered.
         """
-        # By the mean, since an exporter may show the module as another object every time.
-        key = id(self.mean)
+        mean = self.mean
+        key = id(mean)  # an exporter may show the module as another object every time
         drawn = run.drawn.get(key)
-        if drawn is None and not torch.compiler.is_compiling() and run.ahead is not None:
-            drawn = run.ahead.perturbation(self, run)
-            if drawn is not None:
-                run.drawn[key] = drawn
         if drawn is None:
-            noise = run.noise_for_weights(self, self.mean)
-            self.collect_from(run, noise)
-            drawn = run.drawn[key] = self.without_removed(self.scale(noise))
-            if not torch.is_grad_enabled():
-                run.noise[key] = noise
+            if run.ahead is not None and not torch.compiler.is_compiling():
+                drawn = run.ahead.perturbation(self, run)
+            if drawn is None:
+                noise = run.noise_for_weights(self, mean)
+                if run.collecting:
+                    self.collect_from(run, noise)
+                drawn = self.without_removed(self.scale(noise))
+                if not torch.is_grad_enabled():
+                    run.noise[key] = noise
+            run.drawn[key] = drawn
         elif torch.is_grad_enabled() and self.learns_noise and not drawn.requires_grad:
             # First read without gradients, and now with them.
             kept = run.noise.pop(key, None)
             if kept is None and run.ahead is not None:  # frozen noise, drawn again
-                kept = run.noise_for_weights(self, self.mean)
+                kept = run.noise_for_weights(self, mean)
             if kept is not None:
                 drawn = run.drawn[key] = self.without_removed(self.scale(kept))
         return drawn
@@ -376,8 +378,8 @@ class GaussianPosterior(WeightSource, Posterior):
         return f"shape={tuple(self.mean.shape)}, prior={self.prior}"
 
     def _zero_unless_random(self, values: Tensor) -> Tensor:
-        values = self.without_removed(values)
-        return values if self.fixed is None else values.masked_fill(self.fixed, 0.0)
+        values, fixed = self.without_removed(values), self._buffers["fixed"]
+        return values if fixed is None else values.masked_fill(fixed, 0.0)
 
     def _in_full_precision(self) -> tuple[Tensor, Tensor, Tensor | None]:
         dtype = torch.promote_types(self.mean.dtype, torch.float32)

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree, data as torch_data
 
@@ -33,17 +34,21 @@ from dubio._engine import (
     ROWS,
     STATE,
     Call,
+    Executor,
     Footprint,
     Inputs,
     arguments,
+    bytes_per_row,
     circumstances,
+    is_raised_by_user,
+    isolated,
+    map_tensors,
     memory_budget,
     one_draw,
     row_lines,
     settings_for_run,
     tensor_bytes,
     tensors_in,
-    unchanged,
 )
 from dubio.data import Examples, Loader, batches_from, refuse_string_inputs, scaled
 
@@ -64,8 +69,8 @@ Names = Collection[int | str]
 Readable = Inputs | Examples | NDArray[Any] | torch_data.Dataset[Any] | Iterable[Any]
 """The inputs that a prediction accepts."""
 
-_MEMORY: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
-"""The results of trials: bytes of a row, or under a limit the rows that fit."""
+_FITTING: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+"""The rows that fit into a memory limit, by all that they depend on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +103,7 @@ class RowBlock:
     def changed(self, change: Callable[[Tensor], Tensor]) -> "RowBlock":
         """The same block, with ``change`` applied to each tensor that has rows."""
         values = {
-            name: value if name in self.shared else pytree.tree_map_only(Tensor, change, value)
+            name: value if name in self.shared else map_tensors(change, value)
             for name, value in _named(self.args, self.kwargs).items()
         }
         args = tuple(values[place] for place in range(len(self.args)))
@@ -213,7 +218,7 @@ def _indices(sampler: Iterable[Any]) -> Iterator[int | None]:
 
 def _copies(batches: Iterable[Any]) -> Iterator[Any]:
     """Copies of the batches, since a loader may write the next one over the last."""
-    return (pytree.tree_map_only(Tensor, torch.clone, batch) for batch in batches)
+    return (map_tensors(torch.clone, batch) for batch in batches)
 
 
 def _joined(batches: Iterator[Any], shared: Names, limit: int) -> Iterator[Inputs]:
@@ -292,11 +297,14 @@ def _refuse_nan(name: int | str, leaf: Tensor, first_row: int) -> None:
 
 def _moved(block: RowBlock, device: torch.device | None, limit: int) -> Iterator[RowBlock]:
     """The block on a device, in several parts where it would take more than ``limit`` bytes there."""
-    size = sum(leaf.nbytes for leaf in block.tensors() if device is not None and leaf.device != device)
+    if device is None or all(leaf.device == device for leaf in tensors_in((block.args, block.kwargs))):
+        yield block
+        return
+    size = sum(leaf.nbytes for leaf in block.tensors() if leaf.device != device)
     step = block.num_rows if size <= limit else max(1, limit * block.num_rows // size)
     for start in range(0, block.num_rows, step):
         stop = min(start + step, block.num_rows)
-        args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: _to(leaf, device), arguments(block.rows(start, stop)))
+        args, kwargs = map_tensors(lambda leaf: _to(leaf, device), arguments(block.rows(start, stop)))
         yield RowBlock(args, kwargs, block.shared, block.first_row + start, stop - start)
 
 
@@ -315,25 +323,37 @@ def _tensors(named: Mapping[int | str, Any], excluded: Names) -> Iterator[tuple[
             yield from ((name, leaf) for leaf in tensors_in(value))
 
 
-def rows_at_a_time(model: nn.Module, block: RowBlock, num_samples: int, seed: int | None) -> int:
+def rows_at_a_time(
+    model: nn.Module, block: RowBlock, num_samples: int, seed: int | None, executor: Executor = "auto"
+) -> int:
     """Rows of a batch: all of the block, or batches of about one size."""
     limit, few = STATE.own.settings.memory, block.num_rows <= MODEST_ROWS
     if limit is None and (few or block.num_rows * num_samples < WORTH_A_TRIAL):
         return MODEST_ROWS
-    seen, key = _MEMORY.setdefault(model, {}), _key(model, block, seed)
     try:
-        if key not in seen:
-            seen[key] = _bytes_per_row(model, block, seed) if limit is None else _rows_within(model, block, seed, limit)
-    except (RuntimeError, ValueError, TypeError):  # the run itself reports what is wrong, if anything is
+        if limit is not None:
+            rows = _rows_within(model, block, seed, limit)
+        else:
+            rows = _rows_in_cache(model, block, num_samples, seed, executor)
+    except (RuntimeError, ValueError, TypeError) as error:  # the run itself reports what is wrong, if anything is
+        if is_raised_by_user(error):
+            raise
         return MODEST_ROWS
-    if limit is not None:
-        return _evenly(block.num_rows, seen[key])
-    per_row, device = seen[key], block.tensors()[0].device
-    if device.type == "cpu":
-        rows = min(max(MODEST_ROWS, BYTES_IN_CACHE // per_row), memory_budget(device) // per_row)
-    else:
-        rows = memory_budget(device) // (per_row * min(num_samples, SEVERAL_DRAWS))
-    return _evenly(block.num_rows, max(1, rows))
+    return _evenly(block.num_rows, rows)
+
+
+def _rows_in_cache(model: nn.Module, block: RowBlock, num_samples: int, seed: int | None, executor: Executor) -> int:
+    """Rows of which a draw stays in the cache of a CPU, or several fit on another device."""
+    lengths = {length for parameter in model.parameters() if not is_lazy(parameter) for length in parameter.shape}
+    # What has so many elements on an axis counts as rows, so no parameter may have a multiple of them.
+    fitting = (rows for rows in range(MODEST_ROWS, 0, -1) if all(each % rows or not each for each in lengths))
+    trial_rows = next(fitting, MODEST_ROWS)
+    is_single = num_samples == 1 or STATE.own.settings.mode == "off"
+    per_row = bytes_per_row(block.first(trial_rows).call_on_copies(model, seed), "loop" if is_single else executor)
+    device = block.tensors()[0].device
+    if device.type != "cpu":
+        return max(1, memory_budget(device) // (per_row * min(num_samples, SEVERAL_DRAWS)))
+    return max(1, min(max(MODEST_ROWS, BYTES_IN_CACHE // per_row), memory_budget(device) // per_row))
 
 
 def _evenly(num_rows: int, most: int) -> int:
@@ -344,24 +364,19 @@ def _evenly(num_rows: int, most: int) -> int:
     return rows if rows < ROWS else -(-rows // ROWS) * ROWS
 
 
-def _key(model: nn.Module, block: RowBlock, seed: int | None) -> tuple[Any, ...]:
-    """What the result of a trial depends on."""
-    limit = STATE.own.settings.memory
+def _rows_within(model: nn.Module, block: RowBlock, seed: int | None, limit: int) -> int:
+    """Rows of which one draw takes at most half of a limit, or 1 where none fits; no trial takes more."""
     form = [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in block.tensors()]
     is_autocast = torch.is_autocast_enabled(form[0][2].type)
     network = circumstances(Call(model, block.args, block.kwargs, settings_for_run(seed)))
-    return str(form), STATE.own.settings.estimator, is_autocast, limit, limit and block.num_rows, network
+    key = (str(form), STATE.own.settings.estimator, is_autocast, limit, block.num_rows, network)
+    fitting = _FITTING.setdefault(model, {})
+    if key not in fitting:
+        fitting[key] = _try_rows(model, block, seed, limit)
+    return fitting[key]
 
 
-def _bytes_per_row(model: nn.Module, block: RowBlock, seed: int | None) -> int:
-    """Memory of a further row while one draw runs, from the peaks of two trials."""
-    half = MODEST_ROWS // 2
-    fewer, more = (_footprint(model, block, rows, seed).peak for rows in (half, MODEST_ROWS))
-    return max(1, (more - fewer) // half)
-
-
-def _rows_within(model: nn.Module, block: RowBlock, seed: int | None, limit: int) -> int:
-    """Rows of which one draw takes at most half of a limit, or 1 where none fits; no trial takes more."""
+def _try_rows(model: nn.Module, block: RowBlock, seed: int | None, limit: int) -> int:
     on_cpu = block.tensors()[0].device.type == "cpu"
     rows, last = 1, None
     while rows < block.num_rows:
@@ -378,6 +393,6 @@ def _rows_within(model: nn.Module, block: RowBlock, seed: int | None, limit: int
 def _footprint(model: nn.Module, block: RowBlock, rows: int, seed: int | None) -> Footprint:
     """The memory of one draw of some rows."""
     call, footprint = block.first(rows).call_on_copies(model, seed), Footprint()
-    with unchanged(model), footprint:
+    with isolated(model, trial=True), footprint:
         one_draw(call, torch.zeros((), dtype=torch.int64, device="cpu"))
     return footprint

@@ -38,12 +38,11 @@ from dubio._engine import (
     check_precision,
     computing_in,
     device_of,
-    eval_mode,
-    free_memory,
     image_channels,
     is_faster_channels_last,
     is_out_of_memory,
     is_plain,
+    isolated,
     map_draws,
     memory_budget,
     new_seed,
@@ -52,13 +51,13 @@ from dubio._engine import (
     signature,
     stream,
     tensors_in,
-    unchanged,
     warn_of_plain,
+    with_less_memory,
 )
 from dubio.calibrators import Decisions, decisions_of
 from dubio.likelihoods import Categorical, Gaussian, Likelihood, likelihood_of, observation_scale, warn_of_probabilities
 from dubio.nn import num_members
-from dubio.prediction.inputs import MODEST_ROWS, WORTH_A_TRIAL, Readable, RowBlock, blocks_of, rows_at_a_time
+from dubio.prediction.inputs import WORTH_A_TRIAL, Readable, RowBlock, blocks_of, rows_at_a_time
 from dubio.prediction.predictive import ClassificationPredictive, Predictive, joined, moved, statistics_for
 
 SHARE_OF_INPUTS = 4
@@ -143,7 +142,7 @@ def predict(
     """
     likelihood = likelihood_of(model) if likelihood is None else likelihood
     options = num_samples, keep_samples, batch_size, seed, likelihood, executor, chunk, estimator, precision
-    parts = _parts(model, inputs, _checked(model, _PredictRequest(*options, Decisions()), decisions), shared)
+    parts = list(_parts(model, inputs, _checked(model, _PredictRequest(*options, Decisions()), decisions), shared))
     return _checked_for_noise(model, joined([part for part, _ in parts]))
 
 
@@ -216,8 +215,9 @@ def _parts(
     for block in blocks_of(inputs, shared, device, share if in_memory else min(share, MOST_READ)):
         placed = replace(block, first_row=first_row + block.first_row)
         precise = computing_in(request.precision, place)
-        with torch.no_grad(), Using(estimator=request.estimator), precise, eval_mode(model):
-            part = _predict_block(model, placed, request)
+        with torch.no_grad(), Using(estimator=request.estimator), precise, isolated(model, training=False):
+            prediction = _BlockPrediction(model, placed, request)
+            part = with_less_memory(prediction.attempt, prediction.shrink, also=(Exception,))
         yield (part if in_memory else moved(part, torch.device("cpu"))), block.num_rows
 
 
@@ -234,62 +234,56 @@ def _checked_for_noise(model: nn.Module, pred: Predictive) -> Predictive:
     return pred
 
 
-def _predict_block(model: nn.Module, block: RowBlock, request: _PredictRequest) -> Predictive:
-    """All draws for the rows of one block; a batch size that was not given is halved where memory runs out."""
-    rows = request.batch_size or rows_at_a_time(model, block, request.num_samples, request.seed)
-    while True:
-        try:
-            return _predict_laid_out(model, block, request, rows)
-        except Exception as error:
-            is_short = is_out_of_memory(error) or isinstance(error, DoesNotFitError)
-            if request.batch_size is not None or rows == 1 or not is_short:
-                raise
-        # Outside of the handler, where nothing refers to the failed run any more.
-        free_memory()
-        rows = max(1, min(rows, block.num_rows) // 2)
-
-
-def _predict_laid_out(model: nn.Module, block: RowBlock, request: _PredictRequest, batch_size: int) -> Predictive:
+class _BlockPrediction:
     """All draws for the rows of one block, its images in the fastest layout unless the network fails with it."""
-    laid_out = with_images_laid_out(model, block, request.num_samples, request.seed, request.executor)
-    try:
-        return _predict_rows(model, laid_out, request, batch_size)
-    except Exception as error:
-        is_unrelated = is_out_of_memory(error) or isinstance(error, DoesNotFitError | NonFiniteError)
-        if laid_out is block or is_unrelated:
-            raise
-    forget_layout(model)
-    return _predict_rows(model, block, request, batch_size)
 
+    def __init__(self, model: nn.Module, block: RowBlock, request: _PredictRequest) -> None:
+        self._model, self._block, self._request = model, block, request
+        self._rows = request.batch_size or rows_at_a_time(
+            model, block, request.num_samples, request.seed, request.executor
+        )
+        self._laid_out = with_images_laid_out(model, block, request.num_samples, request.seed, request.executor)
 
-def _predict_rows(model: nn.Module, block: RowBlock, request: _PredictRequest, batch_size: int) -> Predictive:
-    """All draws for the rows of one block, in their present layout."""
-    batches, num_rows = block.batches(batch_size)
-    on_cpu = block.tensors()[0].device.type == "cpu"
-    likelihood = request.likelihood
-    scale = observation_scale(model)
-    statistics = [statistics_for(likelihood, request.keep_samples, scale, request.decisions) for _ in batches]
-    class_axis = likelihood.class_axis if isinstance(likelihood, Categorical) else None
-    check = FiniteCheck(list(accumulate(num_rows, initial=block.first_row)), class_axis)
-    draws = stream(
-        model,
-        batches,
-        request.num_samples,
-        seed=request.seed,
-        executor=request.executor,
-        chunk=request.chunk,
-        num_rows=num_rows,
-        first_row=block.first_row,
-        trial=block.rows(0, MODEST_ROWS) if on_cpu and num_rows[0] > MODEST_ROWS else None,
-        use=_use(request, block, num_rows[0]),
-    )
-    for place, (number, outputs) in enumerate(draws):
-        checked = check.checked(number, outputs)
-        if place == 0 and block.first_row == 0 and on_cpu:  # on other devices it would wait for the outputs
-            warn_of_probabilities(checked, likelihood)
-        statistics[number].update(checked)
-    check.check()
-    return joined([part.finish(request.seed) for part in statistics])
+    def attempt(self) -> Predictive:
+        """Predict with as many rows at a time as chosen."""
+        request, block = self._request, self._laid_out
+        batches, num_rows = block.batches(self._rows)
+        on_cpu = block.tensors()[0].device.type == "cpu"
+        likelihood = request.likelihood
+        scale = observation_scale(self._model)
+        statistics = [statistics_for(likelihood, request.keep_samples, scale, request.decisions) for _ in batches]
+        class_axis = likelihood.class_axis if isinstance(likelihood, Categorical) else None
+        check = FiniteCheck(list(accumulate(num_rows, initial=block.first_row)), class_axis)
+        draws = stream(
+            self._model,
+            batches,
+            request.num_samples,
+            seed=request.seed,
+            executor=request.executor,
+            chunk=request.chunk,
+            num_rows=num_rows,
+            first_row=block.first_row,
+            use=_use(request, block, num_rows[0]),
+        )
+        for place, (number, outputs) in enumerate(draws):
+            checked = check.checked(number, outputs)
+            if place == 0 and block.first_row == 0 and on_cpu:  # on other devices it would wait for the outputs
+                warn_of_probabilities(checked, likelihood)
+            statistics[number].update(checked)
+        check.check()
+        return joined([part.finish(request.seed) for part in statistics])
+
+    def shrink(self, error: Exception) -> bool:
+        """Leave images as they lie after an error of their layout; halve a batch size that was not given."""
+        is_short = is_out_of_memory(error) or isinstance(error, DoesNotFitError)
+        if self._laid_out is not self._block and not is_short and not isinstance(error, NonFiniteError):
+            _LAYOUTS[self._model] = dict.fromkeys(_LAYOUTS.get(self._model, {}), False)
+            self._laid_out = self._block
+            return True
+        if self._request.batch_size is not None or self._rows == 1 or not is_short:
+            return False
+        self._rows = max(1, min(self._rows, self._block.num_rows) // 2)
+        return True
 
 
 def _use(request: _PredictRequest, block: RowBlock, rows: int) -> OutputUse:
@@ -333,11 +327,6 @@ def with_images_laid_out(
     return block.changed(lay_out) if accepted else block
 
 
-def forget_layout(model: nn.Module) -> None:
-    """Lay out no images for a network any more: it failed although the trial had passed."""
-    _LAYOUTS[model] = dict.fromkeys(_LAYOUTS.get(model, {}), False)
-
-
 def _gives_the_same(model: nn.Module, block: RowBlock, other: RowBlock, seed: int | None, looped: bool) -> bool | None:
     """None where the network fails in the present layout: the run itself reports what is wrong, if anything is."""
     try:
@@ -356,14 +345,14 @@ def _tried(model: nn.Module, block: RowBlock, seed: int | None, looped: bool) ->
     outputs: Any = None
     if not looped:
         try:
-            with unchanged(model):
+            with isolated(model, trial=True):
                 outputs = map_draws(block.call_on_copies(model, seed), Numbers(0, 2)).outputs
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             looped = True
     if looped:
-        with unchanged(model):
+        with isolated(model, trial=True):
             draw = torch.zeros((), dtype=torch.int64, device="cpu")
             outputs, _ = one_draw(block.call_on_copies(model, seed), draw)
     return [leaf.double() for leaf in tensors_in(outputs) if leaf.numel()]
