@@ -138,4 +138,4 @@ def test_an_always_on_layer_is_made_from_a_plain_one() -> None:
 def test_layers_say_what_they_do() -> None:
     assert InputMask(0.25).describe() == "dropped at rate 0.25"
     assert repr(InputMask(0.25)) == "InputMask(p=0.25)"
-    assert always_on(nn.Dropout(0.25)).describe() == "always on, rate 0.25"
+    assert always_on(nn.Dropout(0.25)).dubio_describe() == (("mask",), "always on, rate 0.25")

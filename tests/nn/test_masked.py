@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubio
-from dubio.nn.rewrite import Masked, masked_tensors, remove_weights, removed_of, restore_masked
+from dubio.nn.rewrite import Masked, masked_tensors, remove_weights, removed_of
 
 MASK = torch.tensor([[True, False, True], [False, False, True]])
 INPUTS = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
@@ -94,7 +94,7 @@ def test_checkpoints_do_not_bring_removed_weights_back_in_any_estimator(estimato
 def test_a_layer_goes_back_to_what_it_was_with_zeros() -> None:
     layer = masked()
     before = layer(INPUTS)
-    restore_masked(layer)
+    layer.dubio_restore()
     assert type(layer) is nn.Linear
     assert not isinstance(layer, Masked)
     assert list(layer.state_dict()) == ["weight", "bias"]

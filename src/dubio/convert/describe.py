@@ -18,18 +18,7 @@ from dubio.convert.randomise import (
     why_unconvertible,
 )
 from dubio.convert.spec import ModelSpec
-from dubio.nn import (
-    Drawn,
-    Head,
-    Masked,
-    Members,
-    Noised,
-    RandomDropout,
-    Removed,
-    WeightSource,
-    drawn_names,
-    takes_noise,
-)
+from dubio.nn import Drawn, Head, Masked, Members, Removed, Rewritten, WeightSource, takes_noise
 
 T = TypeVar("T")
 
@@ -131,29 +120,20 @@ def _describe_layer(
 ) -> LayerDescription:
     num_fixed = sum(parameter.numel() for parameter in _first_seen(module.parameters(recurse=False), seen))
     kind = type(module).__name__
-    if isinstance(module, Noised):
-        place = f"{module.dubio_noise_name.removesuffix('_noise')}s"
-        return LayerDescription(name, kind, (place,), 0, num_fixed, f"{place}: {module.dubio_noise.describe()}")
     if isinstance(module, Head | Members):
         num_fixed = sum(parameter.numel() for parameter in module.parameters())
         return LayerDescription(name, kind, module.random, 0, num_fixed, module.describe())
-    if isinstance(module, RandomDropout):
-        return LayerDescription(name, kind, ("mask",), 0, 0, module.describe())
-    if not isinstance(module, Drawn):
+    random, remark = module.dubio_describe() if isinstance(module, Rewritten) else ((), "")
+    if not random:
         return LayerDescription(name, kind, (), 0, num_fixed, _why_fixed(name, module, record, draws_weights))
-    names = tuple(drawn_names(module))
-    posteriors = list(dict.fromkeys(getattr(module, f"{parameter}_posterior") for parameter in names))
+    if not isinstance(module, Drawn):
+        return LayerDescription(name, kind, random, 0, num_fixed, remark)
+    posteriors = list(dict.fromkeys(getattr(module, f"{parameter}_posterior") for parameter in random))
     new = _first_seen(posteriors, seen)
     num_random = sum(posterior.num_random for posterior in new)
     num_fixed += sum(posterior.mean.numel() - posterior.num_random for posterior in new)
-    remark = f"{posteriors[0].describe()}, estimator {module.dubio_estimator}"
-    if module.dubio_estimator_remark:
-        remark += f" ({module.dubio_estimator_remark})"
-    if not any(posterior.learns_noise for posterior in posteriors):
-        remark += "; frozen: its scales will not be trained"
-    if len(new) < len(posteriors):
-        remark += "; weights tied to a layer above"
-    return LayerDescription(name, kind, names, num_random, num_fixed, remark)
+    remark += "; weights tied to a layer above" if len(new) < len(posteriors) else ""
+    return LayerDescription(name, kind, random, num_random, num_fixed, remark)
 
 
 def _with_removed(

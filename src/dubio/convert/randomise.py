@@ -32,7 +32,6 @@ from dubio.nn import (
     BAYESIAN,
     DROPOUTS,
     MAPPABLE,
-    PLAIN,
     UNCALLED,
     ActivationNoise,
     Drawn,
@@ -47,15 +46,13 @@ from dubio.nn import (
     NoisyInput,
     NoisyOutput,
     RandomDropout,
+    Rewritten,
     Source,
     WeightSource,
     add_noise,
     draw_parameters,
     drawn_names,
-    plain_layer,
-    restore_masked,
-    restore_parameters,
-    rewritten_class,
+    rewrite,
     takes_noise,
 )
 
@@ -117,19 +114,10 @@ def to_mean(model: nn.Module) -> nn.Module:
     plain = copy_of(model)
     for module in list(plain.modules()):
         detach(module)
-        if isinstance(module, Masked):
-            restore_masked(module)
-        if isinstance(module, Drawn):
-            restore_parameters(module)
-        elif isinstance(module, Noised):
-            plain_layer(module)
-        elif isinstance(module, Head):
+        while isinstance(module, Rewritten):
+            module.dubio_restore()
+        if isinstance(module, Head):
             plain = exchange(plain, module, module.plain())
-        elif isinstance(module, RandomDropout):
-            module.__dict__.pop("dubio_noise_key", None)
-            module.__class__ = module.dubio_plain_class  # type: ignore[assignment]
-        elif type(module) in PLAIN:
-            module.__class__ = PLAIN[type(module)]
     record = plain.__dict__.pop("dubio_spec", None)
     if getattr(getattr(record, "likelihood", None), "std", None) == "learned":
         plain._parameters.pop("observation_rho", None)
@@ -195,11 +183,10 @@ def _draw(module: nn.Module, posteriors: dict[int, WeightSource], estimator: Est
     if base in BAYESIAN and isinstance(drawn_params.get("weight"), GaussianPosterior):
         draw_parameters(module, BAYESIAN[base], drawn_params).dubio_estimator = estimator
         return
-    plain = PLAIN.get(base, base)
-    drawn = draw_parameters(module, rewritten_class(Drawn, base, plain, tuple(drawn_params)), drawn_params)
+    drawn = draw_parameters(module, Drawn, drawn_params)
     attach_alone(drawn)
     if estimator != "weight":
-        drawn.dubio_estimator_remark = f"{plain.__name__} has no {estimator} form"
+        drawn.dubio_estimator_remark = f"{base.__name__} has no {estimator} form"
 
 
 def _mark_shared(model: nn.Module) -> None:
@@ -281,7 +268,7 @@ def randomise_dropout(net: nn.Module, rate: float | None, inserted: float, where
         if not 0.0 <= p < 1.0:
             raise ValueError(f"rates of dropout must be in [0, 1), got {p} at {name}")
         module.p = float(p)
-        module.__class__ = DROPOUTS[type(module)]
+        rewrite(module, DROPOUTS[type(module)])
     for layer in chosen.values():
         add_noise(layer, InputMask(inserted if rate is None else rate))
     return attach(model)
@@ -410,7 +397,8 @@ def copy_of(net: nn.Module) -> nn.Module:
 def make_mappable(model: nn.Module) -> None:
     """Replace layers that cannot be mapped over draws by layers that can."""
     for module in model.modules():
-        module.__class__ = MAPPABLE.get(type(module), type(module))
+        if type(module) in MAPPABLE:
+            rewrite(module, MAPPABLE[type(module)])
 
 
 def exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

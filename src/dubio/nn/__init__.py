@@ -30,6 +30,7 @@ from dubio.nn.rewrite import (
     NoisyInput as NoisyInput,
     NoisyOutput as NoisyOutput,
     Removed as Removed,
+    Rewritten as Rewritten,
     add_noise as add_noise,
     channels_of as channels_of,
     draw_parameters as draw_parameters,
@@ -38,15 +39,12 @@ from dubio.nn.rewrite import (
     keep_units as keep_units,
     masked_tensors as masked_tensors,
     num_trained as num_trained,
-    plain_layer as plain_layer,
     posterior_of as posterior_of,
     rebuild as rebuild,
     remove_weights as remove_weights,
     removed_from as removed_from,
     removed_of as removed_of,
-    restore_masked as restore_masked,
-    restore_parameters as restore_parameters,
-    rewritten_class as rewritten_class,
+    rewrite as rewrite,
     takes_noise as takes_noise,
 )
 from dubio.nn.sources import (
@@ -65,4 +63,4 @@ from dubio.nn.sources import (
     sources as sources,
     weight_matrices as weight_matrices,
 )
-from dubio.nn.vmappable import MAPPABLE as MAPPABLE, PLAIN as PLAIN
+from dubio.nn.vmappable import MAPPABLE as MAPPABLE

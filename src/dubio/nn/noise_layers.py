@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dubio import functional
 from dubio._engine import Pass, joined_pass
+from dubio.nn.rewrite import Rewritten
 from dubio.nn.sources import InputSource, Posterior, Source
 from dubio.priors import Normal
 
@@ -288,18 +289,21 @@ class InputMask(_Masks, InputSource):
         return f"p={self.p:g}"
 
 
-class RandomDropout(_Masks):
+class RandomDropout(_Masks, Rewritten):
     """A dropout module of torch that is always on."""
-
-    dubio_plain_class: ClassVar[type[nn.Module]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.dubio_plain_class.__name__
         raise TypeError(f"an always-on {name} is made from a plain one: dubio.Dropout().convert(torch.nn.{name}(...))")
 
-    def describe(self) -> str:
-        """What kind of noise this is, in a few words."""
-        return f"always on, rate {self.p:g}"
+    def dubio_restore(self) -> None:
+        """Make it a dropout module of torch again."""
+        self.__dict__.pop("dubio_noise_key", None)
+        Rewritten.dubio_restore(self)  # not that of an aspect below
+
+    def dubio_describe(self) -> tuple[tuple[str, ...], str]:
+        """That it is always on, and its rate."""
+        return ("mask",), f"always on, rate {self.p:g}"
 
 
 class BernoulliDropout(RandomDropout, nn.Dropout):

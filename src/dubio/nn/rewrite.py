@@ -1,13 +1,16 @@
 """Modules whose class is rewritten in place: with drawn parameters, with noise, or with removed weights.
 
-A rewritten module is an instance of a subclass of its plain class. It keeps its parameters under their names, its
-attributes and hooks, and the behaviour of its class, a user's own included. There are four aspects:
+A rewritten module is an instance of a subclass of the class that it had, and ``rewrite`` makes it one. It keeps its
+parameters under their names, its attributes and hooks, and the behaviour of its class, a user's own included. An aspect
+is a mixin that knows the way back (``dubio_restore``) and what it adds (``dubio_describe``); aspects stack, and
+``dubio.to_mean`` takes them off one by one:
 
 - ``Drawn``: some parameters are properties. Read inside a pass, ``module.weight`` is the draw of its posterior, so the
   plain ``forward`` computes with drawn weights. Every module that reads its parameters as attributes can be drawn.
 - ``NoisyInput`` and ``NoisyOutput``: ``forward`` passes the first input, or the output, through a child that is noise.
 - ``Masked``: some parameters that are not drawn read as zero where the buffer ``weight_removed`` marks them. Posteriors
   have their own mask (``WeightSource.removed``); ``remove_weights`` and ``removed_of`` serve both.
+- Layers of ``noise_layers.DROPOUTS``, which are always on, and of ``vmappable.MAPPABLE``, which can be mapped.
 
 Pruned layers can also be smaller: ``keep_units`` removes outputs and inputs in place. ``Removed`` records what pruning
 removed; ``rebuild`` repeats it on the network as converted, so that the tensors of a file fit.
@@ -19,14 +22,13 @@ checkpoint or a user does to the parameter (``tests/nn/test_masked.py``).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from dubio._engine import Estimator, detach, outside_passes
-from dubio.nn.noise_layers import ActivationNoise
 from dubio.nn.sources import GaussianPosterior, InputSource, WeightSource
 
 REMOVED = "_removed"
@@ -37,12 +39,27 @@ RESIZABLE_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 UNCALLED = (nn.modules.linear.NonDynamicallyQuantizableLinear,)
 """Layers whose parameters torch reads without calling them."""
 
-Aspect = TypeVar("Aspect", bound="type[nn.Module]")
 _CLASSES: dict[tuple[Any, ...], Any] = {}
 
 
-class Drawn(nn.Module):
-    """A module with drawn parameters. Names begin with ``dubio_``: the class is mixed into users' own."""
+class Rewritten(nn.Module):
+    """A module whose class was rewritten. Names begin with ``dubio_``: aspects are mixed into users' own classes."""
+
+    dubio_plain_class: ClassVar[type[nn.Module]]
+    """The class that the module had, which may be rewritten itself."""
+
+    def dubio_restore(self) -> None:
+        """Give the module the class back that it had."""
+        detach(self)
+        self.__class__ = self.dubio_plain_class  # type: ignore[assignment]
+
+    def dubio_describe(self) -> tuple[tuple[str, ...], str]:
+        """What the aspect makes random, and a remark on it."""
+        return (), ""
+
+
+class Drawn(Rewritten):
+    """A module with drawn parameters."""
 
     dubio_noise_key: int | None = None
     dubio_estimator: Estimator = "weight"
@@ -50,9 +67,33 @@ class Drawn(nn.Module):
     """Why the estimator is not the requested one."""
     dubio_shares_draw: bool = False
     """Whether other layers or calls see the same weights: then the weights themselves must be drawn."""
-    dubio_plain_class: type[nn.Module]
     dubio_parameter_order: tuple[str, ...]
     """Names of the plain module's own parameters, as it had them."""
+
+    def dubio_restore(self) -> None:
+        """Replace posteriors by parameters, which are their means."""
+        order, parameters = self.dubio_parameter_order, dict(self._parameters)
+        for name in drawn_names(self):
+            posterior = self._modules.pop(f"{name}_posterior")
+            assert isinstance(posterior, WeightSource)
+            posterior.mean.data = posterior.location.detach()
+            parameters[name] = posterior.mean
+        for attribute in Drawn.__annotations__:
+            self.__dict__.pop(attribute, None)
+        Rewritten.dubio_restore(self)  # not that of an aspect below
+        self._parameters.clear()
+        self._parameters.update({name: parameters[name] for name in order})
+        if isinstance(self, nn.RNNBase):
+            self._init_flat_weights()
+
+    def dubio_describe(self) -> tuple[tuple[str, ...], str]:
+        """Which parameters are drawn, how, and whether their noise is trained."""
+        names = tuple(drawn_names(self))
+        posteriors = [self._modules[f"{name}_posterior"] for name in names]
+        remark = f"{posteriors[0].describe()}, estimator {self.dubio_estimator}"  # type: ignore[union-attr, operator]
+        remark += f" ({self.dubio_estimator_remark})" if self.dubio_estimator_remark else ""
+        is_trained = any(isinstance(posterior, WeightSource) and posterior.learns_noise for posterior in posteriors)
+        return names, remark if is_trained else f"{remark}; frozen: its scales will not be trained"
 
     def __repr__(self) -> str:
         """The plain module's text; nothing is drawn for it, also while a pass runs."""
@@ -70,10 +111,9 @@ class Drawn(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class Noised(nn.Module):
-    """A layer with noise. Names begin with ``dubio_``: the class is mixed into users' own."""
+class Noised(Rewritten):
+    """A layer with noise."""
 
-    dubio_plain_class: type[nn.Module]
     dubio_noise_name: ClassVar[str]
     """Which child is the noise."""
 
@@ -83,6 +123,16 @@ class Noised(nn.Module):
         noise = self._modules[self.dubio_noise_name]
         assert isinstance(noise, InputSource)
         return noise
+
+    def dubio_restore(self) -> None:
+        """Remove the noise."""
+        del self._modules[self.dubio_noise_name]
+        Rewritten.dubio_restore(self)  # not that of an aspect below
+
+    def dubio_describe(self) -> tuple[tuple[str, ...], str]:
+        """Where the noise is, and of what kind."""
+        place = f"{self.dubio_noise_name.removesuffix('_noise')}s"
+        return (place,), f"{place}: {self.dubio_noise.describe()}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a plain network's weights, where a checkpoint holds those; the noise stays as it is."""
@@ -107,19 +157,28 @@ class NoisyOutput(Noised):
     """A layer with noise on its outputs, whose scale may depend on the inputs."""
 
     dubio_noise_name = "output_noise"
-    output_noise: ActivationNoise
+    output_noise: nn.Module
 
     def forward(self, input: Tensor) -> Any:
         """The plain layer's output with the noise of this pass."""
         return self.output_noise(super().forward(input), input)
 
 
-class Masked(nn.Module):
-    """A module with removed weights. Names begin with ``dubio_``: the class is mixed into users' own."""
+class Masked(Rewritten):
+    """A module with removed weights."""
 
-    dubio_unmasked_class: type[nn.Module]
     dubio_masked_names: tuple[str, ...]
     """Which parameters have a mask."""
+
+    def dubio_restore(self) -> None:
+        """Turn removed weights into zeros of the parameters."""
+        for name in self.dubio_masked_names:
+            parameter, value = self._parameters[name], plain_value(self, name)
+            assert parameter is not None
+            assert value is not None
+            parameter.data = value.detach()
+            del self._buffers[f"{name}{REMOVED}"]
+        Rewritten.dubio_restore(self)  # not that of an aspect below
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a plain network's weights, where a checkpoint holds those; removed weights stay removed."""
@@ -148,25 +207,43 @@ class Removed:
             raise ValueError(f"units must be names of layers with their first number of outputs, got {self.units!r}")
 
 
-def rewritten_class(
-    aspect: Aspect, base: type[nn.Module], plain: type[nn.Module] | None = None, names: tuple[str, ...] = ()
-) -> Aspect:
-    """The subclass of ``base`` with an aspect, made once; ``names`` are the parameters that it turns into properties.
+def rewrite(module: nn.Module, aspect: type[Rewritten], names: tuple[str, ...] = ()) -> None:
+    """Change the class of a module, in place, to a subclass with an aspect.
 
-    ``plain`` is the class to restore, by default ``base``, after which the new class is named.
+    Args:
+        module: the module; its parameters, attributes and hooks stay where they are.
+        aspect: a mixin, or a class that was made for the module's class already, such as a Bayesian layer.
+        names: parameters that become properties.
     """
-    key = (aspect, base, plain, names)
+    base = type(module)
+    has_class = hasattr(aspect, "dubio_plain_class")
+    module.__class__ = aspect if has_class else _class_of((aspect, base, names))
+
+
+def plain_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class that instances had before they were rewritten."""
+    while issubclass(kind, Rewritten):
+        kind = kind.dubio_plain_class
+    return kind
+
+
+def _class_of(recipe: Any) -> Any:
+    """The subclass with an aspect, made once: an aspect, a base, which may be a recipe itself, and names."""
+    if not isinstance(recipe, tuple):
+        return recipe
+    aspect, base, names = recipe[0], _class_of(recipe[1]), recipe[2]
+    key = (aspect, base, names)
     if key not in _CLASSES:
-        named = plain or base
-        is_masked = issubclass(aspect, Masked)
+        named = plain_class(base)
+        getter = plain_value if issubclass(aspect, Masked) else drawn_value
         members: dict[str, Any] = {"__doc__": f"``{named.__name__}``, {aspect.__name__.lower()}.", "dubio_recipe": key}
         members |= {"__module__": named.__module__, "__qualname__": named.__qualname__, "__reduce_ex__": _reduce}
-        members |= {name: drawn_property(name, plain_value if is_masked else drawn_value) for name in names}
-        members["dubio_unmasked_class" if is_masked else "dubio_plain_class"] = named
-        if is_masked:
+        members |= {name: drawn_property(name, getter) for name in names}
+        members["dubio_plain_class"] = base
+        if issubclass(aspect, Masked):
             members |= {"dubio_masked_names": names, "dubio_constant_buffers": tuple(f"{n}{REMOVED}" for n in names)}
         _CLASSES[key] = type(named.__name__, (aspect, base), members)
-    return _CLASSES[key]  # type: ignore[no-any-return]
+    return _CLASSES[key]
 
 
 def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
@@ -174,19 +251,12 @@ def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
     return _empty, (_recipe(type(self)),), self.__getstate__()
 
 
-def _recipe(kind: type[nn.Module] | None) -> Any:
-    """The arguments of ``rewritten_class``, nested where the base is itself rewritten; an ordinary class is its own."""
-    if kind is None or "dubio_recipe" not in vars(kind):
+def _recipe(kind: type[nn.Module]) -> Any:
+    """The recipe of a rewritten class, nested where its base is itself rewritten; an ordinary class is its own."""
+    if "dubio_recipe" not in vars(kind):
         return kind
-    aspect, base, plain, names = vars(kind)["dubio_recipe"]
-    return aspect, _recipe(base), _recipe(plain), names
-
-
-def _class_of(recipe: Any) -> Any:
-    if not isinstance(recipe, tuple):
-        return recipe
-    aspect, base, plain, names = recipe
-    return rewritten_class(aspect, _class_of(base), _class_of(plain), names)
+    aspect, base, names = vars(kind)["dubio_recipe"]
+    return aspect, _recipe(base), names
 
 
 def _empty(recipe: Any) -> Any:
@@ -228,7 +298,7 @@ def drawn_property(name: str, getter: Callable[[nn.Module, str], Tensor | None] 
     return property(lambda self: getter(self, name), doc=f"``{name}`` of the running pass; outside any pass, its mean.")
 
 
-def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: Mapping[str, WeightSource]) -> Drawn:
+def draw_parameters(module: nn.Module, aspect: type[Drawn], posteriors: Mapping[str, WeightSource]) -> Drawn:
     """Turn a plain module into a drawn one, in place: its class changes, and posteriors replace parameters."""
     order = tuple(module._parameters)
     for name, posterior in posteriors.items():
@@ -238,30 +308,10 @@ def draw_parameters(module: nn.Module, drawn: type[Drawn], posteriors: Mapping[s
             )
         del module._parameters[name]
         module.add_module(f"{name}_posterior", posterior)
-    module.__class__ = drawn
+    rewrite(module, aspect, tuple(posteriors))
     assert isinstance(module, Drawn)
     module.dubio_parameter_order = order
     return module
-
-
-def restore_parameters(module: nn.Module) -> None:
-    """Turn a drawn module back into a plain one, in place: its parameters are the posterior means."""
-    assert isinstance(module, Drawn)
-    order, plain = module.dubio_parameter_order, module.dubio_plain_class
-    parameters = dict(module._parameters)
-    for name in drawn_names(module):
-        posterior = module._modules.pop(f"{name}_posterior")
-        assert isinstance(posterior, WeightSource)
-        posterior.mean.data = posterior.location.detach()
-        parameters[name] = posterior.mean
-    for attribute in Drawn.__annotations__:
-        module.__dict__.pop(attribute, None)
-    detach(module)
-    module.__class__ = plain  # type: ignore[assignment]
-    module._parameters.clear()
-    module._parameters.update({name: parameters[name] for name in order})
-    if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()
 
 
 def takes_noise(module: nn.Module) -> bool:
@@ -281,15 +331,8 @@ def add_noise(module: nn.Module, noise: InputSource, aspect: type[Noised] = Nois
     """Put noise before a layer, or behind it (``NoisyOutput``), in place: its class changes, and it gets a child."""
     if hasattr(module, aspect.dubio_noise_name):
         raise ValueError(f"cannot convert a {type(module).__name__}: it has an {aspect.dubio_noise_name} of its own")
-    module.__class__ = rewritten_class(aspect, type(module))
+    rewrite(module, aspect)
     module.add_module(aspect.dubio_noise_name, noise)
-
-
-def plain_layer(module: nn.Module) -> None:
-    """Remove the noise of a layer, in place."""
-    assert isinstance(module, Noised)
-    del module._modules[module.dubio_noise_name]
-    module.__class__ = module.dubio_plain_class  # type: ignore[assignment]
 
 
 def remove_weights(module: nn.Module, name: str, mask: Bool[Tensor, "*shape"]) -> None:
@@ -304,9 +347,10 @@ def remove_weights(module: nn.Module, name: str, mask: Bool[Tensor, "*shape"]) -
     if name not in masked:
         if hasattr(module, f"{name}{REMOVED}"):
             raise ValueError(f"cannot prune a {type(module).__name__}: it has a {name}{REMOVED} of its own")
-        base = module.dubio_unmasked_class if isinstance(module, Masked) else type(module)
         module.register_buffer(f"{name}{REMOVED}", torch.zeros_like(parameter, dtype=torch.bool))
-        module.__class__ = rewritten_class(Masked, base, names=(*masked, name))
+        if isinstance(module, Masked):
+            module.__class__ = module.dubio_plain_class  # type: ignore[assignment]
+        rewrite(module, Masked, (*masked, name))
     removed = module._buffers[f"{name}{REMOVED}"]
     assert removed is not None
     with torch.no_grad():
@@ -321,18 +365,6 @@ def removed_of(module: nn.Module, name: str) -> Bool[Tensor, "*shape"] | None:
         return posterior.removed
     is_masked = isinstance(module, Masked) and name in module.dubio_masked_names
     return module._buffers[f"{name}{REMOVED}"] if is_masked else None
-
-
-def restore_masked(module: nn.Module) -> None:
-    """Turn a masked module back into an ordinary one, in place: removed weights are zeros of its parameters."""
-    assert isinstance(module, Masked)
-    for name in module.dubio_masked_names:
-        parameter, value = module._parameters[name], plain_value(module, name)
-        assert parameter is not None
-        assert value is not None
-        parameter.data = value.detach()
-        del module._buffers[f"{name}{REMOVED}"]
-    module.__class__ = module.dubio_unmasked_class  # type: ignore[assignment]
 
 
 def masked_tensors(model: nn.Module) -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -32,14 +32,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dubio._engine import STATE, Pass, attention, current_pass, is_mapped
-from dubio.nn.rewrite import drawn_names, posterior_of
+from dubio.nn.rewrite import Rewritten, drawn_names, posterior_of
 from dubio.nn.sources import posteriors
 
 Rule = Callable[[int, Sequence[Tensor], Sequence[int | None]], tuple[Tensor, ...]]
 """Number of draws, tensors and the axis of each that counts draws (None: shared) to outputs with draws on axis 0."""
 
 
-class MultiheadAttention(nn.MultiheadAttention):
+class MultiheadAttention(Rewritten, nn.MultiheadAttention):
     """``nn.MultiheadAttention`` that can be mapped over draws."""
 
     def forward(
@@ -136,21 +136,21 @@ def _other_in_passes(name: str, inside: object) -> property:
     return property(read, lambda self, value: self.__dict__.update({name: value}))
 
 
-class TransformerEncoderLayer(nn.TransformerEncoderLayer):
+class TransformerEncoderLayer(Rewritten, nn.TransformerEncoderLayer):
     """``nn.TransformerEncoderLayer`` that can be mapped over draws."""
 
     activation_relu_or_gelu: Any = _other_in_passes("activation_relu_or_gelu", 0)
     """Which activation the fused path would use: none while a pass runs."""
 
 
-class TransformerEncoder(nn.TransformerEncoder):
+class TransformerEncoder(Rewritten, nn.TransformerEncoder):
     """``nn.TransformerEncoder`` without nested tensors while a pass runs: its layers could not read them."""
 
     use_nested_tensor: Any = _other_in_passes("use_nested_tensor", False)
     """Whether padded inputs become nested tensors on the fused path."""
 
 
-class _BatchNorm(nn.modules.batchnorm._BatchNorm):
+class _BatchNorm(Rewritten, nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Batch norm; in training under many draws, over draws and batch together."""
         run = current_pass()
@@ -207,7 +207,7 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
     """``nn.BatchNorm3d`` that can be mapped over draws in training."""
 
 
-class Embedding(nn.Embedding):
+class Embedding(Rewritten, nn.Embedding):
     """``nn.Embedding`` whose padding row gets no gradient from any draw."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class Embedding(nn.Embedding):
         return F.embedding(input, self.weight, *options, _gives_sparse_gradients(self))
 
 
-class EmbeddingBag(nn.EmbeddingBag):
+class EmbeddingBag(Rewritten, nn.EmbeddingBag):
     """``nn.EmbeddingBag`` whose drawn weights have dense gradients."""
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
@@ -237,7 +237,7 @@ class EmbeddingBag(nn.EmbeddingBag):
         return F.embedding_bag(input, self.weight, offsets, *options, *last)
 
 
-class PReLU(nn.PReLU):
+class PReLU(Rewritten, nn.PReLU):
     """``nn.PReLU`` whose slope has the type of the input, as autocast would have it."""
 
     def forward(self, input: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -245,7 +245,7 @@ class PReLU(nn.PReLU):
         return F.prelu(input, self.weight.to(input.dtype))
 
 
-class _Recurrent(nn.RNNBase):
+class _Recurrent(Rewritten, nn.RNNBase):
     @property
     def _flat_weights(self) -> list[Any]:
         if not drawn_names(self):
@@ -307,7 +307,7 @@ class RNN(_Recurrent, nn.RNN):
     """``nn.RNN`` that can be mapped over draws."""
 
 
-class _RecurrentCell(nn.RNNCellBase):
+class _RecurrentCell(Rewritten, nn.RNNCellBase):
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """One step of the cell."""
         run = current_pass()
@@ -476,7 +476,7 @@ class _OutsideVmap(torch.autograd.Function):
         return outputs, (0,) * len(outputs)
 
 
-MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
+MAPPABLE: dict[type[nn.Module], type[Rewritten]] = {
     getattr(nn, layer.__name__): layer
     for layer in (
         *(BatchNorm1d, BatchNorm2d, BatchNorm3d, Embedding, EmbeddingBag, PReLU),
@@ -485,5 +485,5 @@ MAPPABLE: dict[type[nn.Module], type[nn.Module]] = {
     )
 }
 """The mappable layer for each plain one, which has the same name."""
-PLAIN = {mappable: plain for plain, mappable in MAPPABLE.items()}
-"""The plain layer for each mappable one."""
+for plain, layer in MAPPABLE.items():
+    layer.dubio_plain_class = plain
