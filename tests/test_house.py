@@ -1,5 +1,6 @@
 """The house: what ``import dubio`` costs and brings in, that names are kept, and that every numbered test exists."""
 
+import ast
 import json
 import os
 import re
@@ -176,3 +177,36 @@ def test_signatures_are_checked_while_tests_run() -> None:
         dubio.functional.variational.num_removed("ten", 0.5)
     with pytest.raises(BeartypeCallHintParamViolation, match="std"):
         dubio.priors.Normal(std="wide")
+
+
+def private_symbols(path: Path) -> set[str]:
+    """The names of torch with a leading underscore that a file uses, by their full names."""
+    tree, names, symbols = ast.parse(path.read_text(encoding="utf-8")), {"torch": "torch", "nn": "torch.nn"}, set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            symbols |= {f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        parts, inner = [], node
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        if parts and isinstance(inner, ast.Name) and inner.id in names:
+            symbols.add(".".join([names[inner.id], *reversed(parts)]))
+    text = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    symbols |= {value for value in text if re.fullmatch(r"torch(\.\w+)+", value)}
+    symbols = {symbol.removesuffix(".default") for symbol in symbols if re.search(r"\._(?!_)", symbol)}
+    inner_parts = {symbol.rpartition(".")[0] for symbol in symbols}
+    return {symbol for symbol in symbols if symbol not in inner_parts}
+
+
+@pytest.mark.feature("Every private symbol of torch in the code is on a page, with the test that guards it")
+def test_every_private_symbol_of_torch_is_on_the_page_of_such_symbols() -> None:
+    page = (TESTS.parent / "docs" / "internals" / "torch.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`(torch(?:\.\w+)+)`", page))
+    used = set[str]().union(*(private_symbols(path) for path in SOURCE.rglob("*.py")))
+    covered = {symbol for symbol in used if any(symbol == name or symbol.startswith(f"{name}.") for name in listed)}
+    assert used
+    assert used == covered, sorted(used - covered)
+    unused = {name for name in listed if "._" in name and not any(symbol.startswith(name) for symbol in used)}
+    assert not unused, sorted(unused)
+    assert all((TESTS.parent / path).is_file() for path in re.findall(r"`(tests/[a-z_/]+\.py)`", page))
